@@ -1,0 +1,32 @@
+"""Process-wide settings of the test run, loaded by `-p tests.plugin` (pyproject.toml) before anything is collected.
+
+A plugin and not a conftest, because the doctests in `jaxfl/` need the settings as well, whichever path pytest is given.
+"""
+
+import os
+
+# JAX reads these once: they stand before its first import. A run on an accelerator says JAX_PLATFORMS itself.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+_DEVICES = "--xla_force_host_platform_device_count"
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=4".strip()
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+
+def pytest_configure(config):
+    """Makes JAX refuse silent promotions, and hypothesis small enough for functions that compile."""
+    import hypothesis
+    import jax
+
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    # The first example compiles, so no deadline; derandomised, so that a red run is red again.
+    hypothesis.settings.register_profile(
+        "jaxfl",
+        max_examples=20,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("jaxfl")
