@@ -1,0 +1,72 @@
+"""The idx format of MNIST and its relatives, plain or gzip-compressed, read with complete validation.
+
+A file is two zero bytes, a type byte, the number of axes, one big-endian uint32 per axis, and the values, big-endian.
+Anything else is refused with the file's name, what was expected and what to do: a truncated download that loads is worse
+than one that does not.
+"""
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def find(stem: str, folders: Sequence[Path]) -> Path | None:
+    """Returns the first file called `stem`, with or without `.gz`, in the folders, or None.
+
+    Some copies write `train-images.idx3-ubyte` for `train-images-idx3-ubyte`: both are found.
+    """
+    names = [name + end for name in (stem, stem.replace("-idx", ".idx")) for end in ("", ".gz")]
+    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
+
+
+def read(path: Path, *, num_axes: int, type_code: int = 0x08) -> np.ndarray:
+    """Reads one idx file.
+
+    Args:
+        path: the file; compression is told from its first bytes, not from its name.
+        num_axes: the axes that the file must have, 3 for images and 1 for labels.
+        type_code: the type that it must have: 0x08 is uint8, 0x0C is int32.
+
+    Returns:
+        A read-only array in the machine's byte order.
+
+    Raises:
+        ValueError: the file is a damaged gzip stream, not idx, of another type or number of axes, or has more or fewer
+            bytes than its header says.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "labels-idx1-ubyte"
+    ...     size = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]))
+    ...     read(path, num_axes=1).tolist()
+    [7, 8, 9]
+    """
+    content = path.read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{path} is a damaged gzip file ({error}); download it again.") from error
+    expected = bytes([0, 0, type_code, num_axes])
+    if content[:4] != expected:
+        raise ValueError(
+            f"{path} must start with the idx magic number 0x{expected.hex()} ({num_axes} axes of {TYPES[type_code]}), "
+            f"got 0x{content[:4].hex() or '(an empty file)'}; it is another file under this name, download it again."
+        )
+    offset, dtype = 4 + 4 * num_axes, np.dtype(TYPES[type_code])
+    if len(content) < offset:
+        raise ValueError(f"{path} ends inside its header ({len(content)} of {offset} bytes); download it again.")
+    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", num_axes, 4))
+    size = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if len(content) != size:
+        fault = "is truncated" if len(content) < size else "has bytes after its end"
+        raise ValueError(
+            f"{path} {fault}: its header says {shape}, {size} bytes expected, {len(content)} found; download it again."
+        )
+    values = np.frombuffer(content, dtype, offset=offset).reshape(shape)
+    return values.astype(dtype.newbyteorder("="), copy=False)
