@@ -1,6 +1,6 @@
 """Federated data: packed clients, skews with known groups, and the sources they are cut from."""
 
-from jaxfl.data import partition
+from jaxfl.data import partition, synthetic
 from jaxfl.data.catalog import DATASETS, Dataset, available, dataset, load, options
 from jaxfl.data.clients import Batch, Cohort, FederatedData, Plan, Split, federate
 from jaxfl.data.shift import rotated, shifted
@@ -23,4 +23,5 @@ __all__ = [
     "partition",
     "rotated",
     "shifted",
+    "synthetic",
 ]

@@ -5,6 +5,7 @@
 ('rotated-digits', 8, ('0°', '90°', '180°', '270°'))
 """
 
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -45,7 +46,7 @@ DIGITS = {
     "iid": {"num_clients": 20},
 }
 MNIST = {
-    "rotated": {"num_clients": 1200, "rows_per_client": 200},  # IFCA and StoCFL, table 1; also 2,400 x 100 and 4,800 x 50
+    "rotated": {"num_clients": 1200, "rows_per_client": 200},  # IFCA and StoCFL; also 2,400 x 100 and 4,800 x 50
     "shifted": {"num_clients": 20, "rows_per_client": 9600},  # StoCFL and CFL
     "pathological": {"num_clients": 400},  # StoCFL: 100 clients per group
     "dominant": {"num_clients": 20, "rows_per_client": 1000},  # LayerCFL
@@ -121,7 +122,8 @@ def dataset(name: str) -> Dataset:
     skew, _, source = name.partition("-")
     if skew in SKEWS and skew != "writers" and source.startswith("tfds:") and len(source) > len("tfds:"):
         return _dataset(skew, source)
-    raise ValueError(_unknown("data", name, DATASETS) + " Or <skew>-tfds:<name>, for what tensorflow-datasets has prepared.")
+    prepared = " Or <skew>-tfds:<name>, for what tensorflow-datasets has prepared."
+    raise ValueError(_unknown("data", name, DATASETS) + prepared)
 
 
 def options(name: str) -> dict[str, Any]:
@@ -143,8 +145,8 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         name: `<skew>-<source>`, see `DATASETS`.
         data_dir: the folder of the source's files (or the one above it); for npz, the file.
         seed: of every choice that the skew makes; the same seed gives the same federation on every machine.
-        **settings: options of the skew, see `options(name)`; and `held_out`, the share of clients, 0 to 1, that are kept
-            out of training and served as unseen ones.
+        **settings: options of the skew, see `options(name)`; and `held_out`, the share of clients, 0 to 1, that are
+            kept out of training and served as unseen ones.
 
     Raises:
         ValueError: an unknown name or option, or a value that cannot be.
@@ -172,7 +174,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     count = int(np.clip(round(share * data.num_clients), 1, data.num_clients - 1))
     held_out = np.zeros(data.num_clients, bool)
     held_out[host_rng(seed, "held_out").permutation(data.num_clients)[:count]] = True
-    return data.replace(held_out=held_out)
+    return dataclasses.replace(data, held_out=held_out)
 
 
 def available(data_dir: str | Path | None = None) -> dict[str, str | None]:
@@ -181,8 +183,7 @@ def available(data_dir: str | Path | None = None) -> dict[str, str | None]:
     >>> available()["rotated-digits"]
     'embedded'
     """
-    found = {source: sources.located(source, data_dir) for source in SOURCES}
-    return {name: found[row.source] for name, row in DATASETS.items()}
+    return {name: sources.located(row.source, data_dir, makers=row.skew == "writers") for name, row in DATASETS.items()}
 
 
 def _unknown(what: str, name: str, known: Iterable[str] | Mapping[str, Any]) -> str:

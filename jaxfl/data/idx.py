@@ -1,8 +1,8 @@
 """The idx format of MNIST and its relatives, plain or gzip-compressed, read with complete validation.
 
 A file is two zero bytes, a type byte, the number of axes, one big-endian uint32 per axis, and the values, big-endian.
-Anything else is refused with the file's name, what was expected and what to do: a truncated download that loads is worse
-than one that does not.
+Anything else is refused with the file's name, what was expected and what to do: a truncated download that loads is
+worse than one that does not.
 """
 
 import gzip

@@ -26,17 +26,14 @@ def iid(num_rows: int, num_clients: int, *, rows_per_client: int | None = None, 
     """
     check_count("num_clients", num_clients)
     order = host_rng(seed, "partition", "iid").permutation(num_rows)
-    if rows_per_client is None:
-        return list(np.array_split(order, num_clients))
-    rows = rows_that_fit(num_clients, rows_per_client, num_rows)
-    return list(order[: num_clients * rows].reshape(num_clients, rows))
+    return _deal(order, num_clients, rows_per_client, "of the data")
 
 
 def dirichlet(labels: np.ndarray, num_clients: int, *, alpha: float, min_rows: int = 1, seed: int = 0) -> Parts:
     """Splits the rows of each class by shares drawn from Dirichlet(alpha); every row exactly once.
 
-    Drawn once, then clients short of `min_rows` take random rows from the largest client until none is short. So it always
-    ends, where drawing again until all are large enough does not for a small alpha.
+    Drawn once, then clients short of `min_rows` take random rows from the largest client until none is short. So it
+    always ends, where drawing again until all are large enough does not for a small alpha.
 
     Args:
         labels: classes `[P]`.
@@ -46,7 +43,8 @@ def dirichlet(labels: np.ndarray, num_clients: int, *, alpha: float, min_rows: i
         seed: of all draws.
 
     References:
-        Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019; by class as in Yurochkin et al., 2019.
+        Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019; by class as in Yurochkin
+        et al., "Bayesian Nonparametric Federated Learning of Neural Networks", 2019.
 
     >>> sorted(np.concatenate(dirichlet(np.array([0, 0, 1, 1, 1]), 3, alpha=0.1)).tolist())
     [0, 1, 2, 3, 4]
@@ -60,8 +58,8 @@ def dirichlet(labels: np.ndarray, num_clients: int, *, alpha: float, min_rows: i
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(num_clients, alpha))
-        if not np.isfinite(shares).all():  # alpha so small that every gamma variate is 0: in the limit, one client takes all
-            shares = np.eye(num_clients)[rng.integers(num_clients)]
+        if not np.isfinite(shares).all():  # every gamma variate underflowed: in the limit, one client takes all
+            shares = (np.arange(num_clients) == rng.integers(num_clients)).astype(float)
         cuts = np.floor(np.cumsum(shares)[:-1] * len(rows) + 0.5).astype(int)
         owners = [np.concatenate([own, more]) for own, more in zip(owners, np.split(rows, cuts), strict=True)]
     parts = [rng.permutation(own) for own in owners]
@@ -113,11 +111,7 @@ def pathological(
     parts: Parts = []
     for index, group in enumerate(label_groups):
         order = host_rng(seed, "partition", "pathological", index).permutation(np.flatnonzero(np.isin(labels, group)))
-        if rows_per_client is None:
-            parts += np.array_split(order, members)
-        else:
-            rows = rows_that_fit(members, rows_per_client, len(order), f"with labels {tuple(group)}")
-            parts += list(order[: members * rows].reshape(members, rows))
+        parts += _deal(order, members, rows_per_client, f"with labels {tuple(group)}")
     return parts, np.repeat(np.arange(len(label_groups), dtype=np.int32), members)
 
 
@@ -130,7 +124,7 @@ def dominant(
     rows_per_client: int | None = None,
     seed: int = 0,
 ) -> tuple[Parts, np.ndarray]:
-    """Gives each group of clients one dominant class: the share beta of their rows, the rest evenly from all other classes.
+    """Gives each group of clients one dominant class: the share beta of their rows, the rest evenly from the others.
 
     LayerCFL's label skew. The paper does not say which classes dominate: here group g has the g-th class.
 
@@ -155,7 +149,9 @@ def dominant(
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be between 0 and 1, the share of the dominant class, got {beta}.")
     if not (num_groups <= len(classes) and len(classes) > 1):
-        raise ValueError(f"num_groups must be at most the number of classes ({len(classes)}), got {num_groups}; lower it.")
+        raise ValueError(
+            f"num_groups must be at most the {len(classes)} classes, and those 2 or more, got {num_groups}."
+        )
     group = np.repeat(np.arange(num_groups, dtype=np.int32), members)
 
     def quotas(rows: int) -> np.ndarray:  # [N, L] rows of each class
@@ -173,7 +169,7 @@ def dominant(
         # Counted down from above: with its rounding, a quota may fit at one size and not at the next smaller.
         rows = next((rows for rows in range(len(labels) // num_clients, 0, -1) if fits(rows)), 0)
         if not rows:
-            raise ValueError(f"num_clients must be smaller for {len(labels)} rows, got {num_clients}; use fewer clients.")
+            raise ValueError(f"num_clients must be fewer for {len(labels)} rows, got {num_clients}; lower it.")
     else:
         check_count("rows_per_client", rows_per_client)
         rows = rows_per_client
@@ -181,7 +177,8 @@ def dominant(
             lack = int(np.argmax(quotas(rows).sum(0) - counts))
             raise ValueError(
                 f"rows_per_client must leave each row to one client, got {rows}: {num_clients} clients need "
-                f"{quotas(rows).sum(0)[lack]} rows of class {classes[lack]} and there are {counts[lack]}; use fewer rows or clients."
+                f"{quotas(rows).sum(0)[lack]} rows of class {classes[lack]}, and there are {counts[lack]}; lower it or "
+                "num_clients."
             )
     share = quotas(rows)
     parts: list[Parts] = [[] for _ in range(num_clients)]
@@ -267,7 +264,7 @@ def check_count(argument: str, value: int) -> None:
         raise ValueError(f"{argument} must be a positive integer, got {value!r}; use 1 or more.")
 
 
-def rows_that_fit(num_clients: int, rows_per_client: int | None, num_rows: int, which: str = "of the data") -> int:
+def rows_that_fit(num_clients: int, rows_per_client: int | None, num_rows: int, which: str) -> int:
     """Returns the rows of each client, all that there are if None; raises if there are too few."""
     most = num_rows // num_clients
     if rows_per_client is not None:
@@ -275,7 +272,7 @@ def rows_that_fit(num_clients: int, rows_per_client: int | None, num_rows: int, 
     if most < (rows_per_client or 1):
         wanted = "" if rows_per_client is None else f"rows_per_client must be at most {most}, got {rows_per_client}: "
         raise ValueError(
-            f"{wanted}there are {num_rows} rows {which} for {num_clients} clients; use fewer clients or rows per client."
+            f"{wanted}there are {num_rows} rows {which} for {num_clients} clients; use fewer clients or rows each."
         )
     return most if rows_per_client is None else rows_per_client
 
@@ -294,10 +291,18 @@ def group_members(num_clients: int, num_groups: int) -> int:
     return members
 
 
+def _deal(order: np.ndarray, num_clients: int, rows_per_client: int | None, which: str) -> Parts:
+    """Cuts a permutation into equal parts; all of it if `rows_per_client` is None."""
+    if rows_per_client is None:
+        return list(np.array_split(order, num_clients))
+    rows = rows_that_fit(num_clients, rows_per_client, len(order), which)
+    return list(order[: num_clients * rows].reshape(num_clients, rows))
+
+
 def _check_min_rows(num_rows: int, num_clients: int, min_rows: int) -> None:
     """Raises if not every client can have the least rows."""
     if not 0 <= min_rows * num_clients <= num_rows:
         raise ValueError(
-            f"min_rows must be between 0 and {num_rows // num_clients} ({num_rows} rows for {num_clients} clients), got "
-            f"{min_rows}; lower min_rows or use fewer clients."
+            f"min_rows must be between 0 and {num_rows // num_clients} ({num_rows} rows for {num_clients} clients), "
+            f"got {min_rows}; lower min_rows or use fewer clients."
         )

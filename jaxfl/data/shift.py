@@ -1,9 +1,9 @@
 """Shifts with known groups: the same examples, seen differently by each group of clients.
 
-Each group has its own permutation of all training images, dealt out to its clients, and all clients of a group share one
-test set, as in IFCA (Ghosh et al., 2020, section 6: rotated MNIST, m/4 clients for each of four rotations) and in StoCFL
-(Zeng et al., 2023: rotated and shifted). The shift itself is applied to a batch on the device, so that four rotations of
-MNIST cost one MNIST.
+Each group has its own permutation of all training images, dealt out to its clients, and all clients of a group share
+one test set, as in IFCA (Ghosh et al., 2020: rotated MNIST, a quarter of the clients for each of four rotations) and in
+StoCFL (Zeng et al., 2023: rotated and shifted). The shift itself is applied to a batch on the device, so that four
+rotations of MNIST cost one MNIST.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def _check_distinct(argument: str, values: Sequence[int], modulus: int) -> None:
     """Raises unless the groups' shifts differ from each other."""
     if not len(values) or len({int(value) % modulus for value in values}) < len(values):
         raise ValueError(
-            f"{argument} must be different for every group (modulo {modulus}), got {tuple(values)}; drop the repeated ones."
+            f"{argument} must be different for every group (modulo {modulus}), got {tuple(values)}; drop the repeated."
         )
 
 

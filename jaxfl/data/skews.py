@@ -1,7 +1,8 @@
 """Federations by partition: every client has its own rows of the source, chosen by `partition`.
 
-Each builder takes a `Source` and keyword options, as those of `shift` do. The test rows are `test_share` of a client's own
-rows; or, with `test_share=None`, the official test set, restricted to the classes of the client's group where it has such.
+Each builder takes a `Source` and keyword options, as those of `shift` do. The test rows are `test_share` of a client's
+own rows; or, with `test_share=None`, the official test set, restricted to the classes of the client's group where it
+has such.
 """
 
 from collections.abc import Sequence
@@ -97,8 +98,8 @@ def pathological(
         num_clients: N, a multiple of the number of groups.
         rows_per_client: rows of a client, before `test_share` of them is set aside; None deals out all rows.
         label_groups: the classes of each group.
-        test_share: share of a client's rows to test on; None is the official test rows of the group's classes, 0.2 where
-            there is no official test set.
+        test_share: share of a client's rows to test on; None is the official test rows of the group's classes, 0.2
+            where there is no official test set.
         seed: of all choices.
     """
     parts, group = partition.pathological(
@@ -169,8 +170,8 @@ def writers(
         partition.check_count("num_clients", num_clients)
     if most < (num_clients or 1):
         raise ValueError(
-            f"num_clients must be at most {most}, the clients with {min_rows} rows or more, got {num_clients}; lower it or "
-            "lower min_rows."
+            f"num_clients must be at most {most}, the clients with {min_rows} rows or more, got {num_clients}; lower "
+            "it or min_rows."
         )
     if num_clients is not None:
         chosen = np.sort(host_rng(seed, "writers").choice(most, num_clients, replace=False))
@@ -179,7 +180,7 @@ def writers(
     if source.client_groups is not None:
         group = np.array([source.client_groups[part[0]] for part in parts], np.int32)
         if any((source.client_groups[part] != one).any() for part, one in zip(parts, group, strict=True)):
-            raise ValueError(f"group must be the same in all rows of a client; {source.name} has a client in two groups.")
+            raise ValueError(f"group must be the same in all rows of a client: {source.name} has a client in two.")
     return _federation(source, "writers", parts, test_share, seed, group, source.group_names)
 
 

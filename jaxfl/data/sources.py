@@ -46,7 +46,7 @@ class Source:
     std: float | np.ndarray | None = None
 
     def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Returns training and test examples in one pool: inputs, labels, and the pool rows of the official test set."""
+        """Returns training and test examples in one pool: inputs, labels, and the rows of the official test set."""
         if self.test_inputs is None or self.test_labels is None:
             return self.inputs, self.labels, None
         inputs = np.concatenate([self.inputs, self.test_inputs])
@@ -68,22 +68,23 @@ def digits(data_dir: Folder = None) -> Source:
     return Source("digits", images, bunch.target, 10, mean=float(images.mean()), std=float(images.std()))
 
 
-MNIST_HELP = (
-    "get the four files from https://ossci-datasets.s3.amazonaws.com/mnist/ and give their folder as data_dir"
-)
+MNIST_HELP = "get the four files from https://ossci-datasets.s3.amazonaws.com/mnist/ and give their folder as data_dir"
 FASHION_HELP = (
     "apt-get install dataset-fashion-mnist, or get the four files from "
     "https://github.com/zalandoresearch/fashion-mnist and give their folder as data_dir"
 )
 QMNIST_HELP = "get it from https://github.com/facebookresearch/qmnist and put it beside MNIST's files"
+WRITERS = "qmnist-train-labels-idx2-int"
+# The files of both have the same names: taking one for the other would go unnoticed.
+FIRST_LABELS = {"mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "fashion-mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)}
 FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts it
 
 
 def mnist(data_dir: Folder = None) -> Source:
     """Returns MNIST from its four idx files in `data_dir` or `data_dir/mnist`; 60,000 + 10,000 images of 28 x 28.
 
-    Where QMNIST's labels lie beside them (`qmnist-train-labels-idx2-int.gz`), the 539 writers of the training images are
-    known, with their group: employees of the census bureau (HSF series 0) or students (series 4).
+    Where QMNIST's labels lie beside them (`qmnist-train-labels-idx2-int.gz`), the 539 writers of the training images
+    are known, with their group: employees of the census bureau (HSF series 0) or students (series 4).
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -91,7 +92,7 @@ def mnist(data_dir: Folder = None) -> Source:
     """
     folders = _folders("mnist", data_dir)
     source = _idx_source("mnist", folders, MNIST_HELP)
-    path = idx.find("qmnist-train-labels-idx2-int", folders)
+    path = idx.find(WRITERS, folders)
     if path is None:
         return source
     table = idx.read(path, num_axes=2, type_code=0x0C)  # class, HSF series, writer, digit, NIST class, index, 0, 0
@@ -103,13 +104,11 @@ def mnist(data_dir: Folder = None) -> Source:
     if (table[:, 0] != source.labels).any():
         row = int(np.argmax(table[:, 0] != source.labels))
         raise ValueError(
-            f"{path} must repeat the classes of the training images, got {table[row, 0]} for {source.labels[row]} in row "
-            f"{row}; the files belong to different data sets."
+            f"{path} must repeat the classes of the training images, got {table[row, 0]} for {source.labels[row]} in "
+            f"row {row}; the files belong to different data sets."
         )
     groups = (table[:, 1] == 4).astype(np.int32)
-    return dataclasses.replace(
-        source, clients=table[:, 2], client_groups=groups, group_names=("employees", "students")
-    )
+    return dataclasses.replace(source, clients=table[:, 2], client_groups=groups, group_names=("employees", "students"))
 
 
 def fashion_mnist(data_dir: Folder = None) -> Source:
@@ -148,6 +147,7 @@ def _idx_source(name: str, folders: list[Path], help: str) -> Source:
         return images, labels
 
     images, labels = part("train")
+    _check_identity(name, _require("train-labels-idx1-ubyte", name, folders, help), labels)
     test_images, test_labels = part("t10k")
     if images.shape[1:] != test_images.shape[1:]:
         raise ValueError(
@@ -155,6 +155,13 @@ def _idx_source(name: str, folders: list[Path], help: str) -> Source:
             f"{folders[0]} belong to different data sets."
         )
     return Source(name, images, labels, 10, test_images, test_labels, mean=0.0, std=255.0)
+
+
+def _check_identity(name: str, path: Path, labels: np.ndarray) -> None:
+    """Raises if the labels are those of the other data set with the same file names."""
+    for other, first in FIRST_LABELS.items():
+        if other != name and tuple(labels[:10].tolist()) == first:
+            raise ValueError(f"{path} must belong to {name}, and holds the labels of {other}; give another data_dir.")
 
 
 def _require(stem: str, name: str, folders: list[Path], help: str) -> Path:
@@ -169,7 +176,7 @@ def _require(stem: str, name: str, folders: list[Path], help: str) -> Path:
 def npz(data_dir: Folder = None) -> Source:
     """Returns the examples of one `.npz` file, whose path is given as `data_dir`.
 
-    Its arrays: `x [P, ...]` (uint8, float32 or float64) and `y [P]` (integers from 0); and, where there are, `client [P]`
+    Its arrays: `x [P, ...]` (uint8, float32 or float64) and `y [P]` (integers from 0); and, if there are, `client [P]`
     (who made the example), `group [P]` (the group of that client), `test_x`, `test_y`, `mean` and `std`.
 
     Raises:
@@ -186,7 +193,7 @@ def npz(data_dir: Folder = None) -> Source:
             found = list(file)
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"{path} must be an .npz file of plain arrays, and is not ({error}); write it with np.savez(path, x=..., y=...)."
+            f"{path} must be an .npz file of plain arrays, and is not ({error}); write it with np.savez."
         ) from error
     needed = {"x", "y"} | ({"test_x", "test_y"} if {"test_x", "test_y"} & set(arrays) else set())
     if missing := sorted(needed - set(arrays)):
@@ -240,7 +247,7 @@ def tfds(name: str, data_dir: Folder = None) -> Source:
 
     try:
         builder = tensorflow_datasets.builder(name, data_dir=data_dir, file_format="array_record")
-        splits: Any = builder.as_data_source()
+        splits: Any = {split: builder.as_data_source(split) for split in builder.info.splits or ("train",)}
     except Exception as error:  # the library raises a dozen types, from a missing package to a missing file
         raise ValueError(
             f"tfds:{name} cannot be read ({str(error).splitlines()[0]}); prepare it where there is internet with "
@@ -248,12 +255,14 @@ def tfds(name: str, data_dir: Folder = None) -> Source:
         ) from error
     features: Any = builder.info.features
     if features is None or not {"image", "label"} <= set(features) or "train" not in splits:
-        raise ValueError(f"tfds:{name} must have a split train with features image and label; it has {features}.")
+        raise ValueError(
+            f"tfds:{name} must have a split train with features image and label; it has {sorted(features)}."
+        )
 
     def part(split: str) -> tuple[np.ndarray, np.ndarray]:
         examples = [(example["image"], example["label"]) for example in splits[split]]
         if len(shapes := {image.shape for image, _ in examples}) != 1:
-            raise ValueError(f"tfds:{name} must have images of one shape, got {sorted(shapes)[:3]}; resize them to npz.")
+            raise ValueError(f"tfds:{name} must have images of one shape, got {sorted(shapes)[:3]}; resize to npz.")
         return np.stack([image for image, _ in examples]), np.array([label for _, label in examples])
 
     test = part("test") if "test" in splits else (None, None)
@@ -268,8 +277,13 @@ SOURCES: dict[str, Callable[[Folder], Source]] = {
 }
 
 
-def located(name: str, data_dir: Folder = None) -> str | None:
+def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str | None:
     """Returns where a source would be read from, `"embedded"` for the digits, or None if its files are missing.
+
+    Args:
+        name: of the source.
+        data_dir: as for its loader.
+        makers: whether the makers of the examples must be known, too.
 
     >>> located("digits"), located("mnist", "no-such-folder")
     ('embedded', None)
@@ -277,8 +291,14 @@ def located(name: str, data_dir: Folder = None) -> str | None:
     if name == "digits":
         return "embedded"
     if name == "npz":
-        path = None if data_dir is None else Path(data_dir)
-        return str(path) if path is not None and path.is_file() else None
-    stems = [f"{kind}-{what}-ubyte" for kind in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
-    paths = [idx.find(stem, _folders(name, data_dir)) for stem in stems]
-    return str(paths[0].parent) if paths[0] is not None and None not in paths else None
+        return str(data_dir) if data_dir is not None and Path(data_dir).is_file() else None
+    stems = [WRITERS] if makers else []
+    stems += [f"{kind}-{what}-ubyte" for kind in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
+    paths = [path for stem in stems if (path := idx.find(stem, _folders(name, data_dir))) is not None]
+    if len(paths) < len(stems):
+        return None
+    try:
+        _check_identity(name, paths[-3], idx.read(paths[-3], num_axes=1))
+    except ValueError:
+        return None
+    return str(paths[-3].parent)

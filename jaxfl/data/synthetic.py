@@ -1,0 +1,92 @@
+"""Planted problems: small federations whose true groups and true models are known.
+
+>>> data = clustered_linear(num_clients=4, num_groups=2, rows=6, features=3)
+>>> data.group.tolist(), data.inputs.shape
+([0, 1, 0, 1], (48, 3))
+"""
+
+import numpy as np
+
+from jaxfl.data import partition
+from jaxfl.data.clients import FederatedData, federate
+from jaxfl.random import host_rng
+
+
+def planted_weights(num_groups: int, features: int, num_classes: int, *, seed: int = 0) -> np.ndarray:
+    """Returns the true linear models of `clustered_linear`, `[groups, features, num_classes]`.
+
+    The models are the corners of a regular simplex centred at 0, the farthest apart that so many directions can be: two
+    groups have opposite models, so that whatever suits one suits the other least.
+
+    >>> weights = planted_weights(3, features=4, num_classes=2).reshape(3, -1)
+    >>> np.round(weights @ weights.T / (weights[0] @ weights[0]), 2).tolist()
+    [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]
+    """
+    if not 1 <= num_groups <= features * (num_classes - 1):
+        raise ValueError(
+            f"num_groups must be between 1 and features * (num_classes - 1) = {features * (num_classes - 1)}, got "
+            f"{num_groups}; use more features or fewer groups."
+        )
+    rng = host_rng(seed, "synthetic", "weights")
+    directions = rng.standard_normal((num_groups, features, num_classes))
+    directions -= directions.mean(2, keepdims=True)  # the softmax does not see what all classes have in common
+    orthonormal = np.linalg.qr(directions.reshape(num_groups, -1).T)[0].T
+    corners = orthonormal - (orthonormal.mean(0, keepdims=True) if num_groups > 1 else 0.0)
+    corners *= np.sqrt(features * num_classes / (corners[:1] ** 2).sum())  # weights of about unit size
+    return corners.reshape(num_groups, features, num_classes)
+
+
+def clustered_linear(
+    num_clients: int = 20,
+    num_groups: int = 2,
+    rows: int = 50,
+    features: int = 8,
+    num_classes: int = 3,
+    *,
+    seed: int = 0,
+    ragged: bool = False,
+    dtype: type[np.floating] = np.float32,
+) -> FederatedData:
+    """Returns classification data whose true weights differ by group: `y = argmax(x @ weights[group])`, `x` normal.
+
+    Separable within a group, and contradictory between groups: one model for all is near chance for two groups.
+    Client i is in group `i % num_groups`.
+
+    Args:
+        num_clients: N.
+        num_groups: number of true models.
+        rows: training rows of a client, and as many test rows.
+        features: d.
+        num_classes: L.
+        seed: of weights and examples.
+        ragged: sizes between 1 and `rows`, the largest taken by some client, and client 1 without any row.
+        dtype: of the inputs, float32 or float64.
+
+    >>> clustered_linear(num_clients=5, rows=10, ragged=True).train.size.tolist()[1]
+    0
+    """
+    for argument, value in {"num_clients": num_clients, "rows": rows, "features": features}.items():
+        partition.check_count(argument, value)
+    if num_classes < 2:
+        raise ValueError(f"num_classes must be 2 or more, got {num_classes}.")
+    weights = planted_weights(num_groups, features, num_classes, seed=seed)
+    group = np.arange(num_clients, dtype=np.int32) % num_groups
+    sizes = np.full(num_clients, rows)
+    if ragged:
+        sizes = host_rng(seed, "synthetic", "sizes").integers(1, rows + 1, num_clients)
+        sizes[0], sizes[1:2] = rows, 0
+    owner = np.repeat(np.arange(num_clients), 2 * sizes)
+    # Rounded to the wanted precision first: the label belongs to the input that the client has.
+    inputs = host_rng(seed, "synthetic", "inputs").standard_normal((len(owner), features)).astype(dtype)
+    scores = np.einsum("pd,pdl->pl", inputs.astype(np.float64), weights[group[owner]])
+    own = np.split(np.arange(len(owner)), np.cumsum(2 * sizes)[:-1])
+    return federate(
+        inputs,
+        scores.argmax(1),
+        [part[: len(part) // 2] for part in own],
+        [part[len(part) // 2 :] for part in own],
+        num_classes=num_classes,
+        group=group,
+        name="clustered-linear",
+        group_names=tuple(f"model {index}" for index in range(num_groups)),
+    )
