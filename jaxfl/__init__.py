@@ -1,1 +1,12 @@
 """Simulate clustered and personalised federated learning: all clients of a round in one compiled program."""
+
+from importlib.metadata import version
+
+from jaxfl import data, methods, models
+from jaxfl.data.clients import Plan
+from jaxfl.simulate import Event, Result, footprint, run
+from jaxfl.tasks import Task, classification
+
+__version__ = version("jaxfl")
+
+__all__ = ["Event", "Plan", "Result", "Task", "classification", "data", "footprint", "methods", "models", "run"]

@@ -65,3 +65,8 @@ def num_bytes(tree: Params) -> int:
     80
     """
     return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+
+
+def shapes(tree: Params) -> list[tuple[tuple[int, ...], str]]:
+    """Returns the shape and dtype of every leaf, to compare two trees by."""
+    return [(tuple(leaf.shape), str(leaf.dtype)) for leaf in jax.tree.leaves(tree)]

@@ -1,0 +1,158 @@
+"""What the server makes of the clients' models: weighted sums by cluster, and means of them.
+
+The only place that adds up clients, divides by their weights, decides what an empty cluster keeps, and drops clients
+whose model has diverged. A method returns a `Contribution` per client; the engine adds them up, chunk after chunk, into
+a `Total`; `mean` turns that into models.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxfl import tree
+from jaxfl.data.clients import FederatedData
+from jaxfl.typing import Array, Params
+
+WEIGHTINGS = ("rows", "uniform")
+
+
+@struct.dataclass
+class Contribution:
+    """What one client adds to the server's sums."""
+
+    values: Params  # one model
+    weight: Array  # [] float
+    cluster: Array  # [] int32, which sum it goes to; out of range adds nothing
+    num_clusters: int = struct.field(pytree_node=False, default=1)
+
+
+@struct.dataclass
+class Total:
+    """Sums over clients, by cluster."""
+
+    values: Params  # [K, ...] weighted sums
+    weight: Array  # [K] float
+    diverged: Array  # [] int32, clients left out because their values were not finite
+
+
+def contribute(values: Params, weight: Array, cluster: Array | int = 0, num_clusters: int = 1) -> Contribution:
+    """Returns a client's contribution to the sum of its cluster."""
+    return Contribution(values, weight, jnp.asarray(cluster, jnp.int32), num_clusters)
+
+
+def client_weight(data: FederatedData, client: Array, weighting: str) -> Array:
+    """Returns a client's weight in an average: its training rows, or 1; a client without rows weighs nothing.
+
+    >>> from jaxfl.data import synthetic
+    >>> data = synthetic.clustered_linear(num_clients=4, num_groups=2, rows=5)
+    >>> float(client_weight(data, jnp.int32(0), "rows")), float(client_weight(data, jnp.int32(0), "uniform"))
+    (5.0, 1.0)
+    """
+    size = data.train.size[client]
+    return (size if weighting == "rows" else (size > 0)).astype(jnp.float32)
+
+
+def check_weighting(weighting: str) -> None:
+    """Raises ValueError unless the name is known."""
+    if weighting not in WEIGHTINGS:
+        raise ValueError(f'weighting must be "rows" (n_i / n) or "uniform" (1 / m), got {weighting!r}.')
+
+
+def empty_total(contribution: Contribution) -> Total:
+    """Returns the sum of no clients, for contributions of this shape (arrays or shapes of one client)."""
+    clusters = contribution.num_clusters
+    return Total(
+        values=jax.tree.map(lambda leaf: jnp.zeros((clusters, *leaf.shape), leaf.dtype), contribution.values),
+        weight=jnp.zeros((clusters,), contribution.weight.dtype),
+        diverged=jnp.zeros((), jnp.int32),
+    )
+
+
+def add_one(total: Total, one: Contribution, mask: Array) -> Total:
+    """Adds one client: into the one slot of its cluster, so that K clusters cost no more than one.
+
+    Args:
+        total: sums so far.
+        one: a client's contribution.
+        mask: [] bool, False for padding.
+    """
+    one, diverged = _guarded(one, mask)
+    slot = jnp.clip(one.cluster, 0, one.num_clusters - 1)
+
+    def add(sums: Array, value: Array) -> Array:
+        # a slice read and written back, which XLA does in place; a scatter is a loop of its own on the CPU
+        old = jax.lax.dynamic_index_in_dim(sums, slot, keepdims=True)
+        return jax.lax.dynamic_update_index_in_dim(sums, old + one.weight.astype(value.dtype) * value[None], slot, 0)
+
+    return Total(
+        values=jax.tree.map(add, total.values, one.values),
+        weight=total.weight.at[slot].add(one.weight),
+        diverged=total.diverged + diverged,
+    )
+
+
+def add_many(total: Total, many: Contribution, mask: Array) -> Total:
+    """Adds a chunk of clients, stacked `[c, ...]`, by a product with the one-hot matrix of their clusters.
+
+    Not `segment_sum`: float32 scatter-add into few slots is thousands of times slower on CUDA with jaxlib 0.10.2-0.11.0
+    (jax issue 38806), and it adds in no fixed order, so two runs would differ.
+
+    Args:
+        total: sums so far.
+        many: contributions `[c, ...]`.
+        mask: `[c]` bool, False for padding.
+    """
+    many, diverged = jax.vmap(_guarded)(many, mask)
+    onehot = jax.nn.one_hot(many.cluster, many.num_clusters, dtype=many.weight.dtype) * many.weight[:, None]  # [c, K]
+
+    def add(sums: Array, values: Array) -> Array:
+        flat = values.reshape(values.shape[0], -1)  # [c, d]
+        added = jnp.matmul(onehot.T.astype(flat.dtype), flat, precision="highest")  # [K, d]
+        return sums + added.reshape(sums.shape)
+
+    return Total(
+        values=jax.tree.map(add, total.values, many.values),
+        weight=total.weight + onehot.sum(0),
+        diverged=total.diverged + diverged.sum(),
+    )
+
+
+def mean(total: Total, empty: Params) -> Params:
+    """Returns the weighted mean of each cluster.
+
+    Args:
+        total: sums by cluster.
+        empty: models `[K, ...]` that clusters without any weight keep.
+
+    >>> total = Total({"w": jnp.array([[6.0], [0.0]])}, jnp.array([3.0, 0.0]), jnp.int32(0))
+    >>> mean(total, {"w": jnp.array([[9.0], [9.0]])})["w"].ravel().tolist()
+    [2.0, 9.0]
+    """
+    return divide(total.values, total.weight, empty)
+
+
+def cohort_mean(total: Total) -> Params:
+    """Returns each cluster's sum divided by the weight of the whole cohort: IFCA's gradient averaging divides so."""
+    zeros = jax.tree.map(jnp.zeros_like, total.values)
+    return divide(total.values, jnp.broadcast_to(total.weight.sum(), total.weight.shape), zeros)
+
+
+def divide(values: Params, weight: Array, empty: Params) -> Params:
+    """Returns `values [K, ...] / weight [K]`, and rows of `empty` where the weight is 0."""
+    filled = weight > 0
+    safe = jnp.where(filled, weight, 1)
+    ratio = jax.tree.map(lambda leaf: leaf / tree.along(safe, leaf).astype(leaf.dtype), values)
+    return tree.where(filled, ratio, empty)
+
+
+def _guarded(one: Contribution, mask: Array) -> tuple[Contribution, Array]:
+    """Returns the contribution, zeroed if it is padding, weightless, out of range or not finite, and whether it diverged."""
+    # the sum of finite numbers is finite (unless they are near the largest float, which is divergence too): one pass
+    finite = jnp.array(True)
+    for leaf in jax.tree.leaves(one.values):
+        finite &= jnp.isfinite(leaf.sum())
+    wanted = mask & (one.weight > 0) & (one.cluster >= 0) & (one.cluster < one.num_clusters)
+    keep = wanted & finite
+    values = jax.tree.map(lambda leaf: jnp.where(keep, leaf, jnp.zeros((), leaf.dtype)), one.values)
+    weight = jnp.where(keep, one.weight, jnp.zeros((), one.weight.dtype))
+    return one.replace(values=values, weight=weight), (wanted & ~finite).astype(jnp.int32)

@@ -1,0 +1,145 @@
+"""One pass over the clients of a round: mapped inside a chunk, scanned over chunks, spread over devices.
+
+A method writes what one client does; `over_clients` runs it for the whole cohort in one compiled program and adds up what
+the clients send. The models of all clients never exist at once: at most one chunk of them is alive, and what leaves the
+chunk is a sum by cluster and a small record per client.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl import aggregate, tree
+from jaxfl.aggregate import Contribution
+from jaxfl.data.clients import Cohort, FederatedData, Plan
+from jaxfl.typing import Array, Params
+
+COPIES = 6  # models alive per mapped client: its own, gradient, update, start, and room for activations
+CACHE_BYTES = 256 << 10  # of the mapped clients' models on a CPU: about the second-level cache of one core
+
+
+def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort, *rows: Params) -> tuple[Any, Any]:
+    """Runs `fn` for every client of the cohort.
+
+    Args:
+        fn: `(shared, client, *rows) -> (sums, kept)` for one client: `client` is its id `[]`, `rows` its own rows of
+            `rows`. `sums` is a pytree of `aggregate.contribute(...)`: what a server may receive. `kept` is a small record.
+        shared: what every client is sent (state, data, keys): a pytree, passed as an argument and never captured, or
+            XLA would fold it as a constant and `shard_map` would refuse it.
+        cohort: who takes part, and the plan: chunk and devices.
+        *rows: pytrees with a leading axis `[C, ...]`: what belongs to each client of the cohort.
+
+    Returns:
+        `sums` with every contribution replaced by its `aggregate.Total`, and `kept` stacked `[C, ...]` in the cohort's
+        order (rows of padding clients hold anything).
+
+    >>> from jaxfl.data import Cohort
+    >>> double = lambda shared, client: (aggregate.contribute({"w": shared * client}, jnp.float32(1)), client)
+    >>> sums, kept = over_clients(double, jnp.int32(2), Cohort.of([4, 1]))
+    >>> sums.values["w"].tolist(), kept.tolist()
+    ([10], [4, 1])
+    """
+    chunk, mesh = cohort.plan
+    devices = 1 if mesh is None else mesh.size
+    count = cohort.ids.shape[0]
+    chunk = min(chunk or count, -(-count // devices))
+    padding = -count % (chunk * devices)
+    xs = jax.tree.map(lambda leaf: _pad(leaf, padding), (cohort.ids, rows))
+    mask = jnp.concatenate([cohort.mask, jnp.zeros(padding, bool)])  # padding clients are computed and thrown away
+
+    def on_one_device(shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
+        one = functools.partial(fn, shared)
+        shapes = jax.eval_shape(lambda x: one(x[0], *x[1]), tree.take(xs, 0))[0]
+        empty = jax.tree.map(aggregate.empty_total, shapes, is_leaf=_is_contribution)
+        if chunk == 1:  # no vmap: branches stay branches, and a sum touches one slot
+
+            def step(sums: Any, part: Any) -> tuple[Any, Any]:
+                mask, (client, rows) = part
+                sent, kept = one(client, *rows)
+                add = functools.partial(aggregate.add_one, mask=mask)
+                return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=_is_contribution), kept
+
+            return jax.lax.scan(step, empty, (mask, xs))
+
+        def many(sums: Any, part: Any) -> tuple[Any, Any]:
+            mask, (clients, rows) = part
+            sent, kept = jax.vmap(lambda client, rows: one(client, *rows))(clients, rows)
+            add = functools.partial(aggregate.add_many, mask=mask)
+            return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=_is_contribution), kept
+
+        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (mask, xs))
+        if mask.shape[0] == chunk:
+            return many(empty, tree.take(chunks, 0))
+        sums, kept = jax.lax.scan(many, empty, chunks)
+        return sums, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+
+    if mesh is None:
+        sums, kept = on_one_device(shared, mask, xs)
+    else:
+        # shard_map, not automatic partitioning: XLA replicates work that is batched over clients (openxla/xla 47945)
+        spec = jax.sharding.PartitionSpec
+        axis = mesh.axis_names[0]
+
+        def on_each_device(shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
+            sums, kept = on_one_device(shared, mask, xs)
+            return jax.lax.psum(sums, axis), kept
+
+        spread = jax.shard_map(
+            on_each_device,
+            mesh=mesh,
+            in_specs=(spec(), spec(axis), spec(axis)),
+            out_specs=(spec(), spec(axis)),
+            check_vma=False,
+        )
+        sums, kept = spread(shared, mask, xs)
+    return sums, jax.tree.map(lambda leaf: leaf[:count], kept)
+
+
+def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
+    """Returns the cohort with its largest clients first, so that a chunk holds clients of like size.
+
+    A chunk runs to its largest client. Sorted, the log-normal cohorts of FEMNIST make 1,240 steps instead of 5,000 for
+    1,119 useful ones. The order changes nothing else; one client at a time needs no order, and is left in its own.
+    """
+    if cohort.plan.chunk == 1 and cohort.plan.mesh is None:
+        return cohort
+    order = jnp.argsort(jnp.where(cohort.mask, -data.train.size[cohort.ids], 1), stable=True)
+    if cohort.plan.mesh is not None:
+        # dealt like cards: contiguous blocks would give the first device all the large clients
+        devices, count = cohort.plan.mesh.size, cohort.ids.shape[0]
+        deal = [i for device in range(devices) for i in range(device, count, devices)]
+        order = order[jnp.array(deal)] if count % devices == 0 else order
+    return cohort.replace(ids=cohort.ids[order], mask=cohort.mask[order])
+
+
+def _pad(leaf: Array, padding: int) -> Array:
+    """Repeats the first row behind the last; valid work whose result is masked out."""
+    return leaf if padding == 0 else jnp.concatenate([leaf, jnp.repeat(leaf[:1], padding, 0)])
+
+
+def _is_contribution(node: Any) -> bool:
+    return isinstance(node, Contribution)
+
+
+def auto_plan(method: Any, state: Any, size: int) -> Plan:
+    """Returns the plan for a machine: how many clients to train side by side.
+
+    On the CPU one client at a time keeps its weights in cache and every core on its matrix products: 242-281 GFLOP/s
+    against 80-87 with all clients mapped (784-2048-10 network, 50 rows, two cores). Only models so small that the
+    overhead of an operation outweighs its work gain from being mapped. On an accelerator chunks are as large as memory
+    allows, up to the whole cohort.
+
+    Args:
+        method: a `jaxfl.methods.Method`; gives the size of a model.
+        state: a state of it, or its shapes.
+        size: clients of a cohort.
+    """
+    served = jax.eval_shape(method.client_params, state, jax.ShapeDtypeStruct((1,), jnp.int32))
+    model_bytes = tree.num_bytes(served)
+    if jax.default_backend() == "cpu":
+        return Plan(chunk=min(size, max(1, CACHE_BYTES // (COPIES * model_bytes))))
+    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
+    return Plan(chunk=min(size, max(1, int(limit / 4) // (COPIES * model_bytes))))

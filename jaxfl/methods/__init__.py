@@ -1,0 +1,34 @@
+"""The registry: every method by name.
+
+>>> sorted(METHODS)
+['fedavg', 'fedprox', 'fedsgd', 'ifca', 'local', 'stocfl']
+"""
+
+from jaxfl.methods.averaging import fedavg, fedprox, fedsgd
+from jaxfl.methods.base import Info, Method, Row
+from jaxfl.methods.ifca import ifca
+from jaxfl.methods.local import local
+from jaxfl.methods.stocfl import stocfl
+
+METHODS: dict[str, Row] = {
+    "local": Row(local, "every client learns alone", "baseline"),
+    "fedsgd": Row(fedsgd, "one global model, averaged full-batch gradients", "McMahan et al., AISTATS 2017"),
+    "fedavg": Row(fedavg, "one global model, averaged local models", "McMahan et al., AISTATS 2017"),
+    "fedprox": Row(fedprox, "FedAvg with a proximal term", "Li et al., MLSys 2020"),
+    "ifca": Row(
+        ifca,
+        "K models, each client trains the one with the lowest loss",
+        "Ghosh et al., NeurIPS 2020",
+        small={"num_clusters": 2},
+        finds_clusters=True,
+    ),
+    "stocfl": Row(
+        stocfl,
+        "clusters found by gradient similarity, pulled to a global model",
+        "Zeng et al., 2023",
+        small={"slots": 8},
+        finds_clusters=True,
+    ),
+}
+
+__all__ = ["METHODS", "Info", "Method", "Row", "fedavg", "fedprox", "fedsgd", "ifca", "local", "stocfl"]

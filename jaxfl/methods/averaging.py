@@ -1,0 +1,159 @@
+"""One global model: FedSGD, FedAvg and FedProx.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017 (Algorithm 1:
+FedAvg; FedSGD is its first line); Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (Algorithm 2:
+FedProx).
+
+    FedSGD    w <- w - eta * sum_i (n_i / n) grad f_i(w)
+    FedAvg    w_i <- E epochs of SGD on f_i from w;                       w <- sum_i (n_i / n) w_i
+    FedProx   w_i <- the same on f_i(v) + mu / 2 * ||v - w||^2 from w;    w <- sum_i (n_i / n) w_i
+
+n counts the rows of the sampled clients. The official FedProx code samples clients with stragglers; here every sampled
+client runs all its epochs.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import aggregate, tree
+from jaxfl.corrections import proximal_pull
+from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.engine import over_clients
+from jaxfl.local import Train, full_gradient, local_train
+from jaxfl.methods import base
+from jaxfl.methods.base import Info, Method
+from jaxfl.random import Stream, key_for
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+
+class AveragingState(NamedTuple):
+    """One model for all."""
+
+    model: Params
+    cluster: Array  # [N] int32, all 0
+    round: Array  # [] int32
+
+
+def _init(task: Task):
+    def init(key: Key, data: FederatedData) -> AveragingState:
+        return AveragingState(
+            task.init(key_for(key, Stream.INIT)), jnp.zeros(data.num_clients, jnp.int32), jnp.int32(0)
+        )
+
+    return init
+
+
+def _average(task: Task, train: Train, weighting: str) -> Method:
+    """Returns the method that averages what `train` makes of the global model, its anchor."""
+    aggregate.check_weighting(weighting)
+
+    def round(key: Key, state: AveragingState, data: FederatedData, cohort: Cohort) -> tuple[AveragingState, Info]:
+        def client(shared, client: Array):
+            key, state, data = shared
+            client_key = key_for(key, Stream.BATCHES, state.round, client)
+            model, loss = train(client_key, state.model, data, client, anchor=state.model)
+            return aggregate.contribute(model, aggregate.client_weight(data, client, weighting)), loss
+
+        total, loss = over_clients(client, (key, state, data), cohort)
+        model = tree.take(aggregate.mean(total, empty=tree.repeat(state.model, 1)), 0)
+        zero = jnp.zeros(cohort.ids.shape, jnp.int32)
+        seen = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=model, down=model)
+        return AveragingState(model, state.cluster, state.round + 1), seen
+
+    return Method(_init(task), round, lambda state, ids: base.serve_one(state.model, ids), task)
+
+
+def fedavg(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    local_epochs: int = 5,
+    batch_size: int | None = None,
+    weighting: str = "rows",
+) -> Method:
+    """Returns FedAvg: the average of the sampled clients' locally trained models.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser.
+        local_epochs: E.
+        batch_size: B; None takes all of a client's rows at once.
+        weighting: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
+
+    Raises:
+        ValueError: an option is out of range.
+
+    >>> import jaxfl, optax
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> result = jaxfl.run(fedavg(task, optax.sgd(0.1)), data, rounds=2, cohort=4, seed=0)
+    >>> int(result.state.round)
+    2
+    """
+    return _average(task, local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
+
+
+def fedprox(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    proximal_weight: float = 0.1,
+    local_epochs: int = 5,
+    batch_size: int | None = None,
+    weighting: str = "rows",
+) -> Method:
+    """Returns FedProx: FedAvg whose clients are pulled to the global model.
+
+    With one full-batch local step it is FedAvg for every mu: the pull is zero at the start.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser.
+        proximal_weight: mu in Algorithm 2; 0 is FedAvg. Plain gradient steps need `learning_rate * (mu + curvature) < 2`.
+        local_epochs: E.
+        batch_size: B; None takes all of a client's rows at once.
+        weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m).
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    local = optax.chain(proximal_pull(proximal_weight), optimizer)
+    return _average(task, local_train(task, local, local_epochs=local_epochs, batch_size=batch_size), weighting)
+
+
+def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: str = "rows") -> Method:
+    """Returns FedSGD: one step per round along the average of the sampled clients' full-batch gradients.
+
+    Args:
+        task: what is learned.
+        optimizer: gives the step: `optax.sgd(eta)` is the paper's. Its state starts fresh in every round.
+        weighting: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    aggregate.check_weighting(weighting)
+    gradient_of = full_gradient(task)
+
+    def round(key: Key, state: AveragingState, data: FederatedData, cohort: Cohort) -> tuple[AveragingState, Info]:
+        def client(shared, client: Array):
+            key, state, data = shared
+            client_key = key_for(key, Stream.DROPOUT, state.round, client)
+            loss, gradient = gradient_of(state.model, data, client, client_key)
+            return aggregate.contribute(gradient, aggregate.client_weight(data, client, weighting)), loss
+
+        total, loss = over_clients(client, (key, state, data), cohort)
+        gradient = tree.take(
+            aggregate.mean(total, empty=jax.tree.map(lambda g: jnp.zeros_like(g)[None], state.model)), 0
+        )
+        updates, _ = optimizer.update(gradient, optimizer.init(state.model), state.model)
+        model = optax.apply_updates(state.model, updates)
+        zero = jnp.zeros(cohort.ids.shape, jnp.int32)
+        seen = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=gradient, down=model)
+        return AveragingState(model, state.cluster, state.round + 1), seen
+
+    return Method(_init(task), round, lambda state, ids: base.serve_one(state.model, ids), task)

@@ -1,0 +1,149 @@
+"""The contract of a method: a few pure functions and what they return.
+
+To write a method, write a factory that returns a `Method`, add a `Row` to `jaxfl.methods.METHODS`, and run
+`jaxfl.testing.check_method(row)`: the battery that every method in jaxfl passes. `jaxfl/methods/ifca.py` is the file to
+imitate.
+
+A state is a pytree of arrays whose shapes and dtypes never change while a run goes on. It holds what the next round needs,
+and by convention two fields that the simulator reads:
+
+- `round []` int32: rounds done so far; the address of this round's random numbers;
+- `cluster [N]` int32: the slot of the model that each client is served; clients with the same slot are served the same
+  model (the evaluation relies on it and the battery tests it). -1 is the model of clients that no cluster has yet.
+
+Clusters are slots `[K, ...]`: a split fills one, a merge frees one. A method whose number of clusters can grow beyond its
+slots says so with `info.overflow`; the simulator then undoes the round and calls `grow`.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl import tree
+from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+
+class Info(NamedTuple):
+    """What a person wants to see of one round."""
+
+    loss: Array  # [C] mean training loss on the way
+    cluster: Array  # [C] int32 slot that each client trained in
+    num_clusters: Array  # [] int32
+    diverged: Array  # [] int32 clients left out because their model was not finite
+    bytes_up: Array  # [] float32, all clients together
+    bytes_down: Array  # [] float32
+    overflow: Array  # [] bool: more clusters were needed than there are slots; the round must be undone
+    extra: dict[str, Array]
+
+
+class Method(NamedTuple):
+    """A federated learning method.
+
+    Attributes:
+        init: `(key, data) -> state`.
+        round: `(key, state, data, cohort) -> (state, info)`; `key` is the key of the run, the same in every round.
+        client_params: `(state, ids [C]) -> models [C, ...]`, the model that each client is served.
+        task: what is learned; the evaluation asks it for logits.
+        assign: `(key, state, data, cohort) -> state` whose `cluster` is up to date for the cohort (all clients), those never
+            sampled too, by the method's own rule. Evaluation calls it; training never sees its result.
+        grow: `state -> state` with twice the slots, or None if the slots always suffice.
+    """
+
+    init: Callable[[Key, FederatedData], Any]
+    round: Callable[[Key, Any, FederatedData, Cohort], tuple[Any, Info]]
+    client_params: Callable[[Any, Array], Params]
+    task: Task
+    assign: Callable[[Key, Any, FederatedData, Cohort], Any] = lambda key, state, data, cohort: state
+    grow: Callable[[Any], Any] | None = None
+
+
+class Row(NamedTuple):
+    """A line of the registry.
+
+    Attributes:
+        factory: returns the method: `factory(task, optimizer, **options)`.
+        summary: one line for `jaxfl methods`.
+        paper: where it is from.
+        small: options for the battery's small federation of two planted groups.
+        finds_clusters: the battery asks for the planted groups, exactly.
+    """
+
+    factory: Callable[..., Method]
+    summary: str
+    paper: str
+    small: dict[str, Any] = {}
+    finds_clusters: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Returns the keyword-only options of the factory and their defaults."""
+        parameters = inspect.signature(self.factory).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def info(
+    cohort: Cohort,
+    loss: Array,
+    cluster: Array,
+    *,
+    num_clusters: Array | int,
+    diverged: Array,
+    up: Params,
+    down: Params,
+    overflow: Array | bool = False,
+    **extra: Array,
+) -> Info:
+    """Returns an `Info`; `up` and `down` are what one client sends and receives, counted for every real client.
+
+    Args:
+        cohort: who took part.
+        loss: `[C]`.
+        cluster: `[C]`.
+        num_clusters: clusters alive after the round.
+        diverged: clients left out.
+        up: pytree of arrays or shapes that one client sends.
+        down: pytree of arrays or shapes that one client is sent.
+        overflow: see `Info`.
+        **extra: arrays of the method's own.
+    """
+    real = cohort.mask.sum().astype(jnp.float32)
+    return Info(
+        loss=loss,
+        cluster=cluster,
+        num_clusters=jnp.asarray(num_clusters, jnp.int32),
+        diverged=diverged,
+        bytes_up=real * tree.num_bytes(up),
+        bytes_down=real * tree.num_bytes(down),
+        overflow=jnp.asarray(overflow),
+        extra=extra,
+    )
+
+
+def serve_one(model: Params, ids: Array) -> Params:
+    """Returns the one global model for every id: `[C, ...]` views of it."""
+    return tree.repeat(model, ids.shape[0])
+
+
+def write_clusters(cluster: Array, cohort: Cohort, found: Array) -> Array:
+    """Returns `cluster [N]` with the cohort's new clusters `[C]` written in; padding writes nothing."""
+    ids = jnp.where(cohort.mask, cohort.ids, cluster.shape[0])  # out of range: dropped
+    return cluster.at[ids].set(found.astype(cluster.dtype), mode="drop")
+
+
+def shape_of(model: Params) -> Params:
+    """Returns the shapes of one model of a stack `[K, ...]`."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), model)
+
+
+def check_clusters(num_clusters: int, data: FederatedData) -> None:
+    """Raises ValueError if there are more clusters than clients."""
+    if num_clusters > data.num_clients:
+        raise ValueError(
+            f"num_clusters must be at most the number of clients ({data.num_clients}), got {num_clusters}; "
+            "lower num_clusters or use more clients."
+        )

@@ -1,0 +1,71 @@
+"""No federation: every client learns alone (NoFed in the FeSEM tables, "local" in IFCA's).
+
+All clients start from one initial model and train on their own rows in the rounds they are sampled in; nothing is sent.
+IFCA's local baseline starts every client from a model of its own; FeSEM's from a common one, as here.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from jaxfl import tree
+from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.engine import over_clients
+from jaxfl.local import local_train
+from jaxfl.methods import base
+from jaxfl.methods.base import Info, Method
+from jaxfl.random import Stream, key_for
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+
+class LocalState(NamedTuple):
+    """A model for each client."""
+
+    models: Params  # [N, ...]
+    cluster: Array  # [N] int32, everybody in a slot of its own
+    round: Array  # [] int32
+
+
+def local(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    local_epochs: int = 5,
+    batch_size: int | None = None,
+) -> Method:
+    """Returns training without federation.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser; its state starts fresh in every round.
+        local_epochs: E, epochs of one round.
+        batch_size: B; None takes all of a client's rows at once.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
+
+    def init(key: Key, data: FederatedData) -> LocalState:
+        clients = jnp.arange(data.num_clients, dtype=jnp.int32)
+        model = task.init(key_for(key, Stream.INIT))
+        return LocalState(tree.repeat(model, data.num_clients), clients, jnp.int32(0))
+
+    def round(key: Key, state: LocalState, data: FederatedData, cohort: Cohort) -> tuple[LocalState, Info]:
+        def client(shared, client: Array, model: Params):
+            key, round, data = shared
+            trained, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client)
+            finite = jnp.isfinite(tree.ravel(trained)).all()
+            return (), (tree.where(finite, trained, model), loss, ~finite)
+
+        own = tree.take(state.models, cohort.ids)
+        _, (trained, loss, diverged) = over_clients(client, (key, state.round, data), cohort, own)
+        ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
+        models = tree.put(state.models, ids, trained)
+        count = (diverged & cohort.mask).sum().astype(jnp.int32)
+        seen = base.info(cohort, loss, cohort.ids, num_clusters=data.num_clients, diverged=count, up=(), down=())
+        return LocalState(models, state.cluster, state.round + 1), seen
+
+    return Method(init, round, lambda state, ids: tree.take(state.models, ids), task)

@@ -1,0 +1,412 @@
+"""Runs a method on a federation: rounds inside one compiled program, Python entered to look and to save.
+
+The program advances any number of rounds up to a bound; how many is an argument, so evaluation, checkpoints and the
+progress bar decide when Python looks, and never what is computed. The state is donated: there is one of it.
+"""
+
+import os
+import resource
+import statistics
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import checkpoint, engine, tree
+from jaxfl.data.clients import FederatedData, Plan
+from jaxfl.evaluate import Evaluation, evaluator
+from jaxfl.history import History
+from jaxfl.methods.base import Info, Method
+from jaxfl.sampling import cohort_size, sample
+from jaxfl.typing import Array, Key
+
+CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks
+GLANCE = 1.0  # seconds after which Python looks, so that a progress bar moves
+
+
+class Event(NamedTuple):
+    """What a callback is told, about once a second and after every evaluation."""
+
+    round: int
+    rounds: int
+    num_clusters: int
+    train_loss: float
+    seconds_per_round: float
+    record: dict[str, Any] | None  # of the evaluation that was just made, if one was
+
+
+Callback = Callable[[Event], None]
+
+
+class Result(NamedTuple):
+    """A finished run.
+
+    Attributes:
+        state: the method's last state.
+        history: a record per evaluation.
+        evaluation: the last one, client by client.
+        data: the federation it ran on.
+        summary: one flat dictionary, ready for JSON: what ran, the last metrics, the times, the versions.
+    """
+
+    state: Any
+    history: History
+    evaluation: Evaluation
+    data: FederatedData
+    summary: dict[str, Any]
+
+
+class Log(NamedTuple):
+    """The rounds that one call advanced, in buffers of `CAPACITY` rounds; the rest is empty."""
+
+    ids: Array  # [R, C]
+    info: Info  # [R, ...]
+
+
+def run(
+    method: Method,
+    data: FederatedData,
+    *,
+    rounds: int,
+    cohort: int | float = 1.0,
+    seed: int = 0,
+    eval_every: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    checkpoint_dir: str | os.PathLike | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    plan: Plan | str = "auto",
+    config: dict[str, Any] | None = None,
+) -> Result:
+    """Runs a method for a number of rounds.
+
+    The result depends on the method, the data and the seed; not on how often it is evaluated or saved, nor on whether it
+    was interrupted.
+
+    Args:
+        method: from a factory of `jaxfl.methods`.
+        data: the federation.
+        rounds: communication rounds in all, those of the run that is resumed included.
+        cohort: clients sampled in a round: a share (float in (0, 1]) or a count (int).
+        seed: of the initial models, the cohorts and the batches.
+        eval_every: rounds between evaluations; None evaluates ten times. The last round is always evaluated.
+        callbacks: called with an `Event` about once a second and after every evaluation.
+        checkpoint_dir: gets `history.jsonl`, a line per evaluation, and `checkpoint.npz`; None keeps nothing on disk.
+        checkpoint_every: rounds between checkpoints; None saves after every evaluation.
+        resume: go on from the checkpoint in `checkpoint_dir`, bit for bit; without one, start.
+        plan: a `Plan` (chunk and devices), or `"auto"`.
+        config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
+
+    Returns:
+        The state, the history, the last evaluation and a summary.
+
+    Raises:
+        ValueError: an argument is out of range, or `checkpoint_dir` holds another run.
+        MemoryError: the run needs more memory than the device has.
+
+    >>> import jaxfl, optax
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> result = run(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data, rounds=3, cohort=0.5, eval_every=1)
+    >>> result.history.column("round")
+    [1, 2, 3]
+    """
+    for name, value in {"rounds": rounds, "eval_every": eval_every, "checkpoint_every": checkpoint_every}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    size = cohort_size(cohort, data)
+    eval_every = eval_every or max(1, rounds // 10)
+    checkpoint_every = checkpoint_every or eval_every
+    key = jax.random.key(seed)
+    shapes = jax.eval_shape(method.init, key, data)
+    plan = engine.auto_plan(method, shapes, size) if isinstance(plan, str) else plan
+    identity = {**(config or {}), "seed": seed, "cohort": size, "data": _fingerprint(data)}
+    folder, start = _open(checkpoint_dir, identity, resume)
+
+    data = jax.device_put(data)
+    began = time.perf_counter()
+    advance = compile_rounds(method, key, shapes, data, size, plan)
+    state = jax.block_until_ready(jax.jit(method.init)(key, data))
+    look = evaluator(method, data, plan)
+    compile_seconds = time.perf_counter() - began
+
+    tally = Tally() if start is None else Tally(**start["tally"])
+    if start is not None and folder is not None:
+        state = jax.device_put(checkpoint.restore(folder / checkpoint.NAME, shapes))
+        if tree.shapes(state) != tree.shapes(shapes):  # slots had grown before the run was interrupted
+            advance = compile_rounds(method, key, state, data, size, plan)
+    history = History(None if folder is None else folder / "history.jsonl", None if start is None else start["round"])
+    done, evaluation = 0 if start is None else start["round"], None
+    pace: list[float] = []  # seconds per round of every call
+
+    while done < rounds:
+        due = min(rounds, *(done + every - done % every for every in (eval_every, checkpoint_every)))
+        wish = 1 if not pace else max(1, int(GLANCE / max(pace[-1], 1e-9)))
+        began = time.perf_counter()
+        state, log, count, overflow = advance(key, state, data, jnp.int32(min(due - done, wish, CAPACITY)))
+        count = int(count)  # waits for the device
+        seconds = time.perf_counter() - began
+        if count:
+            pace.append(seconds / count)
+            tally.add(log, count, data, seconds)
+            done += count
+        record = None
+        if done == due and (done % eval_every == 0 or done == rounds):
+            evaluation = look(key, state)
+            record = {"round": done, **evaluation.metrics, **tally.take(), "seconds_per_round": statistics.median(pace)}
+            history.append(record)
+        if folder is not None and done == due and (done % checkpoint_every == 0 or done == rounds):
+            checkpoint.save(
+                folder / checkpoint.NAME, state, {"identity": identity, "round": done, "tally": vars(tally)}
+            )
+        if count:
+            event = Event(done, rounds, tally.num_clusters, tally.last_loss, pace[-1], record)
+            for callback in callbacks:
+                callback(event)
+        if bool(overflow):
+            state = method.grow(state) if method.grow else state
+            began = time.perf_counter()
+            advance = compile_rounds(method, key, state, data, size, plan)
+            compile_seconds += time.perf_counter() - began
+    if evaluation is None:  # resumed at its end
+        evaluation = look(key, state)
+    summary = {
+        "data": data.name,
+        "rounds": done,
+        "seed": seed,
+        "num_clients": data.num_clients,
+        "cohort": size,
+        **{name: value for name, value in evaluation.metrics.items() if name != "clusters"},
+        "diverged": tally.diverged_in_all,
+        "empty_clients": int((np.asarray(data.train.size) == 0).sum()),
+        "seconds_per_round": statistics.median(pace) if pace else None,
+        "compile_seconds": compile_seconds,
+        "peak_bytes": peak_bytes(),
+        "device": jax.devices()[0].device_kind,
+        "chunk": plan.chunk,
+        "versions": {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__},
+    }
+    return Result(state, history, evaluation, data, summary)
+
+
+def compile_rounds(
+    method: Method, key: Key, state: Any, data: FederatedData, size: int, plan: Plan, *, limit: int = CAPACITY
+) -> Callable[..., tuple[Any, Log, Array, Array]]:
+    """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
+
+    Args:
+        method: the method.
+        key: the key of the run.
+        state: a state or its shapes.
+        data: the federation or its shapes.
+        size: clients of a cohort.
+        plan: chunk and devices.
+        limit: the most rounds that one call can advance.
+
+    Raises:
+        MemoryError: the program needs more memory than the device has left.
+    """
+    memory = _lower(method, key, state, data, size, plan, limit).compile()
+    needed, available = _program_bytes(memory) + tree.num_bytes(state), available_bytes()
+    if available is not None and needed > available:
+        raise MemoryError(
+            f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free; lower "
+            f"plan.chunk (now {plan.chunk}), the model or the number of models, or call jaxfl.footprint to see what takes it."
+        )
+    return memory
+
+
+def _lower(method: Method, key: Key, state: Any, data: FederatedData, size: int, plan: Plan, limit: int):
+    def one_round(key: Key, state: Any, data: FederatedData) -> tuple[Any, Array, Info]:
+        cohort = engine.by_size(data, sample(key, state.round, data, size, plan))
+        new, info = method.round(key, state, data, cohort)
+        if method.grow is not None:  # a round that ran out of slots has not happened
+            new = jax.tree.map(lambda old, new: jnp.where(info.overflow, old, new), state, new)
+        return new, cohort.ids, info
+
+    def advance(key: Key, state: Any, data: FederatedData, count: Array) -> tuple[Any, Log, Array, Array]:
+        _, ids, info = jax.eval_shape(one_round, key, state, data)
+        log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), Log(ids, info))
+
+        def go(carry: tuple) -> Array:
+            _, _, done, overflow = carry
+            return (done < count) & ~overflow
+
+        def body(carry: tuple) -> tuple:
+            state, log, done, _ = carry
+            state, ids, info = one_round(key, state, data)
+            log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, Log(ids, info))
+            return state, log, done + (~info.overflow).astype(done.dtype), info.overflow
+
+        return jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.array(False)))
+
+    return jax.jit(advance, donate_argnums=1).lower(key, state, data, jnp.int32(0))
+
+
+class Tally:
+    """What is added up over rounds: between two evaluations, and from the start."""
+
+    def __init__(self, **saved: Any):
+        self.loss_sum, self.loss_weight, self.diverged, self.diverged_in_all = 0.0, 0.0, 0, 0
+        self.seconds, self.bytes_up, self.bytes_down = 0.0, 0.0, 0.0
+        self.num_clusters, self.last_loss = 0, float("nan")
+        vars(self).update(saved)
+
+    def add(self, log: Log, count: int, data: FederatedData, seconds: float) -> None:
+        """Adds `count` rounds."""
+        log = jax.tree.map(lambda leaf: np.asarray(leaf[:count]), log)
+        rows = np.asarray(data.train.size)[log.ids] > 0  # [R, C]
+        # a diverged client has no loss worth a mean; it is counted apart
+        real = rows & np.isfinite(log.info.loss)
+        losses = np.where(real, log.info.loss, 0.0).sum(1) / np.maximum(real.sum(1), 1)
+        self.loss_sum += float(losses.sum())
+        self.loss_weight += count
+        self.last_loss = float(losses[-1])
+        self.diverged += int(log.info.diverged.sum())
+        self.diverged_in_all += int(log.info.diverged.sum())
+        self.bytes_up += float(log.info.bytes_up.sum(dtype=np.float64))
+        self.bytes_down += float(log.info.bytes_down.sum(dtype=np.float64))
+        self.num_clusters = int(log.info.num_clusters[-1])
+        self.seconds += seconds
+
+    def take(self) -> dict[str, Any]:
+        """Returns the sums for a record, and starts those between evaluations afresh."""
+        record = {
+            "train_loss": self.loss_sum / max(self.loss_weight, 1),
+            "diverged": self.diverged,
+            "seconds": self.seconds,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+        }
+        self.loss_sum, self.loss_weight, self.diverged = 0.0, 0.0, 0
+        return record
+
+
+class Footprint(NamedTuple):
+    """Bytes that a run takes on the device; `print` it."""
+
+    data: int
+    state: int
+    working: int  # beside data and state, while rounds run: the chunk's models, gradients, activations, sums
+    model: int  # one model
+    available: int | None
+    plan: Plan
+
+    def __str__(self) -> str:
+        """Returns a small table."""
+        lines = {"data": self.data, "state": self.state, "working": self.working}
+        lines |= {"total": sum(lines.values()), "one model": self.model}
+        lines |= {} if self.available is None else {"available": self.available}
+        table = [f"{name:<10} {value / 1e6:>12,.1f} MB" for name, value in lines.items()]
+        return "\n".join([*table, f"{'chunk':<10} {self.plan.chunk or 'whole':>12}"])
+
+
+def footprint(
+    method: Method, data: FederatedData, *, cohort: int | float = 1.0, plan: Plan | str = "auto"
+) -> Footprint:
+    """Returns what a run will take, from the compiled program, before anything is allocated.
+
+    Args:
+        method: the method.
+        data: the federation.
+        cohort: clients of a round, a share or a count.
+        plan: a `Plan` or `"auto"`.
+
+    >>> import jaxfl, optax
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> footprint(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data).model
+    2600
+    """
+    size = cohort_size(cohort, data)
+    key = jax.random.key(0)
+    state = jax.eval_shape(method.init, key, data)
+    plan = engine.auto_plan(method, state, size) if isinstance(plan, str) else plan
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
+    program = _lower(method, key, state, shapes, size, plan, CAPACITY).compile()
+    model = jax.eval_shape(method.task.init, key)
+    return Footprint(
+        tree.num_bytes(data),
+        tree.num_bytes(state),
+        _program_bytes(program),
+        tree.num_bytes(model),
+        available_bytes(),
+        plan,
+    )
+
+
+def _program_bytes(program: Any) -> int:
+    """Returns the bytes of a compiled program's intermediate results."""
+    analysis = program.memory_analysis()
+    return 0 if analysis is None else int(analysis.temp_size_in_bytes)
+
+
+def available_bytes() -> int | None:
+    """Returns the bytes that are free on the device (or in the machine, for the CPU); None if it does not say."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        stats = device.memory_stats() or {}
+        return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+    except OSError:  # not Linux
+        return None
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+
+
+def peak_bytes() -> int:
+    """Returns the most bytes held so far: by the device, or by this process on the CPU."""
+    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    if stats and "peak_bytes_in_use" in stats:
+        return int(stats["peak_bytes_in_use"])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _fingerprint(data: FederatedData) -> str:
+    """Returns the data's name and a checksum of everything in it."""
+    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(data)]
+    checksum = 0
+    for leaf in leaves:
+        checksum = zlib.crc32(leaf.view(np.uint8).reshape(-1), checksum) if leaf.size else checksum
+    return f"{data.name}-{checksum:08x}"
+
+
+def _open(folder: Any, identity: dict[str, Any], resume: bool) -> tuple[Path | None, dict[str, Any] | None]:
+    """Returns the folder, made, and the header of the checkpoint to resume from.
+
+    Raises:
+        ValueError: the folder holds a run that is not to be resumed, or another one.
+    """
+    if folder is None:
+        if resume:
+            raise ValueError("resume needs checkpoint_dir, the directory of the run to go on with; got None.")
+        return None, None
+    folder = Path(folder)
+    file = folder / checkpoint.NAME
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        if file.exists() or (folder / "history.jsonl").exists():
+            raise ValueError(
+                f"checkpoint_dir {str(folder)!r} holds another run; resume it (resume=True, --resume) or choose another directory."
+            )
+        return folder, None
+    if not file.exists():
+        return folder, None
+    header = checkpoint.read_header(file)
+    saved = header["identity"]
+    differing = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"checkpoint_dir {str(folder)!r} holds a run with {name}={saved.get(name)!r}, got {identity.get(name)!r}; resume it "
+            "with the configuration that wrote it, or choose another directory."
+        )
+    return folder, header

@@ -1,0 +1,88 @@
+"""What is learned: the initial model, the loss of a batch and the outputs that metrics are computed from."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.typing import Array, Key, Params
+
+
+class Task(NamedTuple):
+    """A learning problem; three pure functions.
+
+    Attributes:
+        init: `key -> model`.
+        loss: `(model, batch, key) -> []`, the mean over the batch's real rows; `key` is None outside training, where
+            dropout is off.
+        logits: `(model, batch) -> [B, L]`, with dropout off.
+    """
+
+    init: Callable[[Key], Params]
+    loss: Callable[[Params, Batch, Key | None], Array]
+    logits: Callable[[Params, Batch], Array]
+
+
+def classification(module: nn.Module, data: FederatedData) -> Task:
+    """Returns the task of classifying the federation's inputs with a flax (linen) module: softmax cross-entropy.
+
+    The module is called with a batch `[B, ...]` and returns logits `[B, L]`. If its `__call__` takes `train`, it is True
+    while clients train and rngs carry `"dropout"`; if it takes `mask`, it gets the batch's `[B]` mask of real rows (batch
+    statistics must leave padding out). All of the module's variables must be parameters.
+
+    Raises:
+        ValueError: the module does not return one logit per class of `data`, or keeps variables other than parameters.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> sorted(jax.tree.map(jnp.shape, task.init(jax.random.key(0)))["Dense_0"].items())
+    [('bias', (10,)), ('kernel', (64, 10))]
+    """
+    accepted = inspect.signature(module.__call__).parameters
+    dtype = jnp.float32 if data.std is None else data.std.dtype
+    example = Batch(jnp.zeros((1, *data.input_shape), dtype), jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+
+    def options(batch: Batch, train: bool) -> dict[str, Any]:
+        values = {"train": train, "mask": batch.mask}
+        return {name: value for name, value in values.items() if name in accepted}
+
+    def init(key: Key) -> Params:
+        return module.init(key, example.x, **options(example, False))["params"]
+
+    def apply(model: Params, batch: Batch, key: Key | None) -> Array:
+        rngs = {} if key is None else {"dropout": key}
+        return module.apply({"params": model}, batch.x, rngs=rngs, **options(batch, key is not None))
+
+    def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        losses = optax.softmax_cross_entropy_with_integer_labels(apply(model, batch, key), batch.y)  # [B]
+        return masked_mean(losses, batch.mask)
+
+    variables = jax.eval_shape(lambda: module.init(jax.random.key(0), example.x, **options(example, False)))
+    if set(variables) != {"params"}:
+        raise ValueError(
+            f"module must keep parameters only, got the variables {sorted(variables)}; a client's model is its "
+            "parameters (use batch statistics without running averages, or group normalisation)."
+        )
+    shape = jax.eval_shape(lambda model: apply(model, example, None), variables["params"]).shape
+    if shape != (1, data.num_classes):
+        raise ValueError(
+            f"module must return one logit for each of the {data.num_classes} classes of {data.name}, got outputs of "
+            f"shape {shape} for one row; set num_classes={data.num_classes}."
+        )
+    return Task(init, loss, lambda model, batch: apply(model, batch, None))
+
+
+def masked_mean(values: Array, mask: Array) -> Array:
+    """Returns the mean of `values [B]` over the rows where `mask [B]` holds; 0 where none does.
+
+    >>> float(masked_mean(jnp.array([1.0, jnp.nan]), jnp.array([True, False])))
+    1.0
+    """
+    # where before the sum: 0 * NaN of a padding row would poison the mean
+    return jnp.where(mask, values, 0).sum() / jnp.maximum(mask.sum(), 1).astype(values.dtype)
