@@ -1,0 +1,113 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfl import models
+
+# name, options, input shape, classes, parameters worked out by hand: (inputs + 1) * outputs for each layer
+CASES = [
+    ("logistic", {}, (60,), 10, 61 * 10),
+    ("logistic", {}, (8, 8), 10, 65 * 10),
+    ("mlp", {"hidden": (200,)}, (28, 28), 10, 785 * 200 + 201 * 10),
+    ("mlp", {"hidden": [64, 32]}, (8, 8, 1), 10, 65 * 64 + 65 * 32 + 33 * 10),
+    ("leaf-femnist-cnn", {}, (28, 28), 62, 26 * 32 + 801 * 64 + 3137 * 2048 + 2049 * 62),
+    ("leaf-femnist-cnn", {"hidden": 248}, (28, 28, 1), 62, 26 * 32 + 801 * 64 + 3137 * 248 + 249 * 62),
+    ("leaf-celeba-cnn", {}, (84, 84, 3), 2, 28 * 32 + 3 * 289 * 32 + 4 * 2 * 32 + 1153 * 2),
+    ("stocfl-cifar-cnn", {}, (32, 32, 3), 10, 76 * 6 + 151 * 16 + 401 * 120 + 121 * 84 + 85 * 10),
+    ("stocfl-femnist-cnn", {}, (28, 28), 62, 10 * 32 + 289 * 64 + 9217 * 128 + 129 * 62),
+    ("lenet-emnist", {}, (28, 28), 62, 26 * 6 + 151 * 16 + 257 * 62),
+    ("cifar-benchmark-cnn", {}, (32, 32, 3), 10, 28 * 32 + 289 * 64 + 12545 * 128 + 129 * 10),
+]
+PUBLISHED = {"leaf-femnist-cnn": 6_603_710, "cifar-benchmark-cnn": 1_626_442}
+
+
+@pytest.mark.parametrize(("name", "options", "shape", "classes", "count"), CASES)
+def test_parameter_count_and_output_shape(name, options, shape, classes, count):
+    model = models.create(name, classes, **options)
+    variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *shape)))
+    assert set(variables) == {"params"}
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables)) == count
+    if not options and name in PUBLISHED:
+        assert count == PUBLISHED[name]
+    logits = jax.eval_shape(model.apply, variables, jax.ShapeDtypeStruct((5, *shape), jnp.uint8))
+    assert (logits.shape, logits.dtype) == ((5, classes), jnp.float32)
+
+
+def test_every_model_is_covered():
+    assert {case[0] for case in CASES} == set(models.MODELS)
+
+
+@pytest.mark.parametrize("name", ["stocfl-femnist-cnn", "lenet-emnist"])
+def test_channel_axis_is_added_where_absent(name, key):
+    model = models.create(name, 4)
+    inputs = jax.random.normal(key, (2, 16, 16))
+    params = jax.jit(model.init)(key, inputs)
+    apply = jax.jit(model.apply)
+    np.testing.assert_array_equal(apply(params, inputs), apply(params, inputs[..., None]))
+
+
+def test_logistic_is_a_linear_map(key):
+    model = models.create("logistic", 3)
+    inputs = jax.random.normal(key, (2, 2, 2))
+    params = model.init(key, inputs)
+    (dense,) = params["params"].values()
+    expected = np.asarray(inputs).reshape(2, 4) @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"])
+    np.testing.assert_allclose(model.apply(params, inputs), expected, rtol=1e-5)
+
+
+def test_padding_rows_change_nothing_in_a_network_with_batch_norm(key):
+    model = models.create("leaf-celeba-cnn", 2)
+    rows = jax.random.normal(key, (3, 16, 16, 3))
+    padded = jnp.concatenate([rows, 50 * jnp.ones((2, 16, 16, 3))])
+    mask = jnp.array([True] * 3 + [False] * 2)
+    params = jax.jit(model.init)(key, rows)
+
+    def loss(p, x, m):
+        logits = model.apply(p, x, mask=m)[:3]
+        return jax.nn.logsumexp(logits, axis=-1).sum() - logits[:, 0].sum()
+
+    evaluate = jax.jit(jax.value_and_grad(loss))
+    expected = evaluate(params, rows, None)
+    found = evaluate(params, padded, mask)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, expected)
+    unmasked, _ = evaluate(params, padded, jnp.ones(5, bool))
+    assert abs(float(unmasked - expected[0])) > 1e-3  # the mask is what keeps the padding out
+
+
+def test_dropout_only_in_training(key):
+    model = models.create("stocfl-femnist-cnn", 5)
+    inputs = jax.random.normal(key, (4, 12, 12))
+    params = model.init(key, inputs)
+    one, two = (model.apply(params, inputs, train=True, rngs={"dropout": jax.random.key(seed)}) for seed in (1, 2))
+    assert float(jnp.abs(one - two).max()) > 1e-3
+    np.testing.assert_array_equal(model.apply(params, inputs), model.apply(params, inputs, train=False))
+    without = models.create("stocfl-femnist-cnn", 5, dropout=(0.0, 0.0))
+    trained = without.apply(params, inputs, train=True, rngs={"dropout": key})
+    np.testing.assert_allclose(trained, model.apply(params, inputs), rtol=1e-5, atol=1e-6)
+
+
+def test_stocfl_femnist_weights_start_xavier_uniform(key):
+    params = models.create("stocfl-femnist-cnn", 62).init(key, jnp.zeros((1, 28, 28)))["params"]
+    bound = (6 / (9216 + 128)) ** 0.5
+    kernel = params["Dense_0"]["kernel"]
+    assert 0.99 * bound < float(jnp.abs(kernel).max()) <= bound
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("lenet", 10), {}, "name must be one of .*got 'lenet'; did you mean 'lenet-emnist'"),
+        (("mlp", 10), {"hiden": 3}, "option of model 'mlp' must be one of hidden, got 'hiden'; did you mean 'hidden'"),
+        (("logistic", 10), {"hidden": 3}, "it has none"),
+        (("mlp", 0), {}, "num_classes must be at least 1, got 0"),
+    ],
+)
+def test_create_errors_name_argument_value_and_remedy(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        models.create(*arguments, **options)
+
+
+def test_convolution_on_vectors_says_what_to_do(key):
+    with pytest.raises(ValueError, match=r"inputs must be images .*\(2, 64\).*'mlp' or 'logistic'"):
+        models.create("lenet-emnist", 10).init(key, jnp.zeros((2, 64)))
