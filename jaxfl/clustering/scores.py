@@ -1,0 +1,108 @@
+"""How well found clusters agree with true groups, whatever the clusters are called; NumPy, on the host.
+
+Labels are any integers, one a client, in arrays `[N]`; -1 is a label like any other. Every score is 1 for equal
+partitions and symmetric in its arguments, but for `purity`. Without any clients every score is 1.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def contingency(a: ArrayLike, b: ArrayLike) -> np.ndarray:
+    """Counts of clients by their two labels.
+
+    Args:
+        a: integers `[N]`.
+        b: integers `[N]`.
+
+    Returns:
+        int64 `[labels of a, labels of b]`, labels in increasing order.
+
+    Raises:
+        ValueError: if the two are not vectors of one length.
+
+    >>> contingency([0, 0, 1], [5, 7, 7]).tolist()
+    [[1, 1], [0, 1]]
+    """
+    a, b = np.asarray(a), np.asarray(b)
+    if a.ndim != 1 or a.shape != b.shape:
+        raise ValueError(
+            f"labels must be two vectors of one length, got shapes {a.shape} and {b.shape}; pass one each."
+        )
+    rows, row = np.unique(a, return_inverse=True)
+    columns, column = np.unique(b, return_inverse=True)
+    counts = np.bincount(row * columns.size + column, minlength=rows.size * columns.size)
+    return counts.astype(np.int64).reshape(rows.size, columns.size)
+
+
+def adjusted_rand_index(a: ArrayLike, b: ArrayLike) -> float:
+    """Share of client pairs on which two partitions agree, corrected for chance: 1 equal, 0 as random labels, >= -0.5.
+
+    Args:
+        a: integers `[N]`.
+        b: integers `[N]`.
+
+    Reference: Hubert and Arabie, "Comparing partitions", 1985.
+
+    >>> adjusted_rand_index([0, 0, 1, 1], [1, 1, 0, 0])
+    1.0
+    """
+    table = contingency(a, b)
+    total = _pairs(table.sum())
+    both, in_a, in_b = (_pairs(counts).sum() for counts in (table, table.sum(axis=1), table.sum(axis=0)))
+    if in_a == both and in_b == both:  # the partitions are equal; also covers one cluster and all singletons
+        return 1.0
+    expected = in_a * in_b / total
+    return float((both - expected) / ((in_a + in_b) / 2 - expected))
+
+
+def normalized_mutual_information(a: ArrayLike, b: ArrayLike) -> float:
+    """Mutual information of two partitions over the arithmetic mean of their entropies: within [0, 1].
+
+    Args:
+        a: integers `[N]`.
+        b: integers `[N]`.
+
+    Reference: Strehl and Ghosh, "Cluster ensembles: a knowledge reuse framework for combining multiple partitions",
+    2002 (there with the geometric mean; the arithmetic one is scikit-learn's default).
+
+    >>> round(normalized_mutual_information([0, 0, 1, 1], [0, 0, 1, 2]), 3)
+    0.8
+    """
+    table = contingency(a, b)
+    if max(table.shape) <= 1:  # both are one cluster: equal, though neither has any entropy
+        return 1.0
+    joint, in_a, in_b = (_entropy(counts) for counts in (table, table.sum(axis=1), table.sum(axis=0)))
+    mutual = max(0.0, in_a + in_b - joint)
+    if mutual <= np.finfo(np.float64).eps:
+        return 0.0
+    return float(min(1.0, 2 * mutual / (in_a + in_b)))
+
+
+def purity(truth: ArrayLike, found: ArrayLike) -> float:
+    """Share of clients that belong to the largest true group of their found cluster; 1 also for all singletons.
+
+    Args:
+        truth: true groups, integers `[N]`.
+        found: found clusters, integers `[N]`.
+
+    Reference: Manning, Raghavan and Schuetze, "Introduction to information retrieval", 2008, section 16.3.
+
+    >>> purity([0, 0, 1, 1], [0, 0, 0, 1])
+    0.75
+    """
+    table = contingency(truth, found)
+    if table.size == 0:
+        return 1.0
+    return float(table.max(axis=0).sum() / table.sum())
+
+
+def _pairs(counts: np.ndarray) -> np.ndarray:
+    """Returns the number of unordered pairs in groups of the given sizes, as floats: counts squared may overflow."""
+    counts = np.asarray(counts, np.float64)
+    return counts * (counts - 1) / 2
+
+
+def _entropy(counts: np.ndarray) -> float:
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
