@@ -246,17 +246,17 @@ def tfds(name: str, data_dir: Folder = None) -> Source:
     import tensorflow_datasets
 
     try:
-        builder = tensorflow_datasets.builder(name, data_dir=data_dir, file_format="array_record")
-        splits: Any = {split: builder.as_data_source(split) for split in builder.info.splits or ("train",)}
+        builder: Any = tensorflow_datasets.builder(name, data_dir=data_dir, file_format="array_record")
+        splits = {split: builder.as_data_source(split) for split in builder.info.splits or ("train",)}
     except Exception as error:  # the library raises a dozen types, from a missing package to a missing file
         raise ValueError(
             f"tfds:{name} cannot be read ({str(error).splitlines()[0]}); prepare it where there is internet with "
             f"tfds.builder({name!r}, file_format='array_record').download_and_prepare() and give its data_dir."
         ) from error
-    features: Any = builder.info.features
-    if features is None or not {"image", "label"} <= set(features) or "train" not in splits:
+    features = builder.info.features
+    if not {"image", "label"} <= set(features or ()) or "train" not in splits:
         raise ValueError(
-            f"tfds:{name} must have a split train with features image and label; it has {sorted(features)}."
+            f"tfds:{name} must have a split train with features image and label; it has {sorted(features or ())}."
         )
 
     def part(split: str) -> tuple[np.ndarray, np.ndarray]:

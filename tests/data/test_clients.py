@@ -1,0 +1,104 @@
+"""Packed clients: a batch against plain NumPy, and what `federate` refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfl import data
+
+RNG = np.random.Generator(np.random.PCG64(0))
+IMAGES = RNG.integers(0, 256, (12, 5, 5, 2), dtype=np.uint8)
+LABELS = RNG.integers(0, 4, 12)
+TRAIN = [np.array([3, 1, 2]), np.array([], int), np.array([7, 8]), np.array([0, 11, 5, 4])]
+TEST = [np.array([6]), np.array([9]), np.array([9, 10]), np.array([], int)]
+
+
+def federation(**options):
+    return data.federate(IMAGES, LABELS, TRAIN, TEST, **{"num_classes": 4, **options})
+
+
+def test_batch_is_rot90_label_shift_and_normalisation_of_the_clients_own_rows():
+    rotation, shift = np.array([3, 0, 1, 2]), np.array([0, 1, 2, 3])
+    mean, std = np.array([100.0, 20.0]), np.array([50.0, 4.0])
+    fed = jax.device_put(federation(rotation=rotation, label_shift=shift, mean=mean, std=std))
+    read = jax.jit(lambda fed, client, positions: fed.batch(fed.train, client, positions))
+    for client in (0, 2, 3):
+        positions = np.arange(len(TRAIN[client]))[::-1].copy()  # any order, not only the stored one
+        batch = read(fed, jnp.int32(client), jnp.asarray(positions, jnp.int32))
+        rows = TRAIN[client][positions]
+        expected = np.stack([np.rot90(image, rotation[client]) for image in IMAGES[rows]])
+        np.testing.assert_allclose(batch.x, (expected - mean) / std, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(batch.y, (LABELS[rows] + shift[client]) % 4)
+        assert batch.x.dtype == jnp.float32 and batch.y.dtype == jnp.int32 and bool(batch.mask.all())
+
+
+def test_rotation_under_vmap_gives_each_client_its_own_angle():
+    fed = jax.device_put(federation(rotation=np.arange(4)))
+    positions = jnp.zeros((4, 1), jnp.int32)
+    x = jax.vmap(lambda client, where: fed.batch(fed.train, client, where).x)(jnp.arange(4), positions)
+    for client in (0, 2, 3):
+        image = IMAGES[TRAIN[client][0]]
+        np.testing.assert_allclose(x[client, 0], np.rot90(image, client) / np.float32(255), rtol=1e-6)
+
+
+def test_four_quarter_turns_are_none():
+    image = jnp.asarray(IMAGES)
+    turned = image
+    for _ in range(4):
+        turned = data.clients.rotate(turned, jnp.int32(1))
+    np.testing.assert_array_equal(turned, image)
+    once = data.clients.rotate(image, jnp.int32(1))
+    assert not np.array_equal(once, image)
+    np.testing.assert_array_equal(data.clients.rotate(once, jnp.int32(3)), image)
+
+
+def test_positions_beyond_the_client_are_masked_and_a_client_without_rows_is_all_padding():
+    fed = jax.device_put(federation())
+    positions = jnp.arange(5, dtype=jnp.int32)
+    for client, rows in enumerate(TRAIN):
+        batch = fed.batch(fed.train, jnp.int32(client), positions)
+        np.testing.assert_array_equal(batch.mask, np.arange(5) < len(rows))
+        assert bool(jnp.isfinite(batch.x).all())
+
+
+def test_floats_without_mean_are_left_alone_in_their_precision():
+    inputs = RNG.standard_normal((12, 3)).astype(np.float32)
+    fed = jax.device_put(data.federate(inputs, LABELS, TRAIN, TEST, num_classes=4))
+    batch = fed.batch(fed.train, jnp.int32(0), jnp.arange(3))
+    np.testing.assert_array_equal(batch.x, inputs[TRAIN[0]])
+
+
+def test_shared_split_stores_a_part_once():
+    split = data.Split.shared([np.array([4, 5]), np.array([6])], np.array([0, 1, 0, 0]))
+    assert split.rows.tolist() == [4, 5, 6]
+    assert split.start.tolist() == [0, 2, 0, 0] and split.size.tolist() == [2, 1, 2, 2] and split.max_size == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": LABELS[:-1]}, r"labels must be \[12\]"),
+        ({"labels": LABELS.astype(float)}, "labels must be integers, got float64"),
+        ({"labels": np.where(np.arange(12) == 7, 4, LABELS)}, r"labels must be in 0\.\.3 .* got 4 in row 7"),
+        ({"labels": np.where(np.arange(12) == 2, -1, LABELS)}, r"got -1 in row 2"),
+        ({"inputs": IMAGES.astype(np.int32)}, "inputs must be uint8, float32 or float64, got int32"),
+        ({"train": [np.array([12]), *TRAIN[1:]]}, "train must index the 12 rows of inputs, got row 12"),
+        ({"test": [np.array([-1]), *TEST[1:]]}, "test must index .* got row -1"),
+        ({"test": TEST[:-1]}, "test must have one entry for each of the 4 clients of train, got 3"),
+        ({"group": np.zeros(3, int)}, "group must have one entry for each of the 4 clients"),
+        ({"inputs": IMAGES[:, :4], "rotation": np.arange(4)}, "rotation needs square images"),
+    ],
+)
+def test_federate_refuses(change, message):
+    arguments = {"inputs": IMAGES, "labels": LABELS, "train": TRAIN, "test": TEST, "num_classes": 4, **change}
+    with pytest.raises(ValueError, match=message):
+        data.federate(**arguments)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_federate_names_the_row_that_is_not_finite(bad):
+    inputs = np.zeros((12, 3), np.float32)
+    inputs[5, 1] = bad
+    with pytest.raises(ValueError, match="NaN or infinity in row 5"):
+        data.federate(inputs, LABELS, TRAIN, TEST, num_classes=4)

@@ -1,0 +1,174 @@
+"""Partitions: their invariants on random inputs, and what they refuse."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxfl.data import partition
+
+labelled = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(np.array)
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=40, deadline=None)
+
+
+def assert_exactly_once(parts, num_rows):
+    assert sorted(np.concatenate(parts).tolist()) == list(range(num_rows))
+
+
+def assert_at_most_once(parts, num_rows):
+    rows = np.concatenate(parts).tolist()
+    assert len(set(rows)) == len(rows) and set(rows) <= set(range(num_rows))
+
+
+def same(left, right):
+    return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@few
+@given(num_rows=st.integers(0, 200), num_clients=st.integers(1, 30), seed=seeds)
+def test_iid_deals_every_row_once_in_equal_parts(num_rows, num_clients, seed):
+    parts = partition.iid(num_rows, num_clients, seed=seed)
+    sizes = [len(part) for part in parts]
+    assert len(parts) == num_clients and max(sizes) - min(sizes) <= 1
+    assert_exactly_once(parts, num_rows)
+
+
+@few
+@given(labels=labelled, num_clients=st.integers(1, 20), log_alpha=st.floats(-300, 6), seed=seeds, data=st.data())
+def test_dirichlet_ends_with_every_row_once_and_min_rows_everywhere(labels, num_clients, log_alpha, seed, data):
+    min_rows = data.draw(st.integers(0, len(labels) // num_clients))
+    options = {"alpha": 10.0**log_alpha, "min_rows": min_rows, "seed": seed}
+    parts = partition.dirichlet(labels, num_clients, **options)
+    assert len(parts) == num_clients and min(len(part) for part in parts) >= min_rows
+    assert_exactly_once(parts, len(labels))
+    assert same(parts, partition.dirichlet(labels, num_clients, **options))
+
+
+def test_dirichlet_alpha_is_the_skew():
+    labels = np.repeat(np.arange(10), 500)
+
+    def largest_share(alpha):  # of one class among a client's rows, averaged over clients
+        parts = partition.dirichlet(labels, 10, alpha=alpha, min_rows=5)
+        return np.mean([np.bincount(labels[part]).max() / len(part) for part in parts])
+
+    assert largest_share(1000.0) < 0.15 < 0.3 < largest_share(0.1)
+
+
+@few
+@given(labels=labelled, members=st.integers(1, 6), seed=seeds)
+def test_pathological_groups_have_their_own_classes_and_all_of_their_rows(labels, members, seed):
+    classes = np.unique(labels).tolist()
+    label_groups = [classes[::2], classes[1::2]] if len(classes) > 1 else [classes]
+    parts, group = partition.pathological(labels, members * len(label_groups), label_groups=label_groups, seed=seed)
+    for part, index in zip(parts, group, strict=True):
+        assert set(labels[part].tolist()) <= set(label_groups[index])
+    assert np.bincount(group).tolist() == [members] * len(label_groups)
+    assert_exactly_once(parts, len(labels))
+
+
+@few
+@given(rows=st.integers(1, 40), beta=st.floats(0, 1), groups=st.integers(1, 5), members=st.integers(1, 4), seed=seeds)
+def test_dominant_gives_beta_of_the_groups_class_and_the_rest_evenly(rows, beta, groups, members, seed):
+    labels = np.random.Generator(np.random.PCG64(seed)).permutation(np.repeat(np.arange(5), 40 * 20))
+    num_clients = groups * members
+    options = {"beta": beta, "num_groups": groups, "rows_per_client": rows, "seed": seed}
+    parts, group = partition.dominant(labels, num_clients, **options)
+    assert_at_most_once(parts, len(labels))
+    for part, index in zip(parts, group, strict=True):
+        counts = np.bincount(labels[part], minlength=5)
+        others = np.delete(counts, index)
+        assert len(part) == rows and abs(counts[index] - beta * rows) <= 0.5 and np.ptp(others) <= 1
+
+
+def test_dominant_without_rows_takes_as_many_as_fit():
+    labels = np.repeat(np.arange(3), 30)
+    parts, _ = partition.dominant(labels, 4, beta=0.5, num_groups=2)
+    rows = len(parts[0])
+    assert_at_most_once(parts, len(labels))
+    with pytest.raises(ValueError, match="rows_per_client must leave each row to one client"):
+        partition.dominant(labels, 4, beta=0.5, num_groups=2, rows_per_client=rows + 1)
+
+
+@few
+@given(num_rows=st.integers(1, 300), num_clients=st.integers(1, 30), sigma=st.floats(0, 50), seed=seeds, data=st.data())
+def test_quantity_deals_every_row_once_with_min_rows(num_rows, num_clients, sigma, seed, data):
+    min_rows = data.draw(st.integers(0, num_rows // num_clients))
+    parts = partition.quantity(num_rows, num_clients, sigma=sigma, min_rows=min_rows, seed=seed)
+    assert len(parts) == num_clients and min(len(part) for part in parts) >= min_rows
+    assert_exactly_once(parts, num_rows)
+    if sigma == 0:
+        assert np.ptp([len(part) for part in parts]) <= 1
+
+
+def test_quantity_sizes_are_log_normal():
+    sizes = [len(part) for part in partition.quantity(1_000_000, 2000, sigma=0.7, min_rows=0)]
+    # The standard deviation of 2,000 normal numbers is within 5 % of sigma (3 standard errors).
+    assert abs(np.log(sizes).std() - 0.7) < 0.05
+
+
+@few
+@given(makers=st.lists(st.sampled_from("abcde"), min_size=1, max_size=60).map(np.array))
+def test_natural_gives_each_maker_its_own_rows_in_order(makers):
+    parts, who = partition.natural(makers)
+    for part, name in zip(parts, who, strict=True):
+        assert part.tolist() == np.flatnonzero(makers == name).tolist()
+    assert_exactly_once(parts, len(makers))
+
+
+@few
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=8), share=st.floats(0.01, 0.99), seed=seeds)
+def test_train_and_test_are_disjoint_and_together_all(sizes, share, seed):
+    edges = np.cumsum([0, *sizes])
+    parts = [np.arange(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+    train, test = partition.train_test_split(parts, share, seed=seed)
+    for part, one, other in zip(parts, train, test, strict=True):
+        assert sorted([*one.tolist(), *other.tolist()]) == part.tolist()
+        assert len(one) >= min(1, len(part)) and abs(len(other) - share * len(part)) <= 1
+    again = partition.train_test_split(parts, share, seed=seed)
+    assert same(train, again[0]) and same(test, again[1])
+
+
+def test_another_seed_is_another_split():
+    labels = np.repeat(np.arange(10), 20)
+    calls = {
+        "iid": lambda seed: partition.iid(200, 5, seed=seed),
+        "dirichlet": lambda seed: partition.dirichlet(labels, 5, alpha=1.0, seed=seed),
+        "pathological": lambda seed: partition.pathological(labels, 8, seed=seed)[0],
+        "dominant": lambda seed: partition.dominant(labels, 8, beta=0.5, seed=seed)[0],
+        "quantity": lambda seed: partition.quantity(200, 5, seed=seed),
+        "split": lambda seed: partition.train_test_split([np.arange(200)], seed=seed)[0],
+    }
+    for name, call in calls.items():
+        assert same(call(3), call(3)), name
+        assert not same(call(3), call(4)), name
+
+
+LABELS = np.repeat(np.arange(10), 6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: partition.iid(10, 0), "num_clients must be a positive integer, got 0"),
+        (lambda: partition.iid(10, True), "num_clients must be a positive integer, got True"),
+        (lambda: partition.iid(10, 2.0), "num_clients must be a positive integer, got 2.0"),
+        (lambda: partition.iid(10, 3, rows_per_client=4), "rows_per_client must be at most 3, got 4"),
+        (lambda: partition.iid(10, 3, rows_per_client=0), "rows_per_client must be a positive integer, got 0"),
+        (lambda: partition.dirichlet(LABELS, 3, alpha=0.0), "alpha must be positive and finite, got 0.0"),
+        (lambda: partition.dirichlet(LABELS, 3, alpha=np.nan), "alpha must be positive and finite, got nan"),
+        (lambda: partition.dirichlet(LABELS, 7, alpha=1.0, min_rows=9), "min_rows must be between 0 and 8 .* got 9"),
+        (lambda: partition.pathological(LABELS, 6), "multiple of the 4 groups, got 6; use 4 or 8"),
+        (lambda: partition.pathological(LABELS, 2, label_groups=((1,), (1, 2))), "must not name a class twice"),
+        (lambda: partition.pathological(LABELS, 1, label_groups=((10,),)), "classes that the data have .* got 10"),
+        (lambda: partition.pathological(LABELS, 4, rows_per_client=13), r"at most 12, got 13.*with labels \(3, 4\)"),
+        (lambda: partition.dominant(LABELS, 4, beta=1.5), "beta must be between 0 and 1.* got 1.5"),
+        (lambda: partition.dominant(LABELS, 11, beta=0.5, num_groups=11), "at most the 10 classes.* got 11"),
+        (lambda: partition.dominant(LABELS, 4, beta=1.0, rows_per_client=7), "need 7 rows of class 0, and there are 6"),
+        (lambda: partition.quantity(10, 3, sigma=-1.0), "sigma must be finite and not negative, got -1.0"),
+        (lambda: partition.train_test_split([LABELS], 1.0), "test_share must be between 0 and 1, exclusive, got 1.0"),
+    ],
+)
+def test_refusals_name_argument_value_and_remedy(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

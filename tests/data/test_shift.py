@@ -1,0 +1,112 @@
+"""Shifts: groups as declared, own permutations, test rows apart from training rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxfl import data
+
+RNG = np.random.Generator(np.random.PCG64(1))
+
+
+def source(rows=40, test_rows=0):
+    """Images whose pixels name their row."""
+    total = rows + test_rows
+    images = np.arange(total, dtype=np.float32)[:, None] * np.ones(4, np.float32)
+    images = images.reshape(total, 2, 2) + np.array([[0.0, 0.1], [0.2, 0.3]], np.float32)
+    labels = np.arange(total) % 10
+    test = (images[rows:], labels[rows:]) if test_rows else (None, None)
+    return data.Source("made", images[:rows], labels[:rows], 10, *test)
+
+
+def rows_of(split, client):
+    return split.rows[split.start[client] : split.start[client] + split.size[client]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(2, 60),
+    members=st.integers(1, 5),
+    official=st.booleans(),
+    skew=st.sampled_from([data.rotated, data.shifted]),
+    seed=st.integers(0, 1000),
+)
+def test_groups_train_on_rows_of_their_own_order_and_test_on_others(rows, members, official, skew, seed):
+    rows_per_client = (rows - 1) // members
+    if not rows_per_client:
+        return
+    fed = skew(source(rows, 7 if official else 0), num_clients=4 * members, rows_per_client=rows_per_client, seed=seed)
+    assert fed.group.tolist() == np.repeat(np.arange(4), members).tolist()
+    for group in range(4):
+        clients = np.flatnonzero(fed.group == group)
+        train = np.concatenate([rows_of(fed.train, client) for client in clients]).tolist()
+        assert len(set(train)) == len(train) == members * rows_per_client and max(train) < rows
+        tests = [rows_of(fed.test, client).tolist() for client in clients]
+        assert all(test == tests[0] for test in tests) and not set(train) & set(tests[0])
+        expected = range(rows, rows + 7) if official else set(range(rows)) - set(train)
+        assert sorted(tests[0]) == sorted(expected)
+
+
+def test_every_group_has_its_own_permutation_of_all_rows():
+    fed = data.rotated(source(40, 5), num_clients=8, rows_per_client=20)
+    orders = [np.concatenate([rows_of(fed.train, 2 * group + i) for i in (0, 1)]) for group in range(4)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(40))
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+
+
+def test_the_official_test_set_is_stored_once():
+    fed = data.rotated(source(40, 5), num_clients=8)
+    assert fed.test.rows.tolist() == [40, 41, 42, 43, 44] and fed.test.size.tolist() == [5] * 8
+    assert len(fed.inputs) == 45
+
+
+def test_rotated_clients_see_rot90_of_their_group():
+    origin = source(40)
+    fed = jax.device_put(data.rotated(origin, num_clients=4, rows_per_client=3, turns=(0, 1, 2, 3)))
+    for client in range(4):
+        for split in (fed.train, fed.test):
+            x = fed.batch(split, jnp.int32(client), jnp.arange(3)).x
+            rows = np.asarray(rows_of(split, client))[:3]
+            np.testing.assert_array_equal(x, np.stack([np.rot90(origin.inputs[row], client) for row in rows]))
+
+
+def test_shifted_clients_see_the_shifted_labels_in_training_and_test():
+    origin = source(40)
+    fed = jax.device_put(data.shifted(origin, num_clients=6, rows_per_client=3, shifts=(0, 4, 9)))
+    for client in range(6):
+        for split in (fed.train, fed.test):
+            y = fed.batch(split, jnp.int32(client), jnp.arange(3)).y
+            rows = np.asarray(rows_of(split, client))[:3]
+            np.testing.assert_array_equal(y, (origin.labels[rows] + (0, 4, 9)[client // 2]) % 10)
+
+
+def test_same_seed_same_federation_other_seed_another():
+    one, same, other = (data.rotated(source(), num_clients=4, rows_per_client=5, seed=seed) for seed in (1, 1, 2))
+    assert one.train.rows.tolist() == same.train.rows.tolist() != other.train.rows.tolist()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: data.rotated(source(), num_clients=6), "multiple of the 4 groups, got 6; use 4 or 8"),
+        (lambda: data.rotated(source(), num_clients=8, rows_per_client=20), "must be at most 19, got 20"),
+        (lambda: data.rotated(source(40, 2), num_clients=8, rows_per_client=21), "must be at most 20, got 21"),
+        (lambda: data.rotated(source(), num_clients=200), "there are 32 rows of a group for 50 clients"),
+        (lambda: data.rotated(source(), num_clients=4, turns=(0, 4)), r"turns must be different .* got \(0, 4\)"),
+        (lambda: data.shifted(source(), num_clients=4, shifts=()), "shifts must be different"),
+        (lambda: data.shifted(source(), num_clients=4, shifts=(0, 10)), r"\(modulo 10\), got \(0, 10\)"),
+    ],
+)
+def test_refusals_name_argument_value_and_remedy(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_rotation_needs_square_images():
+    flat = data.Source("flat", RNG.standard_normal((20, 6)).astype(np.float32), np.arange(20) % 2, 2)
+    with pytest.raises(ValueError, match="rotation needs square images"):
+        data.rotated(flat, num_clients=4)
