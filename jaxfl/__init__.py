@@ -4,7 +4,8 @@ from importlib.metadata import version
 
 from jaxfl import data, methods, models
 from jaxfl.data.clients import Plan
-from jaxfl.simulate import Event, Result, footprint, run
+from jaxfl.program import footprint
+from jaxfl.simulate import Event, Result, run
 from jaxfl.tasks import Task, classification
 
 __version__ = version("jaxfl")

@@ -5,6 +5,8 @@ whose model has diverged. A method returns a `Contribution` per client; the engi
 a `Total`; `mean` turns that into models.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -146,7 +148,7 @@ def divide(values: Params, weight: Array, empty: Params) -> Params:
 
 
 def _guarded(one: Contribution, mask: Array) -> tuple[Contribution, Array]:
-    """Returns the contribution, zeroed if it is padding, weightless, out of range or not finite, and whether it diverged."""
+    """Returns the contribution, zeroed if it must not count (padding, weightless, not finite), and if it diverged."""
     # the sum of finite numbers is finite (unless they are near the largest float, which is divergence too): one pass
     finite = jnp.array(True)
     for leaf in jax.tree.leaves(one.values):
@@ -155,4 +157,4 @@ def _guarded(one: Contribution, mask: Array) -> tuple[Contribution, Array]:
     keep = wanted & finite
     values = jax.tree.map(lambda leaf: jnp.where(keep, leaf, jnp.zeros((), leaf.dtype)), one.values)
     weight = jnp.where(keep, one.weight, jnp.zeros((), one.weight.dtype))
-    return one.replace(values=values, weight=weight), (wanted & ~finite).astype(jnp.int32)
+    return dataclasses.replace(one, values=values, weight=weight), (wanted & ~finite).astype(jnp.int32)

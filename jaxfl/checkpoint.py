@@ -1,7 +1,7 @@
 """A run's state on disk: one npz file, replaced atomically; no pickle.
 
-The file holds the arrays of the state by their place in the tree, and a JSON header with what they belong to. It is written
-beside the old one, flushed, and renamed over it: whenever a run is killed, the file there is a whole one.
+The file holds the arrays of the state by their place in the tree, and a JSON header with what they belong to. It is
+written beside the old one, flushed, and renamed over it: whenever a run is killed, the file there is a whole one.
 """
 
 import json
@@ -28,9 +28,10 @@ def save(path: Path, state: Params, header: dict[str, Any]) -> None:
         header: what the state belongs to; ready for JSON.
     """
     arrays = {name: np.asarray(leaf) for name, leaf in _named(state).items()}
+    arrays[_HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
-        np.savez(file, **{_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

@@ -1,7 +1,7 @@
 """Local objectives as optax transformations: what a client adds to its gradient before the optimiser sees it.
 
-Chain one in front of a local optimiser: `optax.chain(proximal_pull(0.1), optax.sgd(0.1))`. What the correction refers to
-(the anchor) is passed to the update by name, so that the inner loop of `jaxfl.local` is written once for every method.
+Chain one in front of a local optimiser: `optax.chain(proximal_pull(0.1), optax.sgd(0.1))`. What the correction refers
+to (the anchor) is passed to the update by name, so that the inner loop of `jaxfl.local` is one for all methods.
 """
 
 import jax
@@ -30,8 +30,10 @@ def proximal_pull(weight: float) -> optax.GradientTransformationExtraArgs:
     if weight < 0:
         raise ValueError(f"proximal_weight must be at least 0, got {weight}; 0 switches the proximal term off.")
 
-    def update(updates: Params, state: optax.OptState, params: Params | None = None, *, anchor: Params, **extra):
+    def update(updates: Params, state: optax.OptState, params: Params | None = None, *, anchor: Params = None, **extra):
         del extra
+        if anchor is None:
+            raise ValueError("anchor must be passed to the update: the model that the proximal term pulls to.")
         pulled = jax.tree.map(lambda u, p, a: u + weight * (p - a), updates, params, anchor)
         return pulled, state
 

@@ -1,10 +1,11 @@
 """One pass over the clients of a round: mapped inside a chunk, scanned over chunks, spread over devices.
 
-A method writes what one client does; `over_clients` runs it for the whole cohort in one compiled program and adds up what
-the clients send. The models of all clients never exist at once: at most one chunk of them is alive, and what leaves the
-chunk is a sum by cluster and a small record per client.
+A method writes what one client does; `over_clients` runs it for the whole cohort in one compiled program and adds up
+what the clients send. The models of all clients never exist at once: at most one chunk of them is alive, and what
+leaves the chunk is a sum by cluster and a small record per client.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,8 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
 
     Args:
         fn: `(shared, client, *rows) -> (sums, kept)` for one client: `client` is its id `[]`, `rows` its own rows of
-            `rows`. `sums` is a pytree of `aggregate.contribute(...)`: what a server may receive. `kept` is a small record.
+            `rows`. `sums` is a pytree of `aggregate.contribute(...)`: what a server may receive. `kept` is a small
+            record.
         shared: what every client is sent (state, data, keys): a pytree, passed as an argument and never captured, or
             XLA would fold it as a constant and `shard_map` would refuse it.
         cohort: who takes part, and the plan: chunk and devices.
@@ -112,7 +114,7 @@ def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
         devices, count = cohort.plan.mesh.size, cohort.ids.shape[0]
         deal = [i for device in range(devices) for i in range(device, count, devices)]
         order = order[jnp.array(deal)] if count % devices == 0 else order
-    return cohort.replace(ids=cohort.ids[order], mask=cohort.mask[order])
+    return dataclasses.replace(cohort, ids=cohort.ids[order], mask=cohort.mask[order])
 
 
 def _pad(leaf: Array, padding: int) -> Array:

@@ -49,7 +49,7 @@ def evaluator(method: Method, data: FederatedData, plan: Plan = Plan()) -> Calla
         data: the federation.
         plan: how the engine walks through the clients.
     """
-    everyone = np.arange(data.num_clients)
+    everyone = jnp.arange(data.num_clients)
 
     @jax.jit
     def assign(key: Key, state: Any, data: FederatedData) -> Any:
@@ -83,7 +83,7 @@ def evaluator(method: Method, data: FederatedData, plan: Plan = Plan()) -> Calla
 
 
 def count_rows(method: Method, model: Any, data: FederatedData, client: Array) -> tuple[Array, Array]:
-    """Returns counts `[3, L]` (true, predicted and correctly predicted rows of each class) and the sum of the losses."""
+    """Returns counts `[3, L]` (true, predicted and correctly predicted rows of a class) and the sum of the losses."""
 
     def step(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
         counts, total = carry
@@ -160,7 +160,7 @@ def summarise(counts: np.ndarray, loss: np.ndarray, cluster: np.ndarray, data: F
 
 
 def spread(accuracy: np.ndarray) -> dict[str, float | None]:
-    """Returns how unequal the clients' accuracies `[M]` are: standard deviation, percentiles, mean of the worst tenth."""
+    """Returns how unequal the accuracies `[M]` are: standard deviation, percentiles, mean of the worst tenth."""
     names = ["std_accuracy", *(f"p{q}_accuracy" for q in (5, 10, 50, 90)), "worst_decile_accuracy"]
     if not len(accuracy):
         return dict.fromkeys(names)

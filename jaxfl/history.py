@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class History:
     """The records of a run, one per evaluation, each a dictionary of plain numbers.
 
-    A record holds the round, the metrics of `jaxfl.evaluate`, and of the rounds since the record before: `train_loss` (mean
-    over clients and rounds), `diverged` (clients left out), `seconds_per_round`; `seconds`, `bytes_up` and `bytes_down`
-    count from the start of the run.
+    A record holds the round, the metrics of `jaxfl.evaluate`, and of the rounds since the record before: `train_loss`
+    (mean over clients and rounds), `diverged` (clients left out), `seconds_per_round`; `seconds`, `bytes_up` and
+    `bytes_down` count from the start of the run.
 
     Args:
         path: a JSON-lines file that every record is appended to; None keeps them in memory only.

@@ -16,8 +16,8 @@ from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-# Rows taken at once where a whole split is passed over (full-batch gradients, losses, evaluation). Splits of at most this
-# many rows are one masked batch; longer ones are walked through in as many blocks as the client needs, so that one
+# Rows taken at once where a whole split is passed over (full-batch gradients, losses, evaluation). Splits of at most
+# this many rows are one masked batch; longer ones are walked through in as many blocks as the client needs, so that one
 # client of 5,000 rows does not make 300 clients of 100 rows pay for 5,000.
 BLOCK = 256
 
@@ -104,7 +104,8 @@ def local_train(
         task: what is learned.
         optimizer: the local optimiser; its state starts fresh in every round.
         local_epochs: E, passes over the client's rows.
-        batch_size: B, rows of a step, reshuffled in every epoch; None takes all rows at once: one full-batch step an epoch.
+        batch_size: B, rows of a step, reshuffled in every epoch; None takes all rows at once: one full-batch step an
+            epoch.
         block: rows taken at once in a full-batch pass, see `BLOCK`.
 
     Returns:

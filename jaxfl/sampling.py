@@ -30,7 +30,7 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
     if isinstance(cohort, int):
         if not 1 <= cohort <= available:
             raise ValueError(
-                f"cohort must be between 1 and the number of participating clients ({available}), got {cohort}; {remedy}."
+                f"cohort must be from 1 to the number of participating clients ({available}), got {cohort}; {remedy}."
             )
         return cohort
     if not 0 < cohort <= 1:

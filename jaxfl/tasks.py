@@ -31,9 +31,9 @@ class Task(NamedTuple):
 def classification(module: nn.Module, data: FederatedData) -> Task:
     """Returns the task of classifying the federation's inputs with a flax (linen) module: softmax cross-entropy.
 
-    The module is called with a batch `[B, ...]` and returns logits `[B, L]`. If its `__call__` takes `train`, it is True
-    while clients train and rngs carry `"dropout"`; if it takes `mask`, it gets the batch's `[B]` mask of real rows (batch
-    statistics must leave padding out). All of the module's variables must be parameters.
+    The module is called with a batch `[B, ...]` and returns logits `[B, L]`. If its `__call__` takes `train`, it is
+    True while clients train and rngs carry `"dropout"`; if it takes `mask`, it gets the batch's `[B]` mask of real rows
+    (batch statistics must leave padding out). All of the module's variables must be parameters.
 
     Raises:
         ValueError: the module does not return one logit per class of `data`, or keeps variables other than parameters.
@@ -57,7 +57,8 @@ def classification(module: nn.Module, data: FederatedData) -> Task:
 
     def apply(model: Params, batch: Batch, key: Key | None) -> Array:
         rngs = {} if key is None else {"dropout": key}
-        return module.apply({"params": model}, batch.x, rngs=rngs, **options(batch, key is not None))
+        logits = module.apply({"params": model}, batch.x, rngs=rngs, **options(batch, key is not None))
+        return jnp.asarray(logits)
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
         losses = optax.softmax_cross_entropy_with_integer_labels(apply(model, batch, key), batch.y)  # [B]

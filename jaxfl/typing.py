@@ -21,4 +21,5 @@ import jax
 
 Array = jax.Array
 Key = jax.Array  # a typed key of `jax.random.key`
+AnyArray = Any  # an array in host memory (NumPy) or on the device
 Params = Any  # a pytree of float arrays: the parameters of one model

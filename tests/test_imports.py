@@ -18,7 +18,7 @@ LAYERS = (
     ("tasks", "models", "layers", "data"),
     ("engine", "local", "corrections", "aggregate", "sampling", "clustering"),
     ("methods",),
-    ("evaluate", "history", "checkpoint", "plots"),
+    ("evaluate", "history", "checkpoint", "plots", "program"),
     ("simulate",),
     ("testing",),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it

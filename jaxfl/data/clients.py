@@ -1,11 +1,13 @@
 """The rows of all clients, packed: one pool of examples and, per client, the rows that are its own.
 
-A federation is a pool `inputs [P, ...]`, `labels [P]` and two splits. A split lists, back to back, the pool rows of every
-client: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal sizes costs
-its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four rotations of
-MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied to the batch.
+A federation is a pool `inputs [P, ...]`, `labels [P]` and two splits. A split lists, back to back, the pool rows of
+every client: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal
+sizes costs its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four rotations
+of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied to the
+batch.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxfl.typing import Array
+from jaxfl.typing import AnyArray, Array
 
 
 class Batch(NamedTuple):
@@ -65,9 +67,9 @@ class Cohort:
 class Split:
     """Which pool rows each client owns: `rows[start[i] : start[i] + size[i]]`."""
 
-    rows: Array  # [T] int32, into the pool
-    start: Array  # [N] int32
-    size: Array  # [N] int32
+    rows: AnyArray  # [T] int32, into the pool
+    start: AnyArray  # [N] int32
+    size: AnyArray  # [N] int32
     max_size: int = struct.field(pytree_node=False)
 
     @classmethod
@@ -89,14 +91,15 @@ class Split:
     def shared(cls, parts: Sequence[np.ndarray], member: np.ndarray) -> "Split":
         """Packs a few index arrays that clients share: client `i` gets `parts[member[i]]`."""
         packed = cls.pack(parts)
-        return packed.replace(start=packed.start[member], size=packed.size[member])
+        return dataclasses.replace(packed, start=packed.start[member], size=packed.size[member])
 
 
 @struct.dataclass
 class FederatedData:
     """All clients' examples, and what is known about the clients.
 
-    Build one with `federate`, which checks it. The arrays may live in host memory (NumPy) until a run puts them on the device.
+    Build one with `federate`, which checks it. The arrays may live in host memory (NumPy) until a run puts them on the
+    device.
 
     Attributes:
         inputs: the pool of examples `[P, ...]`, uint8 pixels or floats.
@@ -106,22 +109,23 @@ class FederatedData:
         label_shift: added to every label modulo the number of classes, per client `[N]`, or None.
         group: the true group of each client `[N]`, or None where it is unknown; metrics only, never shown to a method.
         held_out: True for clients kept out of training and served as unseen ones `[N]`, or None.
-        mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None leaves floats alone.
+        mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None leaves floats
+            alone.
         num_classes: L.
         name: what plots and tables call the data.
         group_names: one name per true group.
     """
 
-    inputs: Array
-    labels: Array
+    inputs: AnyArray
+    labels: AnyArray
     train: Split
     test: Split
-    rotation: Array | None
-    label_shift: Array | None
-    group: Array | None
-    held_out: Array | None
-    mean: Array | None
-    std: Array | None
+    rotation: AnyArray | None
+    label_shift: AnyArray | None
+    group: AnyArray | None
+    held_out: AnyArray | None
+    mean: AnyArray | None
+    std: AnyArray | None
     num_classes: int = struct.field(pytree_node=False)
     name: str = struct.field(pytree_node=False, default="data")
     group_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
@@ -214,19 +218,25 @@ def federate(
     if inputs.dtype == np.uint8:
         mean, std = (0.0 if mean is None else mean), (255.0 if std is None else std)
     elif inputs.dtype not in (np.float32, np.float64):
-        raise ValueError(f"inputs must be uint8, float32 or float64, got {inputs.dtype}; convert them with inputs.astype.")
+        raise ValueError(
+            f"inputs must be uint8, float32 or float64, got {inputs.dtype}; convert them with inputs.astype."
+        )
     _check_pool(inputs, labels, num_classes)
     count = len(train.start)
     per_client = {"rotation": rotation, "label_shift": label_shift, "group": group, "held_out": held_out}
     for argument, value in {"test": test.start, **per_client}.items():
         if value is not None and len(value) != count:
-            raise ValueError(f"{argument} must have one entry for each of the {count} clients of train, got {len(value)}.")
+            raise ValueError(
+                f"{argument} must have one entry for each of the {count} clients of train, got {len(value)}."
+            )
     for argument, split in (("train", train), ("test", test)):
         if len(split.rows) and not (0 <= split.rows.min() and split.rows.max() < len(inputs)):
             worst = split.rows.min() if split.rows.min() < 0 else split.rows.max()
             raise ValueError(f"{argument} must index the {len(inputs)} rows of inputs, got row {worst}; index from 0.")
     if rotation is not None and (inputs.ndim < 3 or inputs.shape[1] != inputs.shape[2]):
-        raise ValueError(f"rotation needs square images [P, H, H, ...], got inputs of shape {inputs.shape}; crop or pad them.")
+        raise ValueError(
+            f"rotation needs square images [P, H, H, ...], got inputs of shape {inputs.shape}; crop or pad them."
+        )
     dtype = np.float32 if inputs.dtype == np.uint8 else inputs.dtype
 
     def per_channel(value: float | np.ndarray | None) -> np.ndarray | None:

@@ -1,8 +1,8 @@
 """One global model: FedSGD, FedAvg and FedProx.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017 (Algorithm 1:
-FedAvg; FedSGD is its first line); Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (Algorithm 2:
-FedProx).
+FedAvg; FedSGD is its first line); Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (Algorithm
+2: FedProx).
 
     FedSGD    w <- w - eta * sum_i (n_i / n) grad f_i(w)
     FedAvg    w_i <- E epochs of SGD on f_i from w;                       w <- sum_i (n_i / n) w_i
@@ -113,7 +113,8 @@ def fedprox(
     Args:
         task: what is learned.
         optimizer: the local optimiser.
-        proximal_weight: mu in Algorithm 2; 0 is FedAvg. Plain gradient steps need `learning_rate * (mu + curvature) < 2`.
+        proximal_weight: mu in Algorithm 2; 0 is FedAvg. Plain gradient steps need
+            `learning_rate * (mu + curvature) < 2`.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
         weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m).

@@ -4,15 +4,15 @@ To write a method, write a factory that returns a `Method`, add a `Row` to `jaxf
 `jaxfl.testing.check_method(row)`: the battery that every method in jaxfl passes. `jaxfl/methods/ifca.py` is the file to
 imitate.
 
-A state is a pytree of arrays whose shapes and dtypes never change while a run goes on. It holds what the next round needs,
-and by convention two fields that the simulator reads:
+A state is a pytree of arrays whose shapes and dtypes never change while a run goes on. It holds what the next round
+needs, and by convention two fields that the simulator reads:
 
 - `round []` int32: rounds done so far; the address of this round's random numbers;
 - `cluster [N]` int32: the slot of the model that each client is served; clients with the same slot are served the same
   model (the evaluation relies on it and the battery tests it). -1 is the model of clients that no cluster has yet.
 
-Clusters are slots `[K, ...]`: a split fills one, a merge frees one. A method whose number of clusters can grow beyond its
-slots says so with `info.overflow`; the simulator then undoes the round and calls `grow`.
+Clusters are slots `[K, ...]`: a split fills one, a merge frees one. A method whose number of clusters can grow beyond
+its slots says so with `info.overflow`; the simulator then undoes the round and calls `grow`.
 """
 
 import inspect
@@ -49,8 +49,8 @@ class Method(NamedTuple):
         round: `(key, state, data, cohort) -> (state, info)`; `key` is the key of the run, the same in every round.
         client_params: `(state, ids [C]) -> models [C, ...]`, the model that each client is served.
         task: what is learned; the evaluation asks it for logits.
-        assign: `(key, state, data, cohort) -> state` whose `cluster` is up to date for the cohort (all clients), those never
-            sampled too, by the method's own rule. Evaluation calls it; training never sees its result.
+        assign: `(key, state, data, cohort) -> state` whose `cluster` is up to date for the cohort (all clients), those
+            never sampled too, by the method's own rule. Evaluation calls it; training never sees its result.
         grow: `state -> state` with twice the slots, or None if the slots always suffice.
     """
 

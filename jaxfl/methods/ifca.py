@@ -3,17 +3,17 @@
 Ghosh, Chung, Yin and Ramchandran, "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1.
 The server holds K models. In a round, every sampled client i
 
-    k_i <- argmin_k f_i(theta_k)                                    # the model with the lowest loss on its training rows
+    k_i <- argmin_k f_i(theta_k)                                    # the lowest loss on its training rows
     Option I   sends grad f_i(theta_{k_i});    theta_k <- theta_k - (eta / m) * sum_{i: k_i = k} grad f_i(theta_k)
     Option II  trains theta_{k_i} locally;     theta_k <- mean of the models of {i: k_i = k}
 
 with m all sampled clients. A cluster without clients keeps its model; ties go to the lowest index.
 
-Where the official code differs: on MNIST and CIFAR it chooses a client's model by its test loss when it tests (here: by its
-training loss), on CIFAR it redraws the initial models until every cluster has its share of clients.
+Where the official code differs: on MNIST and CIFAR it chooses a client's model by its test loss when it tests (here: by
+its training loss), on CIFAR it redraws the initial models until every cluster has its share of clients.
 
-Random initial models can let one of them win every client in the first rounds (collapse); look at the cluster sizes, and
-start from several seeds.
+Random initial models can let one of them win every client in the first rounds (collapse); look at the cluster sizes,
+and start from several seeds.
 """
 
 from typing import NamedTuple

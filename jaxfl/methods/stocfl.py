@@ -13,10 +13,10 @@ and then the sampled clients i of cluster k train, from the models they were sen
     omega^i:   omega <- omega - eta * grad f_i(omega)                                   (line 22)
     omega_{t+1} <- mean of omega^i;    theta_k <- mean of theta_k^i over k's sampled members
 
-The paper leaves the model of a merged cluster open ("merge"): here, as in the official code, the cluster with more members
-keeps its own (ties: the older slot). Where the official code differs: Psi is the displacement after some local epochs, only
-clusters and members sampled in this round are compared, a new cluster starts from the current omega, and omega is trained
-as a chain over the clients instead of in parallel.
+The paper leaves the model of a merged cluster open ("merge"): here, as in the official code, the cluster with more
+members keeps its own (ties: the older slot). Where the official code differs: Psi is the displacement after some local
+epochs, only clusters and members sampled in this round are compared, a new cluster starts from the current omega, and
+omega is trained as a chain over the clients instead of in parallel.
 
 StoCFL starts with N clusters but holds no N models: an unseen client is nowhere, and merging precedes training, so only
 clusters that have been trained own a slot.
@@ -74,8 +74,8 @@ def stocfl(
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
         weighting: `"uniform"` (the official code) or `"rows"`.
-        representation_size: numbers kept of each Psi; a longer one is sketched (see `clustering.sketch`), with an error of
-            a cosine of about `1 / sqrt(representation_size)`.
+        representation_size: numbers kept of each Psi; a longer one is sketched (see `clustering.sketch`), with an error
+            of a cosine of about `1 / sqrt(representation_size)`.
         slots: cluster models held at first; the simulator doubles them when they run out.
 
     Raises:
