@@ -6,6 +6,7 @@ with the folders looked in and the place to get it. Heavy libraries are imported
 
 import dataclasses
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,10 +189,12 @@ def npz(data_dir: Folder = None) -> Source:
         raise FileNotFoundError(f"npz needs data_dir, the path of an .npz file with arrays x and y: {got}.")
     path = Path(data_dir)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        if not zipfile.is_zipfile(path):
+            raise zipfile.BadZipFile("no zip archive, or a truncated one")
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in NPZ_KEYS if key in file}
             found = list(file)
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError, AttributeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
         raise ValueError(
             f"{path} must be an .npz file of plain arrays, and is not ({error}); write it with np.savez."
         ) from error

@@ -50,7 +50,9 @@ def clustered_linear(
     """Returns classification data whose true weights differ by group: `y = argmax(x @ weights[group])`, `x` normal.
 
     Separable within a group, and contradictory between groups: one model for all is near chance for two groups.
-    Client i is in group `i % num_groups`.
+    Client i is in group `i % num_groups`. With equal sizes and two groups, IFCA with two random models and StoCFL at
+    threshold 0.5 find the groups exactly at the defaults; clients of one or two rows, which `ragged` makes, say too
+    little of their group to be placed for certain.
 
     Args:
         num_clients: N.

@@ -1,0 +1,182 @@
+"""The catalogue: what can be had here loads, options are checked, real files give the federations of the papers."""
+
+import inspect
+import pathlib
+
+import numpy as np
+import pytest
+
+from jaxfl import data
+from jaxfl.data import catalog
+
+FILES = pathlib.Path(__file__).parents[3] / "shared" / "data"
+needs_mnist = pytest.mark.skipif(not (FILES / "mnist").is_dir(), reason="needs MNIST in ../shared/data/mnist")
+EMBEDDED = [name for name, row in data.DATASETS.items() if not row.needs_files]
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_federations_load_with_their_defaults(name):
+    fed, row = data.load(name), data.DATASETS[name]
+    assert fed.name == name and fed.num_clients == row.defaults["num_clients"] and fed.num_classes == row.num_classes
+    assert fed.train.size.min() > 0 and fed.test.size.min() > 0
+    assert fed.inputs.dtype == np.uint8 and fed.train.rows.dtype == np.int32
+    if fed.group is not None:
+        assert np.bincount(fed.group).tolist() == [fed.num_clients // len(fed.group_names)] * len(fed.group_names)
+    for client in range(fed.num_clients):
+        train, test = (set(rows(split, client).tolist()) for split in (fed.train, fed.test))
+        assert not train & test and len(train) == fed.train.size[client]
+
+
+def rows(split, client):
+    return split.rows[split.start[client] : split.start[client] + split.size[client]]
+
+
+def test_the_quick_start_is_forty_clients_of_eighty_rows():
+    fed = data.load("rotated-digits")
+    assert fed.train.size.tolist() == [80] * 40 and fed.group_names == ("0°", "90°", "180°", "270°")
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_same_seed_same_split_and_other_seed_another(name):
+    one, same, other = (data.load(name, seed=seed, held_out=0.25) for seed in (5, 5, 6))
+    for field in ("rows", "start", "size"):
+        for split in ("train", "test"):
+            left, right = getattr(getattr(one, split), field), getattr(getattr(same, split), field)
+            assert np.array_equal(left, right)
+    assert np.array_equal(one.held_out, same.held_out)
+    assert not np.array_equal(one.train.rows, other.train.rows) and not np.array_equal(one.held_out, other.held_out)
+
+
+@pytest.mark.parametrize("name", data.DATASETS)
+def test_options_are_those_of_the_builder(name):
+    builder = catalog.SKEWS[data.DATASETS[name].skew][0]
+    known = set(inspect.signature(builder).parameters) - {"source", "seed"}
+    assert set(data.options(name)) == known | {"held_out"}
+    assert inspect.Parameter.empty not in data.options(name).values()  # nothing that a user must say
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.3, 12), (0.001, 1), (0.999, 39)])
+def test_held_out_is_a_share_of_the_clients(share, count):
+    assert int(data.load("rotated-digits", held_out=share).held_out.sum()) == count
+
+
+def test_nothing_is_held_out_unless_asked():
+    assert data.load("rotated-digits").held_out is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("rotated-digit", {}, "unknown data: 'rotated-digit'; did you mean 'rotated-digits'.* Known: rotated-digits, "),
+        ("xyz", {}, "unknown data: 'xyz'.* Known: "),
+        ("writers-digits", {}, "unknown data: 'writers-digits'"),
+        ("rotated-tfds:", {}, "unknown data: 'rotated-tfds:'"),
+        ("rotated-digits", {"num_client": 8}, "'num_client'; did you mean 'num_clients'.* Known: num_clients, rows"),
+        ("rotated-digits", {"alpha": 1.0}, "unknown option of rotated-digits: 'alpha'"),
+        ("rotated-digits", {"num_clients": 10}, "num_clients must be a multiple of the 4 groups, got 10; use 8 or 12"),
+        ("rotated-digits", {"num_clients": 0}, "num_clients must be a positive integer, got 0"),
+        ("rotated-digits", {"num_clients": "8"}, "num_clients must be a positive integer, got '8'"),
+        ("rotated-digits", {"rows_per_client": 200}, "rows_per_client must be at most 179, got 200"),
+        ("rotated-digits", {"rows_per_client": -1}, "rows_per_client must be a positive integer, got -1"),
+        ("rotated-digits", {"held_out": 1.0}, "held_out must be a share .* got 1.0"),
+        ("rotated-digits", {"held_out": -0.1}, "held_out must be a share .* got -0.1"),
+        ("dirichlet-digits", {"test_share": 0.0}, "test_share must be between 0 and 1"),
+    ],
+)
+def test_refusals_name_argument_value_and_remedy(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        data.load(name, **options)
+
+
+def save(path, **more):
+    count = np.array([5, 1, 9, 7])
+    client = np.repeat([30, 10, 20, 40], count)
+    x = np.arange(len(client) * 4, dtype=np.float32).reshape(-1, 2, 2)
+    np.savez(path, x=x, y=np.arange(len(client)) % 3, client=client, **more)
+    return client
+
+
+def test_npz_makes_a_client_of_each_maker(tmp_path):
+    path = tmp_path / "own.npz"
+    client = save(path)
+    fed = data.load("npz", data_dir=path)
+    assert fed.num_clients == 3 and fed.num_classes == 3 and fed.group is None  # the maker of one row is left out
+    assert (fed.train.size + fed.test.size).tolist() == [9, 5, 7]  # makers in the order of their numbers
+    for index, maker in enumerate([20, 30, 40]):
+        own = np.concatenate([rows(fed.train, index), rows(fed.test, index)])
+        assert set(client[own].tolist()) == {maker}
+    assert data.load("npz", data_dir=path, num_clients=2).num_clients == 2
+    assert data.load("npz", data_dir=path, min_rows=1).num_clients == 4
+
+
+def test_npz_groups_are_those_of_the_clients(tmp_path):
+    save(tmp_path / "own.npz", group=np.repeat(["b", "a"], [6, 16]))
+    fed = data.load("npz", data_dir=tmp_path / "own.npz", min_rows=1)
+    assert fed.group.tolist() == [1, 0, 1, 0] and fed.group_names == ("a", "b")
+    save(tmp_path / "own.npz", group=np.repeat(["b", "a"], [7, 15]))
+    with pytest.raises(ValueError, match="group must be the same in all rows of a client"):
+        data.load("npz", data_dir=tmp_path / "own.npz")
+
+
+def test_npz_without_clients_and_with_too_few_says_what_to_do(tmp_path):
+    path = tmp_path / "own.npz"
+    save(path)
+    with pytest.raises(ValueError, match="num_clients must be at most 3, .* got 4"):
+        data.load("npz", data_dir=path, num_clients=4)
+    np.savez(path, x=np.zeros((40, 2, 2), np.float32), y=np.arange(40) % 2)
+    with pytest.raises(ValueError, match="does not say who made its examples"):
+        data.load("npz", data_dir=path)
+    assert data.load("iid-npz", data_dir=path, num_clients=5).num_clients == 5
+
+
+def test_the_official_test_rows_of_the_groups_classes_are_shared(tmp_path):
+    y, test_y = np.arange(40) % 4, np.arange(12) % 4
+    x, test_x = (np.zeros((len(labels), 2), np.float32) for labels in (y, test_y))
+    np.savez(tmp_path / "own.npz", x=x, y=y, test_x=test_x, test_y=test_y)
+    options = {"num_clients": 4, "label_groups": ((0, 3), (1,))}
+    fed = data.load("pathological-npz", data_dir=tmp_path / "own.npz", **options)
+    for client, classes in enumerate([{0, 3}, {0, 3}, {1}, {1}]):
+        assert set(fed.labels[rows(fed.test, client)].tolist()) == classes
+        assert set(fed.labels[rows(fed.train, client)].tolist()) == classes
+        assert rows(fed.test, client).min() >= 40 > rows(fed.train, client).max()
+    own = data.load("pathological-npz", data_dir=tmp_path / "own.npz", **options, test_share=0.2)
+    assert own.test.rows.max() < 40
+
+
+def test_available_says_where(tmp_path):
+    found = data.available(tmp_path)
+    assert set(found) == set(data.DATASETS)
+    assert found["rotated-digits"] == "embedded" and found["rotated-mnist"] is None and found["npz"] is None
+    save(tmp_path / "own.npz")
+    assert data.available(tmp_path / "own.npz")["npz"] == str(tmp_path / "own.npz")
+
+
+@needs_mnist
+@pytest.mark.parametrize(("num_clients", "rows_per_client"), [(1200, 200), (4800, 50)])
+def test_rotated_mnist_uses_every_image_under_every_rotation(num_clients, rows_per_client):
+    options = {"num_clients": num_clients, "rows_per_client": rows_per_client}
+    fed = data.load("rotated-mnist", data_dir=FILES / "mnist", **options)
+    assert fed.train.size.tolist() == [rows_per_client] * num_clients
+    for order in np.asarray(fed.train.rows).reshape(4, -1):
+        assert np.array_equal(np.sort(order), np.arange(60_000))
+    assert fed.test.rows.tolist() == list(range(60_000, 70_000)) and set(fed.test.size.tolist()) == {10_000}
+    # What it costs: one MNIST, and an int32 for each row of each rotation.
+    assert fed.inputs.nbytes == 70_000 * 784 and fed.train.rows.nbytes == 4 * 240_000
+
+
+@needs_mnist
+def test_writers_of_mnist_are_employees_and_students():
+    fed = data.load("writers-mnist", data_dir=FILES)
+    sizes = fed.train.size + fed.test.size
+    assert fed.num_clients == 539 and (sizes.min(), np.median(sizes), sizes.max()) == (19, 116, 131)
+    assert np.bincount(fed.group).tolist() == [289, 250] and fed.group_names == ("employees", "students")
+    assert [int(sizes[fed.group == group].sum()) for group in (0, 1)] == [30_950, 29_050]
+
+
+@needs_mnist
+def test_every_skew_of_mnist_loads_with_its_defaults():
+    names = [name for name, row in data.DATASETS.items() if row.source == "mnist"]
+    assert len(names) == 8
+    for name in names:
+        fed = data.load(name, data_dir=FILES)
+        assert fed.name == name and fed.train.size.min() > 0 and fed.test.size.min() > 0

@@ -1,0 +1,262 @@
+"""Sources: files in their true format load, and each kind of damage has its own error."""
+
+import gzip
+import sys
+
+import numpy as np
+import pytest
+
+from jaxfl.data import idx, sources
+
+RNG = np.random.Generator(np.random.PCG64(0))
+IMAGES, TEST_IMAGES = RNG.integers(0, 256, (20, 4, 4), np.uint8), RNG.integers(0, 256, (6, 4, 4), np.uint8)
+LABELS, TEST_LABELS = np.arange(20, dtype=np.uint8) % 10, np.arange(6, dtype=np.uint8)
+# class, HSF series, writer, digit index, NIST class code, global index, 0, 0
+WRITERS = np.zeros((20, 8), np.int32)
+WRITERS[:, 0], WRITERS[:, 2] = LABELS, np.arange(20) // 5 + 100
+WRITERS[:, 1] = np.where(WRITERS[:, 2] < 102, 0, 4)
+FILES = {
+    "train-images-idx3-ubyte": IMAGES,
+    "train-labels-idx1-ubyte": LABELS,
+    "t10k-images-idx3-ubyte": TEST_IMAGES,
+    "t10k-labels-idx1-ubyte": TEST_LABELS,
+}
+
+
+def idx_bytes(values, code=0x08):
+    header = bytes([0, 0, code, values.ndim]) + np.array(values.shape, ">u4").tobytes()
+    return header + values.astype(idx.TYPES[code]).tobytes()
+
+
+@pytest.fixture(params=["", ".gz"])
+def folder(request, tmp_path):
+    for name, values in FILES.items():
+        content = idx_bytes(values)
+        (tmp_path / (name + request.param)).write_bytes(gzip.compress(content) if request.param else content)
+    return tmp_path
+
+
+def add_writers(folder, table=WRITERS):
+    (folder / "qmnist-train-labels-idx2-int.gz").write_bytes(gzip.compress(idx_bytes(table, 0x0C)))
+
+
+@pytest.mark.parametrize("load", [sources.mnist, sources.fashion_mnist])
+def test_idx_files_load_plain_and_compressed(folder, load):
+    source = load(folder)
+    np.testing.assert_array_equal(source.inputs, IMAGES)
+    np.testing.assert_array_equal(source.test_inputs, TEST_IMAGES)
+    assert source.labels.tolist() == LABELS.tolist() and source.test_labels.tolist() == TEST_LABELS.tolist()
+    assert (source.mean, source.std, source.num_classes, source.clients) == (0.0, 255.0, 10, None)
+    inputs, labels, official = source.pool()
+    np.testing.assert_array_equal(inputs[official], TEST_IMAGES)
+    assert labels[official].tolist() == TEST_LABELS.tolist()
+
+
+def test_folder_above_and_names_with_a_dot_are_found(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    for name, values in FILES.items():
+        (tmp_path / "mnist" / name.replace("-idx", ".idx")).write_bytes(idx_bytes(values))
+    assert len(sources.mnist(tmp_path).inputs) == 20
+    assert sources.located("mnist", tmp_path) == str(tmp_path / "mnist")
+    assert sources.located("mnist", tmp_path, makers=True) is None
+
+
+@pytest.mark.parametrize("code", idx.TYPES)
+def test_every_type_of_idx_is_read_in_the_machines_byte_order(tmp_path, code):
+    values = np.array([[1, 2, 3], [4, 5, 100]])
+    path = tmp_path / "values"
+    path.write_bytes(idx_bytes(values, code))
+    read = idx.read(path, num_axes=2, type_code=code)
+    assert read.tolist() == values.tolist() and read.dtype.isnative
+
+
+def test_writers_and_their_groups_come_from_qmnist(folder):
+    add_writers(folder)
+    source = sources.mnist(folder)
+    assert source.clients.tolist() == WRITERS[:, 2].tolist()
+    assert source.client_groups.tolist() == [0] * 10 + [1] * 10
+    assert source.group_names == ("employees", "students")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_missing_file_says_which_where_and_how(folder, name):
+    next(folder.glob(name + "*")).unlink()
+    with pytest.raises(FileNotFoundError, match=f"mnist needs {name}.*{folder.name}.*https://.*data_dir"):
+        sources.mnist(folder)
+    assert sources.located("mnist", folder) is None
+
+
+def test_no_data_dir_says_so():
+    with pytest.raises(FileNotFoundError, match="no data_dir was given"):
+        sources.mnist()
+
+
+def test_plain_files_damaged(tmp_path):
+    path = tmp_path / "labels"
+    good = idx_bytes(LABELS)
+    damages = {
+        good[:-3]: r"labels is truncated: its header says \(20,\), 28 bytes expected, 25 found; download",
+        good + b"x": r"bytes after its end: .* 28 bytes expected, 29 found",
+        good[:6]: r"ends inside its header \(6 of 8 bytes\)",
+        b"": r"magic number 0x00000801 .* got 0x",
+        b"\x00\x00\x08\x03" + good[4:]: r"must start with the idx magic number 0x00000801 .* got 0x00000803",
+        b"<!doctype html>": r"got 0x3c21646f; it is another file",
+    }
+    for content, message in damages.items():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            idx.read(path, num_axes=1)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "header"])
+def test_damaged_gzip_is_named(tmp_path, damage):
+    content = bytearray(gzip.compress(idx_bytes(IMAGES)))
+    if damage == "truncated":
+        content = content[: len(content) // 2]
+    elif damage == "flipped":
+        content[-6] ^= 0xFF  # in the checksum
+    else:
+        content[2] = 99  # an unknown compression method
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte.gz is a damaged gzip file .* download it again"):
+        idx.read(path, num_axes=3)
+
+
+def rewrite(folder, name, values, code=0x08):
+    for path in folder.glob(name + "*"):
+        path.unlink()
+    (folder / name).write_bytes(idx_bytes(values, code))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("train-labels-idx1-ubyte", LABELS[:-1], "one label for each of the 20 images .* got 19"),
+        ("t10k-labels-idx1-ubyte", LABELS, "one label for each of the 6 images .* got 20"),
+        ("train-labels-idx1-ubyte", LABELS + 1, r"classes 0\.\.9, got 10"),
+        ("t10k-images-idx3-ubyte", TEST_IMAGES[:, :3], r"training images are \(4, 4\), test images \(3, 4\)"),
+        ("train-images-idx3-ubyte", LABELS, "magic number 0x00000803"),
+    ],
+)
+def test_files_that_do_not_fit_each_other(folder, name, values, message):
+    rewrite(folder, name, values)
+    with pytest.raises(ValueError, match=message):
+        sources.mnist(folder)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (WRITERS[:-1], r"20 rows of 8 numbers.* got \(19, 8\)"),
+        (WRITERS[:, :7], r"got \(20, 7\)"),
+        (WRITERS[::-1], "must repeat the classes of the training images, got 9 for 0 in row 0"),
+    ],
+)
+def test_writers_of_other_images_are_refused(folder, table, message):
+    add_writers(folder, table)
+    with pytest.raises(ValueError, match=message):
+        sources.mnist(folder)
+
+
+def test_mnist_is_not_taken_for_fashion_mnist(folder):
+    first = sources.FIRST_LABELS["mnist"]
+    rewrite(folder, "train-labels-idx1-ubyte", np.array(first * 2, np.uint8))
+    assert len(sources.mnist(folder).inputs) == 20
+    with pytest.raises(ValueError, match="must belong to fashion-mnist, and holds the labels of mnist"):
+        sources.fashion_mnist(folder)
+    assert sources.located("mnist", folder) == str(folder) and sources.located("fashion-mnist", folder) is None
+
+
+def test_digits_are_embedded_and_standardised():
+    source = sources.digits()
+    assert source.inputs.dtype == np.uint8 and source.inputs.max() == 16
+    x = (source.inputs - source.mean) / source.std
+    assert abs(x.mean()) < 1e-9 and abs(x.std() - 1) < 1e-9
+
+
+def test_npz_with_all_its_arrays(tmp_path):
+    path = tmp_path / "own.npz"
+    client = np.repeat(["ann", "bob", "cid", "dan"], 5)
+    group = np.repeat(["north", "south"], 10)
+    np.savez(path, x=IMAGES, y=LABELS, client=client, group=group, test_x=TEST_IMAGES, test_y=TEST_LABELS, std=16.0)
+    source = sources.npz(path)
+    assert (source.name, source.num_classes, source.mean, float(source.std)) == ("own", 10, 0.0, 16.0)
+    assert source.clients.tolist() == client.tolist() and source.group_names == ("north", "south")
+    assert source.client_groups.tolist() == [0] * 10 + [1] * 10
+    np.testing.assert_array_equal(source.test_inputs, TEST_IMAGES)
+
+
+def test_npz_of_floats_is_left_alone(tmp_path):
+    np.savez(tmp_path / "own.npz", x=IMAGES.astype(np.float32), y=LABELS)
+    source = sources.npz(tmp_path / "own.npz")
+    assert source.mean is None and source.std is None and source.test_inputs is None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": IMAGES}, r"must hold the array y, found only \['x'\]"),
+        ({"x": IMAGES, "y": LABELS, "test_x": TEST_IMAGES}, "must hold the array test_y"),
+        ({"x": IMAGES, "y": LABELS[:-1]}, r"y must be \[20\], .* got shape \(19,\)"),
+        ({"x": IMAGES, "y": LABELS, "client": LABELS[:2]}, r"client must be \[20\]"),
+        ({"x": IMAGES, "y": LABELS / 2}, "y must be integers, got float64"),
+        ({"x": IMAGES, "y": LABELS, "test_x": TEST_IMAGES[:, 1:], "test_y": TEST_LABELS}, "test_x must have the type"),
+        ({"x": IMAGES, "y": np.array([None] * 20)}, "must be an .npz file of plain arrays"),
+    ],
+)
+def test_npz_refusals(tmp_path, arrays, message):
+    path = tmp_path / "own.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=message):
+        sources.npz(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 cut off", b"\x93NUMPY\x01\x00"])
+def test_npz_that_is_none(tmp_path, content):
+    path = tmp_path / "own.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="own.npz must be an .npz file of plain arrays"):
+        sources.npz(path)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_with_a_flipped_byte_or_cut_off(tmp_path, save):
+    path = tmp_path / "own.npz"
+    save(path, x=IMAGES, y=LABELS)
+    good = path.read_bytes()
+    flipped = bytearray(good)
+    flipped[200] ^= 0xFF  # among the pixels
+    for content in (bytes(flipped), good[: len(good) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="own.npz must be an .npz file of plain arrays"):
+            sources.npz(path)
+
+
+def test_npz_that_holds_one_plain_array(tmp_path):
+    np.save(tmp_path / "own.npy", IMAGES)
+    with pytest.raises(ValueError, match="own.npy must be an .npz file of plain arrays"):
+        sources.npz(tmp_path / "own.npy")
+
+
+def test_npz_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        sources.npz(tmp_path / "none.npz")
+    with pytest.raises(FileNotFoundError, match="none was given"):
+        sources.npz()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_tfds_without_tensorflow():
+    tensorflow_datasets = pytest.importorskip("tensorflow_datasets", reason="tensorflow-datasets is not installed")
+    with tensorflow_datasets.testing.mock_data(num_examples=12):
+        source = sources.tfds("kmnist")
+    assert source.inputs.shape == (12, 28, 28, 1) and source.inputs.dtype == np.uint8 and source.num_classes == 10
+    assert "tensorflow" not in sys.modules
+
+
+def test_tfds_not_prepared_says_how(tmp_path):
+    pytest.importorskip("tensorflow_datasets", reason="tensorflow-datasets is not installed")
+    with pytest.raises(ValueError, match="tfds:kmnist cannot be read .*download_and_prepare"):
+        sources.tfds("kmnist", tmp_path)
