@@ -2,9 +2,9 @@
 
 A federation is a pool `inputs [P, ...]`, `labels [P]` and two splits. A split lists, back to back, the pool rows of
 every client: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal
-sizes costs its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four rotations
-of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied to the
-batch.
+sizes costs its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four
+rotations of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied
+to the batch.
 """
 
 import dataclasses
