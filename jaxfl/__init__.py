@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from jaxfl import data, methods, models
+from jaxfl import callbacks, data, methods, models, plots
 from jaxfl.data.clients import Plan
 from jaxfl.program import footprint
 from jaxfl.simulate import Event, Result, run
@@ -10,4 +10,17 @@ from jaxfl.tasks import Task, classification
 
 __version__ = version("jaxfl")
 
-__all__ = ["Event", "Plan", "Result", "Task", "classification", "data", "footprint", "methods", "models", "run"]
+__all__ = [
+    "Event",
+    "Plan",
+    "Result",
+    "Task",
+    "callbacks",
+    "classification",
+    "data",
+    "footprint",
+    "methods",
+    "models",
+    "plots",
+    "run",
+]

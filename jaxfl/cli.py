@@ -1,0 +1,359 @@
+"""The command line: `jaxfl run`, `jaxfl methods`, `jaxfl data`, `jaxfl plan`."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from jaxfl import data as federations
+from jaxfl import job, options
+from jaxfl.callbacks import ProgressBar
+from jaxfl.data import sources
+from jaxfl.methods import METHODS
+from jaxfl.program import footprint
+from jaxfl.simulate import Result
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Simulate clustered and personalised federated learning: all clients of a round in one compiled program.",
+)
+
+MethodName = Annotated[str, typer.Argument(help="A method; [bold]jaxfl methods[/] lists them.", metavar="METHOD")]
+DataName = Annotated[str, typer.Option("--data", help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME")]
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", help="Folder of the data's files (or the one above it).", metavar="DIR")
+]
+CohortSize = Annotated[
+    str | None,
+    typer.Option(
+        help="Clients of a round: a share (0.1; 1.0 is everyone) or a count (120). Default 0.1, on the digits 0.5.",
+        metavar="SHARE|COUNT",
+    ),
+]
+Items = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="An option of the method, the data, the model or the optimiser, e.g. [bold]threshold=0.6[/], "
+        "[bold]num_clients=100[/], [bold]model=mlp[/], [bold]hidden=200[/], [bold]optimizer=adam[/], "
+        "[bold]learning_rate=0.05[/]. Repeat it. [bold]jaxfl methods METHOD[/] and [bold]jaxfl data NAME[/] list them.",
+        metavar="KEY=VALUE",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("run")
+def run_command(
+    method: MethodName,
+    data: DataName,
+    data_dir: DataDir = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds in all. Default 100, on the digits 20.", metavar="R", show_default=False)
+    ] = None,
+    cohort: CohortSize = None,
+    seed: Annotated[int, typer.Option(help="Of data, initial models, cohorts and batches.", metavar="S")] = 0,
+    seeds: Annotated[
+        str | None, typer.Option(help="Several runs, one after another, and their mean.", metavar="0,1,2")
+    ] = None,
+    items: Items = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for config, history, checkpoint, summary and pictures.", metavar="DIR"),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out, bit for bit.")] = False,
+    eval_every: Annotated[
+        int | None, typer.Option(help="Rounds between evaluations; default ten in all.", metavar="R")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints; default after every evaluation.", metavar="R")
+    ] = None,
+) -> None:
+    """Run a method on a federation.
+
+    Try [bold]jaxfl run stocfl --data rotated-digits --out runs/first[/]: clients see digits in four rotations, and
+    StoCFL finds who sees which.
+    """
+    with errors():
+        settings = options.route(method, data, items or ())
+        rounds, share = _defaults(data, rounds, cohort)
+        numbers = [seed] if seeds is None else _seeds(seeds)
+        jobs = [
+            job.Job(
+                settings,
+                rounds,
+                share,
+                number,
+                data_dir,
+                eval_every,
+                checkpoint_every,
+                out / f"seed-{number}" if out is not None and seeds is not None else out,
+                resume,
+            )
+            for number in numbers
+        ]
+        for one in jobs:
+            job.check(one)
+        results = [_run(one, f"seed {one.seed}" if seeds is not None else "") for one in jobs]
+        spread = job.across(results, out) if seeds is not None else None
+        _report(settings, results, spread)
+        for one in jobs:
+            if one.out is not None:
+                pictures = " and ".join(str(one.out / name) for name in job.PICTURES)
+                print(f"pictures: {pictures}")
+
+
+def _run(one: job.Job, label: str) -> Result:
+    """Runs one job under a progress bar."""
+    console = _stderr()
+    with _saying(console, f"loading {one.settings.data_name}"):
+        data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
+    bar = ProgressBar(label=label)
+    if not console.is_terminal:
+        console.print(f"{label} compiling {one.settings.method_name} on {data.num_clients} clients".strip())
+    try:
+        with bar:
+            result = job.execute(one, data, [bar])
+    except KeyboardInterrupt:
+        kept = "nothing was kept; --out DIR would keep checkpoints"
+        if one.out is not None:
+            kept = "the same command with --resume goes on from the last checkpoint"
+        console.print(
+            f"interrupted after round {bar.last_round} of {one.rounds}; {kept}", style="yellow", soft_wrap=True
+        )
+        raise typer.Exit(130) from None
+    if count := result.summary["diverged"]:
+        console.print(
+            f"warning: {count} updates of clients were not finite and were left out; lower the learning rate "
+            "(--set learning_rate=...).",
+            style="yellow",
+            soft_wrap=True,
+        )
+    if count := result.summary["empty_clients"]:
+        console.print(f"note: {count} of {data.num_clients} clients have no training rows; they train nothing.")
+    return result
+
+
+def _report(settings: options.Settings, results: Sequence[Result], spread: dict[str, dict[str, float]] | None) -> None:
+    """Prints the table at the end: a row per run, and mean and deviation of several."""
+    one = results[0].summary
+    clients = f"{one['num_clients']} clients, {one['rounds']} rounds of {one['cohort']}"
+    table = Table(title=f"{settings.method_name} on {settings.data_name}: {clients}", title_justify="left")
+    columns = {
+        "micro": ("micro_accuracy", 1, ".4f"),
+        "macro": ("macro_accuracy", 1, ".4f"),
+        "worst 10%": ("worst_decile_accuracy", 1, ".4f"),
+        "clusters": ("num_clusters", 1, "g"),
+        "ARI": ("ari", 1, ".3f"),
+        "rounds/s": ("seconds_per_round", -1, ".3g"),
+        "compile s": ("compile_seconds", 1, ".1f"),
+        "peak MB": ("peak_bytes", 1e-6, ".0f"),
+    }
+
+    def cell(value: float | None, scale: float, form: str) -> str:
+        if value is None:
+            return "-"
+        return format(1 / max(value, 1e-9) if scale < 0 else value * scale, form)
+
+    if spread is not None:
+        table.add_column("seed", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        cells = [cell(result.summary[key], scale, form) for key, scale, form in columns.values()]
+        table.add_row(*([str(result.summary["seed"])] if spread is not None else []), *cells)
+    if spread is not None:
+        table.add_section()
+        means = [cell(spread[key]["mean"] if key in spread else None, *how) for key, *how in columns.values()]
+        table.add_row("mean", *means)
+        # the deviation of a rate is not the rate of a deviation
+        stds = [(spread[key]["std"] if key in spread and how[0] > 0 else None, *how) for key, *how in columns.values()]
+        table.add_row("std", *(cell(*one) for one in stds))
+    Console().print(table)
+
+
+@app.command("methods")
+def methods_command(
+    name: Annotated[str | None, typer.Argument(help="Show the options of this one.", metavar="[METHOD]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or the options of one."""
+    with errors():
+        if name is not None:
+            options.check_name("method", name, METHODS)
+        names = list(METHODS) if name is None else [name]
+        rows = [
+            {
+                "name": one,
+                "summary": METHODS[one].summary,
+                "paper": METHODS[one].paper,
+                "options": {
+                    option: None if default is options.REQUIRED else default
+                    for option, default in METHODS[one].options.items()
+                },
+            }
+            for one in names
+        ]
+        if as_json:
+            print(json.dumps(rows, indent=2))
+        elif name is not None:
+            _print_options(f"{name}: {METHODS[name].summary} ({METHODS[name].paper})", METHODS[name].options)
+        else:
+            _print_rows(rows, ["name", "summary", "paper"])
+
+
+@app.command("data")
+def data_command(
+    name: Annotated[str | None, typer.Argument(help="Show the options of this one.", metavar="[NAME]")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the data sets and whether their files are found, or the options of one."""
+    with errors():
+        found = federations.available(data_dir)
+        chosen = list(federations.DATASETS) if name is None else [federations.dataset(name).name]
+        rows = []
+        for one in chosen:
+            row = federations.dataset(one)
+            remedy = None if found.get(one) else _remedy(row.source, data_dir)
+            rows.append(
+                {
+                    "name": one,
+                    "description": row.description,
+                    "classes": row.num_classes,
+                    "found": found.get(one),
+                    "missing": remedy,
+                    "options": federations.options(one),
+                }
+            )
+        if as_json:
+            print(json.dumps(rows, indent=2))
+            return
+        if name is not None:
+            _print_options(f"{name}: {rows[0]['description']}", rows[0]["options"])
+        else:
+            shown = [
+                {**row, "classes": row["classes"] or "as the files say", "found": row["found"] or "no"} for row in rows
+            ]
+            _print_rows(shown, ["name", "description", "classes", "found"])
+        for remedy in dict.fromkeys(row["missing"] for row in rows if row["missing"]):
+            print(f"missing: {remedy}")
+
+
+@app.command("plan")
+def plan_command(
+    method: MethodName,
+    data: DataName,
+    data_dir: DataDir = None,
+    cohort: CohortSize = None,
+    items: Items = None,
+) -> None:
+    """Say what a run will take in memory; nothing is trained."""
+    with errors():
+        settings = options.route(method, data, items or ())
+        rounds, share = _defaults(data, None, cohort)
+        job.check(job.Job(settings, rounds, share))
+        console = _stderr()
+        with _saying(console, f"loading {data}"):
+            federation = options.load(settings, data_dir=data_dir)
+        with _saying(console, f"compiling {method} for {federation.num_clients} clients"):
+            taken = footprint(
+                options.build(settings, federation), federation, cohort=share, plan=options.plan(settings)
+            )
+        print(taken)
+
+
+@contextlib.contextmanager
+def errors() -> Iterator[None]:
+    """Shows what the library refuses as one red line, and exits with 2."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, MemoryError, ImportError) as error:
+        _stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
+        raise typer.Exit(2) from None
+
+
+@contextlib.contextmanager
+def _saying(console: Console, text: str) -> Iterator[None]:
+    """Says what goes on: a spinner in a terminal, a line elsewhere."""
+    if console.is_terminal:
+        with console.status(text):
+            yield
+    else:
+        console.print(text)
+        yield
+
+
+def _stderr() -> Console:
+    """Returns the console for what is not a result."""
+    return Console(stderr=True, highlight=False)
+
+
+def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:
+    """Returns rounds and cohort; a share is a float, a count an int."""
+    small = federations.dataset(data).source == "digits"
+    rounds = (20 if small else 100) if rounds is None else rounds
+    if cohort is None:
+        return rounds, 0.5 if small else 0.1
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return rounds, number(cohort)
+    raise ValueError(
+        f"cohort must be a share in (0, 1] or a count, got {cohort!r}; write --cohort 0.1 or --cohort 120."
+    )
+
+
+def _seeds(text: str) -> list[int]:
+    """Returns the seeds of a list."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"seeds must be whole numbers with commas between, got {text!r}; write --seeds 0,1,2."
+        ) from None
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must differ, got {text!r}.")
+    return seeds
+
+
+def _remedy(source: str, data_dir: str | None) -> str:
+    """Returns what to put where, of a source whose files are missing."""
+    try:
+        sources.SOURCES[source](data_dir)
+    except (FileNotFoundError, ValueError) as error:
+        return str(error)
+    return f"{source} with writers: {sources.QMNIST_HELP}."
+
+
+def _print_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Prints a table."""
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(escape(str(row[column])) for column in columns))
+    Console().print(table)
+
+
+def _print_options(title: str, chosen: dict[str, Any]) -> None:
+    """Prints options and their defaults, as --set takes them."""
+    print(title)
+    for name, default in chosen.items():
+        print(f"  --set {name}={'...' if default is options.REQUIRED else str(default).replace(' ', '')}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="jaxfl")
+
+
+if __name__ == "__main__":
+    main()

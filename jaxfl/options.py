@@ -1,0 +1,267 @@
+"""Options by name: `key=value` text, routed to the data set, method, model, optimiser or run that knows the key.
+
+>>> settings = route("stocfl", "rotated-digits", ["threshold=0.6", "num_clients=8", "hidden=64", "learning_rate=0.05"])
+>>> settings.method, settings.model, settings.optimizer
+({'threshold': 0.6}, {'hidden': (64,)}, {'learning_rate': 0.05})
+"""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import optax
+
+from jaxfl import data as federations
+from jaxfl import models
+from jaxfl.data.catalog import SKEWS
+from jaxfl.data.clients import FederatedData, Plan
+from jaxfl.methods import METHODS, Method
+from jaxfl.tasks import classification
+
+OWNERS = ("data", "method", "model", "optimizer", "run")
+OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, float]]] = {
+    "sgd": (optax.sgd, {"learning_rate": 0.1}),
+    "momentum": (optax.sgd, {"learning_rate": 0.1, "momentum": 0.9}),
+    "adam": (optax.adam, {"learning_rate": 0.001}),
+}
+# A method's option without a default must be given.
+REQUIRED = inspect.Parameter.empty
+
+
+class Option(NamedTuple):
+    """One option that somebody knows."""
+
+    owner: str
+    name: str
+    default: Any
+    hint: Any  # a type, as annotations write it
+
+    def __str__(self) -> str:
+        """Returns `name=default`."""
+        return f"{self.name}=..." if self.default is REQUIRED else f"{self.name}={self.default}"
+
+
+class Settings(NamedTuple):
+    """What was chosen, by owner; options that were not given are not here."""
+
+    method_name: str
+    data_name: str
+    model_name: str
+    optimizer_name: str
+    data: dict[str, Any]
+    method: dict[str, Any]
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    run: dict[str, Any]
+
+    def complete(self) -> dict[str, Any]:
+        """Returns every option with its value, defaults filled in, flat and ready for JSON."""
+        flat: dict[str, Any] = {
+            "method": self.method_name,
+            "data": self.data_name,
+            "model": self.model_name,
+            "optimizer": self.optimizer_name,
+        }
+        for option in known(self.method_name, self.data_name, self.model_name, self.optimizer_name):
+            given = getattr(self, option.owner)
+            flat[f"{option.owner}.{option.name}"] = given.get(option.name, option.default)
+        return flat
+
+
+def known(method: str, data: str, model: str, optimizer: str) -> list[Option]:
+    """Returns all options that apply to this choice of method, data, model and optimiser, with their defaults."""
+    row, factory = federations.dataset(data), METHODS[method].factory
+    suits, suited = row.model
+    fields = {field.name: field for field in dataclasses.fields(models.MODELS[model])}
+    fields = {name: field for name, field in fields.items() if name not in ("parent", "name", "num_classes")}
+    hints = {
+        "data": typing.get_type_hints(SKEWS[row.skew][0]),
+        "method": typing.get_type_hints(factory),
+        "model": {name: field.type for name, field in fields.items()},
+    }
+    defaults = {
+        "data": federations.options(data),
+        "method": METHODS[method].options,
+        "model": {name: field.default for name, field in fields.items()} | (suited if model == suits else {}),
+        "optimizer": OPTIMIZERS[optimizer][1],
+        "run": {"chunk": "auto"},  # clients trained side by side; none for all at once
+    }
+    hints["run"] = {"chunk": int | None | typing.Literal["auto"]}
+    return [
+        Option(owner, name, default, hints.get(owner, {}).get(name, type(default)))
+        for owner in OWNERS
+        for name, default in defaults[owner].items()
+    ]
+
+
+def route(method: str, data: str, items: Iterable[str] = ()) -> Settings:
+    """Returns the settings of a run from its names and its `key=value` items; nothing is loaded.
+
+    Args:
+        method: a key of `jaxfl.methods.METHODS`.
+        data: a name of the catalogue.
+        items: `key=value`, or `owner.key=value` where two owners know the key; later ones win. `model` and `optimizer`
+            choose those; everything else is an option of what was chosen.
+
+    Raises:
+        ValueError: a name or an option that nobody knows, an ambiguous one, or a value of the wrong type.
+    """
+    check_name("method", method, METHODS)
+    row = federations.dataset(data)
+    texts = dict(map(_split, items))
+    model = texts.pop("model", row.model[0])
+    check_name("model", model, models.MODELS)
+    optimizer = texts.pop("optimizer", "sgd")
+    check_name("optimizer", optimizer, OPTIMIZERS)
+    options = known(method, data, model, optimizer)
+    chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
+    for key, text in texts.items():
+        option = _find(key, options, f"method {method}, data {data}, model {model}, optimizer {optimizer}")
+        chosen[option.owner][option.name] = convert(key, text, option)
+    for option in options:
+        if option.default is REQUIRED and option.name not in chosen[option.owner]:
+            raise ValueError(f"{option.name} must be given for {option.owner} {method}; add --set {option.name}=...")
+    return Settings(method, data, model, optimizer, **chosen)
+
+
+def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 0) -> FederatedData:
+    """Returns the federation that the settings name."""
+    return federations.load(settings.data_name, data_dir=data_dir, seed=seed, **settings.data)
+
+
+def build(settings: Settings, data: FederatedData) -> Method:
+    """Returns the method that the settings describe, for a federation."""
+    suits, suited = federations.dataset(settings.data_name).model
+    options = (suited if settings.model_name == suits else {}) | settings.model
+    task = classification(models.create(settings.model_name, data.num_classes, **options), data)
+    make, defaults = OPTIMIZERS[settings.optimizer_name]
+    optimizer = make(**defaults | settings.optimizer)
+    return METHODS[settings.method_name].factory(task, optimizer, **settings.method)
+
+
+def plan(settings: Settings) -> Plan | str:
+    """Returns the plan that the settings ask for."""
+    chunk = settings.run.get("chunk", "auto")
+    if isinstance(chunk, int) and chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}; none takes the whole cohort at once.")
+    return "auto" if chunk == "auto" else Plan(chunk=chunk)
+
+
+def parse(text: str) -> Any:
+    """Returns the Python literal that the text is, or the text; `none`, `true` and `false` may be written small.
+
+    >>> parse("1e-3"), parse("(1, 2)"), parse("none"), parse("uniform")
+    (0.001, (1, 2), None, 'uniform')
+    """
+    words = {"none": None, "null": None, "true": True, "false": False}
+    if text.strip().lower() in words:
+        return words[text.strip().lower()]
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def convert(key: str, text: str, option: Option) -> Any:
+    """Returns the value of an option.
+
+    Raises:
+        ValueError: it is not of the option's type.
+    """
+    fits, value = _fit(parse(text), option.hint)
+    if not fits:
+        default = "" if option.default is REQUIRED else f"; its default is {option.default!r}"
+        raise ValueError(f"{key} must be {_describe(option.hint)}, got {text!r}{default}.")
+    one_of_many = isinstance(option.default, tuple) and not isinstance(value, tuple) and value is not None
+    return (value,) if one_of_many else value
+
+
+def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
+    """Returns whether a value is of a type, and the value in it: an int as a float, a number as a tuple of one."""
+    kind, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True, value
+    if kind in (typing.Union, types.UnionType):
+        # exact types first: 1 is an int, not a float or a tuple, where both are welcome
+        for part in sorted(parts, key=lambda part: type(value) is not part):
+            fits, fitted = _fit(value, part)
+            if fits:
+                return True, fitted
+        return False, value
+    if kind is typing.Literal:
+        return value in parts, value
+    if hint in (None, types.NoneType):
+        return value is None, value
+    if hint is float:
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return fits, float(value) if fits else value
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    if inspect.isclass(kind or hint) and issubclass(kind or hint, Sequence) and hint is not str:
+        many = value if isinstance(value, (list, tuple)) else (value,)
+        length = None if not parts or parts[-1] is Ellipsis or kind is not tuple else len(parts)
+        inner = [part for part in parts if part is not Ellipsis] or [Any]
+        if length is not None and len(many) != length:
+            return False, value
+        fitted = [_fit(one, inner[index] if length else inner[0]) for index, one in enumerate(many)]
+        return all(fits for fits, _ in fitted), tuple(one for _, one in fitted)
+    return isinstance(value, hint), value
+
+
+def _describe(hint: Any) -> str:
+    """Returns a type in words."""
+    kind, parts = typing.get_origin(hint), typing.get_args(hint)
+    names = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", types.NoneType: "none"}
+    if kind in (typing.Union, types.UnionType):
+        return " or ".join(_describe(part) for part in parts)
+    if kind is typing.Literal:
+        return " or ".join(map(repr, parts))
+    if kind is not None:
+        return f"a list, each entry {_describe(parts[0])}" if parts else "a list"
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _split(item: str) -> tuple[str, str]:
+    """Returns key and value."""
+    key, equals, value = item.partition("=")
+    if not equals or not key.strip() or not value.strip():
+        raise ValueError(f"--set must be key=value, got {item!r}; write --set local_epochs=5.")
+    return key.strip(), value.strip()
+
+
+def _find(key: str, options: list[Option], where: str) -> Option:
+    """Returns the option that a key means."""
+    owner, dot, name = key.rpartition(".")
+    found = [option for option in options if option.name == name and (not dot or option.owner == owner)]
+    if len(found) > 1:
+        ways = " or ".join(f"{option.owner}.{option.name}" for option in found)
+        raise ValueError(f"option {key!r} is ambiguous; write {ways}.")
+    if found:
+        return found[0]
+    names = [option.name for option in options]
+    near = difflib.get_close_matches(name, [*names, "model", "optimizer"], n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    lists = [
+        f"{owner}: {', '.join(own)}"
+        for owner in OWNERS
+        if (own := [option.name for option in options if option.owner == owner])
+    ]
+    raise ValueError(
+        f"unknown option {key!r} for {where}{hint} Known: {'; '.join(lists)}; and model, optimizer to choose those."
+    )
+
+
+def check_name(what: str, name: str, names: Iterable[str]) -> None:
+    """Raises if there is no such name."""
+    names = list(names)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"unknown {what}: {name!r}{hint} Known: {', '.join(names)}.")

@@ -1,0 +1,292 @@
+"""Pictures of a run. Every function takes what `jaxfl.run` returned and returns a matplotlib figure.
+
+Nothing goes through pyplot: no figure stays open, no setting changes. `figure.savefig(path, dpi=150)` writes a file; a
+notebook shows a figure that ends a cell.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from jaxfl.data.clients import FederatedData
+from jaxfl.evaluate import Evaluation
+from jaxfl.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours for every kind of colour vision, then the same, lighter and darker.
+BASE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+NUMBERED = 120  # up to so many clients, a square says the number of its cluster
+OTHERS = "#D9D9D9"  # clusters beyond the palette
+NOBODY = "#FFFFFF"  # clients without a cluster
+
+
+class Run(Protocol):
+    """What the pictures need of a `jaxfl.Result`."""
+
+    @property
+    def history(self) -> History:
+        """The records."""
+        ...
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The last evaluation."""
+        ...
+
+    @property
+    def data(self) -> FederatedData:
+        """The federation."""
+        ...
+
+
+def palette() -> list[str]:
+    """Returns 22 colours: seven hues that every eye tells apart, black, then lighter and darker hues."""
+    return [*BASE, "#000000", *(_mix(color, 1.0, 0.55) for color in BASE), *(_mix(color, 0.0, 0.45) for color in BASE)]
+
+
+def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
+    """Draws accuracy, loss and number of clusters by round.
+
+    Accuracy: micro (line), macro (dashes) and, for one run, the band from the 10th to the 90th percentile of the
+    clients. Loss: on the test rows (line) and while training (dashes). Clusters: found, and the number of true groups
+    where known.
+
+    Args:
+        result: of a run; or several by name, results or histories, to compare.
+    """
+    several = isinstance(result, Mapping)
+    runs = dict(result) if isinstance(result, Mapping) else {"": result}
+    if not runs:
+        raise ValueError("result must name at least one run, got none.")
+    figure = _figure((11, 3.4))
+    accuracy, loss, clusters = figure.subplots(1, 3)
+    for (name, one), color in zip(runs.items(), _cycle(len(runs)), strict=True):
+        history = one if isinstance(one, History) else one.history
+        rounds = history.column("round")
+
+        def draw(
+            axes: "Axes", column: str, label: str, style: str = "-", *, of=history, name=name, color=color
+        ) -> None:
+            values = np.array([math.nan if value is None else value for value in of.column(column)], float)
+            if np.isfinite(values).any():
+                if several:
+                    label = name if style == "-" else ""
+                marker = "o" if len(values) < 3 else ""
+                axes.plot(of.column("round"), values, style, label=label or None, color=color, marker=marker, ms=4)
+
+        if not several:
+            low, high = (_numbers(history.column(f"p{q}_accuracy")) for q in (10, 90))
+            accuracy.fill_between(rounds, low, high, color=color, alpha=0.2, lw=0, label="10 % to 90 % of the clients")
+        draw(accuracy, "micro_accuracy", "micro")
+        draw(accuracy, "macro_accuracy", "macro", "--")
+        draw(loss, "loss", "test")
+        draw(loss, "train_loss", "training", "--")
+        draw(clusters, "num_clusters", "found")
+        if not isinstance(one, History) and one.data.group is not None and one is list(runs.values())[0]:
+            groups = len(np.unique(np.asarray(one.data.group)))
+            clusters.axhline(groups, color="#444444", lw=1, ls=":", label="true groups")
+    titles = ("accuracy on the clients' test rows", "loss", "number of clusters")
+    if several:
+        titles = ("accuracy (dashes: macro)", "loss (dashes: training)", "number of clusters")
+    for axes, title in zip((accuracy, loss, clusters), titles, strict=True):
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xlabel("round")
+        axes.grid(color="#E5E5E5", lw=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8, frameon=False)
+    accuracy.set_ylim(top=min(1.0, accuracy.get_ylim()[1]))
+    loss.set_ylim(bottom=0)
+    clusters.set_ylim(0, max(clusters.get_ylim()[1] * 1.1, 2))
+    clusters.yaxis.get_major_locator().set_params(integer=True)
+    if not several:
+        figure.suptitle(getattr(runs[""], "summary", {}).get("data", ""), fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def clusters(result: Run) -> "Figure":
+    """Draws every client as a square: in the row of its true group, in the colour of its found cluster.
+
+    Found exactly, every row has one colour of its own. Where the groups are unknown there is one block, sorted by
+    cluster.
+
+    Args:
+        result: of a run.
+    """
+    data, found = result.data, np.asarray(result.evaluation.cluster)
+    group = np.zeros(len(found), int) if data.group is None else np.asarray(data.group)
+    groups = np.unique(group)
+    order = _by_group(found, group)
+    color_of = _colors(order)
+    blocks, width = _layout([np.flatnonzero(group == one) for one in groups], found, order)
+    gap = 0.0 if len(found) <= NUMBERED and all(len(block) <= width for block in blocks) else 0.03 * width
+    lines = [math.ceil(len(block) / width) for block in blocks]
+    tops = [float(sum(lines[:place]) + gap * place) for place in range(len(blocks))]
+
+    names, entries = _names(data, groups), _legend_entries(found, order, color_of)
+    cell = max(0.07, min(0.4, 7.0 / width))  # inches
+    wide, high = width * cell, (tops[-1] + lines[-1]) * cell
+    per_column = max(8, int(high / 0.2))
+    left = 0.25 + 0.1 * max(map(len, names))
+    right = 0.5 + 0.95 * math.ceil(len(entries) / per_column)
+    size = max(left + wide + right, 5.5), max(high, 0.2 * min(per_column, len(entries)) + 0.3) + 0.6
+    figure = _figure(size, None)
+    axes = figure.add_axes((left / size[0], 1 - (0.4 + high) / size[1], wide / size[0], high / size[1]))
+    _draw_squares(axes, blocks, tops, width, found, order, color_of)
+    axes.set(xlim=(0, width), ylim=(high / cell, 0), xticks=[])
+    axes.set_yticks([top + line / 2 for top, line in zip(tops, lines, strict=True)], names)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    figure.text(left / size[0], 1 - 0.25 / size[1], _title(result), fontsize=10)
+    from matplotlib.patches import Patch
+
+    figure.legend(
+        handles=[Patch(facecolor=color, edgecolor="#BBBBBB", label=label) for label, color in entries],
+        title="cluster (clients)",
+        alignment="left",
+        ncols=math.ceil(len(entries) / per_column),
+        loc="upper left",
+        bbox_to_anchor=((left + wide + 0.1) / size[0], 1 - 0.35 / size[1]),
+        columnspacing=1.0,
+        handlelength=1.0,
+        fontsize=8,
+        title_fontsize=8,
+        frameon=False,
+    )
+    return figure
+
+
+def _layout(members: list[np.ndarray], found: np.ndarray, order: Sequence[int]) -> tuple[list[np.ndarray], int]:
+    """Returns every group's clients sorted by cluster, and the squares of a line: about 2.5 times as wide as high."""
+    rank = {cluster: place for place, cluster in enumerate(order)}
+    blocks = [
+        block[np.argsort([rank.get(int(found[i]), len(rank)) for i in block], kind="stable")] for block in members
+    ]
+    longest = max(map(len, blocks))
+    wish = longest if len(found) <= NUMBERED and longest <= 20 else math.ceil(math.sqrt(2.5 * len(found)))
+    return blocks, math.ceil(longest / math.ceil(longest / wish))  # full lines
+
+
+def _draw_squares(
+    axes: "Axes",
+    blocks: Sequence[np.ndarray],
+    tops: Sequence[float],
+    width: int,
+    found: np.ndarray,
+    order: Sequence[int],
+    color_of: Mapping[int, str],
+) -> None:
+    """Draws every client."""
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    squares, colors = [], []
+    for block, top in zip(blocks, tops, strict=True):
+        for place, client in enumerate(block):
+            x, y, cluster = place % width, top + place // width, int(found[client])
+            squares.append(Rectangle((x + 0.06, y + 0.06), 0.88, 0.88))
+            colors.append(color_of.get(cluster, NOBODY))
+            if len(found) <= NUMBERED and cluster >= 0:
+                ink = _ink(colors[-1])
+                axes.text(x + 0.5, y + 0.53, str(order.index(cluster) + 1), ha="center", va="center", size=7, color=ink)
+    edges = ["#BBBBBB" if color == NOBODY else color for color in colors]
+    axes.add_collection(PatchCollection(squares, facecolors=colors, edgecolors=edges, lw=0.3))
+
+
+def _title(result: Run) -> str:
+    """Returns how many clusters were found, and how well they agree with the groups."""
+    metrics = result.evaluation.metrics
+    number = metrics["num_clusters"]
+    words = f"{result.data.num_clients:,} clients, {number} cluster{'' if number == 1 else 's'} found"
+    if metrics.get("ari") is None:
+        return words
+    groups = len(np.unique(np.asarray(result.data.group)))
+    return f"{words}, {groups} true groups, ARI {metrics['ari']:.3f}"
+
+
+def _names(data: FederatedData, groups: np.ndarray) -> list[str]:
+    """Returns a name for every row."""
+    if data.group is None:
+        return ["all"]
+    return [data.group_names[group] if group < len(data.group_names) else f"group {group}" for group in groups]
+
+
+def _by_group(found: np.ndarray, group: np.ndarray) -> list[int]:
+    """Returns the clusters: of the first group first, in each the larger first; the colours go by it."""
+    clusters, size = np.unique(found[found >= 0], return_counts=True)
+    most = [int(np.bincount(group[found == cluster]).argmax()) for cluster in clusters]
+    keys = sorted(zip(most, -size, clusters, strict=True))
+    return [int(cluster) for _, _, cluster in keys]
+
+
+def _colors(order: Sequence[int]) -> dict[int, str]:
+    """Returns a colour for every cluster; those beyond the palette share a grey."""
+    own = palette()
+    return {cluster: own[place] if place < len(own) else OTHERS for place, cluster in enumerate(order)}
+
+
+def _legend_entries(found: np.ndarray, order: Sequence[int], color_of: Mapping[int, str]) -> list[tuple[str, str]]:
+    """Returns labels and colours: the clusters with their number of clients, the rest in one line."""
+
+    shown = list(order[: len(palette())])
+    entries = [
+        (f"{place + 1} ({(found == cluster).sum():,})", color_of[cluster]) for place, cluster in enumerate(shown)
+    ]
+    rest = order[len(shown) :]
+    if rest:
+        entries.append((f"{len(rest)} more ({np.isin(found, rest).sum():,})", OTHERS))
+    if (found < 0).any():
+        entries.append((f"none ({(found < 0).sum():,})", NOBODY))
+    return entries
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray:
+    """Returns numbers, NaN for None."""
+    return np.array([math.nan if value is None else value for value in values], float)
+
+
+def _cycle(count: int) -> list[str]:
+    """Returns `count` colours for lines."""
+    own = [color for color in palette() if color != "#F0E442"]  # yellow lines are lost on white
+    return [own[index % len(own)] for index in range(count)]
+
+
+def _mix(color: str, level: float, share: float) -> str:
+    """Returns a colour mixed with white (level 1) or black (0)."""
+    parts = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round((1 - share) * part + share * 255 * level):02X}" for part in parts)
+
+
+def _ink(color: str) -> str:
+    """Returns black or white, whichever is read better on a colour."""
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "#FFFFFF"
+
+
+def _figure(size: tuple[float, float], layout: Literal["constrained"] | None = "constrained") -> "Figure":
+    """Returns an empty figure that no one but the caller holds."""
+    return _figure_type()(figsize=size, layout=layout)
+
+
+@functools.cache
+def _figure_type() -> "type[Figure]":
+    """Returns matplotlib's figure, with what a notebook needs to show it without pyplot."""
+    import io
+
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=110)
+            return buffer.getvalue()
+
+    return Picture
