@@ -90,7 +90,7 @@ def stocfl(
     gradient_of = full_gradient(task)
 
     def extract(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
-        """Returns Psi of one client `[d]`, of norm 1; 0 for a client without rows."""
+        """Returns Psi of one client `[d]`, of norm 1; 0 for a client without rows or whose gradient is not finite."""
         _, gradient = gradient_of(anchor, data, client)  # dropout off: the same function for every client
         psi = tree.ravel(gradient)
         short = (
@@ -99,7 +99,8 @@ def stocfl(
             else sketch.sketch(key_for(key, Stream.SKETCH), psi, representation_size)
         )
         norm = jnp.linalg.norm(short)
-        return jnp.where(norm > 0, short / jnp.where(norm > 0, norm, 1), 0)
+        usable = (norm > 0) & jnp.isfinite(norm)  # inf / inf would be a NaN in the sums of every cluster
+        return jnp.where(usable, short / jnp.where(usable, norm, 1), 0)
 
     def init(key: Key, data: FederatedData) -> StoCFLState:
         model = task.init(key_for(key, Stream.INIT))
@@ -129,7 +130,8 @@ def stocfl(
     def round(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> tuple[StoCFLState, Info]:
         representation = observe(key, state, data, cohort)
         newcomer = cohort.mask & (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
-        merged = merge(representation, state.cluster, cohort.ids, newcomer, threshold, _slots(state))
+        order = jnp.argsort(cohort.ids)  # by id: which slot a new cluster opens must not depend on the cohort's order
+        merged = merge(representation, state.cluster, cohort.ids[order], newcomer[order], threshold, _slots(state))
         start = tree.where(merged.opened, tree.repeat(state.anchor, _slots(state)), state.models)
 
         def client(shared, client: Array):
