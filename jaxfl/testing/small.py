@@ -1,0 +1,85 @@
+"""What the battery runs on: a linear classifier, eight clients, and a method compiled once for all checks."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import tree
+from jaxfl.data.clients import Batch, Cohort, FederatedData
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.methods.base import Info, Method, Row
+from jaxfl.tasks import Task, masked_mean
+from jaxfl.typing import Array, Key, Params
+
+COHORT = (0, 1, 2, 3, 4, 6, 7)  # not a multiple of 3 or 4; client 5 is never sampled
+EMPTY, SICK = 1, 3  # the client without rows; the one that is given NaN
+FEATURES, CLASSES = 4, 3
+
+
+class Case(NamedTuple):
+    """A method and its compiled functions, shared by the checks."""
+
+    method: Method
+    init: Callable[[Key, FederatedData], Any]
+    round: Callable[[Key, Any, FederatedData, Cohort], tuple[Any, Info]]
+    client_params: Callable[[Any, Array], Params]
+    assign: Callable[[Key, Any, FederatedData, Cohort], Any]
+
+    def run(
+        self, data: FederatedData, cohort: Cohort, *, rounds: int = 2, seed: int = 0, start: Any = None
+    ) -> tuple[Any, Any]:
+        """Returns the state and the last info after some rounds with the same cohort."""
+        key, info = jax.random.key(seed), None
+        state = self.init(key, data) if start is None else start
+        for _ in range(rounds):
+            state, info = self.round(key, state, data, cohort)
+        return state, info
+
+    def served(self, state: Any, ids: Any) -> Params:
+        """Returns the models that these clients are served."""
+        models = self.client_params(state, jnp.arange(state.cluster.shape[0], dtype=jnp.int32))
+        return tree.take(models, jnp.asarray(ids))
+
+
+def linear_task() -> Task:
+    """Returns softmax regression in plain jax.numpy: no dropout, no module."""
+
+    def init(key: Key) -> Params:
+        return {"kernel": 0.1 * jax.random.normal(key, (FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)}
+
+    def logits(model: Params, batch: Batch) -> Array:
+        return batch.x @ model["kernel"] + model["bias"][None]
+
+    def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        del key
+        return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits(model, batch), batch.y), batch.mask)
+
+    return Task(init, loss, logits)
+
+
+def case(row: Row, batch_size: int | None = 4) -> Case:
+    """Returns the row's method on the battery's task; the same object for the same row, so that it compiles once."""
+    options = {"local_epochs": 2, "batch_size": batch_size, **row.small}
+    return build(row.factory, tuple((name, value) for name, value in options.items() if name in row.options))
+
+
+@functools.lru_cache(maxsize=4)
+def build(factory: Callable[..., Method], options: tuple[tuple[str, Any], ...]) -> Case:
+    """Returns the method with these options, about to be compiled."""
+    method = factory(linear_task(), optax.sgd(0.3), **dict(options))
+    return Case(method, *map(jax.jit, (method.init, method.round, method.client_params, method.assign)))
+
+
+@functools.cache
+def federation(num_groups: int = 2, ragged: bool = True, rows: int = 12) -> FederatedData:
+    """Returns the battery's federation of eight clients."""
+    return clustered_linear(8, num_groups, rows, FEATURES, CLASSES, ragged=ragged)
+
+
+def everyone(data: FederatedData) -> Cohort:
+    """Returns the cohort of all clients."""
+    return Cohort.of(jnp.arange(data.num_clients))
