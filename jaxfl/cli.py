@@ -5,19 +5,17 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from jaxfl import data as federations
-from jaxfl import job, options
+from jaxfl import job, options, tables
 from jaxfl.callbacks import ProgressBar
-from jaxfl.data import sources
 from jaxfl.methods import METHODS
 from jaxfl.program import footprint
+from jaxfl.sampling import cohort_size
 from jaxfl.simulate import Result
 
 app = typer.Typer(
@@ -106,7 +104,7 @@ def run_command(
             job.check(one)
         results = [_run(one, f"seed {one.seed}" if seeds is not None else "") for one in jobs]
         spread = job.across(results, out) if seeds is not None else None
-        _report(settings, results, spread)
+        Console().print(tables.results(results, spread))
         for one in jobs:
             if one.out is not None:
                 pictures = " and ".join(str(one.out / name) for name in job.PICTURES)
@@ -118,6 +116,7 @@ def _run(one: job.Job, label: str) -> Result:
     console = _stderr()
     with _saying(console, f"loading {one.settings.data_name}"):
         data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
+        cohort_size(one.cohort, data)  # refuses what is too large, before anything is said to compile
     bar = ProgressBar(label=label)
     if not console.is_terminal:
         console.print(f"{label} compiling {one.settings.method_name} on {data.num_clients} clients".strip())
@@ -144,44 +143,6 @@ def _run(one: job.Job, label: str) -> Result:
     return result
 
 
-def _report(settings: options.Settings, results: Sequence[Result], spread: dict[str, dict[str, float]] | None) -> None:
-    """Prints the table at the end: a row per run, and mean and deviation of several."""
-    one = results[0].summary
-    clients = f"{one['num_clients']} clients, {one['rounds']} rounds of {one['cohort']}"
-    table = Table(title=f"{settings.method_name} on {settings.data_name}: {clients}", title_justify="left")
-    columns = {
-        "micro": ("micro_accuracy", 1, ".4f"),
-        "macro": ("macro_accuracy", 1, ".4f"),
-        "worst 10%": ("worst_decile_accuracy", 1, ".4f"),
-        "clusters": ("num_clusters", 1, "g"),
-        "ARI": ("ari", 1, ".3f"),
-        "rounds/s": ("seconds_per_round", -1, ".3g"),
-        "compile s": ("compile_seconds", 1, ".1f"),
-        "peak MB": ("peak_bytes", 1e-6, ".0f"),
-    }
-
-    def cell(value: float | None, scale: float, form: str) -> str:
-        if value is None:
-            return "-"
-        return format(1 / max(value, 1e-9) if scale < 0 else value * scale, form)
-
-    if spread is not None:
-        table.add_column("seed", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for result in results:
-        cells = [cell(result.summary[key], scale, form) for key, scale, form in columns.values()]
-        table.add_row(*([str(result.summary["seed"])] if spread is not None else []), *cells)
-    if spread is not None:
-        table.add_section()
-        means = [cell(spread[key]["mean"] if key in spread else None, *how) for key, *how in columns.values()]
-        table.add_row("mean", *means)
-        # the deviation of a rate is not the rate of a deviation
-        stds = [(spread[key]["std"] if key in spread and how[0] > 0 else None, *how) for key, *how in columns.values()]
-        table.add_row("std", *(cell(*one) for one in stds))
-    Console().print(table)
-
-
 @app.command("methods")
 def methods_command(
     name: Annotated[str | None, typer.Argument(help="Show the options of this one.", metavar="[METHOD]")] = None,
@@ -191,25 +152,12 @@ def methods_command(
     with errors():
         if name is not None:
             options.check_name("method", name, METHODS)
-        names = list(METHODS) if name is None else [name]
-        rows = [
-            {
-                "name": one,
-                "summary": METHODS[one].summary,
-                "paper": METHODS[one].paper,
-                "options": {
-                    option: None if default is options.REQUIRED else default
-                    for option, default in METHODS[one].options.items()
-                },
-            }
-            for one in names
-        ]
         if as_json:
-            print(json.dumps(rows, indent=2))
+            print(json.dumps(tables.method_rows(list(METHODS) if name is None else [name]), indent=2))
         elif name is not None:
-            _print_options(f"{name}: {METHODS[name].summary} ({METHODS[name].paper})", METHODS[name].options)
+            print(tables.method_options(name))
         else:
-            _print_rows(rows, ["name", "summary", "paper"])
+            Console().print(tables.methods())
 
 
 @app.command("data")
@@ -220,34 +168,11 @@ def data_command(
 ) -> None:
     """List the data sets and whether their files are found, or the options of one."""
     with errors():
-        found = federations.available(data_dir)
-        chosen = list(federations.DATASETS) if name is None else [federations.dataset(name).name]
-        rows = []
-        for one in chosen:
-            row = federations.dataset(one)
-            remedy = None if found.get(one) else _remedy(row.source, data_dir)
-            rows.append(
-                {
-                    "name": one,
-                    "description": row.description,
-                    "classes": row.num_classes,
-                    "found": found.get(one),
-                    "missing": remedy,
-                    "options": federations.options(one),
-                }
-            )
+        names = list(federations.DATASETS) if name is None else [federations.dataset(name).name]
         if as_json:
-            print(json.dumps(rows, indent=2))
-            return
-        if name is not None:
-            _print_options(f"{name}: {rows[0]['description']}", rows[0]["options"])
+            print(json.dumps(tables.data_rows(names, data_dir), indent=2))
         else:
-            shown = [
-                {**row, "classes": row["classes"] or "as the files say", "found": row["found"] or "no"} for row in rows
-            ]
-            _print_rows(shown, ["name", "description", "classes", "found"])
-        for remedy in dict.fromkeys(row["missing"] for row in rows if row["missing"]):
-            print(f"missing: {remedy}")
+            print(tables.data(data_dir) if name is None else tables.data_options(name, data_dir))
 
 
 @app.command("plan")
@@ -324,30 +249,6 @@ def _seeds(text: str) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must differ, got {text!r}.")
     return seeds
-
-
-def _remedy(source: str, data_dir: str | None) -> str:
-    """Returns what to put where, of a source whose files are missing."""
-    try:
-        sources.SOURCES[source](data_dir)
-    except (FileNotFoundError, ValueError) as error:
-        return str(error)
-    return f"{source} with writers: {sources.QMNIST_HELP}."
-
-
-def _print_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """Prints a table."""
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(escape(str(row[column])) for column in columns))
-    Console().print(table)
-
-
-def _print_options(title: str, chosen: dict[str, Any]) -> None:
-    """Prints options and their defaults, as --set takes them."""
-    print(title)
-    for name, default in chosen.items():
-        print(f"  --set {name}={'...' if default is options.REQUIRED else str(default).replace(' ', '')}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -75,12 +75,13 @@ def check(job: Job) -> None:
         return
     if job.out.exists() and not job.out.is_dir():
         raise ValueError(f"out must be a directory, got the file {str(job.out)!r}; choose another name.")
-    held = [name for name in (CONFIG, HISTORY, checkpoint.NAME, SUMMARY) if (job.out / name).exists()]
+    # a config alone is of a run that was refused before its first round
+    held = [name for name in (HISTORY, checkpoint.NAME, SUMMARY) if (job.out / name).exists()]
     if held and not job.resume:
         raise ValueError(
             f"out {str(job.out)!r} holds another run ({held[0]}); go on with it (--resume) or choose another directory."
         )
-    if CONFIG in held:
+    if held and (job.out / CONFIG).exists():
         _check_same(job, json.loads((job.out / CONFIG).read_text()))
 
 

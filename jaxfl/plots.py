@@ -76,7 +76,7 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
             values = np.array([math.nan if value is None else value for value in of.column(column)], float)
             if np.isfinite(values).any():
                 if several:
-                    label = name if style == "-" else ""
+                    label = name if column == "micro_accuracy" else ""
                 marker = "o" if len(values) < 3 else ""
                 axes.plot(of.column("round"), values, style, label=label or None, color=color, marker=marker, ms=4)
 
@@ -88,9 +88,10 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
         draw(loss, "loss", "test")
         draw(loss, "train_loss", "training", "--")
         draw(clusters, "num_clusters", "found")
-        if not isinstance(one, History) and one.data.group is not None and one is list(runs.values())[0]:
-            groups = len(np.unique(np.asarray(one.data.group)))
-            clusters.axhline(groups, color="#444444", lw=1, ls=":", label="true groups")
+    first = next(iter(runs.values()))
+    if not isinstance(first, History) and first.data.group is not None:
+        groups = len(np.unique(np.asarray(first.data.group)))
+        clusters.axhline(groups, color="#444444", lw=1, ls=":", label="true groups")
     titles = ("accuracy on the clients' test rows", "loss", "number of clusters")
     if several:
         titles = ("accuracy (dashes: macro)", "loss (dashes: training)", "number of clusters")
@@ -198,7 +199,8 @@ def _draw_squares(
                 ink = _ink(colors[-1])
                 axes.text(x + 0.5, y + 0.53, str(order.index(cluster) + 1), ha="center", va="center", size=7, color=ink)
     edges = ["#BBBBBB" if color == NOBODY else color for color in colors]
-    axes.add_collection(PatchCollection(squares, facecolors=colors, edgecolors=edges, lw=0.3))
+    widths = [0.5 if color == NOBODY else 0.0 for color in colors]
+    axes.add_collection(PatchCollection(squares, facecolors=colors, edgecolors=edges, lw=widths, snap=False))
 
 
 def _title(result: Run) -> str:

@@ -1,0 +1,183 @@
+"""What the command line prints: lists of methods and data sets, their options, and the table at the end of a run."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxfl import data as federations
+from jaxfl import options
+from jaxfl.data import catalog, sources
+from jaxfl.methods import METHODS
+from jaxfl.simulate import Result
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# title: key of the summary, factor (-1 for the reciprocal), format
+COLUMNS = {
+    "micro": ("micro_accuracy", 1, ".4f"),
+    "macro": ("macro_accuracy", 1, ".4f"),
+    "worst 10%": ("worst_decile_accuracy", 1, ".4f"),
+    "clusters": ("num_clusters", 1, "g"),
+    "ARI": ("ari", 1, ".3f"),
+    "rounds/s": ("seconds_per_round", -1, ".3g"),
+    "compile s": ("compile_seconds", 1, ".1f"),
+    "peak MB": ("peak_bytes", 1e-6, ".0f"),
+}
+
+
+def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) -> "Table":
+    """Returns a table with a row for each run, and the mean and the deviation of several.
+
+    Args:
+        runs: one, or one for each seed.
+        spread: of several, from `jaxfl.job.across`.
+    """
+    from rich.table import Table
+
+    one = runs[0].summary
+    clients = f"{one['num_clients']} clients, {one['rounds']} rounds of {one['cohort']}"
+    table = Table(title=f"{one['method']} on {one['data']}: {clients}", title_justify="left")
+    for name in [*(["seed"] if spread is not None else []), *COLUMNS]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        cells = [_cell(run.summary[key], *how) for key, *how in COLUMNS.values()]
+        table.add_row(*([str(run.summary["seed"])] if spread is not None else []), *cells)
+    if spread is not None:
+        table.add_section()
+        for statistic in ("mean", "std"):
+            # no deviation of a rate: it is not the rate of the deviation
+            values = [
+                spread[key][statistic] if key in spread and (statistic == "mean" or factor > 0) else None
+                for key, factor, _ in COLUMNS.values()
+            ]
+            how = [rest for _, *rest in COLUMNS.values()]
+            table.add_row(statistic, *(_cell(value, *one) for value, one in zip(values, how, strict=True)))
+    return table
+
+
+def _cell(value: float | None, factor: float, form: str) -> str:
+    """Returns a number in a table."""
+    if value is None:
+        return "-"
+    return format(1 / max(value, 1e-9) if factor < 0 else value * factor, form)
+
+
+def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns what is known about methods, ready for JSON; an option that must be given is null."""
+    return [
+        {
+            "name": name,
+            "summary": METHODS[name].summary,
+            "paper": METHODS[name].paper,
+            "options": {
+                option: None if default is options.REQUIRED else default
+                for option, default in METHODS[name].options.items()
+            },
+        }
+        for name in names
+    ]
+
+
+def methods() -> "Table":
+    """Returns the table of all methods."""
+    from rich.table import Table
+
+    table = Table("name", "summary", "paper")
+    for row in method_rows(list(METHODS)):
+        table.add_row(row["name"], row["summary"], row["paper"])
+    return table
+
+
+def method_options(name: str) -> str:
+    """Returns a method's options as `--set` takes them, and those of every run.
+
+    >>> print(method_options("fedsgd").splitlines()[1])
+      --set weighting=rows
+    """
+    row = METHODS[name]
+    return "\n".join(
+        [
+            f"{name}: {row.summary} ({row.paper})",
+            *_items(row.options),
+            "Every run:",
+            f"  --set optimizer={'|'.join(options.OPTIMIZERS)}, and of these:",
+            *(f"    {optimizer}: {_plain(own)}" for optimizer, (_, own) in options.OPTIMIZERS.items()),
+            "  --set model=NAME, and the model's options; each data set has a model that suits it",
+            "  --set chunk=auto, clients trained side by side; none takes the whole cohort",
+        ]
+    )
+
+
+def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[str, Any]]:
+    """Returns what is known about data sets, ready for JSON; `found` is null where files are missing.
+
+    Args:
+        names: of the catalogue.
+        data_dir: where to look.
+    """
+    places, rows = federations.available(data_dir), []
+    for name in names:
+        row, place = federations.dataset(name), places.get(name)
+        rows.append(
+            {
+                "name": name,
+                "description": row.description,
+                "classes": row.num_classes,
+                "found": place,
+                "missing": None if place else _remedy(row.source, data_dir),
+                "options": federations.options(name),
+                "model": row.model[0],
+            }
+        )
+    return rows
+
+
+def data(data_dir: str | None = None) -> str:
+    """Returns all data sets, by source: what it is, where it was found or what to put where, and the skews."""
+    rows, lines, last = data_rows(list(federations.DATASETS), data_dir), [], None
+    for row in rows:
+        entry = federations.dataset(row["name"])
+        source, where = entry.source, f"found: {row['found']}" if row["found"] else f"missing: {row['missing']}"
+        if source != last:
+            classes = f"{row['classes']} classes" if row["classes"] else "as many classes as the file says"
+            lines += [f"{source}: {catalog.SOURCES.get(source, source)}; {classes}", f"  {where}"]
+            last, shown = source, where
+        words = catalog.SKEWS[entry.skew][1] if entry.name.startswith(entry.skew) else "clients as the file says"
+        lines.append(f"  {row['name']:<28}{words}" + ("" if where == shown else f" ({where})"))
+    return "\n".join(lines)
+
+
+def data_options(name: str, data_dir: str | None = None) -> str:
+    """Returns a data set's options as `--set` takes them.
+
+    >>> print(data_options("rotated-digits").splitlines()[1])
+      --set num_clients=40
+    """
+    (row,) = data_rows([federations.dataset(name).name], data_dir)
+    suited = federations.dataset(name).model
+    where = f"found: {row['found']}" if row["found"] else f"missing: {row['missing']}"
+    model = f"  --set model={suited[0]}, and of it: {_plain(suited[1])}"
+    return "\n".join([f"{name}: {row['description']}", *_items(row["options"]), model, where])
+
+
+def _items(chosen: dict[str, Any]) -> list[str]:
+    """Returns options and their defaults, a line each."""
+    return [f"  --set {_plain({name: default})}" for name, default in chosen.items()]
+
+
+def _plain(chosen: dict[str, Any]) -> str:
+    """Returns `key=value` in words that a shell leaves alone, where that can be."""
+    words = {name: "..." if value is options.REQUIRED else str(value) for name, value in chosen.items()}
+    quoted = {name: f"'{value}'" if "(" in value else value.lower() for name, value in words.items()}
+    return ", ".join(f"{name}={value}" for name, value in quoted.items())
+
+
+def _remedy(source: str, data_dir: str | None) -> str:
+    """Returns what to put where, of a source whose files are missing."""
+    if source not in sources.SOURCES:
+        return f"{source} is read by tensorflow-datasets when it is asked for."
+    try:
+        sources.SOURCES[source](data_dir)
+    except (FileNotFoundError, ValueError) as error:
+        return str(error)
+    return f"{source} with writers: {sources.QMNIST_HELP}."
