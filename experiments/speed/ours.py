@@ -1,0 +1,83 @@
+"""jaxfl's side of every comparison, and the data that all sides train on."""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.speed.measure import Side
+from jaxfl import engine
+from jaxfl.data import FederatedData, Plan, federate
+from jaxfl.local import mean_loss
+from jaxfl.methods import Method
+from jaxfl.program import compile_rounds
+
+
+def prototypes(num_clients: int, rows: int, shape: tuple[int, ...], num_classes: int, **options: Any) -> FederatedData:
+    """Returns a federation that can be learned: noisy prototypes of the classes, uint8 pixels from a shared pool.
+
+    Args:
+        num_clients: N.
+        rows: training rows of a client, drawn from a pool of at most 60,000 rows (the size of MNIST).
+        shape: of one input.
+        num_classes: L.
+        **options: of `federate`, e.g. `rotation`.
+    """
+    rng = np.random.default_rng(0)
+    pool = min(60_000, num_clients * rows)
+    labels = rng.integers(0, num_classes, pool)
+    centre = rng.integers(0, 128, (num_classes, *shape), np.uint8)
+    inputs = centre[labels] + rng.integers(0, 128, (pool, *shape), np.uint8)
+    owned = rng.integers(0, pool, (num_clients, rows))
+    nothing = [np.zeros(0, int)] * num_clients
+    return federate(inputs, labels, list(owned), nothing, num_classes=num_classes, mean=127.0, std=64.0, **options)
+
+
+class Rounds:
+    """jaxfl's side: the rounds of a method from one compiled program, everybody or a cohort taking part."""
+
+    def __init__(self, method: Method, data: FederatedData, *, cohort: int | None = None, chunk: int | None = None):
+        self._key, self._one, self._method = jax.random.key(0), jnp.int32(1), method
+        self.data = jax.device_put(data)
+        shapes = jax.eval_shape(method.init, self._key, self.data)
+        size = cohort or data.num_clients
+        self.plan = engine.auto_plan(method, shapes, size) if chunk is None else Plan(chunk=chunk)
+        began = time.perf_counter()
+        self._advance = compile_rounds(method, self._key, shapes, self.data, size, self.plan, limit=1)
+        self.compile_seconds = time.perf_counter() - began
+        self.state = jax.jit(method.init)(self._key, self.data)
+        loss_of = mean_loss(method.task)
+
+        def loss(state: Any, data: FederatedData) -> jax.Array:
+            def one(client: jax.Array) -> jax.Array:
+                return loss_of(
+                    jax.tree.map(lambda leaf: leaf[0], method.client_params(state, client[None])), data, client
+                )
+
+            return jax.lax.map(one, jnp.arange(data.num_clients)).mean()
+
+        self._loss = jax.jit(loss)
+
+    def model(self) -> dict[str, Any]:
+        """Returns the model that client 0 is served, as NumPy arrays."""
+        models = self._method.client_params(self.state, jnp.zeros(1, jnp.int32))
+        return jax.tree.map(lambda leaf: np.array(leaf[0]), models)
+
+    def side(self) -> Side:
+        """Returns it as a side of a comparison."""
+
+        def one_round() -> float:
+            self.state, log, _, _ = self._advance(self._key, self.state, self.data, self._one)
+            return float(np.asarray(log.info.loss)[0].mean())
+
+        return Side("jaxfl", one_round, lambda: float(self._loss(self.state, self.data)))
+
+
+def every_row(data: FederatedData) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what every client's model sees, `[N, T, ...]` and `[N, T]`, for peers that hold their data ready."""
+    held = jax.device_put(data)
+    batch = jax.jit(jax.vmap(lambda client: held.batch(held.train, client, jnp.arange(held.train.max_size))))
+    x, y, _ = batch(jnp.arange(data.num_clients))
+    return np.asarray(x), np.asarray(y)
