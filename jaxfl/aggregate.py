@@ -115,7 +115,7 @@ def add_many(total: Total, many: Contribution, mask: Array) -> Total:
     return Total(
         values=jax.tree.map(add, total.values, many.values),
         weight=total.weight + onehot.sum(0),
-        diverged=total.diverged + diverged.sum(),
+        diverged=total.diverged + diverged.sum(dtype=jnp.int32),
     )
 
 

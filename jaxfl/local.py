@@ -46,9 +46,9 @@ def fold_rows(
         The last carry.
     """
     if split.max_size <= block:
-        return step(carry, data.batch(split, client, jnp.arange(split.max_size)))
+        return step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
     blocks = -(-split.size[client] // block)
-    positions = jnp.arange(block)
+    positions = jnp.arange(block, dtype=jnp.int32)
     return jax.lax.fori_loop(0, blocks, lambda i, c: step(c, data.batch(split, client, i * block + positions)), carry)
 
 
@@ -60,7 +60,7 @@ def mean_loss(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedD
             loss = task.loss(model, batch, None)
             return total + loss * batch.mask.sum().astype(loss.dtype)
 
-        zero = jnp.zeros((), jax.eval_shape(step, jnp.float32(0), _batch_shape(data)).dtype)
+        zero = jnp.zeros((), jax.eval_shape(task.loss, model, _batch_shape(data), None).dtype)
         total = fold_rows(step, zero, data, data.train, client, block)
         return total / jnp.maximum(data.train.size[client], 1).astype(total.dtype)
 
@@ -75,11 +75,11 @@ def full_gradient(task: Task, *, block: int = BLOCK) -> Callable[..., tuple[Arra
 
     def run(model: Params, data: FederatedData, client: Array, key: Key | None = None) -> tuple[Array, Params]:
         if data.train.max_size <= block:
-            batch = data.batch(data.train, client, jnp.arange(data.train.max_size))
+            batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
             return jax.value_and_grad(task.loss)(model, batch, key)
 
         def step(carry: tuple[Array, Params], batch: Batch) -> tuple[Array, Params]:
-            share = batch.mask.sum() / jnp.maximum(data.train.size[client], 1)
+            share = batch.mask.sum(dtype=jnp.int32) / jnp.maximum(data.train.size[client], 1)
             part = jax.value_and_grad(task.loss)(model, batch, key)
             return jax.tree.map(lambda total, leaf: total + share.astype(leaf.dtype) * leaf, carry, part)
 
@@ -129,7 +129,7 @@ def local_train(
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = jnp.where(data.train.size[client] > 0, local_epochs, 0)
         if data.train.max_size <= block:  # the same rows in every step: gathered and normalised once
-            batch = data.batch(data.train, client, jnp.arange(data.train.max_size))
+            batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
 
             def gradient_at(model: Params, key: Key) -> tuple[Array, Params]:
                 return jax.value_and_grad(task.loss)(model, batch, key)
@@ -155,8 +155,8 @@ def local_train(
         def epoch(carry, index: Array):
             # real rows sort first in a random order, padding after them
             bits = jax.random.bits(key_for(key, Stream.BATCHES, index), (slots,), jnp.uint32) >> 1
-            padding = jnp.where(jnp.arange(slots) < size, jnp.uint32(0), jnp.uint32(1) << 31)
-            order = jnp.argsort(bits | padding)
+            padding = jnp.where(jnp.arange(slots, dtype=jnp.int32) < size, jnp.uint32(0), jnp.uint32(1) << 31)
+            order = jnp.argsort(bits | padding).astype(jnp.int32)
 
             def step(number: Array, carry):
                 model, state, total = carry
@@ -178,4 +178,4 @@ def local_train(
 
 def _batch_shape(data: FederatedData) -> Batch:
     """Returns the shapes of a one-row batch."""
-    return jax.eval_shape(lambda: data.batch(data.train, jnp.int32(0), jnp.arange(1)))
+    return jax.eval_shape(lambda: data.batch(data.train, jnp.int32(0), jnp.arange(1, dtype=jnp.int32)))

@@ -230,7 +230,9 @@ def merge(representation: Array, cluster: Array, ids: Array, newcomer: Array, th
     keeper = jnp.where(best < slots, order[jnp.minimum(best, slots - 1)], -1)
 
     kept = jnp.zeros(slots, bool).at[jnp.where(keeper >= 0, keeper, slots)].set(True, mode="drop")
-    opens = alive & (label == jnp.arange(count)) & (keeper < 0)  # a component is named after its first node
+    opens = (
+        alive & (label == jnp.arange(count, dtype=jnp.int32)) & (keeper < 0)
+    )  # a component is named after its first node
     turn = jnp.cumsum(opens) - 1
     free = jnp.argsort(kept, stable=True).astype(jnp.int32)  # free slots first, in ascending order
     overflow = opens.sum() > (~kept).sum()
