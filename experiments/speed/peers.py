@@ -1,4 +1,4 @@
-"""The peers, fed with the same numbers: a plain PyTorch loop, FedJAX's jit backend, pfl's simulated backend.
+"""The peers, fed with the same numbers: a plain PyTorch loop, FedJAX's default jit backend.
 
 Every peer starts from jaxfl's initial parameters and holds its clients' rows ready, normalised and rotated, in the form
 it likes best; jaxfl gathers and prepares them inside its timed part. Peers are imported only when they are measured.

@@ -1,4 +1,4 @@
-"""W3: many small clients, logistic 60-10 and 784-200-10: jaxfl against FedJAX's jit backend and pfl.
+"""W3: many small clients, logistic 60-10 and 784-200-10: jaxfl against FedJAX's jit backend and a PyTorch loop.
 
 All clients take part; 50 rows per client, one shuffled epoch of 5 steps of 10 rows, SGD. Shuffling, batching, the
 losses on the host and the weighted mean are timed on every side. The sides shuffle with generators of their own, so the
@@ -7,7 +7,7 @@ loss after round 1 is compared for 5 full-batch steps, where there is nothing to
 FedJAX dispatches once per client and batch and takes minutes at 10,000 clients, so it is left out above
 `--peer-limit` clients (1,000 unless given); jaxfl is measured alone there.
 
-    python -m experiments.speed.w3 --clients 100 1000 10000 --model logistic mlp --peers fedjax,pfl
+    python -m experiments.speed.w3 --clients 100 1000 10000 --model logistic mlp --peers fedjax,torch
 """
 
 from collections.abc import Sequence
