@@ -44,6 +44,7 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
     >>> sums.values["w"].tolist(), kept.tolist()
     ([10], [4, 1])
     """
+    shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
     chunk, mesh = cohort.plan
     devices = 1 if mesh is None else mesh.size
     count = cohort.ids.shape[0]
