@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from jaxfl import methods
 from jaxfl.data.clients import Batch, Cohort
-from jaxfl.methods import stocfl
+from jaxfl.methods.stocfl import merge
 from jaxfl.tasks import Task, masked_mean
 from tests import problems
 from tests.reference import cosine
 
 SLOTS, CLIENTS = 6, 9
-merge = jax.jit(stocfl.merge, static_argnames="slots")
+merge = jax.jit(merge, static_argnames="slots")
 
 
 def plainly(psi, cluster, ids, newcomer, threshold, slots):

@@ -1,0 +1,119 @@
+"""One pass over the clients: every plan gives the plain loop's sums and records, in the cohort's order."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfl import aggregate, engine
+from jaxfl.data.clients import Cohort, Plan
+from jaxfl.data.synthetic import clustered_linear
+
+IDS = [5, 0, 3, 9, 2, 7, 8]
+
+
+def mesh(count):
+    return jax.sharding.Mesh(np.array(jax.devices()[:count]), ("clients",))
+
+
+PLANS = [
+    Plan(1),
+    Plan(2),
+    Plan(3),
+    Plan(7),
+    Plan(100),
+    Plan(None),
+    Plan(1, mesh(4)),
+    Plan(2, mesh(2)),
+    Plan(None, mesh(4)),
+]
+
+
+def client(shared, client, row):
+    value = {"w": shared * client.astype(jnp.float32) + row, "b": row[:1]}
+    return aggregate.contribute(value, client.astype(jnp.float32), client % 3, 3), (client, row.sum())
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=[f"{p.chunk}-{p.mesh.size if p.mesh else 1}" for p in PLANS])
+def test_every_plan_is_the_plain_loop(plan):
+    rows = np.random.default_rng(0).normal(size=(len(IDS), 2)).astype(np.float32)
+    mask = np.array([True] * 5 + [False, True])
+    cohort = Cohort(jnp.array(IDS, jnp.int32), jnp.array(mask), plan)
+    run = jax.jit(lambda shared, cohort, rows: engine.over_clients(client, shared, cohort, rows))
+    sums, (ids, totals) = run(jnp.float32(2), cohort, rows)
+    wanted, weight = np.zeros((3, 2)), np.zeros(3)
+    for i, real, row in zip(IDS, mask, rows, strict=True):
+        if real:
+            wanted[i % 3] += i * (2.0 * i + row)
+            weight[i % 3] += i
+    np.testing.assert_allclose(sums.values["w"], wanted, rtol=1e-5)  # float32 sums of seven clients
+    np.testing.assert_array_equal(sums.weight, weight)
+    assert ids.tolist() == IDS
+    np.testing.assert_allclose(totals, rows.sum(1), rtol=1e-5)
+
+
+def test_a_method_may_send_nothing():
+    sums, kept = engine.over_clients(lambda shared, i: ((), i + shared), jnp.int32(1), Cohort.of(IDS, Plan(2)))
+    assert sums == () and kept.tolist() == [i + 1 for i in IDS]
+
+
+def test_at_chunk_one_a_branch_not_taken_costs_nothing():
+    """No vmap: `cond` stays a branch, and a callback in the other branch is never called."""
+    called = []
+
+    def one(shared, i):
+        def count():
+            jax.debug.callback(lambda i: called.append(int(i)), i)
+            return i
+
+        return (), jax.lax.cond(i > 4, count, lambda: jnp.int32(0))
+
+    jax.block_until_ready(engine.over_clients(one, (), Cohort.of(IDS, Plan(1))))
+    jax.effects_barrier()
+    assert sorted(called) == [5, 7, 8, 9]
+
+
+@pytest.mark.parametrize("plan", [Plan(2), Plan(2, mesh(2)), Plan(3, mesh(4))])
+def test_by_size_is_a_permutation_with_the_padding_last(plan):
+    data = clustered_linear(12, ragged=True)
+    cohort = Cohort(jnp.arange(8, dtype=jnp.int32), jnp.arange(8) != 3, plan)
+    ordered = engine.by_size(data, cohort)
+    pairs = sorted(zip(ordered.ids.tolist(), ordered.mask.tolist(), strict=True))
+    assert pairs == [(i, i != 3) for i in range(8)]
+    sizes = [
+        data.train.size[i] if real else -1 for i, real in zip(ordered.ids.tolist(), ordered.mask.tolist(), strict=True)
+    ]
+    share = 8 // (plan.mesh.size if plan.mesh else 1)
+    for start in range(0, 8, share):
+        assert sizes[start : start + share] == sorted(sizes[start : start + share], reverse=True)
+
+
+def test_by_size_leaves_one_at_a_time_alone():
+    data = clustered_linear(12, ragged=True)
+    assert engine.by_size(data, Cohort.of(IDS)).ids.tolist() == IDS
+
+
+def test_auto_plan_maps_small_models_only():
+    data = clustered_linear(12)
+
+    class Fake:
+        def __init__(self, count):
+            self.client_params = lambda state, ids: jnp.zeros((ids.shape[0], count))
+
+    state = jax.eval_shape(lambda: jnp.zeros(data.num_clients))
+    if jax.default_backend() == "cpu":
+        assert engine.auto_plan(Fake(10), state, 12).chunk == 12
+        assert engine.auto_plan(Fake(10**6), state, 12).chunk == 1
+
+
+def test_data_in_host_memory_needs_no_jit():
+    data = replace(clustered_linear(12), name="host")
+
+    def one(data, i):
+        return (), data.batch(data.train, i, jnp.arange(2)).y
+
+    _, labels = engine.over_clients(one, data, Cohort.of([1, 2]))
+    own = [data.labels[data.train.rows[data.train.start[i] :][:2]].tolist() for i in (1, 2)]
+    assert labels.tolist() == own
