@@ -19,7 +19,8 @@ from jaxfl.data.clients import Cohort, FederatedData, Plan
 from jaxfl.typing import Array, Params
 
 COPIES = 6  # models alive per mapped client: its own, gradient, update, start, and room for activations
-CACHE_BYTES = 256 << 10  # of the mapped clients' models on a CPU: about the second-level cache of one core
+CACHE_BYTES = 16 << 20  # of the mapped clients' models on a CPU: half of a usual last-level cache
+WIDEST = 128  # clients mapped on a CPU: logistic models gain nothing beyond (71 ms at 1, 29 at 17, 26 at 128)
 
 
 def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort, *rows: Params) -> tuple[Any, Any]:
@@ -131,9 +132,9 @@ def auto_plan(method: Any, state: Any, size: int) -> Plan:
     """Returns the plan for a machine: how many clients to train side by side.
 
     On the CPU one client at a time keeps its weights in cache and every core on its matrix products: 242-281 GFLOP/s
-    against 80-87 with all clients mapped (784-2048-10 network, 50 rows, two cores). Only models so small that the
-    overhead of an operation outweighs its work gain from being mapped. On an accelerator chunks are as large as memory
-    allows, up to the whole cohort.
+    against 80-87 with all clients mapped (784-2048-10 network, 50 rows, two cores). Models so small that several fit
+    the cache gain from being mapped: 784-200-10 is 12 % faster at 4, logistic regression 2.7 times at 128 clients. On
+    an accelerator chunks are as large as memory allows, up to the whole cohort.
 
     Args:
         method: a `jaxfl.methods.Method`; gives the size of a model.
@@ -143,6 +144,6 @@ def auto_plan(method: Any, state: Any, size: int) -> Plan:
     served = jax.eval_shape(method.client_params, state, jax.ShapeDtypeStruct((1,), jnp.int32))
     model_bytes = tree.num_bytes(served)
     if jax.default_backend() == "cpu":
-        return Plan(chunk=min(size, max(1, CACHE_BYTES // (COPIES * model_bytes))))
+        return Plan(chunk=min(size, WIDEST, max(1, CACHE_BYTES // (COPIES * model_bytes))))
     limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
     return Plan(chunk=min(size, max(1, int(limit / 4) // (COPIES * model_bytes))))
