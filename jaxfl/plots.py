@@ -205,13 +205,16 @@ def _draw_squares(
 
 def _title(result: Run) -> str:
     """Returns how many clusters were found, and how well they agree with the groups."""
+
+    def count(number: int, noun: str) -> str:
+        return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
     metrics = result.evaluation.metrics
-    number = metrics["num_clusters"]
-    words = f"{result.data.num_clients:,} clients, {number} cluster{'' if number == 1 else 's'} found"
+    words = f"{count(result.data.num_clients, 'client')}, {count(metrics['num_clusters'], 'cluster')} found"
     if metrics.get("ari") is None:
         return words
     groups = len(np.unique(np.asarray(result.data.group)))
-    return f"{words}, {groups} true groups, ARI {metrics['ari']:.3f}"
+    return f"{words}, {count(groups, 'true group')}, ARI {metrics['ari']:.3f}"
 
 
 def _names(data: FederatedData, groups: np.ndarray) -> list[str]:

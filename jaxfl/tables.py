@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 # title: key of the summary, factor (-1 for the reciprocal), format
 COLUMNS = {
-    "micro": ("micro_accuracy", 1, ".4f"),
-    "macro": ("macro_accuracy", 1, ".4f"),
-    "worst 10%": ("worst_decile_accuracy", 1, ".4f"),
-    "clusters": ("num_clusters", 1, "g"),
-    "ARI": ("ari", 1, ".3f"),
-    "rounds/s": ("seconds_per_round", -1, ".3g"),
-    "compile s": ("compile_seconds", 1, ".1f"),
-    "peak MB": ("peak_bytes", 1e-6, ".0f"),
+    "micro": ("micro_accuracy", 1, "{:.4f}"),
+    "macro": ("macro_accuracy", 1, "{:.4f}"),
+    "worst 10%": ("worst_decile_accuracy", 1, "{:.4f}"),
+    "clusters": ("num_clusters", 1, "{:g}"),
+    "ARI": ("ari", 1, "{:.3f}"),
+    "rounds/s": ("seconds_per_round", -1, "{:.3g}"),
+    "compile": ("compile_seconds", 1, "{:.1f} s"),
+    "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
 
 
@@ -36,14 +36,15 @@ def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) 
 
     one = runs[0].summary
     clients = f"{one['num_clients']} clients, {one['rounds']} rounds of {one['cohort']}"
-    table = Table(title=f"{one['method']} on {one['data']}: {clients}", title_justify="left")
+    table = Table(
+        title=f"{one['method']} on {one['data']}: {clients}", title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
     for name in [*(["seed"] if spread is not None else []), *COLUMNS]:
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         cells = [_cell(run.summary[key], *how) for key, *how in COLUMNS.values()]
         table.add_row(*([str(run.summary["seed"])] if spread is not None else []), *cells)
     if spread is not None:
-        table.add_section()
         for statistic in ("mean", "std"):
             # no deviation of a rate: it is not the rate of the deviation
             values = [
@@ -59,7 +60,7 @@ def _cell(value: float | None, factor: float, form: str) -> str:
     """Returns a number in a table."""
     if value is None:
         return "-"
-    return format(1 / max(value, 1e-9) if factor < 0 else value * factor, form)
+    return form.format(1 / max(value, 1e-9) if factor < 0 else value * factor)
 
 
 def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
