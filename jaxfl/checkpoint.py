@@ -49,8 +49,12 @@ def read_header(path: Path) -> dict[str, Any]:
         ValueError: the file is not a checkpoint.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return json.loads(bytes(file[_HEADER]).decode())
+        with path.open("rb") as opened:  # np.load leaves a file that it cannot read open
+            if not zipfile.is_zipfile(opened):
+                raise ValueError("no zip file, or one cut short")
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as file:
+                return json.loads(bytes(file[_HEADER]).decode())
     except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
         raise ValueError(
             f"{path} is not a checkpoint of jaxfl ({error}); remove it or choose another directory."

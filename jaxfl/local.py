@@ -79,9 +79,13 @@ def full_gradient(task: Task, *, block: int = BLOCK) -> Callable[..., tuple[Arra
             return jax.value_and_grad(task.loss)(model, batch, key)
 
         def step(carry: tuple[Array, Params], batch: Batch) -> tuple[Array, Params]:
-            share = batch.mask.sum(dtype=jnp.int32) / jnp.maximum(data.train.size[client], 1)
             part = jax.value_and_grad(task.loss)(model, batch, key)
-            return jax.tree.map(lambda total, leaf: total + share.astype(leaf.dtype) * leaf, carry, part)
+            rows, size = batch.mask.sum(), jnp.maximum(data.train.size[client], 1)
+
+            def add(total: Array, leaf: Array) -> Array:
+                return total + rows.astype(leaf.dtype) / size.astype(leaf.dtype) * leaf
+
+            return jax.tree.map(add, carry, part)
 
         shapes = jax.eval_shape(jax.value_and_grad(task.loss), model, _batch_shape(data), key)
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
