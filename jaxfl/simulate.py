@@ -157,7 +157,11 @@ def run(
             for callback in callbacks:
                 callback(event)
         if bool(overflow):
-            state = method.grow(state) if method.grow else state
+            if method.grow is None:
+                raise RuntimeError(
+                    f"round {done + 1} needs more clusters than the method has slots, and it cannot grow; give it more."
+                )
+            state = method.grow(state)
             began = time.perf_counter()
             advance = compile_rounds(method, key, state, data, size, plan)
             compile_seconds += time.perf_counter() - began
