@@ -1,0 +1,190 @@
+"""Runs: cut, interrupted, refused, counted; and slots that double on the way."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfl
+from jaxfl import methods, program, tree
+from jaxfl.data.clients import Plan
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.testing.compare import assert_equal, leaves
+from jaxfl.testing.small import linear_task
+
+DATA = clustered_linear(8, rows=8, features=4, ragged=True)
+OPTIONS = {"cohort": 3, "seed": 2, "plan": Plan()}
+TIMES = {"seconds", "seconds_per_round"}
+
+
+def fedavg():
+    return methods.fedavg(linear_task(), optax.sgd(0.3), local_epochs=1)
+
+
+def stocfl(slots, threshold=0.9):
+    return methods.stocfl(linear_task(), optax.sgd(0.3), local_epochs=1, slots=slots, threshold=threshold)
+
+
+def untimed(history):
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in history]
+
+
+@pytest.fixture(scope="module")
+def straight():
+    return jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, **OPTIONS)
+
+
+def test_records_are_made_when_due_and_at_the_end():
+    events = []
+    result = jaxfl.run(fedavg(), DATA, rounds=5, eval_every=2, callbacks=[events.append], **OPTIONS)
+    assert result.history.column("round") == [2, 4, 5]
+    assert [event.round for event in events if event.record] == [2, 4, 5]
+    assert events[-1].round == events[-1].rounds == 5 and events[-1].num_clusters == 1
+    assert int(result.state.round) == result.summary["rounds"] == 5
+
+
+def test_evaluating_and_saving_change_nothing(straight, tmp_path):
+    often = jaxfl.run(fedavg(), DATA, rounds=6, eval_every=1, checkpoint_every=3, checkpoint_dir=tmp_path, **OPTIONS)
+    assert_equal(often.state, straight.state, "the frequency of evaluation and checkpoints")
+    assert often.history[-1]["micro_accuracy"] == straight.history[-1]["micro_accuracy"]
+    assert often.history[-1]["bytes_up"] == straight.history[-1]["bytes_up"] > 0
+    losses = np.array(often.history.column("train_loss"))
+    # a record's loss is the mean over the rounds since the one before
+    np.testing.assert_allclose(losses.reshape(3, 2).mean(1), straight.history.column("train_loss"), rtol=1e-12)
+
+
+def test_the_summary_is_ready_for_json(straight):
+    summary = json.loads(json.dumps(straight.summary))
+    assert summary["num_clients"] == 8 and summary["cohort"] == 3 and summary["micro_accuracy"] > 0.3
+    assert summary["empty_clients"] == 1 and summary["diverged"] == 0
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_resumed_is_as_if_never_stopped(first, straight, tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path, "checkpoint_every": 1}
+    jaxfl.run(fedavg(), DATA, rounds=first, **options)
+    resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
+    assert_equal(resumed.state, straight.state, "a resumed run")
+    kept = [record for record in untimed(resumed.history) if record["round"] % 2 == 0]
+    if first == 4:  # nothing was evaluated out of turn
+        assert kept == untimed(straight.history)
+    assert [record["micro_accuracy"] for record in kept] == straight.history.column("micro_accuracy")
+    again = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)  # at its end already
+    assert_equal(again.state, straight.state, "a finished run that is resumed")
+    assert len(again.history) == len(resumed.history)
+
+
+def test_resuming_nothing_starts(straight, tmp_path):
+    result = jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, checkpoint_dir=tmp_path, resume=True, **OPTIONS)
+    assert_equal(result.state, straight.state, "a run resumed from an empty directory")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 3}, "holds a run with seed=2, got 3"),
+        ({"cohort": 4}, "holds a run with cohort=3, got 4"),
+        ({"config": {"method": "fedprox"}}, "holds a run with method='fedavg', got 'fedprox'"),
+        ({"resume": False}, "holds another run; resume it .* or choose another directory"),
+    ],
+)
+def test_another_configuration_is_refused(change, message, tmp_path):
+    options = {**OPTIONS, "checkpoint_dir": tmp_path, "config": {"method": "fedavg"}}
+    jaxfl.run(fedavg(), DATA, rounds=1, **options)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=message):
+        jaxfl.run(fedavg(), DATA, rounds=2, **{**options, "resume": True, **change})
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_other_data_and_other_methods_are_refused(tmp_path):
+    options = {**OPTIONS, "checkpoint_dir": tmp_path}
+    jaxfl.run(fedavg(), DATA, rounds=1, **options)
+    other = replace(DATA, labels=(DATA.labels + 1) % 3)
+    with pytest.raises(ValueError, match="holds a run with data="):
+        jaxfl.run(fedavg(), other, rounds=2, resume=True, **options)
+    with pytest.raises(ValueError, match="another method or model"):
+        jaxfl.run(stocfl(8), DATA, rounds=2, resume=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"rounds": 2, "eval_every": 0}, "eval_every must be at least 1, got 0"),
+        ({"rounds": 2, "checkpoint_every": -1}, "checkpoint_every must be at least 1, got -1"),
+        ({"rounds": 2, "cohort": 9}, "cohort must be from 1"),
+        ({"rounds": 2, "resume": True}, "resume needs checkpoint_dir"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        jaxfl.run(fedavg(), DATA, **options)
+
+
+def test_diverged_clients_are_counted_round_by_round():
+    inputs = np.array(DATA.inputs)
+    inputs[DATA.train.rows[DATA.train.start[0]]] = np.nan
+    result = jaxfl.run(fedavg(), replace(DATA, inputs=inputs), rounds=4, eval_every=2, plan=Plan())
+    assert result.summary["diverged"] == 4 and result.history.column("diverged") == [2, 2]
+    assert np.isfinite(result.history.column("train_loss")).all()
+
+
+def test_slots_that_double_on_the_way_change_nothing(tmp_path):
+    """From two slots to as many as it takes, and once more with an interruption after the first doubling."""
+    enough = jaxfl.run(stocfl(8), DATA, rounds=6, eval_every=2, **OPTIONS)
+    assert enough.summary["num_clusters"] > 2
+    few = jaxfl.run(stocfl(2), DATA, rounds=6, eval_every=2, **OPTIONS)
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+    jaxfl.run(stocfl(2), DATA, rounds=2, **options)
+    resumed = jaxfl.run(stocfl(2), DATA, rounds=6, resume=True, **options)
+    everyone = jnp.arange(8)
+    for result in (few, resumed):
+        assert untimed(result.history) == untimed(enough.history)
+        assert result.state.cluster.tolist() == enough.state.cluster.tolist()
+        one, other = (leaves(stocfl(8).client_params(r.state, everyone)) for r in (result, enough))
+        for name, value in one.items():
+            # the same sums, compiled for another number of slots
+            np.testing.assert_allclose(value, other[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_method_that_cannot_grow_is_stopped():
+    method = fedavg()
+
+    def round(key, state, data, cohort):
+        state, info = method.round(key, state, data, cohort)
+        return state, info._replace(overflow=jnp.array(True))
+
+    with pytest.raises(RuntimeError, match="more clusters than the method has slots, and it cannot grow"):
+        jaxfl.run(method._replace(round=round), DATA, rounds=2, plan=Plan())
+
+
+def test_footprint_says_what_state_data_and_model_take():
+    method = stocfl(slots=5)
+    taken = jaxfl.footprint(method, DATA, cohort=3)
+    model = (4 * 3 + 3) * 4
+    state = method.init(jax.random.key(0), DATA)
+    assert taken.model == model
+    assert taken.state == tree.num_bytes(state) == (1 + 1 + 5 + 8) * model + 8 * 4 + 4
+    assert taken.data == sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(DATA))
+    assert "one model" in str(taken) and taken.working > 0
+    many = jaxfl.footprint(method, DATA, cohort=8, plan=Plan(None)).working
+    assert many > jaxfl.footprint(method, DATA, cohort=8, plan=Plan(1)).working
+
+
+def test_a_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):
+    monkeypatch.setattr(program, "available_bytes", lambda: 100)
+    with pytest.raises(MemoryError, match="lower plan.chunk"):
+        jaxfl.run(fedavg(), DATA, rounds=1, plan=Plan())
+
+
+def test_held_out_clients_are_served_and_not_trained():
+    held_out = np.arange(8) >= 6
+    result = jaxfl.run(stocfl(8, threshold=0.3), replace(DATA, held_out=held_out), rounds=4, cohort=1.0, plan=Plan())
+    assert (np.asarray(result.state.cluster)[held_out] == -1).all(), "nothing that they have reaches the state"
+    assert (result.evaluation.cluster[held_out] >= 0).all()
+    assert result.summary["unseen_micro_accuracy"] is not None
