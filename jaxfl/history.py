@@ -1,6 +1,7 @@
 """What happened in a run: a record per evaluation, on disk as soon as it exists."""
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,5 +82,18 @@ def read(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def plain(value: Any) -> Any:
+    """Returns a value as JSON can say it: NaN and infinity, which JSON does not know, become null.
+
+    >>> plain({"loss": float("nan"), "rounds": (1, 2)})
+    {'loss': None, 'rounds': [1, 2]}
+    """
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record) + "\n"
+    return json.dumps(plain(record), allow_nan=False) + "\n"

@@ -5,7 +5,6 @@ The directory holds `config.json` (before anything is computed), `history.jsonl`
 """
 
 import json
-import math
 import os
 import statistics
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxfl import checkpoint, options, plots
 from jaxfl.data.clients import FederatedData
+from jaxfl.history import plain
 from jaxfl.simulate import Callback, Result, run
 
 CONFIG, SUMMARY, HISTORY = "config.json", "summary.json", "history.jsonl"
@@ -152,15 +152,7 @@ def across(results: Sequence[Result], out: Path | None = None) -> dict[str, dict
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON, whole or not at all; NaN and infinity, which JSON does not know, as null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: plain(one) for name, one in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(one) for one in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
+    """Writes JSON, whole or not at all."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n")
     os.replace(partial, path)

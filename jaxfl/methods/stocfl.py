@@ -160,6 +160,8 @@ def stocfl(
             down=(state.omega, state.omega),
             overflow=merged.overflow,
         )
+        psi_bytes = newcomer.sum().astype(jnp.float32) * tree.num_bytes(representation[0])  # sent once, when first seen
+        seen = seen._replace(bytes_up=seen.bytes_up + psi_bytes)
         models = aggregate.mean(thetas, empty=start)
         return StoCFLState(
             anchor=state.anchor,
@@ -230,9 +232,8 @@ def merge(representation: Array, cluster: Array, ids: Array, newcomer: Array, th
     keeper = jnp.where(best < slots, order[jnp.minimum(best, slots - 1)], -1)
 
     kept = jnp.zeros(slots, bool).at[jnp.where(keeper >= 0, keeper, slots)].set(True, mode="drop")
-    opens = (
-        alive & (label == jnp.arange(count, dtype=jnp.int32)) & (keeper < 0)
-    )  # a component is named after its first node
+    first = label == jnp.arange(count, dtype=jnp.int32)  # a component is named after its first node
+    opens = alive & first & (keeper < 0)
     turn = jnp.cumsum(opens) - 1
     free = jnp.argsort(kept, stable=True).astype(jnp.int32)  # free slots first, in ascending order
     overflow = opens.sum() > (~kept).sum()
