@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from jaxfl import callbacks, data, methods, models, plots
+from jaxfl import callbacks, data, methods, models, plots, testing
 from jaxfl.data.clients import Plan
 from jaxfl.program import footprint
 from jaxfl.simulate import Event, Result, run
@@ -23,4 +23,5 @@ __all__ = [
     "models",
     "plots",
     "run",
+    "testing",
 ]

@@ -89,6 +89,7 @@ def run(
         resume: go on from the checkpoint in `checkpoint_dir`, bit for bit; without one, start.
         plan: a `Plan` (chunk and devices), or `"auto"`.
         config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
+            Give the method's options here: without them, methods with the same kind of state are not told apart.
 
     Returns:
         The state, the history, the last evaluation and a summary.

@@ -14,7 +14,7 @@ and then the sampled clients i of cluster k train, from the models they were sen
     omega_{t+1} <- mean of omega^i;    theta_k <- mean of theta_k^i over k's sampled members
 
 The paper leaves the model of a merged cluster open ("merge"): here, as in the official code, the cluster with more
-members keeps its own (ties: the older slot). Where the official code differs: Psi is the displacement after some local
+members keeps its own (ties: the lower slot). Where the official code differs: Psi is the displacement after some local
 epochs, only clusters and members sampled in this round are compared, a new cluster starts from the current omega, and
 omega is trained as a chain over the clients instead of in parallel.
 
