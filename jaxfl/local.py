@@ -126,6 +126,7 @@ def local_train(
     optimizer = optax.with_extra_args_support(optimizer)
 
     def descend(model, state, gradient, extra):
+        gradient = _after_all(gradient)
         updates, state = optimizer.update(gradient, state, model, **extra)
         return optax.apply_updates(model, updates), state
 
@@ -178,6 +179,19 @@ def local_train(
         return model, total / (local_epochs * jnp.maximum(size, 1)).astype(dtype)
 
     return full_batch if batch_size is None else mini_batches
+
+
+def _after_all(gradient: Params) -> Params:
+    """Returns the gradient, each leaf of which waits for all the others.
+
+    XLA updates a weight in place only if nothing can read it later. The product that carries the gradient below a layer
+    reads that layer's weights, but their update does not wait for it, so XLA copies them first, in every step: 26 MB
+    for LEAF's FEMNIST network, a tenth of its time on two cores. Adding nothing, made of every leaf, orders the two
+    (`optimization_barrier` does not: the CPU compiler drops it before it decides on copies). A gradient that is not
+    finite anywhere is so everywhere: the client has diverged either way.
+    """
+    first = [leaf.ravel()[0] for leaf in jax.tree.leaves(gradient) if leaf.size]
+    return jax.tree.map(lambda leaf: leaf + sum(0 * one.astype(leaf.dtype) for one in first), gradient)
 
 
 def _batch_shape(data: FederatedData) -> Batch:
