@@ -80,10 +80,10 @@ def agreement(sides: list[Side]) -> dict[str, Any]:
 
 
 def keep_memory() -> None:
-    """Tells glibc to keep freed memory, so that programs in one process run as fast as each does alone.
+    """Tells glibc to keep freed memory, or each side gives its memory back and takes it again because of the other.
 
-    Otherwise every side gives its memory back to the system, and takes it again page by page, because of the other:
-    W6 took jaxfl 1,263 ms and PyTorch 1,717 in turn, and 690 and 1,120 alone.
+    It brings W6 nearer to what each side takes alone (without it, in turn: 1.8 and 1.5 times that); in some runs
+    the sides still slow each other down.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to tell
         mallopt = ctypes.CDLL(None).mallopt
