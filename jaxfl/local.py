@@ -186,7 +186,7 @@ def _after_all(gradient: Params) -> Params:
 
     XLA updates a weight in place only if nothing can read it later. The product that carries the gradient below a layer
     reads that layer's weights, but their update does not wait for it, so XLA copies them first, in every step: 26 MB
-    for LEAF's FEMNIST network, a tenth of its time on two cores. Adding nothing, made of every leaf, orders the two
+    for LEAF's FEMNIST network. Adding nothing, made of every leaf, orders the two
     (`optimization_barrier` does not: the CPU compiler drops it before it decides on copies). A gradient that is not
     finite anywhere is so everywhere: the client has diverged either way.
     """

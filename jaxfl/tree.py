@@ -24,11 +24,6 @@ def put(models: Params, index: Array | int, rows: Params) -> Params:
     return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="drop"), models, rows)
 
 
-def subtract(left: Params, right: Params) -> Params:
-    """Returns `left - right`, leaf by leaf."""
-    return jax.tree.map(jnp.subtract, left, right)
-
-
 def repeat(model: Params, count: int) -> Params:
     """Returns `count` copies of a model, stacked `[count, ...]`."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (count, *leaf.shape)), model)
