@@ -160,6 +160,7 @@ def run(
         if done == due and (done % eval_every == 0 or done == rounds):
             evaluation = look(key, state)
             record = {"round": done, **evaluation.metrics, **tally.take(), "seconds_per_round": statistics.median(pace)}
+            record |= {name: value for name, value in tally.extra.items() if name not in record}
             history.append(record)
         if folder is not None and done == due and (done % checkpoint_every == 0 or done == rounds):
             checkpoint.save(
@@ -207,6 +208,7 @@ class Tally:
         self.loss_sum, self.loss_weight, self.diverged, self.diverged_in_all, self.participants = 0.0, 0.0, 0, 0, 0
         self.seconds, self.bytes_up, self.bytes_down = 0.0, 0.0, 0.0
         self.num_clusters, self.last_loss = 0, float("nan")
+        self.extra: dict[str, Any] = {}  # the method's own numbers, of the last round
         vars(self).update(saved)
 
     def add(self, log: Log, count: int, data: FederatedData, seconds: float) -> None:
@@ -226,6 +228,7 @@ class Tally:
         self.bytes_up += float(log.info.bytes_up.sum(dtype=np.float64))
         self.bytes_down += float(log.info.bytes_down.sum(dtype=np.float64))
         self.num_clusters = int(log.info.num_clusters[-1])
+        self.extra = {name: leaf[-1].item() for name, leaf in log.info.extra.items() if leaf.ndim == 1}
         self.seconds += seconds
 
     def take(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxfl
-from jaxfl import methods, program, sampling, tree
+from jaxfl import checkpoint, methods, program, sampling, tree
 from jaxfl.data import conditions
 from jaxfl.data.clients import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear
@@ -258,3 +258,53 @@ def test_the_summary_tells_of_attackers():
     result = jaxfl.run(fedavg(), conditions.attack(DATA, "sign-flip", 0.3), rounds=1, **OPTIONS)
     summary = json.loads(json.dumps(result.summary))
     assert summary["attackers"] == 2 and 0 <= summary["attackers_micro_accuracy"] <= 1
+
+
+def telling(method, **extra):
+    """Returns the method with more to say of a round: a function of the state after it for every name."""
+
+    def round(key, state, data, cohort):
+        state, info = method.round(key, state, data, cohort)
+        return state, info._replace(extra=info.extra | {name: value(state) for name, value in extra.items()})
+
+    return method._replace(round=round)
+
+
+def test_what_a_method_says_in_one_number_is_recorded_of_the_last_round():
+    method = methods.fesem(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1, first_epochs=1)
+    result = jaxfl.run(method, DATA, rounds=5, eval_every=2, plan=Plan())
+    key, cohort = jax.random.key(0), Cohort.of(range(8))
+    state, expected, once = jax.jit(method.init)(key, DATA), [], jax.jit(method.round)
+    for _ in range(5):
+        state, info = once(key, state, DATA, cohort)
+        expected.append((float(info.extra["objective"]), int(info.extra["changed"])))
+    columns = (result.history.column("objective"), result.history.column("changed"))
+    for found, of_rounds in zip(columns, zip(*expected, strict=True), strict=True):
+        np.testing.assert_allclose(found, np.array(of_rounds)[[1, 3, 4]], rtol=1e-5)
+    assert columns[0][0] != columns[0][1] and "distance" not in result.history[-1]  # a number per client
+    json.dumps(result.history.records, allow_nan=False)
+
+
+def test_what_is_measured_wins_over_what_a_method_says():
+    method = telling(
+        fedavg(), round=lambda state: -state.round, loss=lambda state: jnp.float32(-1), own=lambda state: state.round
+    )
+    record = jaxfl.run(method, DATA, rounds=1, **OPTIONS).history[-1]
+    assert record["round"] == 1 and record["loss"] > 0 and record["own"] == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_checkpoints_keep_what_a_method_says(kept, tmp_path):
+    """And those written before it was kept are resumed."""
+    options = {**OPTIONS, "eval_every": 3, "checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    method = telling(fedavg(), tenth=lambda state: state.round.astype(jnp.float32) / 10)
+    jaxfl.run(method, DATA, rounds=2, **options)
+    file = tmp_path / checkpoint.NAME
+    header = checkpoint.read_header(file)
+    assert header["tally"]["extra"] == {"tenth": pytest.approx(0.2)}
+    if not kept:
+        del header["tally"]["extra"]
+        shapes = jax.eval_shape(method.init, jax.random.key(0), DATA)
+        checkpoint.save(file, checkpoint.restore(file, shapes), header)
+    resumed = jaxfl.run(method, DATA, rounds=6, resume=True, **options)
+    assert resumed.history.column("tenth") == pytest.approx([0.2, 0.3, 0.6])
