@@ -1,8 +1,8 @@
 """The registry: every method by name.
 
 >>> sorted(METHODS)
-['ditto', 'fedavg', 'feddane', 'feddist', 'feddws', 'fedper', 'fedprox', 'fedsgd', 'fesem', 'hypcluster',
- 'ifca', 'kfed', 'local', 'robust', 'stocfl']
+['ditto', 'fedavg', 'feddane', 'feddist', 'feddws', 'fedper', 'fedprox', 'fedsgd', 'fesem', 'fesem_ma',
+ 'hypcluster', 'ifca', 'kfed', 'local', 'robust', 'stocfl']
 """
 
 from jaxfl.methods.averaging import fedavg, fedprox, fedsgd
@@ -11,6 +11,7 @@ from jaxfl.methods.ditto import ditto
 from jaxfl.methods.feddane import feddane
 from jaxfl.methods.fedper import fedper
 from jaxfl.methods.fesem import fesem
+from jaxfl.methods.fesem_ma import fesem_ma
 from jaxfl.methods.hypcluster import hypcluster
 from jaxfl.methods.ifca import ifca
 from jaxfl.methods.kfed import kfed
@@ -66,6 +67,13 @@ METHODS: dict[str, Row] = {
         small={"num_clusters": 2},
         finds_clusters=True,
     ),
+    "fesem_ma": Row(
+        fesem_ma,
+        "FeSEM, the neurons of a layer matched before they are averaged",
+        "Long et al., World Wide Web 2022",
+        small={"num_clusters": 2},
+        finds_clusters=True,
+    ),
     "stocfl": Row(
         stocfl,
         "clusters found by gradient similarity, pulled to a global model",
@@ -89,6 +97,7 @@ __all__ = [
     "fedprox",
     "fedsgd",
     "fesem",
+    "fesem_ma",
     "hypcluster",
     "ifca",
     "kfed",

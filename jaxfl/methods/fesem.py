@@ -32,7 +32,7 @@ pulled. That code differs in more: its k-means starts from random points that ar
 absent clients' last kernels, and its tests give every centre to every client and report the best.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import jax
@@ -119,26 +119,84 @@ def fesem(
     Raises:
         ValueError: an option is out of range, a pattern matches no parameter, or there are more clusters than clients.
     """
+    for name, value, known in (("preset", preset, PRESETS), ("distance", distance, DISTANCES)):
+        check_known(name, value, known)
+    chosen = compared(task, PRESETS[preset]["layers"] if layers is None else layers)
+    measure = DISTANCES[distance]
+
+    def part(model: Params) -> Params:
+        return tree.partition(model, chosen)[0]
+
+    by_index = Rule(
+        distances=lambda model, centres: measure(part(model), part(centres)),
+        shown=part,
+        align=lambda model, centre: model,
+        settle=lambda means, members: means,
+    )
+    return multi_centre(
+        task,
+        optimizer,
+        by_index,
+        num_clusters=num_clusters,
+        proximal_weight=PRESETS[preset]["proximal_weight"] if proximal_weight is None else proximal_weight,
+        loss_weighting=loss_weighting,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        weighting=weighting,
+        empty=empty,
+        first_epochs=first_epochs,
+        restarts=restarts,
+        sketch_size=sketch_size,
+    )
+
+
+class Rule(NamedTuple):
+    """How models are compared and averaged: what sets FeSEM and FeSEM-MA apart.
+
+    Attributes:
+        distances: `(model, centres [K, ...]) -> [K]`, of the E step.
+        shown: `model -> tree`, what the first clustering is shown of it.
+        align: `(model, centre) -> model`, what goes into the mean of the cluster whose centre it was.
+        settle: `(means [K, ...], members [K]) -> centres`, of the M step.
+    """
+
+    distances: Callable[[Params, Params], Array]
+    shown: Callable[[Params], Params]
+    align: Callable[[Params, Params], Params]
+    settle: Callable[[Params, Array], Params]
+
+
+def multi_centre(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    rule: Rule,
+    *,
+    num_clusters: int,
+    proximal_weight: float,
+    loss_weighting: str,
+    local_epochs: int,
+    batch_size: int | None,
+    weighting: str,
+    empty: str,
+    first_epochs: int | None,
+    restarts: int,
+    sketch_size: int,
+) -> Method:
+    """Returns FeSEM under a rule; the options are those of `fesem`."""
     aggregate.check_weighting(weighting)
     for name, value in {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    for name, value, known in (
-        ("preset", preset, PRESETS),
-        ("distance", distance, DISTANCES),
-        ("empty", empty, EMPTY),
-        ("loss_weighting", loss_weighting, aggregate.WEIGHTINGS),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
-    pull = PRESETS[preset]["proximal_weight"] if proximal_weight is None else proximal_weight
-    if pull < 0:
-        raise ValueError(f"proximal_weight must be at least 0, got {pull}; 0 switches the proximal term off.")
-    chosen = compared(task, PRESETS[preset]["layers"] if layers is None else layers)
-    local = optax.chain(proximal_pull(2 * pull), optimizer) if pull else optimizer  # mu = 2 lambda
+    check_known("empty", empty, EMPTY)
+    check_known("loss_weighting", loss_weighting, aggregate.WEIGHTINGS)
+    if proximal_weight < 0:
+        raise ValueError(f"proximal_weight must be at least 0, got {proximal_weight}; 0 switches the pull off.")
     epochs = local_epochs if first_epochs is None else first_epochs
     if epochs < 1:
         raise ValueError(f"first_epochs must be at least 1, got {epochs}; None is local_epochs.")
+    local = (
+        optax.chain(proximal_pull(2 * proximal_weight), optimizer) if proximal_weight else optimizer
+    )  # mu = 2 lambda
 
     def update_of(epochs: int) -> Callable[..., tuple[Params, Array]]:
         """Returns the local update of equation 7: `(key, model, data, client, *, anchor) -> (model, loss)`."""
@@ -150,15 +208,18 @@ def fesem(
 
         return run
 
-    first, update, measure = update_of(epochs), update_of(local_epochs), DISTANCES[distance]
+    update, update_first = update_of(local_epochs), update_of(epochs)
 
-    def part(model: Params) -> Params:
-        return tree.partition(model, chosen)[0]
+    def first(key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params) -> tuple[Params, Array]:
+        sent, loss = update_first(key, model, data, client, anchor=anchor)
+        return rule.align(sent, anchor), loss
 
     def init(key: Key, data: FederatedData) -> FeSEMState:
         base.check_clusters(num_clusters, data)
         model = task.init(key_for(key, Stream.INIT))
-        points, known = alone(key, model, data, first, lambda key, sent: point(key, part(sent), ".*", sketch_size))
+        points, known = alone(
+            key, model, data, first, lambda key, sent: point(key, rule.shown(sent), ".*", sketch_size)
+        )
         start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
         found = kmeans.kmeans(start_key, points, num_clusters, mask=known, restarts=restarts)
         cluster = nearest(points, found.centres)
@@ -168,10 +229,10 @@ def fesem(
             sent, _ = first(key_for(key, Stream.START, client=client), model, data, client, anchor=model)  # as `alone`
             return aggregate.contribute(sent, weigh(data, client), cluster[client], num_clusters), ()
 
-        shared = key, model, jnp.where(known, cluster, -1), data
-        total, _ = over_clients(client, shared, everybody(model, data))
-        centres = aggregate.mean(total, empty=tree.repeat(model, num_clusters))
-        return FeSEMState(centres, cluster, jnp.int32(0))
+        heard = jnp.where(known, cluster, -1)
+        total, _ = over_clients(client, (key, model, heard, data), everybody(model, data))
+        means = aggregate.mean(total, empty=tree.repeat(model, num_clusters))
+        return FeSEMState(rule.settle(means, centre_of.counts(heard, num_clusters)), cluster, jnp.int32(0))
 
     def weigh(data: FederatedData, client: Array) -> Array:
         return aggregate.client_weight(data, client, weighting)
@@ -184,10 +245,11 @@ def fesem(
         def client(shared, client: Array):
             key, state, data = shared
             model, loss = learn(key, state, data, client)
-            away = measure(part(model), part(state.centres))  # [K]
+            away = rule.distances(model, state.centres)  # [K]
             counts = (data.train.size[client] > 0) & is_finite(model) & jnp.isfinite(away).all()
             found = jnp.where(counts, jnp.argmin(away).astype(jnp.int32), state.cluster[client])
-            sent = aggregate.contribute(model, weigh(data, client), found, num_clusters)
+            aligned = rule.align(model, tree.take(state.centres, found))
+            sent = aggregate.contribute(aligned, weigh(data, client), found, num_clusters)
             return sent, (loss, found, jnp.where(counts, away[found], 0), counts)
 
         total, (loss, found, away, counts) = over_clients(client, (key, state, data), cohort)
@@ -209,7 +271,9 @@ def fesem(
             objective=objective,
             changed=(cohort.mask & (found != state.cluster[cohort.ids])).sum(dtype=jnp.int32),
         )
-        return FeSEMState(aggregate.mean(total, empty=state.centres), cluster, state.round + 1), seen
+        heard = centre_of.counts(jnp.where(counts, found, -1), num_clusters)
+        centres = rule.settle(aggregate.mean(total, empty=state.centres), heard)
+        return FeSEMState(centres, cluster, state.round + 1), seen
 
     def reseed(
         key: Key,
@@ -234,11 +298,12 @@ def fesem(
                 model, _ = learn(key, state, data, client)
                 weight = weigh(data, client)
 
-                def shift(sums: Array, value: Array) -> Array:
-                    value = weight.astype(value.dtype) * value
-                    return sums.at[old].add(-value).at[slot].set(value)
+                def shift(sums: Array, sent: Array, model: Array) -> Array:
+                    by = weight.astype(sent.dtype)
+                    return sums.at[old].add(-by * sent).at[slot].set(by * model)
 
-                values = jax.tree.map(shift, total.values, model)
+                sent = rule.align(model, tree.take(state.centres, old))
+                values = jax.tree.map(shift, total.values, sent, model)
                 weights = total.weight.at[old].add(-weight).at[slot].set(weight)
                 moved = aggregate.Total(values, weights, total.diverged)
                 return moved, found.at[place].set(slot), away.at[place].set(0), left.at[old].add(-1).at[slot].add(1)
@@ -288,3 +353,9 @@ def share_of_rows(data: FederatedData, client: Array) -> Array:
     dtype = jnp.result_type(float)
     mean = jnp.where(real, data.train.size, 0).sum().astype(dtype) / jnp.maximum(real.sum(), 1).astype(dtype)
     return mean / jnp.maximum(data.train.size[client], 1).astype(dtype)
+
+
+def check_known(name: str, value: str, known: Collection[str]) -> None:
+    """Raises ValueError unless an option has one of the known values."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")

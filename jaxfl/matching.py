@@ -1,0 +1,202 @@
+"""Matched averaging: hidden neurons are put into one order before models are averaged.
+
+The hidden neurons of a layer can be exchanged without changing what a network computes, if the next layer's inputs are
+exchanged too. Two models of one function may thus have a mean that computes nothing like it; matched neuron by neuron,
+their mean is the function again. Layer by layer from the input, as in FedMA, a model's neurons are assigned to those of
+a reference,
+
+    order = argmin_p sum_i |reference_i - w_{p(i)}|^2,        w_i: the weights into neuron i, its bias appended
+
+and the next layer's inputs follow: whole k x k filters of a convolution, and of a dense layer behind one, the inputs of
+all pixels of a channel. The layer's width is fixed, so the last layer's neurons, the classes, stay where they are.
+
+Under FedMA's posterior the score of a pair, |v_i + w_l / s^2|^2 / (s_i + 1 / s^2) less terms without l, has w_l in
+<v_i, w_l> and in |w_l|^2 alone. Where every neuron of the model finds a neuron of the reference, and all of those have
+been found equally often, as they have at fixed width, the sum over the pairs is largest where the sum above is least:
+the posterior asks for the same order. It differs in the mean, see `posterior_mean`.
+
+References: Wang, Yurochkin, Sun, Papailiopoulos and Khazaeni, "Federated Learning with Matched Averaging", ICLR 2020
+(section 2.2 and algorithm 1); Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", 2019.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from optax.assignment import hungarian_algorithm
+
+from jaxfl import tree
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+BIAS_MEAN = 0.1  # FedMA's prior of biases; that of all other weights is 0
+
+
+class Layer(NamedTuple):
+    """The leaves of one layer, by their places in `jax.tree.leaves`; all have its neurons as their last axis."""
+
+    kernel: int  # [..., inputs, neurons]
+    vectors: tuple[int, ...]  # [neurons] each: bias, and scale and bias of a normalisation behind the kernel
+
+
+def chain(task: Task) -> tuple[Layer, ...]:
+    """Returns the layers of the task's model from input to output.
+
+    The model must be a plain chain, made in the order in which it computes: every kernel takes what the kernel before
+    it gives, channel by channel (`[kh, kw, channels, neurons]`), or flattened with the channels as the fastest axis
+    (`[pixels * channels, neurons]`), as flax does. Branches and skipped layers cannot be told from shapes: their
+    neurons have no order of their own, and such models must not be matched.
+
+    Raises:
+        ValueError: a shape does not fit.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> chain(jaxfl.classification(jaxfl.models.MLP(hidden=(16,), num_classes=10), data))
+    (Layer(kernel=1, vectors=(0,)), Layer(kernel=3, vectors=(2,)))
+    """
+    made: list[str] = []  # names of the leaves in the order in which the model was made: trees are sorted by name
+
+    def look(key: Key) -> Params:
+        model = task.init(key)
+        made.extend(_names(model))
+        return model
+
+    model = jax.eval_shape(look, jax.random.key(0))
+    names, shapes = tree.names(model), [leaf.shape for leaf in jax.tree.leaves(model)]
+    layers: list[Layer] = []
+    for place in map(names.index, made):
+        shape = shapes[place]
+        if len(shape) > 1:
+            width = shapes[layers[-1].kernel][-1] if layers else 1
+            if shape[-2] % width or (len(shape) > 2 and layers and shape[-2] != width):
+                raise _no_chain(names[place], shape, f"its inputs are not the {width} outputs of the kernel before it")
+            layers.append(Layer(place, ()))
+        elif layers:
+            if shape != shapes[layers[-1].kernel][-1:]:
+                raise _no_chain(names[place], shape, "it has another length than the outputs of the kernel before it")
+            layers[-1] = Layer(layers[-1].kernel, (*layers[-1].vectors, place))
+    return tuple(layers)
+
+
+def match(model: Params, reference: Params, layers: Sequence[Layer]) -> Params:
+    """Returns the model with its hidden neurons in the order of the reference's: the same function of the inputs.
+
+    Args:
+        model: of one client.
+        reference: a model of the same shapes.
+        layers: of `chain`.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = jaxfl.classification(jaxfl.models.MLP(hidden=(16,), num_classes=10), data)
+    >>> model = task.init(jax.random.key(0))
+    >>> turned = permute(model, chain(task), [jnp.arange(16)[::-1]])
+    >>> bool(jnp.array_equal(tree.ravel(turned), tree.ravel(model)))
+    False
+    >>> bool(jnp.array_equal(tree.ravel(match(turned, model, chain(task))), tree.ravel(model)))
+    True
+    """
+    treedef = jax.tree.structure(model)
+    leaves, theirs = jax.tree.leaves(model), jax.tree.leaves(reference)
+    for layer, following in pairwise(layers):
+        order = assign(_neurons(leaves, layer), _neurons(theirs, layer))
+        leaves = _reorder(leaves, layer, following, order)
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def permute(model: Params, layers: Sequence[Layer], orders: Sequence[Array]) -> Params:
+    """Returns the model with the neurons of each hidden layer in another order: the same function of the inputs.
+
+    Args:
+        model: of one client.
+        layers: of `chain`.
+        orders: for each layer but the last, which neuron comes to every place `[neurons]`.
+    """
+    leaves = jax.tree.leaves(model)
+    for (layer, following), order in zip(pairwise(layers), orders, strict=True):
+        leaves = _reorder(leaves, layer, following, order)
+    return jax.tree.unflatten(jax.tree.structure(model), leaves)
+
+
+def assign(rows: Array, reference: Array) -> Array:
+    """Returns which of the rows goes to the place of each reference row, `[H]` int32: least squared distances in sum.
+
+    Solved exactly by the Hungarian algorithm, on the device. It is left out where every reference row is nearest to
+    the row of its own place: nothing can be better then. That is the rule among models that started from the reference.
+
+    Args:
+        rows: `[H, d]`.
+        reference: `[H, d]`.
+
+    >>> assign(jnp.array([[5.0], [1.0], [3.0]]), jnp.array([[1.0], [3.1], [4.9]])).tolist()
+    [1, 2, 0]
+    """
+    product = jnp.matmul(reference, rows.T, precision="highest")  # [H, H]
+    cost = jnp.square(rows).sum(1)[None] - 2 * product  # less a constant for every reference row
+    places = jnp.arange(rows.shape[0], dtype=jnp.int32)
+    settled = (jnp.diagonal(cost)[:, None] <= cost).all() | ~jnp.isfinite(cost).all()  # who has diverged stays as it is
+
+    def solve() -> Array:
+        # mapped over clients both branches run: those who are settled must not keep the loop waiting
+        easy = 1 - jnp.eye(rows.shape[0], dtype=cost.dtype)
+        mine, order = hungarian_algorithm(jnp.where(settled, easy, cost).astype(jnp.result_type(float)))
+        return jnp.zeros_like(places).at[mine].set(order.astype(jnp.int32))
+
+    return jax.lax.cond(settled, lambda: places, solve)
+
+
+def posterior_mean(mean: Params, count: Array, layers: Sequence[Layer], weight: float) -> Params:
+    """Returns FedMA's posterior mean of matched models: as if `weight` more had been the prior's mean.
+
+    With s^2 the variance of a model's neuron around the common one, and s_0^2 that of the prior, weight = s^2 / s_0^2:
+    1 in FedMA's code. The prior's mean is 0, of biases 0.1. The last layer is a plain mean.
+
+    Args:
+        mean: of `count` matched models.
+        count: `[]`.
+        layers: of `chain`.
+        weight: 0 returns the mean.
+    """
+    leaves = jax.tree.leaves(mean)
+    for layer in layers[:-1]:
+        for place, prior in ((layer.kernel, 0.0), *((vector, BIAS_MEAN) for vector in layer.vectors)):
+            leaf = leaves[place]
+            share = (weight / (count + weight)).astype(leaf.dtype)
+            leaves[place] = leaf + share * (jnp.asarray(prior, leaf.dtype) - leaf)
+    return jax.tree.unflatten(jax.tree.structure(mean), leaves)
+
+
+def _neurons(leaves: Sequence[Array], layer: Layer) -> Array:
+    """Returns what goes into every neuron of a layer, its biases and scales appended `[neurons, d]`."""
+    kernel = leaves[layer.kernel]
+    return jnp.concatenate([kernel.reshape(-1, kernel.shape[-1]), *(leaves[place][None] for place in layer.vectors)]).T
+
+
+def _reorder(leaves: Sequence[Array], layer: Layer, following: Layer, order: Array) -> list[Array]:
+    """Returns the leaves with a layer's neurons, and the next layer's inputs, in another order."""
+    moved = list(leaves)
+    for place in (layer.kernel, *layer.vectors):
+        moved[place] = jnp.take(moved[place], order, axis=-1)
+    kernel = moved[following.kernel]
+    width = order.shape[0]
+    blocks = kernel.reshape(*kernel.shape[:-2], kernel.shape[-2] // width, width, kernel.shape[-1])
+    moved[following.kernel] = jnp.take(blocks, order, axis=-2).reshape(kernel.shape)
+    return moved
+
+
+def _names(node: Params, prefix: str = "") -> list[str]:
+    """Returns the leaves' names in the order of the dictionaries, a layer's kernel before its vectors."""
+    if not isinstance(node, dict):
+        return [prefix]
+    keys = sorted(node, key=lambda key: getattr(node[key], "ndim", 0) == 1)  # stable
+    return [name for key in keys for name in _names(node[key], f"{prefix}/{key}" if prefix else str(key))]
+
+
+def _no_chain(name: str, shape: tuple[int, ...], why: str) -> ValueError:
+    return ValueError(
+        f"the model must be a plain chain of layers for its neurons to be matched, got {name} of shape {list(shape)}: "
+        f"{why}; average such a model by index (fesem)."
+    )
