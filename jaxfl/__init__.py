@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from jaxfl import callbacks, data, methods, models, plots, testing
+from jaxfl.choice import Choice, choose_num_clusters
 from jaxfl.data.clients import Plan
 from jaxfl.evaluate import FineTune
 from jaxfl.program import footprint
@@ -12,12 +13,14 @@ from jaxfl.tasks import Task, classification
 __version__ = version("jaxfl")
 
 __all__ = [
+    "Choice",
     "Event",
     "FineTune",
     "Plan",
     "Result",
     "Task",
     "callbacks",
+    "choose_num_clusters",
     "classification",
     "data",
     "footprint",

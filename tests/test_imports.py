@@ -20,7 +20,7 @@ LAYERS = (
     ("methods",),
     ("evaluate", "history", "checkpoint", "plots", "program"),
     ("simulate",),
-    ("testing", "callbacks", "literals", "options", "job", "papers", "survey", "tables"),
+    ("testing", "callbacks", "choice", "literals", "options", "job", "papers", "survey", "tables"),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
     ("cli", "__main__", "experiments"),
 )
