@@ -6,6 +6,7 @@ from jaxfl import callbacks, data, methods, models, plots, testing
 from jaxfl.choice import Choice, choose_num_clusters
 from jaxfl.data.clients import Plan
 from jaxfl.evaluate import FineTune
+from jaxfl.local_models import Sketches, local_sketches
 from jaxfl.program import footprint
 from jaxfl.simulate import Event, Result, run
 from jaxfl.tasks import Task, classification
@@ -18,12 +19,14 @@ __all__ = [
     "FineTune",
     "Plan",
     "Result",
+    "Sketches",
     "Task",
     "callbacks",
     "choose_num_clusters",
     "classification",
     "data",
     "footprint",
+    "local_sketches",
     "methods",
     "models",
     "plots",

@@ -146,28 +146,43 @@ def _tuner(method: Method, finetune: FineTune, num_clients: int, plan: Plan) -> 
 
     A fine-tuned model lives as long as its client's test: there is a chunk of them, never a stack.
     """
-    train = local_train(method.task, finetune.optimizer, local_epochs=finetune.epochs, batch_size=finetune.batch_size)
+    train = trainer(method, finetune)
 
     def client(shared: Any, client: Array) -> tuple[tuple, Any]:
         key, state, data = shared
 
         def run() -> Any:
-            served = tree.take(method.client_params(state, client[None]), 0)
-            own = key_for(key, Stream.FINETUNE, state.round, client)
-            trained: Params = train(own, served, data, client)[0]
-            finite = jnp.isfinite(tree.ravel(trained)).all()
-            return count_rows(method, tree.where(finite, trained, served), data, client), ~finite
+            model, finite = train(key, state, data, client)
+            return count_rows(method, model, data, client), ~finite
 
         return (), _where_needed(data.test.size[client] > 0, run)
 
     @jax.jit
     def tune(key: Key, state: Any, data: FederatedData) -> Any:
-        honest = dataclasses.replace(data, stragglers=None, attack=None)  # conditions of rounds: this is none
         cohort = by_size(data, Cohort.of(jnp.arange(num_clients), plan))
-        found = over_clients(client, (key, state, honest), cohort)[1]
+        found = over_clients(client, (key, state, data), cohort)[1]
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[cohort.ids].set(leaf), found)
 
     return tune
+
+
+def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, Array]]:
+    """Returns `(key, state, data, client) -> (model, finite)`: what a client's model becomes; traceable.
+
+    Args:
+        method: gives the model that the client starts from, the one that it is served, and the task.
+        finetune: how it trains; a model that is not finite then is given up for the one that the client is served.
+    """
+    train = local_train(method.task, finetune.optimizer, local_epochs=finetune.epochs, batch_size=finetune.batch_size)
+
+    def run(key: Key, state: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
+        honest = dataclasses.replace(data, stragglers=None, attack=None)  # conditions of rounds: this is none
+        served = tree.take(method.client_params(state, client[None]), 0)
+        trained: Params = train(key_for(key, Stream.FINETUNE, state.round, client), served, honest, client)[0]
+        finite = jnp.isfinite(tree.ravel(trained)).all()
+        return tree.where(finite, trained, served), finite
+
+    return run
 
 
 def _where_needed(real: Array, run: Callable[[], Any]) -> Any:
