@@ -1,12 +1,13 @@
-"""Pictures: of a run (`convergence`, `clusters`), a federation (`labels`, `montage`) and a `choice` of K, as figures.
+"""Pictures: of a run (`convergence`, `clusters`, `models`), a federation (`labels`, `montage`) and a `choice` of K.
 
-Nothing goes through pyplot: no figure stays open, no setting changes. `figure.savefig(path, dpi=150)` writes a file; a
-notebook shows a figure that ends a cell.
+They are matplotlib figures that nothing but the caller holds: without pyplot, no figure stays open and no setting
+changes. `figure.savefig(path, dpi=150)` writes a file; a notebook shows a figure that ends a cell.
 """
 
 from jaxfl.plots.candidates import Chosen, choice
 from jaxfl.plots.examples import is_image, montage
 from jaxfl.plots.federation import labels
+from jaxfl.plots.maps import models
 from jaxfl.plots.runs import Run, clusters, convergence
 from jaxfl.plots.style import NOBODY, OTHERS, palette
 
@@ -20,6 +21,7 @@ __all__ = [
     "convergence",
     "is_image",
     "labels",
+    "models",
     "montage",
     "palette",
 ]

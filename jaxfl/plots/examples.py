@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.describe import label_counts
 from jaxfl.plots import style
 from jaxfl.random import host_rng
 
@@ -17,20 +18,36 @@ if TYPE_CHECKING:
 
 SHOWN = 60  # of more groups, the first are drawn
 CLIENTS = 8  # drawn where no groups are known
+APART, BETWEEN = 0.06, 0.14  # inches, from image to image, and more from class to class
 
 
-def montage(data: FederatedData, *, per_group: int | None = None, seed: int = 0) -> "Figure":
+def montage(
+    data: FederatedData,
+    *,
+    cluster: Sequence[int] | np.ndarray | None = None,
+    classes: Sequence[int | str] | None = None,
+    per_group: int | None = None,
+    seed: int = 0,
+) -> "Figure":
     """Draws examples of every true group as its clients see them: rotated, relabelled, each from another client.
 
-    Where no groups are known, a row is a client.
+    Where no groups are known, a row is a client. With `cluster`, a row is a cluster that a run has found; `classes`
+    then lets like be compared with like, as in the case study of FeSEM (World Wide Web 2022, figure 5), whose clusters
+    are of writers:
+
+        plots.montage(data, cluster=result.evaluation.cluster, classes=["3", "5", "8"])
 
     Args:
         data: of images `[H, W]`, `[H, W, 1]` or `[H, W, 3]`.
-        per_group: examples of a group; by default 12, and fewer of many groups.
+        cluster: slots `[N]`, -1 for none, to draw by in place of the true groups; numbered as in `clusters(result)`.
+        classes: the only ones to draw, by number or name, as the clients see them; a row then has as many of each, one
+            class after the other.
+        per_group: examples of a row; by default about 12, and fewer of many rows.
         seed: of the choice of clients and examples.
 
     Raises:
-        ValueError: the inputs are not images, or `per_group` is not positive.
+        ValueError: the inputs are not images, `per_group` is not positive, a class is unknown, or `cluster` is not of
+            these clients.
     """
     shape = data.input_shape
     if not is_image(shape):
@@ -39,34 +56,48 @@ def montage(data: FederatedData, *, per_group: int | None = None, seed: int = 0)
         )
     if per_group is not None and per_group < 1:
         raise ValueError(f"per_group must be at least 1, got {per_group}.")
-    names, members = _rows(data, seed)
+    wanted = None if classes is None else _class_numbers(data, classes)
+    names, members = _rows(data, seed) if cluster is None else _clusters(data, np.asarray(cluster))
     blocks = 1 if len(names) <= CLIENTS else 2 if len(names) <= 24 else 3  # side by side
-    per_row = per_group or 12 // blocks
-    picked = [_pick(data, clients, per_row, seed) for clients in members]  # [rows] of [(client, position), ...]
-    if not any(picked):
-        raise ValueError("montage needs examples, and no client of the groups drawn has a training row.")
-    images, classes = _examples(data, [one for row in picked for one in row])
+    per_row = each = per_group or 12 // blocks
+    picked: list[list[tuple[int, int] | None]]  # [rows] of [(client, position), ...], None for a gap
+    if wanted is None:
+        picked = [[*_pick(data, clients, per_row, seed)] for clients in members]
+    else:
+        each = max(1, per_row // len(wanted))  # of a class
+        per_row = each * len(wanted)
+        picked = [_pick_classes(data, clients, wanted, each, seed) for clients in members]
+    drawn = [one for row in picked for one in row if one is not None]
+    if not drawn:
+        kind, what = "groups" if cluster is None else "clusters", "" if wanted is None else " of these classes"
+        raise ValueError(f"montage needs examples, and no client of the {kind} drawn has a training row{what}.")
+    images, words_below = _examples(data, drawn)
 
     lines = math.ceil(len(names) / blocks)
     wide = min(0.8, max(0.4, (8.6 if blocks < 3 else 6.6) / (blocks * per_row)))  # inches
     high = wide * shape[0] / shape[1]
     words, left = 0.17, 0.2 + 0.075 * max(len(line) for name in names for line in name.split("\n"))
-    size = (blocks * (left + per_row * (wide + 0.06)) + 0.2, lines * (high + words + 0.04) + 0.55)
+    across = left + per_row * (wide + APART) + (per_row // each - 1) * BETWEEN
+    size = (blocks * across + 0.2, lines * (high + words + 0.04) + 0.55)
     figure = style.figure(size, None)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, size[0]), ylim=(size[1], 0))
     axes.axis("off")
     place = 0
     for row, (name, chosen) in enumerate(zip(names, picked, strict=True)):
-        x = row // lines * (left + per_row * (wide + 0.06)) + left
+        begin = row // lines * across + left
         y = 0.5 + row % lines * (high + words + 0.04)
-        axes.text(x - 0.1, y + high / 2, name, fontsize=8, ha="right", va="center", linespacing=1.3)
-        for _ in chosen:
+        axes.text(begin - 0.1, y + high / 2, name, fontsize=8, ha="right", va="center", linespacing=1.3)
+        for column, one in enumerate(chosen):
+            if one is None:
+                continue
+            x = begin + column * (wide + APART) + column // each * BETWEEN
             axes.imshow(images[place], extent=(x, x + wide, y + high, y), cmap="gray", vmin=0, vmax=1, aspect="auto")
-            axes.text(x + wide / 2, y + high + 0.02, _cut(classes[place], wide), fontsize=7, ha="center", va="top")
-            x, place = x + wide + 0.06, place + 1
+            below = _cut(words_below[place], wide)
+            axes.text(x + wide / 2, y + high + 0.02, below, fontsize=7, ha="center", va="top")
+            place += 1
     axes.set(xlim=(0, size[0]), ylim=(size[1], 0))
-    figure.text(0.2 / size[0], 1 - 0.3 / size[1], f"{data.name}: {_title(data, names)}", fontsize=10)
+    figure.text(0.2 / size[0], 1 - 0.3 / size[1], f"{data.name}: {_title(data, names, cluster)}", fontsize=10)
     return figure
 
 
@@ -95,13 +126,83 @@ def _rows(data: FederatedData, seed: int) -> tuple[list[str], list[np.ndarray]]:
     )
 
 
-def _title(data: FederatedData, names: Sequence[str]) -> str:
+def _clusters(data: FederatedData, cluster: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
+    """Returns a name and the clients with training rows for each cluster.
+
+    Raises:
+        ValueError: `cluster` is not one slot for each client, or all are -1.
+    """
+    if cluster.shape != (data.num_clients,) or not np.issubdtype(cluster.dtype, np.integer):
+        raise ValueError(
+            f"cluster must be a slot for each of the {data.num_clients} clients, got {cluster.dtype} of shape "
+            f"{cluster.shape}; result.evaluation.cluster is one."
+        )
+    order = style.cluster_order(cluster, data.group)[:SHOWN]
+    if not order:
+        raise ValueError("cluster must have a client with a cluster, got -1 for all; montage(data) draws true groups.")
+    some = np.asarray(data.train.size) > 0
+    sizes = [style.count(int((cluster == one).sum()), "client") for one in order]
+    names = [f"cluster {number}\n{size}" for number, size in enumerate(sizes, 1)]
+    return names, [np.flatnonzero(some & (cluster == one)) for one in order]
+
+
+def _title(data: FederatedData, names: Sequence[str], cluster: Sequence[int] | np.ndarray | None) -> str:
     """Returns what the examples are of."""
-    if data.group is None:
+    if cluster is None and data.group is None:
         return f"training examples of {len(names)} of {style.count(data.num_clients, 'client')}"
-    groups = len(np.unique(np.asarray(data.group)))
-    some = f", {len(names)} of {groups} groups" if len(names) < groups else ""
-    return f"training examples by true group, as the clients see them{some}"
+    slots, kind = (data.group, "true group") if cluster is None else (cluster, "cluster")
+    rows = len(np.unique(np.asarray(slots)[np.asarray(slots) >= 0]))
+    some = f", {len(names)} of {style.count(rows, kind.split()[-1])}" if len(names) < rows else ""
+    return f"training examples by {kind}, as the clients see them{some}"
+
+
+def _class_numbers(data: FederatedData, classes: Sequence[int | str]) -> list[int]:
+    """Returns the numbers of classes given by number or name, each once.
+
+    Raises:
+        ValueError: there are none, or one is unknown.
+    """
+    names = style.class_names(data)
+    numbers: dict[int | str, int] = {name: number for number, name in enumerate(names)}
+    numbers |= {number: number for number in range(len(names))}
+    for one in classes:
+        if one not in numbers:
+            known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise ValueError(f"classes must be numbers below {data.num_classes} or names of {known}; got {one!r}.")
+    if not len(classes):
+        raise ValueError("classes must name at least one class, got none; None draws examples of all.")
+    return list(dict.fromkeys(numbers[one] for one in classes))
+
+
+def _pick_classes(
+    data: FederatedData, clients: np.ndarray, classes: Sequence[int], each: int, seed: int
+) -> list[tuple[int, int] | None]:
+    """Returns clients and positions of `each` rows of every class; None where there are fewer.
+
+    They are of as many clients, in one order for all classes: who has rows of all comes first.
+    """
+    if not len(clients):
+        return [None] * (each * len(classes))
+    random = host_rng(seed, "montage", "classes", int(clients[0]))
+    clients = random.permutation(clients)
+    has = label_counts(data)[clients][:, classes] > 0  # [clients, classes]
+    labels, train = np.asarray(data.labels), jax.tree.map(np.asarray, data.train)
+
+    def seen(client: int) -> np.ndarray:
+        own = labels[train.rows[train.start[client] :][: train.size[client]]]
+        if data.label_shift is not None:
+            own = (own + int(data.label_shift[client])) % data.num_classes
+        return data.num_classes - 1 - own if train.flipped is not None and train.flipped[client] else own
+
+    order = np.argsort(-has.sum(1), kind="stable")
+    picked: list[tuple[int, int] | None] = []
+    for place, one in enumerate(classes):
+        able = [int(client) for client in clients[order[has[order, place]]][:each]]
+        rows = [random.permutation(np.flatnonzero(seen(client) == one))[:each].tolist() for client in able]
+        pairs = list(zip(able, rows, strict=True))
+        turns = [(client, own[turn]) for turn in range(each) for client, own in pairs if turn < len(own)]
+        picked += [*turns[:each], *[None] * (each - len(turns))]
+    return picked
 
 
 def _pick(data: FederatedData, clients: np.ndarray, most: int, seed: int) -> list[tuple[int, int]]:
@@ -127,7 +228,10 @@ def _examples(data: FederatedData, chosen: Sequence[tuple[int, int]]) -> tuple[n
         np.searchsorted(clients[order], np.arange(data.num_clients)),
         np.bincount(clients, minlength=data.num_clients),
     )
-    split = Split(np.arange(len(rows), dtype=np.int32), start.astype(np.int32), size.astype(np.int32), int(size.max()))
+    flipped = data.train.flipped
+    split = Split(
+        np.arange(len(rows), dtype=np.int32), start.astype(np.int32), size.astype(np.int32), int(size.max()), flipped
+    )
     small = dataclasses.replace(
         data, inputs=data.inputs[rows[order]], labels=data.labels[rows[order]], train=split, test=split
     )

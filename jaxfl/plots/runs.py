@@ -10,7 +10,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.evaluate import Evaluation
 from jaxfl.history import History
 from jaxfl.plots import style
-from jaxfl.plots.style import NOBODY, OTHERS, palette
+from jaxfl.plots.style import NOBODY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,14 +111,14 @@ def clusters(result: Run) -> "Figure":
     data, found = result.data, np.asarray(result.evaluation.cluster)
     group = np.zeros(len(found), int) if data.group is None else np.asarray(data.group)
     groups = np.unique(group)
-    order = _by_group(found, group)
-    color_of = _colors(order)
+    order = style.cluster_order(found, group)
+    color_of = style.cluster_colors(order)
     blocks, width = _layout([np.flatnonzero(group == one) for one in groups], found, order)
     gap = 0.0 if len(found) <= NUMBERED and all(len(block) <= width for block in blocks) else 0.03 * width
     lines = [math.ceil(len(block) / width) for block in blocks]
     tops = [float(sum(lines[:place]) + gap * place) for place in range(len(blocks))]
 
-    names, entries = style.group_names(data, groups), _legend_entries(found, order, color_of)
+    names, entries = style.group_names(data, groups), style.legend_entries(found, order, color_of)
     cell = max(0.07, min(0.4, 7.0 / width))  # inches
     wide, high = width * cell, (tops[-1] + lines[-1]) * cell
     per_column = max(8, int(high / 0.2))
@@ -197,35 +197,6 @@ def _title(result: Run) -> str:
         return words
     groups = len(np.unique(np.asarray(result.data.group)))
     return f"{words}, {style.count(groups, 'true group')}, ARI {metrics['ari']:.3f}"
-
-
-def _by_group(found: np.ndarray, group: np.ndarray) -> list[int]:
-    """Returns the clusters: of the first group first, in each the larger first; the colours go by it."""
-    clusters, size = np.unique(found[found >= 0], return_counts=True)
-    most = [int(np.bincount(group[found == cluster]).argmax()) for cluster in clusters]
-    keys = sorted(zip(most, -size, clusters, strict=True))
-    return [int(cluster) for _, _, cluster in keys]
-
-
-def _colors(order: Sequence[int]) -> dict[int, str]:
-    """Returns a colour for every cluster; those beyond the palette share a grey."""
-    own = palette()
-    return {cluster: own[place] if place < len(own) else OTHERS for place, cluster in enumerate(order)}
-
-
-def _legend_entries(found: np.ndarray, order: Sequence[int], color_of: Mapping[int, str]) -> list[tuple[str, str]]:
-    """Returns labels and colours: the clusters with their number of clients, the rest in one line."""
-
-    shown = list(order[: len(palette())])
-    entries = [
-        (f"{place + 1} ({(found == cluster).sum():,})", color_of[cluster]) for place, cluster in enumerate(shown)
-    ]
-    rest = order[len(shown) :]
-    if rest:
-        entries.append((f"{len(rest)} more ({np.isin(found, rest).sum():,})", OTHERS))
-    if (found < 0).any():
-        entries.append((f"none ({(found < 0).sum():,})", NOBODY))
-    return entries
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray:

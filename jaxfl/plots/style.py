@@ -1,6 +1,7 @@
 """What the pictures share: colours, words, figures that no one but the caller holds."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -35,6 +36,44 @@ def cycle(count: int) -> list[str]:
 def class_colors(count: int) -> list[str]:
     """Returns up to 22 colours for areas side by side: those of the palette, softened, a grey in place of black."""
     return [mix("#6B6B6B" if color == "#000000" else color, 1.0, 0.15) for color in palette()[:count]]
+
+
+def cluster_order(found: np.ndarray, group: np.ndarray | None) -> list[int]:
+    """Returns the clusters in the order of their numbers and colours in every picture of a run.
+
+    Those of the first group come first, in each the larger ones; -1 is none.
+
+    Args:
+        found: slots `[N]`.
+        group: true groups `[N]`, or None.
+
+    >>> cluster_order(np.array([7, 7, 3, -1, 5, 5]), np.array([1, 1, 0, 0, 1, 0]))
+    [5, 3, 7]
+    """
+    group = np.zeros(len(found), int) if group is None else np.asarray(group)
+    clusters, size = np.unique(found[found >= 0], return_counts=True)
+    most = [int(np.bincount(group[found == cluster]).argmax()) for cluster in clusters]
+    keys = sorted(zip(most, -size, clusters, strict=True))
+    return [int(cluster) for _, _, cluster in keys]
+
+
+def cluster_colors(order: Sequence[int]) -> dict[int, str]:
+    """Returns a colour for every cluster; those beyond the palette share a grey."""
+    own = palette()
+    return {cluster: own[place] if place < len(own) else OTHERS for place, cluster in enumerate(order)}
+
+
+def legend_entries(found: np.ndarray, order: Sequence[int], color_of: Mapping[int, str]) -> list[tuple[str, str]]:
+    """Returns labels and colours: the clusters that have clients with their number, the rest in one line."""
+    shown = list(order[: len(palette())])
+    sizes = [(place + 1, int((found == cluster).sum()), color_of[cluster]) for place, cluster in enumerate(shown)]
+    entries = [(f"{number} ({clients:,})", color) for number, clients, color in sizes if clients]
+    rest = np.intersect1d(order[len(shown) :], found)
+    if len(rest):
+        entries.append((f"{len(rest)} more ({np.isin(found, rest).sum():,})", OTHERS))
+    if (found < 0).any():
+        entries.append((f"none ({(found < 0).sum():,})", NOBODY))
+    return entries
 
 
 def mix(color: str, level: float, share: float) -> str:
