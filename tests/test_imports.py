@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("random", "tree", "typing"),
     ("tasks", "models", "layers", "data"),
-    ("engine", "local", "corrections", "aggregate", "server", "sampling", "clustering"),
+    ("engine", "local", "corrections", "aggregate", "server", "sampling", "matching", "clustering"),
     ("methods",),
     ("evaluate", "history", "checkpoint", "local_models", "plots", "program"),
     ("simulate",),
