@@ -3,6 +3,8 @@
 A paper has a folder: `config.py` defines `EXPERIMENT`, `targets.json` holds the numbers that the paper printed. A cell
 is checked when its `config.py` is imported: a method, a data set or an option that does not exist is an error there.
 
+What a paper shows that is no grid of numbers is a `Study`: a function that returns words, numbers and pictures.
+
 - `smoke` takes seconds a row, offline, on the embedded digits, and shows that every row of the table works;
 - `laptop` takes some hours on a few CPU cores, and says what it cuts;
 - `paper` is the paper's own setting.
@@ -20,15 +22,18 @@ import dataclasses
 import fnmatch
 import importlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from experiments.targets import Target, label, read
 from jaxfl import data as federations
 from jaxfl import options
 from jaxfl.job import Job, check
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 SCALES = ("smoke", "laptop", "paper")
@@ -113,6 +118,30 @@ class Cell:
         return shlex.join(words)
 
 
+class Made(NamedTuple):
+    """What a study found out."""
+
+    text: str  # sentences for the report
+    numbers: Mapping[str, Any] = {}  # ready for JSON
+    pictures: Mapping[str, "Figure"] = {}  # by what they show
+    table: Sequence[Mapping[str, Any]] = ()  # rows with the same names
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A figure, or a table that is no grid of runs.
+
+    Attributes:
+        label: what the paper calls it, and what it is about, after a slash.
+        make: `data_dir -> Made`: loads, trains and draws; `data_dir` is the folder of the data's files.
+        needs_files: whether its data are not embedded.
+    """
+
+    label: str
+    make: Callable[[str | None], Made]
+    needs_files: bool = True
+
+
 @dataclasses.dataclass(frozen=True)
 class Scale:
     """The cells of an experiment at one scale.
@@ -120,16 +149,21 @@ class Scale:
     Attributes:
         cuts: what differs from the paper, in a sentence or two.
         cells: in the order of the table; columns and rows are shown in the order in which they first come.
+        studies: what else the paper shows.
     """
 
     cuts: str
     cells: tuple[Cell, ...]
+    studies: tuple[Study, ...] = ()
 
     def __post_init__(self):
-        labels = [cell.label for cell in self.cells]
+        labels = [one.label for one in (*self.cells, *self.studies)]
         twice = sorted({one for one in labels if labels.count(one) > 1})
         if not labels or twice:
             raise ValueError(f"cells must be one or more, each there once, got {', '.join(twice) or 'none'}.")
+
+
+One = TypeVar("One", Cell, Study, Cell | Study)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +200,7 @@ def names() -> list[str]:
     """Returns the names of the experiments: the folders that have a `config.py`.
 
     >>> names()[:1]
-    ['ifca']
+    ['fesem']
     """
     return sorted(path.parent.name for path in HERE.glob("*/config.py"))
 
@@ -204,8 +238,8 @@ def check_places(experiment: Experiment, printed: Mapping[str, Target]) -> None:
         )
 
 
-def select(cells: Sequence[Cell], only: str | None) -> list[Cell]:
-    """Returns the cell of a label, or those whose label holds a pattern: `*` is anything, small letters are large ones.
+def select(cells: Sequence[One], only: str | None) -> list[One]:
+    """Returns the cell or study of a label, or those whose label holds a pattern: `*` is anything, case is ignored.
 
     Raises:
         ValueError: there is none.

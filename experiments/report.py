@@ -7,7 +7,6 @@ Reads `results.jsonl` and `targets.json`; writes `report/report.md`, `report/rep
 and the pictures beside the results. A number that was not made is a dash, with the command that makes it.
 """
 
-import re
 import shlex
 import statistics
 import sys
@@ -15,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import base, figures, page, results
-from experiments.base import Cell, Experiment
+from experiments import base, figures, page, results, studies
+from experiments.base import Cell, Experiment, Study
 from experiments.targets import Target
 
 EMPTY = "–"
@@ -109,6 +108,7 @@ def write(experiment: Experiment, scale: str, folder: Path) -> Path:
         page.Heading(1, f"{experiment.title}: {scale} scale"),
         page.Text(f"{experiment.paper} {experiment.scale(scale).cuts}"),
         *(block for table in tables(entries) for block in _table_blocks(experiment, scale, entries, table, out)),
+        *(block for study in experiment.scale(scale).studies for block in _study(experiment, scale, study, folder)),
         *_elsewhere(experiment, scale, entries),
     ]
     (out / MARKDOWN).write_text(page.markdown(blocks), encoding="utf-8")
@@ -137,7 +137,7 @@ def comparison(entries: Sequence[Entry], table: str) -> page.Table:
 
 
 def details(experiment: Experiment, scale: str, entries: Sequence[Entry]) -> page.Table:
-    """Returns a line for each cell: numbers, what it took, and the command that makes it."""
+    """Returns a line for each run: the first number that it makes, what it took, and the command that makes it."""
     head = ["row", "column", "here", "paper", "gap", "seeds", "clusters", "ARI", "seconds a run", "command"]
 
     def mean(values: Sequence[float], form: str) -> str:
@@ -158,13 +158,21 @@ def details(experiment: Experiment, scale: str, entries: Sequence[Entry]) -> pag
                 mean([line["seconds"] for line in entry.lines if line.get("seconds") is not None], "{:,.0f}"),
                 page.Code(command(experiment, scale, entry.cell)),
             ]
-            for entry in entries
+            for entry in runs(entries)
         ],
     )
 
 
-def command(experiment: Experiment, scale: str, cell: Cell) -> str:
-    """Returns the command that makes a cell; DIR is the folder of the data's files."""
+def runs(entries: Sequence[Entry]) -> list[Entry]:
+    """Returns the first cell of every run: the cells of a row may show several metrics of one."""
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        first.setdefault(results.identifier(entry.cell.job(entry.cell.seeds[0])), entry)
+    return list(first.values())
+
+
+def command(experiment: Experiment, scale: str, cell: Cell | Study) -> str:
+    """Returns the command that makes a cell or a study; DIR is the folder of the data's files."""
     files = ["--data-dir", "DIR"] if cell.needs_files else []
     return shlex.join(["jaxfl", "reproduce", experiment.name, "--scale", scale, *files, "--only", cell.label])
 
@@ -194,13 +202,34 @@ def _table_blocks(
         ]
         blocks.append(_save(figures.comparison(points, metrics), out, table, f"{table}: here and in the paper"))
     blocks += [page.Heading(3, "How each number is made"), details(experiment, scale, own)]
-    for column in dict.fromkeys(entry.cell.column for entry in own):
-        curves = {e.cell.row: [line["history"] for line in e.lines] for e in own if e.cell.column == column and e.lines}
-        if curves:
-            text = f"{column}: convergence, mean over the seeds"
-            picture = _save(figures.convergence(curves), out, f"{table} {column}", text)
-            blocks += [page.Heading(3, text), picture]
+    made = [entry for entry in runs(own) if entry.lines]
+    for column in dict.fromkeys(entry.cell.column for entry in made):
+        curves = {e.cell.row: [line["history"] for line in e.lines] for e in made if e.cell.column == column}
+        text = f"{column}: convergence, mean over the seeds"
+        picture = _save(figures.convergence(curves), out, f"{table} {column}", text)
+        blocks += [page.Heading(3, text), picture]
     return blocks
+
+
+def _study(experiment: Experiment, scale: str, study: Study, folder: Path) -> list[page.Block]:
+    """Returns the blocks of a study."""
+    found = studies.read(folder, study)
+    how = page.Table(["how it is made"], [[page.Code(command(experiment, scale, study))]])
+    if found is None:
+        return [page.Heading(2, study.label), page.Text("Not made."), how]
+    blocks: list[page.Block] = [page.Heading(2, study.label), page.Text(found["text"])]
+    if found["table"]:
+        head = list(found["table"][0])
+        blocks.append(page.Table(head, [[_word(row[name]) for name in head] for row in found["table"]]))
+    blocks += [page.Picture(f"../{studies.FOLDER}/{file}", text) for text, file in found["pictures"].items()]
+    return [*blocks, how]
+
+
+def _word(value: Any) -> str:
+    """Returns a value of a study's table."""
+    if value is None:
+        return EMPTY
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _notes(entries: Sequence[Entry]) -> list[str]:
@@ -229,7 +258,7 @@ def _elsewhere(experiment: Experiment, scale: str, entries: Sequence[Entry]) -> 
 
 def _save(figure: Any, out: Path, name: str, text: str) -> page.Picture:
     """Writes a picture and returns its block."""
-    file = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".png"
+    file = studies.slug(name) + ".png"
     figure.savefig(out / file, dpi=100)
     return page.Picture(file, text)
 

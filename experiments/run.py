@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from experiments import base, report, results
-from experiments.base import Cell
+from experiments import base, report, results, studies
+from experiments.base import Cell, Study
 from jaxfl import job as jobs
 from jaxfl import options
 from jaxfl.callbacks import ProgressBar
@@ -53,7 +53,7 @@ def reproduce(
         name: of the experiment.
         scale: `smoke`, `laptop` or `paper`.
         data_dir: folder of the data's files.
-        only: makes only the cells whose `table / row / column` holds this pattern.
+        only: makes only the cells and studies whose label, `table / row / column`, holds this pattern.
         out: folder of the results.
 
     Returns:
@@ -63,7 +63,8 @@ def reproduce(
         ValueError: an unknown name or scale, or a pattern that matches nothing.
     """
     experiment = base.load(name)
-    cells = base.select(experiment.scale(scale).cells, only)
+    chosen = base.select([*experiment.scale(scale).cells, *experiment.scale(scale).studies], only)
+    cells = [one for one in chosen if isinstance(one, Cell)]
     folder = experiment.results(scale) if out is None else out
     lines = results.read(folder / results.RESULTS)
     wanted = planned(cells, data_dir, folder)
@@ -86,6 +87,16 @@ def reproduce(
             continue
         results.append(folder / results.RESULTS, results.result_line(one.cell, one.job, result))
         _clean(one.job)
+    for study in (one for one in chosen if isinstance(one, Study) and studies.read(folder, one) is None):
+        _say(console, f"{study.label}:")
+        try:
+            studies.write(folder, study, data_dir)
+        except KeyboardInterrupt:
+            _say(console, f"{study.label}: interrupted; the same command makes it again", style="yellow")
+            return 130
+        except Exception as error:  # as above
+            failed += 1
+            _say(console, f"{study.label} failed: {type(error).__name__}: {error}", style="red")
     written = report.write(experiment, scale, folder)
     made = f"{len(missing) - failed} made, {len(wanted) - len(missing)} were there, {failed} failed"
     _say(console, f"{name}, {scale}: {made}; {written}", style="red" if failed else None)
@@ -95,7 +106,7 @@ def reproduce(
 def planned(cells: Sequence[Cell], data_dir: str | None, folder: Path) -> list[Planned]:
     """Returns the runs of some cells, each once; all with the first seed before any with the second."""
     found: dict[str, Planned] = {}
-    for turn in range(max(len(cell.seeds) for cell in cells)):
+    for turn in range(max((len(cell.seeds) for cell in cells), default=0)):
         for cell in (cell for cell in cells if turn < len(cell.seeds)):
             job = cell.job(cell.seeds[turn], data_dir=data_dir, resume=True)
             name = results.identifier(job)

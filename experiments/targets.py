@@ -14,7 +14,7 @@
     }
 
 A number is `mean ± std`, or `mean`, or `""` where the paper has none. A table of which no number is made says why in
-`missing`.
+`missing`; where single rows are not made, `missing` says it for each of them, as `notes` do.
 
 >>> parse("95.25 ± 0.40"), parse("81.51"), parse("")
 ((95.25, 0.4), (81.51, None), None)
@@ -99,8 +99,10 @@ def _numbers(table: dict[str, Any]) -> list[Target]:
             f"a table must have {', '.join(sorted(FIELDS))}, may have notes and missing, got {set(table)}."
         )
     name, columns, notes = table["name"], table["columns"], table.get("notes", {})
-    if unknown := set(notes) - set(table["rows"]):
-        raise ValueError(f"notes of {name} must be about its rows, got {', '.join(sorted(unknown))}.")
+    missing = table.get("missing", "")
+    for what, rows in (("notes", notes), ("missing", missing if isinstance(missing, dict) else {})):
+        if unknown := set(rows) - set(table["rows"]):
+            raise ValueError(f"{what} of {name} must be about its rows, got {', '.join(sorted(unknown))}.")
     found = []
     for row, numbers in table["rows"].items():
         if len(numbers) != len(columns):
@@ -109,6 +111,7 @@ def _numbers(table: dict[str, Any]) -> list[Target]:
             )
         for column, number in zip(columns, map(parse, numbers), strict=True):
             if number is not None:
-                more = (table["unit"], notes.get(row, ""), table.get("missing", ""))
+                why = missing.get(row, "") if isinstance(missing, dict) else missing
+                more = (table["unit"], notes.get(row, ""), why)
                 found.append(Target(name, row, column, *number, *more))
     return found

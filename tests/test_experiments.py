@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import doctest
+import functools
 import importlib
 import importlib.util
 import json
@@ -16,10 +17,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments import base, figures, page, report, results, run, targets
-from experiments.base import Cell, Experiment, Scale
+from experiments import base, figures, page, report, results, run, studies, targets
+from experiments.base import Cell, Experiment, Made, Scale, Study
 from jaxfl import cli, data, job, options, papers
 from jaxfl.history import History
+from jaxfl.plots import style
 from jaxfl.simulate import Result
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +77,9 @@ def small(monkeypatch):
     return broken, made
 
 
-@pytest.mark.parametrize("module", [base, figures, page, report, results, run, targets], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "module", [base, figures, page, report, results, run, studies, targets], ids=lambda one: one.__name__
+)
 def test_doctests(module):
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     assert doctest.testmod(module, optionflags=flags).failed == 0
@@ -174,8 +178,9 @@ def test_every_number_of_the_papers_is_there():
 
 @pytest.mark.parametrize("name", base.names())
 def test_every_number_is_made_or_says_why_not(name):
-    made = {one.label for one in base.load(name).scales["paper"].cells}
     printed = base.targets(name)
+    tables = {one.table for one in printed.values()}
+    made = {one.label for one in base.load(name).scales["paper"].cells if one.table in tables}
     assert made <= set(printed)
     assert [key for key, one in printed.items() if (key in made) == bool(one.missing)] == []
     assert all(0 < one.value < 100 for one in printed.values())
@@ -210,8 +215,8 @@ def test_every_cell_is_what_its_command_says_and_can_be_built(name, scale):
         assert results.identifier(again) == results.identifier(one.job(one.seeds[-1]))
         assert ("--data-dir" in words) == (scale != "smoke")
         options.build(settings, federation)  # values that the factories refuse
-        jobs |= {(results.identifier(one.job(seed)), one.metric): one for seed in one.seeds}
-    # no two runs have one name, but a run may fill several cells, each with another of its metrics
+        jobs |= {(results.identifier(one.job(seed)), one.table, one.metric): one for seed in one.seeds}
+    # no two runs have one name, but a run may fill several cells, each with another metric or in another table
     assert len(jobs) == sum(len(one.seeds) for one in base.load(name).scales[scale].cells)
 
 
@@ -354,14 +359,91 @@ def test_missing_cells_show_the_command_that_makes_them(tmp_path):
         assert said.exit_code == 0, said.output
         assert "– (" in said.stdout
         text = (tmp_path / name / "report" / "report.md").read_text(encoding="utf-8")
-        cells = base.load(name).scales["laptop"].cells
+        experiment = base.load(name)
+        scale, entries = experiment.scales["laptop"], report.collect(experiment, "laptop", tmp_path / name)
+        own = [[entry for entry in entries if entry.cell.table == table] for table in report.tables(entries)]
+        wanted = [*(entry.cell for table in own for entry in report.runs(table)), *scale.studies]
         commands = [shlex.split(found) for found in re.findall(r"`(jaxfl reproduce .*?)`", text)]
-        assert len(commands) == len(cells)
-        for words, one in zip(commands, cells, strict=True):
+        assert len(commands) == len(wanted)
+        for words, one in zip(commands, wanted, strict=True):
             assert words[:7] == ["jaxfl", "reproduce", name, "--scale", "laptop", "--data-dir", "DIR"]
-            assert base.select(cells, words[words.index("--only") + 1]) == [one]
+            assert base.select([*scale.cells, *scale.studies], words[words.index("--only") + 1]) == [one]
         assert "0 of 1" in text and "nowhere: " in text
         assert list((tmp_path / name).rglob("*.png")) == []
+
+
+# studies
+
+
+@pytest.fixture
+def with_studies(small, monkeypatch):
+    """The small experiment with two studies; what is listed as broken fails."""
+    broken, made = small
+
+    def make(label, data_dir):
+        made.append((label, data_dir))
+        if label in broken:
+            raise RuntimeError("no luck")
+        figure = style.figure((2, 2))
+        figure.subplots().plot([1, 2])
+        rows = [{"K": 2, "accuracy": 0.51234, "distance": None}]
+        return Made(f"What {label} says.", {"best": 2}, {"all of it": figure}, rows)
+
+    scales = {
+        name: Scale(
+            "", CELLS, tuple(Study(label, functools.partial(make, label)) for label in ("Figure 1", "Figure 2"))
+        )
+        for name in base.SCALES
+    }
+    monkeypatch.setattr(base, "load", lambda name: Experiment("small", "Small", "Nobody, 2000.", scales))
+    return broken, made
+
+
+def test_studies_are_made_once_and_shown(with_studies, tmp_path):
+    broken, made = with_studies
+    broken.append("Figure 1")
+    assert run.reproduce("small", "paper", out=tmp_path, data_dir="files") == 1
+    assert made[-2:] == [("Figure 1", "files"), ("Figure 2", "files")] and len(made) == 5
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "## Figure 1\n\nNot made." in text and "--only 'Figure 1'`" in text
+    assert "What Figure 2 says." in text and "| K | accuracy | distance |" in text and "| 2 | 0.5123 | – |" in text
+    assert "![all of it](../studies/figure-2-all-of-it.png)" in text
+    picture = (tmp_path / "studies" / "figure-2-all-of-it.png").read_bytes()
+    html = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert picture.startswith(PNG) and base64.b64encode(picture).decode() in html
+    assert json.loads((tmp_path / "studies" / "figure-2.json").read_text())["numbers"] == {"best": 2}
+
+    broken.clear()
+    made.clear()
+    assert run.reproduce("small", "paper", out=tmp_path, only="figure*2") == 0
+    assert run.reproduce("small", "paper", out=tmp_path) == 0
+    assert made == [("Figure 1", None)], "what is there is not made again"
+    with pytest.raises(ValueError, match="only 'figure 3' matches no cell; there are: T / FedAvg / C; .*; Figure 2"):
+        run.reproduce("small", "paper", out=tmp_path, only="figure 3")
+
+
+def test_labels_of_studies_and_cells_differ():
+    with pytest.raises(ValueError, match="each there once, got T / FedAvg / C"):
+        Scale("", (cell(),), (Study("T / FedAvg / C", lambda data_dir: Made("")),))
+
+
+def test_smoke_of_fesem(tmp_path):
+    """One row, whose run makes all its numbers and figure 3, and the studies; choosing K compiles six programs."""
+    for only in ("/ FeSEM(2) /", "Table 1", "Figure 4", "Figure 5"):
+        done = jaxfl("reproduce", "fesem", "--only", only, "--out", tmp_path)
+        assert done.exit_code == 0, done.output
+    (line,) = results.read(tmp_path / "results.jsonl")
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    tuned, plain = (
+        f"| FeSEM(2) | {100 * line['summary'][name]:.2f} |" for name in ("finetuned_micro_accuracy", "micro_accuracy")
+    )
+    assert tuned in text and text.count(plain) >= 2, "models as they are served, and figure 3"
+    (data_row,) = json.loads((tmp_path / "studies" / "table-1-data.json").read_text())["table"]
+    assert (data_row["devices"], data_row["classes"]) == (8, 10) and data_row["data points"] > 8 * 60
+    (row,) = json.loads((tmp_path / "studies" / "figure-4-local-models.json").read_text())["table"]
+    assert row["clients drawn"] == 8 and sum(map(int, row["sizes"].split(", "))) == 8
+    rows = json.loads((tmp_path / "studies" / "figure-5-two-clusters.json").read_text())["table"]
+    assert sum(one["clients"] for one in rows) == 8 and len(list((tmp_path / "studies").glob("*.png"))) == 2
 
 
 def test_select():

@@ -1,0 +1,93 @@
+"""Studies of an experiment: made once, kept in `studies/` as JSON and pictures beside the results.
+
+A study has a file for its words and numbers, written last: where it is, the study is not made again. Delete it to make
+the study again.
+"""
+
+import importlib.metadata
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from experiments.base import Cell, Made, Study
+from jaxfl import options
+from jaxfl.callbacks import ProgressBar
+from jaxfl.data.clients import FederatedData
+from jaxfl.history import plain
+from jaxfl.job import execute
+from jaxfl.methods.base import Method
+from jaxfl.simulate import Result
+
+FOLDER = "studies"
+
+
+def read(folder: Path, study: Study) -> dict[str, Any] | None:
+    """Returns what a study found out: `text`, `numbers`, `table`, `pictures` (files by what they show); None if not."""
+    path = _path(folder, study)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def write(folder: Path, study: Study, data_dir: str | None) -> dict[str, Any]:
+    """Makes a study and returns what it found out.
+
+    Args:
+        folder: of the experiment's results.
+        study: of a scale.
+        data_dir: folder of the data's files.
+    """
+    began = time.perf_counter()
+    made: Made = study.make(data_dir)
+    path = _path(folder, study)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pictures = {}
+    for text, figure in made.pictures.items():
+        pictures[text] = f"{path.stem}-{slug(text)}.png"
+        figure.savefig(path.parent / pictures[text], dpi=100)
+    found = {
+        "label": study.label,
+        "text": made.text,
+        "numbers": made.numbers,
+        "table": made.table,
+        "pictures": pictures,
+        "seconds": round(time.perf_counter() - began, 1),
+        "versions": {name: importlib.metadata.version(name) for name in ("jaxfl", "jax")},
+    }
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(plain(found), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return found
+
+
+def train(cell: Cell, data_dir: str | None) -> tuple[Method, Result]:
+    """Runs a cell at its first seed, and returns the method and the result with its state, which tables do not keep."""
+    job = cell.job(cell.seeds[0])
+    data = load(cell, data_dir)
+    with ProgressBar(label=f"{cell.label}:") as bar:
+        result = execute(job, data, [bar])
+    return options.build(job.settings, data), result
+
+
+def load(cell: Cell, data_dir: str | None) -> FederatedData:
+    """Returns the federation of a cell at its first seed."""
+    return options.load(cell.job(cell.seeds[0]).settings, data_dir=data_dir, seed=cell.seeds[0])
+
+
+def method(cell: Cell, data: FederatedData, **changed: Any) -> Method:
+    """Returns the method of a cell, some of its options changed."""
+    items = (*cell.items, *(f"{name}={value}" for name, value in changed.items()))
+    return options.build(options.route(cell.method, cell.data, items), data)
+
+
+def slug(text: str) -> str:
+    """Returns a name for a file.
+
+    >>> slug("Figure 4 / PCA of 400 clients")
+    'figure-4-pca-of-400-clients'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _path(folder: Path, study: Study) -> Path:
+    return folder / FOLDER / f"{slug(study.label)}.json"
