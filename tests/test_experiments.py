@@ -134,6 +134,7 @@ def test_scales_and_places_are_checked():
         ({"rows": {"A": ["1"]}}, "row 'A' of T must have 2 numbers, one a column, got 1"),
         ({"rows": {"A": ["1", "2 +- 1"]}}, "got '2 \\+- 1'"),
         ({"notes": {"B": ""}}, "notes of T must be about its rows, got B"),
+        ({"missing": {"B": ""}}, "missing of T must be about its rows, got B"),
         ({"row": {}}, "a table must have caption, columns, name, rows, unit"),
         ({"columns": ["x", "x"]}, "T / A / x must be in targets.json once"),
     ],
