@@ -33,7 +33,7 @@ import optax
 from jaxfl import matching, tree
 from jaxfl.clustering.from_centres import squared_l2
 from jaxfl.methods.base import Method
-from jaxfl.methods.fesem import Rule, multi_centre
+from jaxfl.methods.multi_centre import Rule, multi_centre
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Params
 

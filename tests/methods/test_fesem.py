@@ -15,7 +15,8 @@ from jaxfl.clustering import scores
 from jaxfl.data.clients import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Row
-from jaxfl.methods.fesem import FeSEMState, compared, fesem
+from jaxfl.methods.fesem import compared, fesem
+from jaxfl.methods.multi_centre import FeSEMState
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, classification
 from jaxfl.testing import CHECKS
