@@ -6,6 +6,7 @@ of very small or large rows (late gradients, diverged models) neither vanish nor
 """
 
 import functools
+from collections.abc import Callable
 
 import chex
 import jax
@@ -14,7 +15,10 @@ from jax import lax
 
 from jaxfl.typing import Array
 
+Compare = Callable[[Array, Array, Array, Array], Array]
+
 BLOCK = 1024  # rows of x at a time: temporaries stay below BLOCK * d floats beside the result
+SMALL_BLOCK = 256  # smaller ones spend their time on fetching rows
 
 
 @functools.partial(jax.jit, static_argnames="block")
@@ -34,17 +38,23 @@ def cosine(x: Array, y: Array | None = None, *, block: int = BLOCK) -> Array:
     >>> cosine(jnp.array([[2.0, 0.0], [3.0, 3.0], [0.0, 0.0]])).tolist()
     [[1.0, 0.707..., 0.0], [0.707..., 1.0, 0.0], [0.0, 0.0, 0.0]]
     """
+    alone = y is None
     x, other = _rows(x, y)
+    block = _block(block, x)
     inverse = _inverse_norm(other)[:, 0]  # [M]
+    if alone:
+
+        def compare(rows: Array, inverse_rows: Array, columns: Array, inverse_columns: Array) -> Array:
+            unit = rows * inverse_rows[:, None]
+            return jnp.clip(_product(unit, columns) * inverse_columns[None], -1, 1)
+
+        return _pairs(compare, (x, inverse), (inverse > 0).astype(x.dtype), block)
 
     def row(vector: Array) -> Array:
         unit = vector * _inverse_norm(vector[None])[0]
         return jnp.dot(other, unit, precision=lax.Precision.HIGHEST) * inverse
 
-    similarity = jnp.clip(lax.map(row, x, batch_size=_block(block, x)), -1, 1)  # [N, M]
-    if y is None:
-        similarity = _mirror(similarity, (inverse > 0).astype(similarity.dtype))
-    return similarity
+    return jnp.clip(lax.map(row, x, batch_size=block), -1, 1)  # [N, M]
 
 
 @functools.partial(jax.jit, static_argnames=("squared", "block"))
@@ -69,18 +79,25 @@ def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = 
     >>> l2(jnp.array([[0.0, 0.0], [3.0, 4.0]]), jnp.array([[0.0, 0.0]])).ravel().tolist()
     [0.0, 5.0]
     """
+    alone = y is None
     x, other = _rows(x, y)
+    block = _block(block, x)
     centre = other.mean(axis=0)  # [d]
     shifted = other - centre[None]
     lengths = jnp.square(shifted).sum(axis=1)  # [M]
+
+    def compare(rows: Array, row_lengths: Array, columns: Array, column_lengths: Array) -> Array:
+        product = _product(rows, columns)
+        return jnp.maximum(row_lengths[:, None] + column_lengths[None] - 2 * product, 0)
 
     def row(vector: Array) -> Array:
         vector = vector - centre
         return jnp.square(vector).sum() + lengths - 2 * jnp.dot(shifted, vector, precision=lax.Precision.HIGHEST)
 
-    distances = jnp.maximum(lax.map(row, x, batch_size=_block(block, x)), 0)  # [N, M]
-    if y is None:
-        distances = _mirror(distances, jnp.zeros(x.shape[0], distances.dtype))
+    if alone:
+        distances = _pairs(compare, (shifted, lengths), jnp.zeros_like(lengths), block)
+    else:
+        distances = jnp.maximum(lax.map(row, x, batch_size=block), 0)  # [N, M]
     return distances if squared else jnp.sqrt(distances)
 
 
@@ -104,6 +121,50 @@ def _inverse_norm(rows: Array) -> Array:
     scale = jnp.where(nonzero, largest, 1)
     norm = scale * jnp.sqrt(jnp.square(rows / scale).sum(axis=1, keepdims=True))
     return jnp.where(nonzero, 1 / jnp.where(nonzero, norm, 1), 0)
+
+
+def _product(rows: Array, columns: Array) -> Array:
+    return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
+
+
+def _pairs(compare: Compare, fields: tuple[Array, Array], diagonal: Array, block: int) -> Array:
+    """Returns a symmetric matrix `[N, N]` from its upper triangle, a block of rows against a block of rows at a time.
+
+    About half the products of the whole, and no pass over the matrix to mirror it.
+
+    Args:
+        compare: of the fields of some rows and the fields of others, `[block, block]`.
+        fields: a matrix `[N, d]` and a vector `[N]`.
+        diagonal: `[N]`.
+        block: at most this many rows at once.
+    """
+    count = diagonal.shape[0]
+    few = max(SMALL_BLOCK, -(-count // 8))  # eight blocks compare 9 / 16 of the pairs, more gain little
+    num_blocks = -(-count // min(block, few))
+    block = -(-count // max(num_blocks, 1))  # of one size, so that little is done twice
+
+    def start_of(index: Array) -> Array:
+        return jnp.minimum(index * block, count - block)  # the last block overlaps the one before
+
+    def take(start: Array) -> list[Array]:
+        return [lax.dynamic_slice_in_dim(field, start, block) for field in fields]
+
+    def one_row(index: Array, matrix: Array) -> Array:
+        start = start_of(index)
+        rows = take(start)
+
+        def one_pair(other_index: Array, matrix: Array) -> Array:
+            other = start_of(other_index)
+            values = compare(*rows, *take(other))
+            matrix = lax.dynamic_update_slice(matrix, values, (start, other))
+            return lax.dynamic_update_slice(matrix, values.T, (other, start))
+
+        # The last block meets itself last of all, after its overlap was written from either side.
+        values = _mirror(compare(*rows, *rows), lax.dynamic_slice_in_dim(diagonal, start, block))
+        matrix = lax.dynamic_update_slice(matrix, values, (start, start))
+        return lax.fori_loop(index + 1, num_blocks, one_pair, matrix)
+
+    return lax.fori_loop(0, num_blocks, one_row, jnp.zeros((count, count), diagonal.dtype))
 
 
 def _mirror(matrix: Array, diagonal: Array) -> Array:

@@ -51,6 +51,19 @@ def test_one_argument_is_exactly_symmetric_with_an_exact_diagonal(block):
     np.testing.assert_allclose(distance, pairwise.euclidean_distances(x.astype(np.float64)), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("function", [distances.cosine, distances.l2])
+def test_one_argument_equals_two(function):
+    x = jnp.asarray(rows(0, 600, 5))  # three blocks of 200, fewer rows than would be handled at once
+    np.testing.assert_allclose(function(x), function(x, x), atol=2e-3 if function is distances.l2 else 2e-6)
+    assert function(x[:0]).shape == (0, 0)
+
+
+def test_one_argument_takes_little_memory_beside_the_result():
+    x = jax.ShapeDtypeStruct((2048, 512), jnp.float32)
+    memory = distances.cosine.lower(x, block=64).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 2048 * 512 * 4 / 4
+
+
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
 def test_cosine_ignores_the_scale_of_rows(scale):
     x = rows(0, 5, 40)
