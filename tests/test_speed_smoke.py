@@ -51,6 +51,33 @@ def test_population_costs_no_compilation_after_the_first(tmp_path, capsys):
     assert "20 clients" in capsys.readouterr().out
 
 
+def test_clustering_agrees_with_its_peers(tmp_path, capsys):
+    script = importlib.import_module("experiments.speed.w4")
+    out = tmp_path / "w4.jsonl"
+    sizes = ["--clients", "16", "40", "--features", "256", "--rounds", "2", "--size", "64", "--loop-limit", "20"]
+    script.main([*sizes, "--linkage", "average", "single", "--out", str(out)])
+    small, large = (json.loads(line) for line in out.read_text().splitlines())
+    assert (small["clients"], large["clients"]) == (16, 40)
+    assert set(small["ratio"]) == {"scipy", "loop"} and set(large["ratio"]) == {"scipy"}
+    for record in (small, large):
+        assert record["agreement"]["agrees"]
+        assert set(record["agreement"]["height_difference"]) == {"scipy average", "scipy single"}
+        assert all(len(record["ratio"]["scipy"][method]["values"]) == 2 for method in ("average", "single"))
+        stages = record["seconds"]["jaxfl"]
+        for method in ("average", "single"):
+            expected = [a + b for a, b in zip(stages["distances"]["values"], stages[method]["values"], strict=True)]
+            assert record["total"]["jaxfl"][method] == expected
+    assert "scipy  average" in capsys.readouterr().out
+
+
+def test_disagreeing_trees_fail(monkeypatch, tmp_path):
+    script = importlib.import_module("experiments.speed.w4")
+    monkeypatch.setattr(script, "cosine_distances", lambda rows: 2 * script.jnp.ones((len(rows), len(rows))))
+    sizes = ["--clients", "16", "--features", "256", "--rounds", "1", "--size", "64", "--peers", "scipy"]
+    with pytest.raises(SystemExit, match="16 clients x 256 features.*: the trees disagree"):
+        script.main([*sizes, "--linkage", "single"])
+
+
 def test_disagreeing_losses_fail():
     measure = importlib.import_module("experiments.speed.measure")
     sides = [measure.Side(name, lambda: 0.0, lambda value=value: value) for name, value in (("a", 1.0), ("b", 1.1))]
