@@ -1,22 +1,17 @@
 """Hierarchical clustering of a distance matrix: trees in SciPy's format, cuts, and Sattler's bipartition.
 
-Single linkage is a minimum spanning tree (Prim: reads every row once, copies nothing). Complete, average and ward
-linkage follow chains of nearest neighbours: each merge rewrites one row and one column of one copy of the matrix, in
-place. Both take O(N^2) time, and every shape is static.
+Which clusters merge is found in `merging.py`, in O(N^2) time; every shape is static.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfl.clustering import merging
 from jaxfl.typing import Array
-
-Update = Callable[[Array, Array, Array, Array, Array, Array], Array]
 
 BIPARTITIONS = ("single", "complete", "average")
 
@@ -56,7 +51,7 @@ def linkage(distances: Array, method: str = "single") -> Array:
            [2. , 3. , 4.5, 3. ]], dtype=float32)
     """
     distances = _square("distances", distances)
-    return _tree(_merges(distances, jnp.ones(distances.shape[0], bool), method))
+    return _tree(merging.find(distances, jnp.ones(distances.shape[0], bool), method))
 
 
 @jax.jit
@@ -133,21 +128,13 @@ def bipartition(similarity: Array, mask: Array, *, linkage: str = "single") -> t
     chex.assert_shape(mask, similarity.shape[:1])
     if linkage not in BIPARTITIONS:
         raise ValueError(f"linkage must be one of {', '.join(BIPARTITIONS)}, got {linkage!r}.")
-    tree = _tree(_merges(-similarity, mask, linkage))
+    tree = _tree(merging.find(-similarity, mask, linkage))
     kept = jnp.arange(tree.shape[0], dtype=jnp.int32) < mask.sum(dtype=jnp.int32) - 2
     label = _cut(tree, kept)
     side = mask & (label != label[jnp.argmax(mask)])
     cross = side[:, None] & (mask & ~side)[None, :] & ~jnp.isnan(similarity)
     alpha_cross = jnp.where(cross, similarity, -jnp.inf).max()
     return side, jnp.where(side.any(), alpha_cross, jnp.inf)
-
-
-class _Merges(NamedTuple):
-    """Merges in any order: a point of either cluster `[N - 1]` int32, and the height `[N - 1]`, infinity for none."""
-
-    first: Array
-    second: Array
-    height: Array
 
 
 def _square(name: str, matrix: Array) -> Array:
@@ -164,127 +151,7 @@ def _checked_tree(tree: Array) -> int:
     return tree.shape[0]
 
 
-def _merges(distances: Array, mask: Array, method: str) -> _Merges:
-    if method not in UPDATES:
-        raise ValueError(f"method must be one of {', '.join(UPDATES)}, got {method!r}.")
-    update = UPDATES[method]
-    if distances.shape[0] == 1:
-        none = jnp.zeros(0, jnp.int32)
-        return _Merges(none, none, jnp.zeros(0, distances.dtype))
-    return _spanning_tree(distances, mask) if update is None else _chains(distances, mask, update)
-
-
-def _finite(distances: Array) -> Array:
-    """Replaces NaN and infinity by the largest number: infinity marks what takes no part."""
-    largest = jnp.finfo(distances.dtype).max
-    return jnp.where(distances < largest, distances, largest)
-
-
-def _spanning_tree(distances: Array, mask: Array) -> _Merges:
-    """Prim's algorithm from the first member.
-
-    It exhausts whatever is connected below a height before it takes a larger step, so every cluster of single linkage
-    is a run of its order: a merge may name the points before and after the step instead of the ends of the edge.
-    """
-    count = distances.shape[0]
-
-    def step(state: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], _Merges]:
-        point, nearest, outside = state  # the last one reached; how far the tree is from each point; who is not in it
-        nearest = jnp.minimum(nearest, _finite(distances[point]))
-        distance = jnp.where(outside, nearest, jnp.inf)
-        reached, height = _lowest(distance)
-        outside = outside & (jnp.arange(count, dtype=jnp.int32) != reached)
-        return (reached, nearest, outside), _Merges(point, reached, height)
-
-    start = jnp.argmax(mask).astype(jnp.int32)
-    outside = mask & (jnp.arange(count, dtype=jnp.int32) != start)
-    state = start, jnp.full(count, jnp.inf, distances.dtype), outside
-    return lax.scan(step, state, None, length=count - 1)[1]
-
-
-def _chains(distances: Array, mask: Array, update: Update) -> _Merges:
-    """Merges along chains of nearest neighbours: each point of a chain is the nearest of the one before it.
-
-    A chain ends in two that are nearest to each other. Under a reducible linkage they may merge at once, and what
-    comes before them remains a chain. A merged cluster lives on in the place of its lowest point.
-    """
-    count = distances.shape[0]
-    place = jnp.arange(count, dtype=jnp.int32)
-
-    def merge(state: tuple) -> tuple:
-        done, matrix, row, place_of_row, size, chain, length, top, merges = state
-        # What the merge before found is written only now: XLA would fuse the update into both writes, and the second
-        # would need the matrix from before the first, a copy of it for every merge. So it goes with the chain.
-        matrix = lax.dynamic_update_index_in_dim(matrix, row, place_of_row, 0)
-        matrix = lax.dynamic_update_index_in_dim(matrix, row, place_of_row, 1)
-        chain = lax.dynamic_update_index_in_dim(chain, top, length - 1, 0)
-
-        def neighbour(point: Array) -> tuple[Array, Array]:
-            return _lowest(jnp.where((size > 0) & (place != point), matrix[point], jnp.inf))
-
-        def goes_on(state: tuple) -> Array:
-            _, _, before, _, link, _, distance = state
-            # Links only ever get shorter, so chains end even if the matrix is not quite symmetric. In exact arithmetic
-            # nobody in the chain dies; in rounded arithmetic one may that stands in it twice.
-            return (distance < link) | (size[before] == 0)
-
-        def grow(state: tuple) -> tuple:
-            chain, length, _, top, _, nearest, distance = state
-            chain = lax.dynamic_update_index_in_dim(chain, nearest, length, 0)
-            return chain, length + 1, top, nearest, distance, *neighbour(nearest)
-
-        before = chain[jnp.maximum(length - 2, 0)]
-        link = jnp.where(length > 1, matrix[before, top], jnp.inf)
-        state = chain, length, before, top, link, *neighbour(top)
-        chain, length, before, top, height, _, _ = lax.while_loop(goes_on, grow, state)
-        kept, gone = jnp.minimum(top, before), jnp.maximum(top, before)
-        row = _finite(update(matrix[kept], matrix[gone], size[kept], size[gone], size, height))
-        size = jnp.where(place == kept, size + size[gone], jnp.where(place == gone, 0, size))
-        merged = _Merges(kept, gone, height)
-        merges = jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, done, 0), merges, merged)
-        top = chain[jnp.maximum(length - 3, 0)]
-        fresh = (length == 2) | (size[top] == 0)
-        top, length = jnp.where(fresh, kept, top), jnp.where(fresh, 1, length - 2)
-        return done + 1, matrix, row, kept, size, chain, length, top, merges
-
-    none = jnp.zeros(count - 1, jnp.int32)
-    merges = _Merges(none, none, jnp.full(count - 1, jnp.inf, distances.dtype))
-    matrix, start, one = _finite(distances), jnp.argmax(mask).astype(jnp.int32), jnp.int32(1)
-    chain = jnp.zeros(count + 1, jnp.int32)
-    state = one - 1, matrix, matrix[0], one - 1, mask.astype(distances.dtype), chain, one, start, merges
-    last = mask.sum(dtype=jnp.int32) - 1
-    return lax.while_loop(lambda state: state[0] < last, merge, state)[-1]
-
-
-def _lowest(values: Array) -> tuple[Array, Array]:
-    """Returns the first index of the smallest of `[N]` and its value: on a CPU a ninth of the time of `argmin`."""
-    value = values.min()
-    place = jnp.arange(values.shape[0], dtype=jnp.int32)
-    return jnp.where(values == value, place, values.shape[0] - 1).min(), value
-
-
-def _complete(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
-    """Returns the distances of everybody `[N]` from the union of clusters at distances `a` and `b`."""
-    del size_a, size_b, size, height
-    return jnp.maximum(a, b)
-
-
-def _average(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
-    del size, height
-    share = size_a / (size_a + size_b)
-    return share * a + (1 - share) * b
-
-
-def _ward(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
-    total = size_a + size_b + size
-    squares = (size_a + size) * jnp.square(a) + (size_b + size) * jnp.square(b) - size * jnp.square(height)
-    return jnp.sqrt(jnp.maximum(squares / total, 0))
-
-
-UPDATES: dict[str, Update | None] = {"single": None, "complete": _complete, "average": _average, "ward": _ward}
-
-
-def _tree(merges: _Merges) -> Array:
+def _tree(merges: merging.Merges) -> Array:
     """Sorts the merges by height and names the clusters; equal heights keep their order `[N - 1, 4]`."""
     order = jnp.argsort(merges.height, stable=True)
     first, second, height = (field[order] for field in merges)

@@ -12,6 +12,7 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 
 from jaxfl.clustering.linkage import bipartition, cut_by_number, cut_by_threshold, linkage
+from jaxfl.clustering.merging import LEAST_PACKED
 
 METHODS = ("single", "complete", "average", "ward")
 SIZES = (7, 24)  # few sizes, few compilations
@@ -67,10 +68,12 @@ def test_equals_scipy_without_ties(method, seed, count):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_equals_scipy_on_a_larger_matrix(method):
-    matrix = euclidean(points(0, 400, 8))
+def test_equals_scipy_on_a_matrix_that_is_packed_on_the_way(method):
+    count = 2 * LEAST_PACKED + 1
+    matrix = euclidean(points(0, count, 8))
     tree, expected = merged(matrix, method), hierarchy.linkage(condensed(matrix), method)
-    np.testing.assert_allclose(hierarchy.cophenet(tree), hierarchy.cophenet(expected), rtol=1e-5)
+    assert_a_valid_tree(tree, count)
+    np.testing.assert_allclose(hierarchy.cophenet(tree), hierarchy.cophenet(expected), rtol=1e-4)
     for number in (2, 5, 40):
         assert partition(cut_by_number(jnp.asarray(tree), number)) == partition(
             hierarchy.cut_tree(expected, number)[:, 0]
@@ -302,6 +305,19 @@ def test_bipartition_finds_two_groups_whatever_the_order_and_scale(method):
     for matrix in (similarity, 1e-3 * similarity):
         side, _ = bipartition(matrix, jnp.ones(24, bool), linkage=method)
         assert adjusted_rand_score(group, np.asarray(side)) == 1
+
+
+@pytest.mark.parametrize("method", ["single", "complete", "average"])
+def test_bipartition_packs_only_what_is_left_of_the_members(method):
+    similarity = cosines(0, 2 * LEAST_PACKED)
+    mask = np.zeros(2 * LEAST_PACKED, bool)
+    for members in (3, LEAST_PACKED + 500):  # nothing and something to merge before half of the places are empty
+        mask[np.random.default_rng(members).choice(mask.size, members, replace=False)] = True
+        side, alpha_cross = bipartition(jnp.asarray(similarity), jnp.asarray(mask), linkage=method)
+        side, own = np.asarray(side)[mask], similarity[np.ix_(mask, mask)]
+        tree = hierarchy.linkage(condensed(1 - own.astype(np.float64)), method)
+        assert partition(side) == partition(hierarchy.cut_tree(tree, 2)[:, 0])
+        assert alpha_cross == own[np.ix_(side, ~side)].max()
 
 
 @pytest.mark.parametrize("method", ["single", "complete", "average"])
