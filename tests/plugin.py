@@ -8,6 +8,8 @@ import os
 import shutil
 import tempfile
 
+import pytest
+
 # JAX reads these once: they stand before its first import. A run on an accelerator says JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _DEVICES = "--xla_force_host_platform_device_count"
@@ -38,3 +40,31 @@ def pytest_configure(config):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("jaxfl")
+
+
+# The battery and what it stands on are compiled as users compile; the rest quickly, the same but for rounding.
+_OPTIMISED = {
+    "test_contract",
+    "test_engine",
+    "test_layers",
+    "test_local",
+    "test_models",
+    "test_resume",
+    "test_simulate",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Chooses how programs are compiled, by file."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", item.path.stem not in _OPTIMISED)
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Forgets the programs of a file behind its last test: a worker would grow to gigabytes, and slower with them."""
+    import jax
+
+    if nextitem is None or nextitem.path != item.path:
+        jax.clear_caches()

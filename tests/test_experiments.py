@@ -12,7 +12,6 @@ import re
 import shlex
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -28,15 +27,6 @@ ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
 ITEMS = ("num_clients=8", "rows_per_client=20", "model=logistic")
 EVERY = [(name, scale) for name in base.names() for scale in base.SCALES]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_to_compile():
-    """The runs here are of seconds, their programs compile for longer."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def jaxfl(*arguments):

@@ -38,20 +38,22 @@ def local_kernels(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_twice(path, local_kernels):
+def test_notebook_runs(path, local_kernels):
+    """The first one twice in a kernel, as people do: cells must not depend on what is left of before."""
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=300, kernel_name="python3")
     first, second = {}, {}
     with client.setup_kernel(cwd=os.fspath(path.parent)):
-        for seen in (first, second):
+        for seen in (first, second) if path == NOTEBOOKS[0] else (first,):
             for index, cell in enumerate(notebook.cells):
                 if cell.cell_type == "code":
                     client.execute_cell(cell, index)
                     assert complaints(cell.outputs) == []
                     seen[index] = said(cell.outputs)
-    assert second == first
+    assert second in ({}, first)
     everything = "".join(line for lines in first.values() for line in lines)
-    if path.stem == "01_first_federation":
+    if path == NOTEBOOKS[0]:
+        assert second
         assert "clusters 4, ARI 1.000" in everything
 
 
