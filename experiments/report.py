@@ -104,10 +104,11 @@ def write(experiment: Experiment, scale: str, folder: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("*.png"):
         old.unlink()
+    drawn: set[frozenset[str]] = set()
     blocks = [
         page.Heading(1, f"{experiment.title}: {scale} scale"),
         page.Text(f"{experiment.paper} {experiment.scale(scale).cuts}"),
-        *(block for table in tables(entries) for block in _table_blocks(experiment, scale, entries, table, out)),
+        *(block for table in tables(entries) for block in _table_blocks(experiment, scale, entries, table, out, drawn)),
         *(block for study in experiment.scale(scale).studies for block in _study(experiment, scale, study, folder)),
         *_elsewhere(experiment, scale, entries),
     ]
@@ -178,9 +179,9 @@ def command(experiment: Experiment, scale: str, cell: Cell | Study) -> str:
 
 
 def _table_blocks(
-    experiment: Experiment, scale: str, entries: Sequence[Entry], table: str, out: Path
+    experiment: Experiment, scale: str, entries: Sequence[Entry], table: str, out: Path, drawn: set[frozenset[str]]
 ) -> list[page.Block]:
-    """Returns the blocks of a table, and draws its pictures into `out`."""
+    """Returns the blocks of a table, and draws its pictures into `out`; curves of the same runs are `drawn` once."""
     own = [entry for entry in entries if entry.cell.table == table]
     metrics = " and ".join(dict.fromkeys(f"{e.cell.metric.replace('_', ' ')} {e.cell.unit}".strip() for e in own))
     unit = "points" if any(entry.cell.unit == "%" for entry in own) else "units"
@@ -205,6 +206,10 @@ def _table_blocks(
     made = [entry for entry in runs(own) if entry.lines]
     for column in dict.fromkeys(entry.cell.column for entry in made):
         curves = {e.cell.row: [line["history"] for line in e.lines] for e in made if e.cell.column == column}
+        names = frozenset(line["id"] for e in made if e.cell.column == column for line in e.lines)
+        if names in drawn:
+            continue
+        drawn.add(names)
         text = f"{column}: convergence, mean over the seeds"
         picture = _save(figures.convergence(curves), out, f"{table} {column}", text)
         blocks += [page.Heading(3, text), picture]

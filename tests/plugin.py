@@ -42,7 +42,7 @@ def pytest_configure(config):
     hypothesis.settings.load_profile("jaxfl")
 
 
-# The battery and what it stands on are compiled as users compile; the rest quickly, the same but for rounding.
+# The engine and the layers are compiled as users compile; the rest quickly, the same but for rounding.
 _OPTIMISED = {
     "test_contract",
     "test_engine",

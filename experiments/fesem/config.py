@@ -31,10 +31,6 @@ METHODS = {
     "FeSEM(4)": ("fesem", ("num_clusters=4",)),
     "FeSEM-MA(3)": ("fesem_ma", ("num_clusters=3",)),
 }
-SWITCHES = {  # what sets FeSEM apart from FedAvg beside its centres
-    "FedAvg, every client the same weight": ("fedavg", ("weighting=uniform",)),
-    "FeSEM(4), lambda = 0": ("fesem", ("num_clusters=4", "proximal_weight=0")),
-}
 SHORT = ("NoFed", "FedAvg", "FeSEM(2)", "FeSEM(3)", "FeSEM(4)", "FeSEM-MA(3)")
 CENTRES = ("FeSEM(2)", "FeSEM(3)", "FeSEM(4)")
 COLUMNS = {
@@ -51,7 +47,7 @@ def table(
     """Returns the cells of a table: with one more epoch before the test, and without; one run makes a row of both."""
 
     def cell(row: str, column: str, tuned: bool) -> Cell:
-        method, options = (METHODS | SWITCHES)[row]
+        method, options = METHODS[row]
         # FedSGD has no local epochs or batches
         own = tuple(item for item in items if method != "fedsgd" or not item.startswith(("local_epochs", "batch_size")))
         metric = f"finetuned_{COLUMNS[column]}" if tuned else COLUMNS[column]
@@ -87,7 +83,6 @@ SECOND = table("Table 2", tuple(METHODS), "writers-femnist", FEMNIST, **PAPER)
 THIRD = table("Table 3", tuple(METHODS), "writers-celeba", CELEBA, **PAPER)
 UNIPEN = table("Table 2", SHORT, "writers-unipen", MLP, UNIPEN_NOTE, **LAPTOP)
 QMNIST = table("Table 3", SHORT, "writers-mnist", MLP, QMNIST_NOTE, **LAPTOP)
-APART = table("What sets FeSEM apart", tuple(SWITCHES), "writers-unipen", MLP, **LAPTOP)
 SMALL = table("Digits", tuple(METHODS), "rotated-digits", DIGITS, **SMOKE)
 
 
@@ -120,7 +115,6 @@ EXPERIMENT = Experiment(
                 *QMNIST,
                 *figure3("UNIPEN", UNIPEN),
                 *figure3("QMNIST", QMNIST),
-                *APART,
                 *shown(QMNIST, "Employees and students", CENTRES, "ARI", "ari", ""),
             ),
             studies.of(
