@@ -181,7 +181,7 @@ def test_a_point_infinitely_far_away_merges_last(method, bad):
     keep = [0, 1, 2, 4, 5, 6]
     expected = hierarchy.linkage(condensed(matrix[np.ix_(keep, keep)]), method)
     np.testing.assert_allclose(tree[:5, 2], expected[:, 2], rtol=1e-5)
-    assert tree[5, 2] == np.finfo(np.float32).max
+    assert tree[5, 2] >= (1 - 1e-6) * np.finfo(np.float32).max  # an average of equals may round
     assert partition(cut_by_number(jnp.asarray(tree), 2)) == {frozenset({3}), frozenset(keep)}
 
 
