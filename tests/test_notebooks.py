@@ -41,7 +41,7 @@ def local_kernels(monkeypatch, tmp_path):
 def test_notebook_runs(path, local_kernels):
     """The first one twice in a kernel, as people do: cells must not depend on what is left of before."""
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3")
+    client = NotebookClient(notebook, timeout=900, kernel_name="python3")
     first, second = {}, {}
     with client.setup_kernel(cwd=os.fspath(path.parent)):
         for seen in (first, second) if path == NOTEBOOKS[0] else (first,):
