@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments import base, figures, page, report, results, run, studies, targets
+from experiments import base, entries, figures, page, report, results, run, studies, targets
 from experiments.base import Cell, Experiment, Made, Scale, Study
 from jaxfl import cli, data, job, options, papers
 from jaxfl.history import History
@@ -68,7 +68,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "module", [base, figures, page, report, results, run, studies, targets], ids=lambda one: one.__name__
+    "module", [base, entries, figures, page, report, results, run, studies, targets], ids=lambda one: one.__name__
 )
 def test_doctests(module):
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -331,7 +331,7 @@ def test_work_of_other_defaults_is_begun_anew(tmp_path):
 
 def test_numbers_of_the_report(small, tmp_path):
     run.reproduce("small", "paper", out=tmp_path)
-    fedavg, ifca = report.collect(base.load("small"), "paper", tmp_path)
+    fedavg, ifca = entries.collect(base.load("small"), "paper", tmp_path)
     # 91 and 93 %: the mean is 92, the deviation of a sample the root of (1 + 1) / (2 - 1), the gap 92 - 91.5
     assert fedavg.mean == pytest.approx(92.0, abs=1e-9)
     assert fedavg.std == pytest.approx(math.sqrt(2.0), abs=1e-9)
@@ -351,9 +351,9 @@ def test_missing_cells_show_the_command_that_makes_them(tmp_path):
         assert "– (" in said.stdout
         text = (tmp_path / name / "report" / "report.md").read_text(encoding="utf-8")
         experiment = base.load(name)
-        scale, entries = experiment.scales["laptop"], report.collect(experiment, "laptop", tmp_path / name)
-        own = [[entry for entry in entries if entry.cell.table == table] for table in report.tables(entries)]
-        wanted = [*(entry.cell for table in own for entry in report.runs(table)), *scale.studies]
+        scale, found = experiment.scales["laptop"], entries.collect(experiment, "laptop", tmp_path / name)
+        own = [[entry for entry in found if entry.cell.table == table] for table in entries.tables(found)]
+        wanted = [*(entry.cell for table in own for entry in entries.runs(table)), *scale.studies]
         commands = [shlex.split(found) for found in re.findall(r"`(jaxfl reproduce .*?)`", text)]
         assert len(commands) == len(wanted)
         for words, one in zip(commands, wanted, strict=True):
