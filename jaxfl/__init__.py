@@ -5,7 +5,7 @@ from importlib.metadata import version
 from jaxfl import callbacks, data, methods, models, plots, testing
 from jaxfl.choice import Choice, choose_num_clusters
 from jaxfl.data.clients import Plan
-from jaxfl.evaluate import FineTune
+from jaxfl.finetune import FineTune
 from jaxfl.local_models import Sketches, local_sketches
 from jaxfl.program import footprint
 from jaxfl.simulate import Event, Result, run

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfl import engine
 from jaxfl.data.clients import Cohort, FederatedData, Plan
-from jaxfl.evaluate import FineTune, trainer
+from jaxfl.finetune import FineTune, trainer
 from jaxfl.methods.base import Method
 from jaxfl.methods.robust import point
 from jaxfl.random import host_rng

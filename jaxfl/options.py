@@ -18,7 +18,7 @@ import optax
 from jaxfl import data as federations
 from jaxfl import literals, models, sampling, server
 from jaxfl.data.clients import FederatedData, Plan
-from jaxfl.evaluate import FineTune
+from jaxfl.finetune import FineTune
 from jaxfl.methods import METHODS, Method
 from jaxfl.tasks import classification
 
@@ -35,7 +35,7 @@ SERVERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, 
     "fedyogi": (server.fedyogi, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
 }
 # Chunk: clients trained side by side, none for all at once. Finetune: epochs before a second test, see
-# `jaxfl.evaluate.FineTune`. The others say who takes part, see `jaxfl.sampling`.
+# `jaxfl.finetune.FineTune`. The others say who takes part, see `jaxfl.sampling`.
 RUN: dict[str, tuple[Any, Any]] = {
     "chunk": ("auto", int | None | typing.Literal["auto"]),
     "dropouts": (0.0, float),

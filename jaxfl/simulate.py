@@ -15,9 +15,11 @@ import numpy as np
 
 from jaxfl import checkpoint, engine, sampling, tree
 from jaxfl.data.clients import FederatedData, Plan
-from jaxfl.evaluate import Evaluation, FineTune, evaluator
+from jaxfl.evaluate import evaluator
+from jaxfl.finetune import FineTune
 from jaxfl.history import History
 from jaxfl.methods.base import Method
+from jaxfl.metrics import Evaluation
 from jaxfl.program import CAPACITY, Log, compile_rounds, peak_bytes
 from jaxfl.sampling import Sampler, cohort_size
 

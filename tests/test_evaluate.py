@@ -10,7 +10,7 @@ import optax
 import pytest
 from sklearn import metrics as sk
 
-from jaxfl import evaluate, methods
+from jaxfl import evaluate, methods, metrics
 from jaxfl.data import Split, federate
 from jaxfl.data.clients import Attack, Plan
 from jaxfl.testing.small import linear_task
@@ -159,7 +159,7 @@ def test_nobody_has_test_rows(key):
 
 def test_spread_is_of_the_worst_tenth():
     accuracy = np.linspace(0, 1, 41)
-    got = evaluate.spread(accuracy)
+    got = metrics.spread(accuracy)
     assert got["worst_decile_accuracy"] == pytest.approx(accuracy[:4].mean())
     assert got["p10_accuracy"] == pytest.approx(0.1) and got["std_accuracy"] == pytest.approx(accuracy.std())
 

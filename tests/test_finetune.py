@@ -14,11 +14,12 @@ from sklearn import metrics as sk
 from typer.testing import CliRunner
 
 import jaxfl
-from jaxfl import cli, evaluate, methods, options
+from jaxfl import cli, evaluate, finetune, methods, options
 from jaxfl.data import FederatedData, conditions, federate
 from jaxfl.data.clients import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.evaluate import FineTune, evaluator
+from jaxfl.evaluate import evaluator
+from jaxfl.finetune import FineTune
 from jaxfl.random import Stream, key_for
 from jaxfl.testing.compare import assert_equal
 from jaxfl.testing.small import linear_task
@@ -108,7 +109,7 @@ def test_the_numbers_beside_are_those_of_an_evaluation_without(key, monkeypatch)
     def local_train(*arguments, **options):
         raise AssertionError("nobody asked for training")
 
-    monkeypatch.setattr(evaluate, "local_train", local_train)
+    monkeypatch.setattr(finetune, "local_train", local_train)
     plain = evaluator(one, DATA, Plan())(key, state)
     assert plain.finetuned is None and not [name for name in plain.metrics if name.startswith("finetuned")]
     added = {name: both.metrics[name] for name in both.metrics if name not in plain.metrics}

@@ -10,8 +10,9 @@ from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_hex
 
 import jaxfl
-from jaxfl import evaluate, plots
+from jaxfl import plots
 from jaxfl.history import History
+from jaxfl.metrics import found
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def having(result, cluster, group, names=()):
     data = jaxfl.data.federate(
         np.zeros((1, 2, 2), np.uint8), np.zeros(1, int), parts, parts, num_classes=2, group=group, group_names=names
     )
-    metrics = result.evaluation.metrics | evaluate.found(cluster, data, np.ones(len(cluster), bool))
+    metrics = result.evaluation.metrics | found(cluster, data, np.ones(len(cluster), bool))
     return result._replace(data=data, evaluation=result.evaluation._replace(cluster=cluster, metrics=metrics))
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.evaluate import Evaluation
 from jaxfl.history import History
+from jaxfl.metrics import Evaluation
 from jaxfl.plots import style
 from jaxfl.plots.style import NOBODY
 
