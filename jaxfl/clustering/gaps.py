@@ -1,0 +1,155 @@
+"""How well a similarity matrix tells true groups apart: the gaps of LayerCFL, and Sattler's bound on what is enough.
+
+A gap asks for the true groups, so it judges a layer or a distance after the fact; theorem 1 asks for a bound on the
+noise instead, so a method can ask it of every split.
+
+References: Yuan et al., "LayerCFL: an efficient federated learning with layer-wised clustering", 2023, equations 9-22;
+Sattler, Mueller and Samek, "Clustered federated learning: model-agnostic distributed multitask optimization under
+privacy constraints", 2019, theorem 1.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxfl.clustering import linkage
+from jaxfl.typing import Array
+
+
+@jax.jit
+def gap_all_pairs(similarity: Array, group: Array) -> Array:
+    """Least similarity within the true groups minus the largest one across them: `alpha_intra_min - alpha_cross_max`.
+
+    It is positive exactly if some threshold tells all pairs within groups from all pairs across; every linkage then
+    finds the groups. Equation 21 (Gap1) for any number of groups. Equation 22 (Gap2) is `gap_all_pairs(-distances,
+    group)`, which is `alpha_cross_min - alpha_intra_max`.
+
+    Args:
+        similarity: float `[N, N]`, symmetric; the diagonal is ignored, NaN is similar to nobody. float64 is kept,
+            anything else is computed in float32. More matrices at a time: `jax.vmap(gap_all_pairs, (0, None))`.
+        group: int `[N]`, the true groups; clients below 0, whose group is unknown, are left out.
+
+    Returns:
+        `[]`, never NaN. Infinity where nothing can be mixed up: one group (no pair across) or groups of one client
+        (no pair within). Minus infinity if NaN is within a group.
+
+    >>> similarity = jnp.array([[1, 0.75, 0], [0.75, 1, 0.25], [0, 0.25, 1]])
+    >>> gap_all_pairs(similarity, jnp.array([0, 0, 1]))
+    Array(0.5, dtype=float32)
+    """
+    similarity, within, across = _pairs(similarity, group)
+    return _difference(_least(similarity, within), jnp.where(across, similarity, -jnp.inf).max())
+
+
+@jax.jit
+def gap_bipartition(similarity: Array, group: Array) -> Array:
+    """Least similarity within the true groups minus the largest one across the best split in two: Sattler's gap.
+
+    The split is `linkage.bipartition` with single linkage, which leaves the least similarity across. Positive: the
+    split tears no true group apart, however many there are, and groups that stay together may part later. With two or
+    more groups it is at least `gap_all_pairs`; the two are equal where the split parts two groups.
+
+    Args:
+        similarity: as in `gap_all_pairs`; negated distances for distances.
+        group: as in `gap_all_pairs`.
+
+    Returns:
+        `[]`, never NaN. Infinity for two or more groups of one client. Never positive for one group, which any split
+        tears apart; minus infinity for fewer than two clients, or if NaN is within a group.
+
+    >>> pair = jnp.array([[1, 0.75], [0.75, 1]])
+    >>> similarity = jnp.full((4, 4), 0.25).at[:2, :2].set(pair).at[2:, 2:].set(pair)
+    >>> gap_bipartition(similarity, jnp.array([0, 0, 1, 1]))
+    Array(0.5, dtype=float32)
+    >>> three = jnp.array([0, 0, 1, 2])  # the split leaves groups 1 and 2 together, and their 0.75 is not across it
+    >>> gap_bipartition(similarity, three).item(), gap_all_pairs(similarity, three).item()
+    (0.5, 0.0)
+    """
+    similarity, within, _ = _pairs(similarity, group)
+    _, alpha_cross = linkage.bipartition(similarity, group >= 0)
+    return _difference(_least(similarity, within), alpha_cross)
+
+
+def intra_bound(gamma_i: Array | float, gamma_j: Array | float) -> Array:
+    """The least cosine that the gradients of two clients of one group can have: `H_ij`, equation 18.
+
+    gamma is `|gradient of the group's risk - the client's gradient| / |gradient of the group's risk|`: the client's
+    gradient is at most `arcsin(gamma)` off the group's, so two are at most the sum of these angles apart. The bound is
+    tight, and at least `1 - 2 max(gamma)^2` (equation 19).
+
+    Args:
+        gamma_i: float, at least 0.
+        gamma_j: float, of a shape that broadcasts with that of `gamma_i`; `[N, 1]` and `[1, N]` give all pairs.
+
+    Returns:
+        float of their common shape, within [-1, 1]; -1 where a gamma is above 1, since such noise may turn a gradient
+        round.
+
+    >>> intra_bound(0.0, jnp.array([0.0, 0.6, 1.0])).tolist()
+    [1.0, 0.8..., 0.0]
+    """
+    gamma_i, gamma_j = jnp.asarray(gamma_i, float), jnp.asarray(gamma_j, float)
+    cosine_i, cosine_j = (jnp.sqrt(jnp.maximum(1 - gamma * gamma, 0)) for gamma in (gamma_i, gamma_j))
+    bounded = (gamma_i <= 1) & (gamma_j <= 1)
+    return jnp.where(bounded, cosine_i * cosine_j - gamma_i * gamma_j, -1.0)
+
+
+def max_gamma(alpha_cross: Array | float) -> Array:
+    """The noise up to which a split is sure to be right: `sqrt((1 - alpha_cross) / 2)`, equation 20.
+
+    This is `sin(t / 2)` for the angle t between the most similar clients across the split.
+
+    Args:
+        alpha_cross: float of any shape, the largest cosine across; what is outside [-1, 1] counts as the nearer of the
+            two.
+
+    Returns:
+        float of that shape, within [0, 1].
+
+    >>> max_gamma(jnp.array([1.0, 0.5, -1.0, jnp.inf])).tolist()
+    [0.0, 0.5, 1.0, 0.0]
+    """
+    return jnp.sqrt((1 - jnp.clip(jnp.asarray(alpha_cross, float), -1, 1)) / 2)
+
+
+def is_correct_split(alpha_cross: Array | float, gamma_max: Array | float) -> Array:
+    """Theorem 1: a split is right if `alpha_cross < 1 - 2 gamma_max^2`, that is `max_gamma(alpha_cross) > gamma_max`.
+
+    Clients of one group are at least that similar (`intra_bound`), so none of them can be across. The reverse does not
+    hold: a right split may fail the check.
+
+    Args:
+        alpha_cross: float, the largest cosine across; of `linkage.bipartition`, whose infinity for a single member
+            fails the check.
+        gamma_max: float within [0, 1], the largest gamma of the clients.
+
+    Returns:
+        bool of their common shape.
+
+    >>> is_correct_split(jnp.array([0.4, 0.6]), 0.5).tolist()
+    [True, False]
+    """
+    gamma_max = jnp.asarray(gamma_max, float)
+    return jnp.asarray(alpha_cross, float) < 1 - 2 * gamma_max * gamma_max
+
+
+def _pairs(similarity: Array, group: Array) -> tuple[Array, Array, Array]:
+    """Returns similarities without NaN, which pairs are within a group and which across two, `[N, N]` each."""
+    chex.assert_rank([similarity, group], [2, 1])
+    count = group.shape[0]
+    chex.assert_shape(similarity, (count, count))
+    similarity = similarity if similarity.dtype == jnp.float64 else similarity.astype(jnp.float32)
+    similarity = jnp.where(jnp.isnan(similarity), -jnp.inf, similarity)
+    known = (group >= 0)[:, None] & (group >= 0)[None, :]
+    same = group[:, None] == group[None, :]
+    return similarity, known & same & ~jnp.eye(count, dtype=bool), known & ~same
+
+
+def _least(similarity: Array, pairs: Array) -> Array:
+    return jnp.where(pairs, similarity, jnp.inf).min()
+
+
+def _difference(intra: Array, cross: Array) -> Array:
+    """Returns intra - cross; the worst where either is as bad as can be, so that equal infinities make no NaN."""
+    hopeless = (intra == -jnp.inf) | (cross == jnp.inf)
+    return jnp.where(hopeless, -jnp.inf, intra - cross)
