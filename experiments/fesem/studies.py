@@ -15,6 +15,7 @@ from experiments.base import Cell, Made, Study
 from jaxfl import choose_num_clusters, local_sketches, options, plots
 from jaxfl.choice import elbow
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.describe import label_counts
 from jaxfl.methods.base import Method
 from jaxfl.plots import style
 
@@ -159,18 +160,25 @@ def _untuned(cell: Cell) -> tuple[str, ...]:
     return tuple(item for item in cell.items if not item.startswith("finetune="))
 
 
-def _rows(data: FederatedData, client: int | np.integer) -> np.ndarray:
-    """Returns the pool rows that a client trains on."""
+def _rows(data: FederatedData, client: int | np.integer, classes: list[int]) -> np.ndarray:
+    """Returns the pool rows that a client trains on and sees as of these classes."""
     start, size = int(data.train.start[client]), int(data.train.size[client])
-    return np.asarray(data.train.rows)[start : start + size]
+    rows = np.asarray(data.train.rows)[start : start + size]
+    seen = np.asarray(data.labels)[rows]
+    if data.label_shift is not None:
+        seen = (seen + int(data.label_shift[client])) % data.num_classes
+    if data.train.flipped is not None and data.train.flipped[client]:
+        seen = data.num_classes - 1 - seen
+    return rows[np.isin(seen, classes)]
 
 
 def _common_classes(data: FederatedData, cluster: np.ndarray, most: int = 3) -> list[int]:
     """Returns the classes of which the cluster that has least of them has most, relative to its rows."""
+    counts = label_counts(data)  # [N, L]
     shares = []
     for slot in np.unique(cluster):
-        labels = np.concatenate([np.asarray(data.labels)[_rows(data, i)] for i in np.flatnonzero(cluster == slot)])
-        shares.append(np.bincount(labels, minlength=data.num_classes) / max(len(labels), 1))
+        own = counts[cluster == slot].sum(0)
+        shares.append(own / max(own.sum(), 1))
     return sorted(np.argsort(np.min(shares, 0))[::-1][:most].tolist())
 
 
@@ -181,8 +189,7 @@ def _handwriting(data: FederatedData, cluster: np.ndarray, classes: list[int]) -
         members = np.flatnonzero(cluster == slot)
         ink, extent = [], []
         for client in members:
-            rows = _rows(data, client)
-            rows = rows[np.isin(np.asarray(data.labels)[rows], classes)]
+            rows = _rows(data, client, classes)
             if not len(rows):
                 continue
             images = np.asarray(data.inputs)[rows].astype(float)
