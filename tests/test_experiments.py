@@ -435,6 +435,7 @@ def test_smoke_of_fesem(tmp_path):
     assert row["clients drawn"] == 8 and sum(map(int, row["sizes"].split(", "))) == 8
     rows = json.loads((tmp_path / "studies" / "figure-5-two-clusters.json").read_text())["table"]
     assert sum(one["clients"] for one in rows) == 8 and len(list((tmp_path / "studies").glob("*.png"))) == 2
+    assert [one["cluster"] for one in rows] == list(range(1, len(rows) + 1)), "numbered as in the picture"
 
 
 def test_select():

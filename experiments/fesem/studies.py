@@ -183,9 +183,9 @@ def _common_classes(data: FederatedData, cluster: np.ndarray, most: int = 3) -> 
 
 
 def _handwriting(data: FederatedData, cluster: np.ndarray, classes: list[int]) -> list[dict[str, Any]]:
-    """Returns ink and extent of the handwritings of each cluster."""
+    """Returns ink and extent of the handwritings of each cluster; clusters are numbered as in pictures."""
     found = []
-    for slot in np.unique(cluster):
+    for number, slot in enumerate(style.cluster_order(cluster, data.group), 1):
         members = np.flatnonzero(cluster == slot)
         ink, extent = [], []
         for client in members:
@@ -200,7 +200,7 @@ def _handwriting(data: FederatedData, cluster: np.ndarray, classes: list[int]) -
             extent.append(0.5 * (drawn.any(1).mean() + drawn.any(2).mean()))
         found.append(
             {
-                "cluster": int(slot),
+                "cluster": number,
                 "clients": len(members),
                 "classes": ", ".join(style.class_names(data)[one] for one in classes),
                 "ink": f"{np.mean(ink):.3f} ± {np.std(ink):.3f}" if ink else None,
