@@ -19,7 +19,7 @@ from jaxfl.data.describe import label_counts
 from jaxfl.methods.base import Method
 from jaxfl.plots import style
 
-Cells = Mapping[str, Cell]  # FeSEM(4), by what the data are called
+Cells = Mapping[str, Cell]  # FeSEM, by what the data are called
 CANDIDATES = (1, 2, 3, 4, 5, 6)
 SETTLED = 0.05  # share of a round's clients that change their cluster, below which a clustering counts as stable
 
@@ -33,17 +33,28 @@ def of(cells: Cells, *, rounds: int, clients: int) -> tuple[Study, ...]:
         clients: drawn in figure 4, at most.
     """
     files = any(cell.needs_files for cell in cells.values())
-    everybody = {
-        name: dataclasses.replace(
-            cell, rounds=rounds, cohort=1.0, eval_every=1, metric="micro_accuracy", items=_untuned(cell)
-        )
-        for name, cell in cells.items()
-    }
+
+    def everybody(figure: str, num_clusters: int) -> Cells:
+        return {
+            name: dataclasses.replace(
+                cell,
+                table=figure,
+                row=f"FeSEM({num_clusters})",
+                column=name,
+                items=(*_untuned(cell), f"num_clusters={num_clusters}"),
+                rounds=rounds,
+                cohort=1.0,
+                eval_every=1,
+                metric="micro_accuracy",
+            )
+            for name, cell in cells.items()
+        }
+
     return (
         Study("Table 1 / data", partial(data, cells), files),
         Study("Section 5.2 / choice of K", partial(choice, cells), files),
-        Study("Figure 4 / local models", partial(local_models, everybody, clients), files),
-        Study("Figure 5 / two clusters", partial(two_clusters, everybody), files),
+        Study("Figure 4 / local models", partial(local_models, everybody("Figure 4", 4), clients), files),
+        Study("Figure 5 / two clusters", partial(two_clusters, everybody("Figure 5", 2)), files),
     )
 
 
@@ -135,7 +146,6 @@ def two_clusters(cells: Cells, data_dir: str | None) -> Made:
     """Draws images of the clients of FeSEM(2), class by class, and measures what the paper says of the handwritings."""
     rows, pictures = [], {}
     for name, cell in cells.items():
-        cell = dataclasses.replace(cell, items=(*cell.items, "num_clusters=2"))
         _, result = studies.train(cell, data_dir)
         cluster = np.asarray(result.evaluation.cluster)
         common = _common_classes(result.data, cluster)
