@@ -90,10 +90,8 @@ def choice(cells: Cells, data_dir: str | None) -> Made:
         federation = studies.load(cell, data_dir)
         candidates = [k for k in CANDIDATES if k <= federation.num_clients]
         found = choose_num_clusters(partial(_fesem, cell, federation), federation, candidates)
-        by_distance = found._replace(
-            criterion="distance", num_clusters=candidates[elbow(candidates, [row["distance"] for row in found.table])]
-        )
-        chosen[name] = {"accuracy": found.num_clusters, "distance": by_distance.num_clusters}
+        by_distance = candidates[elbow(candidates, [row["distance"] for row in found.table])]
+        chosen[name] = {"accuracy": found.num_clusters, "distance": by_distance}
         rows += [
             {"data": name, **{key: value for key, value in row.items() if key != "seconds"}} for row in found.table
         ]
