@@ -212,6 +212,21 @@ class BatchNorm(nn.Module):
         return centred * slope + bias[None, None, None, :]
 
 
+def as_vectors(inputs: Array) -> Array:
+    """Flattens `[B, ...]` to float32 `[B, d]`."""
+    return inputs.reshape(inputs.shape[0], -1).astype(jnp.float32)
+
+
+def as_images(inputs: Array) -> Array:
+    """Returns `[B, H, W]` or `[B, H, W, channels]` as float32 `[B, H, W, channels]`."""
+    if inputs.ndim not in (3, 4):
+        raise ValueError(
+            f"inputs must be images [B, H, W] or [B, H, W, channels] for a convolutional model, got shape "
+            f"{inputs.shape}; reshape the rows to images or use 'mlp' or 'logistic'."
+        )
+    return (inputs[..., None] if inputs.ndim == 3 else inputs).astype(jnp.float32)
+
+
 def _check_padding(padding: str) -> None:
     if padding not in PADDINGS:
         raise ValueError(f"padding must be one of {', '.join(PADDINGS)}, got {padding!r}; choose one of them.")

@@ -14,11 +14,11 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxfl.layers import BatchNorm, Conv, Dense, max_pool
+from jaxfl.layers import BatchNorm, Conv, Dense, as_images, as_vectors, max_pool
 from jaxfl.typing import Array
+from jaxfl.vgg import VGG16
 
 
 class Logistic(nn.Module):
@@ -28,6 +28,7 @@ class Logistic(nn.Module):
         num_classes: number of logits.
 
     >>> import jax
+    >>> from jax import numpy as jnp
     >>> model = Logistic(num_classes=10)
     >>> params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8)))
     >>> model.apply(params, jnp.zeros((3, 8, 8))).shape
@@ -38,7 +39,7 @@ class Logistic(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
-        return Dense(self.num_classes)(_vectors(inputs))
+        return Dense(self.num_classes)(as_vectors(inputs))
 
 
 class MLP(nn.Module):
@@ -52,6 +53,7 @@ class MLP(nn.Module):
     clustered federated learning", 2023.
 
     >>> import jax
+    >>> from jax import numpy as jnp
     >>> model = MLP(hidden=(16,), num_classes=10)
     >>> params = model.init(jax.random.key(0), jnp.zeros((1, 8, 8)))
     >>> model.apply(params, jnp.zeros((3, 8, 8))).shape
@@ -63,7 +65,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
-        outputs = _vectors(inputs)
+        outputs = as_vectors(inputs)
         for width in (self.hidden,) if isinstance(self.hidden, int) else self.hidden:
             outputs = nn.relu(Dense(width)(outputs))
         return Dense(self.num_classes)(outputs)
@@ -86,10 +88,10 @@ class LeafFemnistCNN(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
-        outputs = _images(inputs)
+        outputs = as_images(inputs)
         for channels in (32, 64):
             outputs = nn.relu(max_pool(Conv(channels, (5, 5))(outputs), padding="SAME"))
-        outputs = nn.relu(Dense(self.hidden)(_vectors(outputs)))
+        outputs = nn.relu(Dense(self.hidden)(as_vectors(outputs)))
         return Dense(self.num_classes)(outputs)
 
 
@@ -110,11 +112,11 @@ class LeafCelebaCNN(nn.Module):
     @nn.compact
     def __call__(self, inputs: Array, mask: Array | None = None) -> Array:
         """Returns logits; rows where `mask [B]` does not hold are left out of the batch statistics."""
-        outputs = _images(inputs)
+        outputs = as_images(inputs)
         for _ in range(4):
             outputs = BatchNorm()(Conv(32, (3, 3))(outputs), mask)
             outputs = nn.relu(max_pool(outputs, padding="SAME"))
-        return Dense(self.num_classes)(_vectors(outputs))
+        return Dense(self.num_classes)(as_vectors(outputs))
 
 
 class StoCFLCifarCNN(nn.Module):
@@ -132,10 +134,10 @@ class StoCFLCifarCNN(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
-        outputs = _images(inputs)
+        outputs = as_images(inputs)
         for channels in (6, 16):
             outputs = nn.relu(max_pool(Conv(channels, (5, 5), "VALID")(outputs)))
-        outputs = _vectors(outputs)
+        outputs = as_vectors(outputs)
         for width in (120, 84):
             outputs = nn.relu(Dense(width)(outputs))
         return Dense(self.num_classes)(outputs)
@@ -160,10 +162,10 @@ class StoCFLFemnistCNN(nn.Module):
     def __call__(self, inputs: Array, train: bool = False) -> Array:
         """Returns logits; with `train` the two dropout layers are on and need `rngs={"dropout": key}`."""
         xavier = nn.initializers.xavier_uniform()
-        outputs = _images(inputs)
+        outputs = as_images(inputs)
         outputs = nn.relu(Conv(32, (3, 3), "VALID", xavier)(outputs))
         outputs = nn.relu(max_pool(Conv(64, (3, 3), "VALID", xavier)(outputs)))
-        outputs = nn.Dropout(self.dropout[0], deterministic=not train)(_vectors(outputs))
+        outputs = nn.Dropout(self.dropout[0], deterministic=not train)(as_vectors(outputs))
         outputs = nn.relu(Dense(128, xavier)(outputs))
         outputs = nn.Dropout(self.dropout[1], deterministic=not train)(outputs)
         return Dense(self.num_classes, xavier)(outputs)
@@ -183,10 +185,10 @@ class LenetEMNIST(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
-        outputs = _images(inputs)
+        outputs = as_images(inputs)
         for channels in (6, 16):
             outputs = nn.relu(max_pool(Conv(channels, (5, 5), "VALID")(outputs)))
-        return Dense(self.num_classes)(_vectors(outputs))
+        return Dense(self.num_classes)(as_vectors(outputs))
 
 
 class CifarBenchmarkCNN(nn.Module):
@@ -205,9 +207,9 @@ class CifarBenchmarkCNN(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
-        outputs = nn.relu(Conv(32, (3, 3), "VALID")(_images(inputs)))
+        outputs = nn.relu(Conv(32, (3, 3), "VALID")(as_images(inputs)))
         outputs = nn.relu(max_pool(Conv(64, (3, 3), "VALID")(outputs)))
-        outputs = nn.relu(Dense(128)(_vectors(outputs)))
+        outputs = nn.relu(Dense(128)(as_vectors(outputs)))
         return Dense(self.num_classes)(outputs)
 
 
@@ -220,6 +222,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "stocfl-femnist-cnn": StoCFLFemnistCNN,
     "lenet-emnist": LenetEMNIST,
     "cifar-benchmark-cnn": CifarBenchmarkCNN,
+    "vgg16": VGG16,
 }
 
 
@@ -255,21 +258,6 @@ def create(name: str, num_classes: int, **options: Any) -> nn.Module:
             raise ValueError(_unknown(f"an option of model {name!r}", option, known))
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     return module(**{"num_classes": num_classes, **values})
-
-
-def _vectors(inputs: Array) -> Array:
-    """Flattens `[B, ...]` to float32 `[B, d]`."""
-    return inputs.reshape(inputs.shape[0], -1).astype(jnp.float32)
-
-
-def _images(inputs: Array) -> Array:
-    """Returns `[B, H, W]` or `[B, H, W, channels]` as float32 `[B, H, W, channels]`."""
-    if inputs.ndim not in (3, 4):
-        raise ValueError(
-            f"inputs must be images [B, H, W] or [B, H, W, channels] for a convolutional model, got shape "
-            f"{inputs.shape}; reshape the rows to images or use 'mlp' or 'logistic'."
-        )
-    return (inputs[..., None] if inputs.ndim == 3 else inputs).astype(jnp.float32)
 
 
 def _unknown(what: str, value: str, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 # From the ground up; a module may import its own layer and those before it.
 LAYERS = (
     ("random", "tree", "typing"),
-    ("tasks", "models", "layers", "data"),
+    ("tasks", "models", "vgg", "layers", "data"),
     ("engine", "local", "corrections", "aggregate", "server", "sampling", "matching", "clustering"),
     ("methods",),
     ("evaluate", "finetune", "metrics", "history", "checkpoint", "local_models", "plots", "program"),

@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +8,15 @@ import pytest
 from jaxfl import models
 
 # name, options, input shape, classes, parameters worked out by hand: (inputs + 1) * outputs for each layer
+
+
+def vgg16(channels, width, hidden, classes):
+    widths = [channels, *(width * times for times in (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8))]
+    dense = [8 * width, hidden, hidden, classes]
+    layers = [(9 * a, b) for a, b in itertools.pairwise(widths)] + list(itertools.pairwise(dense))
+    return sum((inputs + 1) * outputs for inputs, outputs in layers)
+
+
 CASES = [
     ("logistic", {}, (60,), 10, 61 * 10),
     ("logistic", {}, (8, 8), 10, 65 * 10),
@@ -18,6 +29,10 @@ CASES = [
     ("stocfl-femnist-cnn", {}, (28, 28), 62, 10 * 32 + 289 * 64 + 9217 * 128 + 129 * 62),
     ("lenet-emnist", {}, (28, 28), 62, 26 * 6 + 151 * 16 + 257 * 62),
     ("cifar-benchmark-cnn", {}, (32, 32, 3), 10, 28 * 32 + 289 * 64 + 12545 * 128 + 129 * 10),
+    ("vgg16", {}, (32, 32, 3), 10, vgg16(3, 64, 512, 10)),
+    ("vgg16", {"hidden": 4096}, (32, 32, 3), 1000, vgg16(3, 64, 4096, 1000)),
+    ("vgg16", {"width": 4, "hidden": 16}, (28, 28), 26, vgg16(1, 4, 16, 26)),
+    ("vgg16", {"width": 4}, (32, 32, 1), 26, vgg16(1, 4, 512, 26)),
 ]
 PUBLISHED = {"leaf-femnist-cnn": 6_603_710, "cifar-benchmark-cnn": 1_626_442}
 
@@ -54,6 +69,30 @@ def test_logistic_is_a_linear_map(key):
     (dense,) = params["params"].values()
     expected = np.asarray(inputs).reshape(2, 4) @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"])
     np.testing.assert_allclose(model.apply(params, inputs), expected, rtol=1e-5)
+
+
+def test_vgg16_names_its_layers_and_lets_the_signal_through(key):
+    model = models.create("vgg16", 10, width=4, hidden=32)
+
+    @jax.jit
+    def start(key):
+        rows = jax.random.normal(key, (4, 28, 28))
+        params = model.init(key, rows)
+        return (
+            params["params"],
+            model.apply(params, rows),
+            model.apply(params, jax.image.resize(rows, (4, 32, 32), "linear")),
+        )
+
+    params, logits, of_resized = start(key)
+    assert set(params) == {*(f"Conv_{i}" for i in range(13)), *(f"Dense_{i}" for i in range(3))}
+    np.testing.assert_allclose(logits, of_resized, rtol=1e-3, atol=1e-4)
+    assert float(logits.std(axis=0).mean()) > 1e-2  # 15 layers of PyTorch's default would leave about 1e-6
+
+
+def test_vgg16_has_the_parameters_of_torchvision_but_for_the_positions_of_the_last_pooling():
+    ours = vgg16(3, 64, 4096, 1000)
+    assert ours + 48 * 512 * 4096 == 138_357_544  # 7x7 positions there, one here
 
 
 def test_padding_rows_change_nothing_in_a_network_with_batch_norm(key):
