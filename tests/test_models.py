@@ -7,8 +7,6 @@ import pytest
 
 from jaxfl import models
 
-# name, options, input shape, classes, parameters worked out by hand: (inputs + 1) * outputs for each layer
-
 
 def vgg16(channels, width, hidden, classes):
     widths = [channels, *(width * times for times in (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8))]
@@ -17,6 +15,7 @@ def vgg16(channels, width, hidden, classes):
     return sum((inputs + 1) * outputs for inputs, outputs in layers)
 
 
+# name, options, input shape, classes, parameters worked out by hand: (inputs + 1) * outputs for each layer
 CASES = [
     ("logistic", {}, (60,), 10, 61 * 10),
     ("logistic", {}, (8, 8), 10, 65 * 10),
