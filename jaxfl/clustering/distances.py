@@ -1,4 +1,4 @@
-"""Matrices of cosines and Euclidean distances between the rows of two arrays, a block of rows at a time.
+"""Matrices of cosines, Euclidean and Manhattan distances between the rows of two arrays, a block of rows at a time.
 
 Precision: products run in full float32 (`Precision.HIGHEST`; the default of recent GPUs rounds factors to ten bits, and
 a threshold on a cosine would feel it). Norms are taken after division by the row's largest entry, so that the squares
@@ -19,6 +19,7 @@ Compare = Callable[[Array, Array, Array, Array], Array]
 
 BLOCK = 1024  # rows of x at a time: temporaries stay below BLOCK * d floats beside the result
 SMALL_BLOCK = 256  # smaller ones spend their time on fetching rows
+STEP = 16  # columns whose differences are added up before the sums are written
 
 
 @functools.partial(jax.jit, static_argnames="block")
@@ -99,6 +100,47 @@ def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = 
     else:
         distances = jnp.maximum(lax.map(row, x, batch_size=block), 0)  # [N, M]
     return distances if squared else jnp.sqrt(distances)
+
+
+@functools.partial(jax.jit, static_argnames="block")
+def l1(x: Array, y: Array | None = None, *, block: int = SMALL_BLOCK) -> Array:
+    """Manhattan distance of every row of `x` from every row of `y`: the sum of their absolute differences.
+
+    No matrix product gives it, so it takes longer than `l2`, and no projection as in `sketch` keeps it. The differences
+    of `STEP` columns at a time are added to the sums of a block; there are never N * M * d of them.
+
+    Args:
+        x: float `[N, d]`.
+        y: float `[M, d]`; None compares the rows of `x` with each other, and the result is exactly symmetric with a
+            diagonal of exactly 0.
+        block: rows of `x` handled at once; their sums should fit a cache.
+
+    Returns:
+        float32 `[N, M]`, not negative.
+
+    >>> l1(jnp.array([[0.0, 0.0], [3.0, -4.0]]), jnp.array([[0.0, 0.0]])).ravel().tolist()
+    [0.0, 7.0]
+    """
+    alone = y is None
+    x, other = _rows(x, y)
+    block = _block(block, x)
+    if alone:
+        nothing = jnp.zeros(x.shape[:1], x.dtype)
+        return _pairs(lambda rows, _, columns, __: _manhattan(rows, columns), (x, nothing), nothing, block)
+    return lax.map(lambda vector: _manhattan(vector[None], other)[0], x, batch_size=block)  # [N, M]
+
+
+def _manhattan(rows: Array, columns: Array) -> Array:
+    """Returns the distances `[n, m]` of few rows `[n, d]` from few others `[m, d]`."""
+    steps = -(-rows.shape[1] // STEP)
+    width = ((0, 0), (0, steps * STEP - rows.shape[1]))  # zeros, which differ by nothing
+    x, y = (jnp.pad(part, width).T.reshape(steps, STEP, part.shape[0]) for part in (rows, columns))
+
+    def step(total: Array, parts: tuple[Array, Array]) -> tuple[Array, None]:
+        one, other = parts  # [STEP, n], [STEP, m]
+        return total + sum(jnp.abs(one[i][:, None] - other[i][None]) for i in range(STEP)), None
+
+    return lax.scan(step, jnp.zeros((rows.shape[0], columns.shape[0]), rows.dtype), (x, y))[0]
 
 
 def _rows(x: Array, y: Array | None) -> tuple[Array, Array]:

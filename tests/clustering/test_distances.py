@@ -36,31 +36,44 @@ def test_l2_equals_scikit_learn(sizes, block, seed):
     np.testing.assert_allclose(plain, np.sqrt(np.asarray(squared)), rtol=1e-6)
 
 
+@given(sizes=SIZES, block=BLOCKS, seed=st.integers(0, 99), width=st.integers(1, 40))
+def test_l1_equals_scikit_learn(sizes, block, seed, width):
+    n, m, _ = sizes
+    x, y = rows(seed, n, width), rows(seed + 1, m, width)
+    found = distances.l1(jnp.asarray(x), jnp.asarray(y), block=block)
+    np.testing.assert_allclose(found, pairwise.manhattan_distances(x, y), rtol=1e-5)
+
+
 @pytest.mark.parametrize("block", [3, 4, 64])
 def test_one_argument_is_exactly_symmetric_with_an_exact_diagonal(block):
     x = rows(0, 11, 301)
     x[4] = 0
     similarity = np.asarray(distances.cosine(jnp.asarray(x), block=block))
     distance = np.asarray(distances.l2(jnp.asarray(x), block=block))
+    manhattan = np.asarray(distances.l1(jnp.asarray(x), block=block))
     np.testing.assert_array_equal(similarity, similarity.T)
     np.testing.assert_array_equal(distance, distance.T)
+    np.testing.assert_array_equal(manhattan, manhattan.T)
+    np.testing.assert_array_equal(np.diag(manhattan), 0)
     np.testing.assert_array_equal(np.diag(similarity), np.arange(11) != 4)
     np.testing.assert_array_equal(np.diag(distance), 0)
     np.testing.assert_array_equal(similarity[4], 0)
     np.testing.assert_allclose(similarity, pairwise.cosine_similarity(x), atol=2e-6)
     np.testing.assert_allclose(distance, pairwise.euclidean_distances(x.astype(np.float64)), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(manhattan, pairwise.manhattan_distances(x), rtol=1e-5)
 
 
-@pytest.mark.parametrize("function", [distances.cosine, distances.l2])
+@pytest.mark.parametrize("function", [distances.cosine, distances.l2, distances.l1])
 def test_one_argument_equals_two(function):
     x = jnp.asarray(rows(0, 600, 5))  # three blocks of 200, fewer rows than would be handled at once
     np.testing.assert_allclose(function(x), function(x, x), atol=2e-3 if function is distances.l2 else 2e-6)
     assert function(x[:0]).shape == (0, 0)
 
 
-def test_one_argument_takes_little_memory_beside_the_result():
+@pytest.mark.parametrize("function", [distances.cosine, distances.l1])
+def test_one_argument_takes_little_memory_beside_the_result(function):
     x = jax.ShapeDtypeStruct((2048, 512), jnp.float32)
-    memory = distances.cosine.lower(x, block=64).compile().memory_analysis()
+    memory = function.lower(x, block=64).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 2048 * 512 * 4 / 4
 
 
@@ -95,14 +108,14 @@ def test_a_nan_row_touches_only_its_own_row_and_column():
     np.testing.assert_allclose(similarity[np.ix_(keep, keep)], pairwise.cosine_similarity(x[keep]), atol=2e-6)
 
 
-@pytest.mark.parametrize("function", [distances.cosine, distances.l2])
+@pytest.mark.parametrize("function", [distances.cosine, distances.l2, distances.l1])
 def test_temporary_memory_is_bounded_by_the_block(function):
     x, y = jax.ShapeDtypeStruct((2048, 512), jnp.float32), jax.ShapeDtypeStruct((16, 512), jnp.float32)
     memory = function.lower(x, y, block=64).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 2048 * 512 * 4 / 4  # no second copy of x
 
 
-@pytest.mark.parametrize("function", [distances.cosine, distances.l2])
+@pytest.mark.parametrize("function", [distances.cosine, distances.l2, distances.l1])
 def test_errors(function):
     with pytest.raises(ValueError, match="block must be at least 1 row, got 0"):
         function(jnp.ones((2, 2)), block=0)
