@@ -1,7 +1,7 @@
 """The registry: every method by name.
 
 >>> sorted(METHODS)
-['ditto', 'fedavg', 'feddane', 'feddist', 'feddws', 'fedper', 'fedprox', 'fedsgd', 'fesem', 'fesem_ma',
+['ditto', 'fedavg', 'feddane', 'feddist', 'feddws', 'fedper', 'fedprox', 'fedsgd', 'fesem', 'fesem_ma', 'flhc',
  'hypcluster', 'ifca', 'kfed', 'local', 'robust', 'stocfl']
 """
 
@@ -12,6 +12,7 @@ from jaxfl.methods.feddane import feddane
 from jaxfl.methods.fedper import fedper
 from jaxfl.methods.fesem import fesem
 from jaxfl.methods.fesem_ma import fesem_ma
+from jaxfl.methods.flhc import flhc
 from jaxfl.methods.hypcluster import hypcluster
 from jaxfl.methods.ifca import ifca
 from jaxfl.methods.kfed import kfed
@@ -74,6 +75,13 @@ METHODS: dict[str, Row] = {
         small={"num_clusters": 2},
         finds_clusters=True,
     ),
+    "flhc": Row(
+        flhc,
+        "clusters found once, after some rounds, by linkage of all clients' updates",
+        "Briggs et al., IJCNN 2020",
+        small={"warmup_rounds": 1, "slots": 8},
+        finds_clusters=True,
+    ),
     "stocfl": Row(
         stocfl,
         "clusters found by gradient similarity, pulled to a global model",
@@ -98,6 +106,7 @@ __all__ = [
     "fedsgd",
     "fesem",
     "fesem_ma",
+    "flhc",
     "hypcluster",
     "ifca",
     "kfed",

@@ -1,0 +1,246 @@
+"""FL+HC, federated learning with hierarchical clustering.
+
+Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates to improve training on non-IID
+data", IJCNN 2020, Algorithm 1.
+
+    rounds 0 to n - 1    FedAvg:                                             theta <- sum_i (n_i / n) theta_i
+    round n              ALL clients train theta and send                    D_i = theta_i - theta
+                         agglomerative clustering of the D_i: the two nearest clusters merge, again and again, while
+                         their distance is at most T; what is left are the clusters, however many
+    from round n on      FedAvg in every cluster, each from theta, never clustered again
+
+No official code was found. Published ones differ from the paper and from each other: one clusters the models instead
+of the updates (`compare="weights"`, `metric="l2"`, `linkage="complete"`, `warmup_rounds=20`), the others use average
+linkage, of which one merges strictly below T.
+
+From a common start, models and updates have the same L1 and L2 distances, up to rounding, but other cosines. L1 and L2
+grow with the number of parameters, the learning rate and the epochs, and T has to follow; the cosine does not. After n
+rounds on the rotated digits, mean linkage of 1 - cos merges a rotation below 0.51 and two rotations above 0.97 at
+n = 10 (0.63, 1.00 at n = 20), and clients of one rotation alone below 0.77 (0.95): late updates are mostly noise.
+
+A client without rows, or whose model is not finite, has no D_i: it is in nobody's way, and in the largest cluster.
+Clients held out of training are put with the most similar client that took part; before round n all have one model.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import aggregate, tree
+from jaxfl.clustering import distances, sketch
+from jaxfl.clustering import linkage as trees
+from jaxfl.clustering.merging import UPDATES
+from jaxfl.data.clients import Cohort, FederatedData, Plan
+from jaxfl.engine import over_clients
+from jaxfl.local import local_train
+from jaxfl.methods import base
+from jaxfl.methods.base import Info, Method
+from jaxfl.methods.robust import is_finite
+from jaxfl.random import Stream, key_for
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+METRICS = {"l1": distances.l1, "l2": distances.l2, "cosine": lambda points: 1 - distances.cosine(points)}
+COSINE_THRESHOLD = 0.8  # see above; a mean cosine of 0.2 is enough to merge
+
+
+class FLHCState(NamedTuple):
+    """Slots of models, of which clustering takes as many as it finds clusters."""
+
+    models: Params  # [K, ...]; the global model in slot 0, until there are clusters
+    cluster: Array  # [N] int32, until then 0
+    num_clusters: Array  # [] int32, until then 0
+    round: Array  # [] int32
+
+
+def flhc(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    warmup_rounds: int = 10,
+    metric: str = "cosine",
+    linkage: str = "average",
+    threshold: float | None = None,
+    num_clusters: int | None = None,
+    compare: str = "updates",
+    layers: str | Sequence[str] = ".*",
+    sketch_size: int | None = 4096,
+    local_epochs: int = 5,
+    batch_size: int | None = None,
+    weighting: str = "rows",
+    slots: int = 16,
+) -> Method:
+    """Returns FL+HC.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser.
+        warmup_rounds: n, rounds of FedAvg before the clustering; if nobody takes part in round n, it waits.
+        metric: `"l1"`, `"l2"` or `"cosine"` (1 - cos).
+        linkage: `"single"`, `"complete"`, `"average"` or, of l2, `"ward"`: see `clustering.linkage`.
+        threshold: T, in units of the distances; clusters at exactly T merge. None is 0.8 for the cosine; l1 and l2
+            have no scale of their own and need one.
+        num_clusters: so many clusters instead of a threshold.
+        compare: what is clustered: `"updates"` (the paper) or `"weights"`.
+        layers: patterns (see `tree.matching`) of the parameters that are compared; all by default.
+        sketch_size: numbers kept of each client's, if they are more: l2 is off by about 1 / sqrt(sketch_size) of
+            itself, a cosine by that. None keeps all, N models in round n; l1 needs it.
+        local_epochs: E, also of the clustering.
+        batch_size: B; None takes all of a client's rows at once.
+        weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m), of the models; every update has one vote.
+        slots: cluster models held at first; the simulator doubles them when they do not suffice.
+
+    Raises:
+        ValueError: an option is out of range, or options do not go together.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=80)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> result = jaxfl.run(flhc(task, optax.sgd(0.1), warmup_rounds=5), data, rounds=6, cohort=4, seed=0)
+    >>> result.state.cluster.tolist()
+    [0, 0, 1, 1, 2, 2, 3, 3]
+    """
+    aggregate.check_weighting(weighting)
+    _check(warmup_rounds, metric, linkage, threshold, num_clusters, compare, sketch_size, slots)
+    height = COSINE_THRESHOLD if threshold is None else threshold
+    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
+
+    def init(key: Key, data: FederatedData) -> FLHCState:
+        base.check_clusters(num_clusters or 1, data)
+        model = task.init(key_for(key, Stream.INIT))
+        return FLHCState(tree.repeat(model, slots), jnp.zeros(data.num_clients, jnp.int32), jnp.int32(0), jnp.int32(0))
+
+    def point(key: Key, model: Params) -> Array:
+        """Returns what is compared of a model or an update `[d]`."""
+        vector = tree.ravel(tree.partition(model, tree.matching(model, layers))[0])
+        whole = sketch_size is None or vector.size <= sketch_size
+        return vector if whole else sketch.sketch(key_for(key, Stream.SKETCH), vector, sketch_size)
+
+    def clusters(key: Key, model: Params, data: FederatedData, plan: Plan) -> tuple[Array, Array]:
+        """Returns the cluster of every client `[N]` and their number."""
+
+        def client(shared, client: Array):
+            key, model, data = shared
+            trained, _ = train(key_for(key, Stream.START, client=client), model, data, client, anchor=model)
+            finite = is_finite(trained)
+            sent = jax.tree.map(jnp.subtract, trained, model) if compare == "updates" else trained
+            return (), (point(key, tree.where(finite, sent, model)), finite)  # nobody looks at the model's own point
+
+        everybody = Cohort.of(jnp.arange(data.num_clients), plan)
+        _, (points, finite) = over_clients(client, (key, model, data), everybody)
+        able = finite & (data.train.size > 0)
+        known = able if data.held_out is None else able & ~data.held_out
+        distance = METRICS[metric](points)
+        # whoever is not known is infinitely far away, and merges last
+        merges = trees.linkage(jnp.where(known[:, None] & known[None], distance, jnp.inf), linkage)
+        if num_clusters is None:
+            label = trees.cut_by_threshold(merges, height)
+        else:
+            label = trees.cut_by_number(merges, num_clusters + (~known).sum())
+        return place(label, distance, known, able)
+
+    def round(key: Key, state: FLHCState, data: FederatedData, cohort: Cohort) -> tuple[FLHCState, Info]:
+        due = (state.round >= warmup_rounds) & (state.num_clusters == 0) & cohort.mask.any()
+        theta = tree.take(state.models, 0)
+        # as many at a time as ever: a plan that takes the whole cohort at once need not have room for all clients
+        plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])
+        cluster, found = jax.lax.cond(
+            due, lambda: clusters(key, theta, data, plan), lambda: (state.cluster, state.num_clusters)
+        )
+        slot_count = jax.tree.leaves(state.models)[0].shape[0]
+        start = tree.where(due, tree.repeat(theta, slot_count), state.models)
+
+        def client(shared, client: Array):
+            key, (models, cluster, round), data = shared
+            model = tree.take(models, cluster[client])
+            model, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=model)
+            weight = aggregate.client_weight(data, client, weighting)
+            return aggregate.contribute(model, weight, cluster[client], slot_count), loss
+
+        total, loss = over_clients(client, (key, (start, cluster, state.round), data), cohort)
+        seen = base.info(
+            cohort,
+            loss,
+            cluster[cohort.ids],
+            num_clusters=jnp.maximum(found, 1),
+            diverged=total.diverged,
+            up=theta,
+            down=theta,
+            overflow=found > slot_count,
+        )
+        asked = data.num_clients if data.held_out is None else (~data.held_out).sum()
+        times = jnp.where(due, asked, 0).astype(jnp.float32)
+        seen = seen._replace(
+            bytes_up=seen.bytes_up + times * tree.num_bytes(jax.eval_shape(point, key, theta)),
+            bytes_down=seen.bytes_down + times * tree.num_bytes(theta),
+        )
+        models = aggregate.mean(total, empty=start)
+        return FLHCState(models, cluster, found, state.round + 1), seen
+
+    def grow(state: FLHCState) -> FLHCState:
+        twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), state.models)
+        return state._replace(models=twice)
+
+    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, grow=grow)
+
+
+def place(label: Array, distance: Array, known: Array, able: Array) -> tuple[Array, Array]:
+    """Numbers the clusters of the known clients, and finds one for everybody else.
+
+    Args:
+        label: `[N]` int32 below N; no known client shares one with somebody unknown, or all do.
+        distance: `[N, N]`.
+        known: bool `[N]`, who makes the clusters.
+        able: bool `[N]`, whose distances mean something.
+
+    Returns:
+        The clusters `[N]` int32, numbered as the labels are; who is able but unknown is in that of the nearest known
+        client, who is not able in the largest. And their number, at least 1.
+
+    >>> distance = jnp.abs(jnp.arange(4.0)[:, None] - jnp.arange(4.0)[None])
+    >>> known, able = jnp.array([False, True, True, False]), jnp.array([False, True, True, True])
+    >>> place(jnp.arange(4), distance, known, able)[0].tolist()
+    [0, 0, 1, 1]
+    """
+    size = jnp.zeros_like(label).at[label].add(known.astype(label.dtype))  # [N] by label
+    nearest = jnp.argmin(jnp.where(known[None], distance, jnp.inf), axis=1)
+    home = jnp.where(known, label, jnp.where(able, label[nearest], jnp.argmax(size).astype(label.dtype)))
+    number = jnp.cumsum(size > 0, dtype=jnp.int32) - 1
+    return jnp.maximum(number[home], 0), jnp.maximum(number[-1] + 1, 1)
+
+
+def _check(
+    warmup_rounds: int,
+    metric: str,
+    linkage: str,
+    threshold: float | None,
+    num_clusters: int | None,
+    compare: str,
+    sketch_size: int | None,
+    slots: int,
+) -> None:
+    """Raises ValueError unless the options are known, in range, and go together."""
+    least = {"warmup_rounds": (warmup_rounds, 0), "threshold": (threshold, 0), "num_clusters": (num_clusters, 1)}
+    for name, (value, low) in {**least, "sketch_size": (sketch_size, 1), "slots": (slots, 1)}.items():
+        if value is not None and not value >= low:
+            raise ValueError(f"{name} must be at least {low}, got {value}.")
+    known = {"metric": (metric, METRICS), "linkage": (linkage, UPDATES), "compare": (compare, ("updates", "weights"))}
+    for name, (value, names) in known.items():
+        if value not in names:
+            raise ValueError(f"{name} must be one of {', '.join(names)}, got {value!r}.")
+    if linkage == "ward" and metric != "l2":
+        raise ValueError(
+            f"metric must be 'l2' with linkage='ward', got {metric!r}: it counts squares; or another linkage."
+        )
+    if metric == "l1" and sketch_size is not None:
+        raise ValueError(f"sketch_size must be None with metric='l1', got {sketch_size}: no sketch keeps l1 distances.")
+    if threshold is not None and num_clusters is not None:
+        raise ValueError(f"threshold must be None with num_clusters={num_clusters}, got {threshold}; give one of them.")
+    if threshold is None and num_clusters is None and metric != "cosine":
+        raise ValueError(
+            f"threshold must be given with metric={metric!r}, whose scale depends on the model and its training, got "
+            "None; or give num_clusters, or take metric='cosine'."
+        )
