@@ -6,6 +6,7 @@ from jaxfl import callbacks, data, methods, models, plots, testing
 from jaxfl.choice import Choice, choose_num_clusters
 from jaxfl.data.clients import Plan
 from jaxfl.finetune import FineTune
+from jaxfl.layer_profile import LayerProfile, layer_profile
 from jaxfl.local_models import Sketches, local_sketches
 from jaxfl.program import footprint
 from jaxfl.simulate import Event, Result, run
@@ -17,6 +18,7 @@ __all__ = [
     "Choice",
     "Event",
     "FineTune",
+    "LayerProfile",
     "Plan",
     "Result",
     "Sketches",
@@ -26,6 +28,7 @@ __all__ = [
     "classification",
     "data",
     "footprint",
+    "layer_profile",
     "local_sketches",
     "methods",
     "models",

@@ -18,7 +18,7 @@ LAYERS = (
     ("tasks", "models", "vgg", "layers", "data"),
     ("engine", "local", "corrections", "aggregate", "server", "sampling", "matching", "clustering"),
     ("methods",),
-    ("evaluate", "finetune", "metrics", "history", "checkpoint", "local_models", "plots", "program"),
+    ("evaluate", "finetune", "metrics", "history", "checkpoint", "layer_profile", "local_models", "plots", "program"),
     ("simulate",),
     ("testing", "callbacks", "choice", "literals", "options", "job", "papers", "survey", "tables"),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
