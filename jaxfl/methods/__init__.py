@@ -1,12 +1,13 @@
 """The registry: every method by name.
 
 >>> sorted(METHODS)
-['ditto', 'fedavg', 'feddane', 'feddist', 'feddws', 'fedper', 'fedprox', 'fedsgd', 'fesem', 'fesem_ma', 'flhc',
- 'hypcluster', 'ifca', 'kfed', 'local', 'robust', 'stocfl']
+['adacfl', 'cfl', 'ditto', 'fedavg', 'feddane', 'feddist', 'feddws', 'fedper', 'fedprox', 'fedsgd', 'fesem',
+ 'fesem_ma', 'flhc', 'hypcluster', 'ifca', 'kfed', 'layercfl', 'local', 'robust', 'stocfl']
 """
 
 from jaxfl.methods.averaging import fedavg, fedprox, fedsgd
 from jaxfl.methods.base import Info, Method, Row
+from jaxfl.methods.cfl import cfl
 from jaxfl.methods.ditto import ditto
 from jaxfl.methods.feddane import feddane
 from jaxfl.methods.fedper import fedper
@@ -16,6 +17,7 @@ from jaxfl.methods.flhc import flhc
 from jaxfl.methods.hypcluster import hypcluster
 from jaxfl.methods.ifca import ifca
 from jaxfl.methods.kfed import kfed
+from jaxfl.methods.layercfl import adacfl, layercfl
 from jaxfl.methods.local import local
 from jaxfl.methods.reptile import feddist, feddws
 from jaxfl.methods.robust import robust
@@ -82,6 +84,27 @@ METHODS: dict[str, Row] = {
         small={"warmup_rounds": 1, "slots": 8},
         finds_clusters=True,
     ),
+    "cfl": Row(
+        cfl,
+        "clusters split in two where updates disagree",
+        "Sattler et al., IEEE TNNLS 2020",
+        small={"sketch_size": None},
+        finds_clusters=True,
+    ),
+    "layercfl": Row(
+        layercfl,
+        "CFL by the updates of one layer",
+        "Yuan et al., Cybersecurity 2023",
+        small={"sketch_size": None},
+        finds_clusters=True,
+    ),
+    "adacfl": Row(
+        adacfl,
+        "CFL by the weights of the dense layers",
+        "Gong et al., Mobile Networks and Applications 2022",
+        small={"sketch_size": None},
+        finds_clusters=True,
+    ),
     "stocfl": Row(
         stocfl,
         "clusters found by gradient similarity, pulled to a global model",
@@ -96,6 +119,8 @@ __all__ = [
     "Info",
     "Method",
     "Row",
+    "adacfl",
+    "cfl",
     "ditto",
     "fedavg",
     "feddane",
@@ -110,6 +135,7 @@ __all__ = [
     "hypcluster",
     "ifca",
     "kfed",
+    "layercfl",
     "local",
     "robust",
     "stocfl",

@@ -1,0 +1,188 @@
+"""LayerCFL and AdaCFL: CFL by some layers.
+
+Yuan, Qian, Yuan, Sun, Li and Li, "LayerCFL: an efficient federated learning with layer-wised clustering",
+Cybersecurity 2023, Algorithms 1 and 2; Gong, Xing, Liu, Wang and Liu, "Adaptive Clustered Federated Learning for
+Heterogeneous Data in Edge Computing", Mobile Networks and Applications 2022, as LayerCFL's paper describes it. Both
+split clusters as CFL does (see `methods.cfl`); what clients are compared by differs (equations 23 to 26):
+
+    CFL, FMTL   cos(D_i, D_j)            of all layers
+    LayerCFL    cos(D_i^p, D_j^p)        of one layer p: a convolution where the groups' inputs differ (feature skew), a
+                                         dense layer where their labels do (label skew), all layers otherwise
+    AdaCFL      |theta_i^p - theta_j^p|  of the dense layers
+
+with D_i = theta_i - theta what client i's training changes. eps2 is about |D_i^p|, eps1 about the whole model. From
+one start, |theta_i^p - theta_j^p| = |D_i^p - D_j^p|. `jaxfl.layer_profile` measures which layer tells the groups
+apart; `layers=profile.recommended()` takes it.
+
+In the printed Algorithm 2 the update is that of the global model, and the condition of the feature-skewed branch is
+missing; it must be the clients' updates, and a convolution.
+"""
+
+import re
+from collections.abc import Sequence
+
+import jax
+import optax
+
+from jaxfl import tree
+from jaxfl.methods.base import Method
+from jaxfl.methods.cfl import cfl
+from jaxfl.methods.multi_centre import check_known
+from jaxfl.tasks import Task
+from jaxfl.typing import Key, Params
+
+FOURTH = 3  # index of the layer that the paper takes under feature skew
+ENVIRONMENTS = ("feature", "label", "unknown")
+
+
+def layercfl(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    environment: str = "unknown",
+    layers: str | Sequence[str] | None = None,
+    relative: bool = True,
+    eps1: float | None = None,
+    eps2: float | None = None,
+    gamma_max: float | None = None,
+    linkage: str = "single",
+    local_epochs: int = 5,
+    batch_size: int | None = None,
+    weighting: str = "rows",
+    sketch_size: int | None = 4096,
+    slots: int = 8,
+) -> Method:
+    """Returns LayerCFL. All layers is CFL.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser; the paper has Adam and does not state its rate.
+        environment: `"feature"`: the fourth convolution, as in the paper, or the last of fewer, or the first layer of a
+            network without any; `"label"`: the first dense layer; `"unknown"`: all layers.
+        layers: patterns (see `tree.matching`) of the parameters compared, instead of the environment's.
+        relative, eps1, eps2, gamma_max, linkage, local_epochs, batch_size, weighting, sketch_size, slots: as in `cfl`.
+
+    Raises:
+        ValueError: an option is out of range or unknown, or a pattern matches no parameter.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=40)
+    >>> task = jaxfl.classification(jaxfl.models.MLP(hidden=(32,), num_classes=10), data)
+    >>> method = layercfl(task, optax.sgd(0.1), environment="feature")
+    >>> result = jaxfl.run(method, data, rounds=40, seed=0)
+    >>> result.state.vectors.shape, result.summary["num_clusters"]  # 64 inputs and a bias of each of 32 units
+    ((8, 2080), 4)
+    """
+    check_known("environment", environment, ENVIRONMENTS)
+    return cfl(
+        task,
+        optimizer,
+        layers=layer_of(task, environment) if layers is None else layers,
+        relative=relative,
+        eps1=eps1,
+        eps2=eps2,
+        gamma_max=gamma_max,
+        linkage=linkage,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        weighting=weighting,
+        sketch_size=sketch_size,
+        slots=slots,
+    )
+
+
+def adacfl(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    layers: str | Sequence[str] | None = None,
+    relative: bool = True,
+    eps1: float | None = None,
+    eps2: float | None = None,
+    gamma_max: float | None = None,
+    linkage: str = "single",
+    local_epochs: int = 5,
+    batch_size: int | None = None,
+    weighting: str = "rows",
+    sketch_size: int | None = 4096,
+    slots: int = 8,
+) -> Method:
+    """Returns AdaCFL: CFL by Euclidean distances of the weights of the dense layers.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser.
+        layers: patterns (see `tree.matching`) of the parameters compared; None is all dense layers.
+        relative, eps1, eps2, gamma_max, linkage, local_epochs, batch_size, weighting, sketch_size, slots: as in `cfl`;
+            gamma_max, in multiples of the distance of nearest peers, is used if it is relative.
+
+    Raises:
+        ValueError: an option is out of range or unknown, or a pattern matches no parameter.
+    """
+    return cfl(
+        task,
+        optimizer,
+        layers=patterns(dense(task)) if layers is None else layers,
+        metric="l2",
+        compare="weights",
+        relative=relative,
+        eps1=eps1,
+        eps2=eps2,
+        gamma_max=gamma_max,
+        linkage=linkage,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        weighting=weighting,
+        sketch_size=sketch_size,
+        slots=slots,
+    )
+
+
+def layer_of(task: Task, environment: str) -> str | list[str]:
+    """Returns the pattern of the layer that the paper takes in an environment."""
+    if environment == "unknown":
+        return ".*"
+    if environment == "label":
+        return patterns(dense(task)[:1])
+    convolutions = [name for name, rank in kernels(task) if rank > 2]
+    return patterns(convolutions[: FOURTH + 1][-1:] or dense(task)[:1])
+
+
+def dense(task: Task) -> list[str]:
+    """Returns the names of the dense layers, in the order of the network.
+
+    Raises:
+        ValueError: the model has none.
+    """
+    found = [name for name, rank in kernels(task) if rank == 2]
+    if not found:
+        model = jax.eval_shape(task.init, jax.random.key(0))
+        raise ValueError(
+            "layers must be given for a model without a kernel [inputs, outputs]; its parameters are "
+            f"{', '.join(tree.names(model))}."
+        )
+    return found
+
+
+def patterns(names: Sequence[str]) -> list[str]:
+    """Returns patterns that match these layers and no others."""
+    return [re.escape(name) for name in names]
+
+
+def kernels(task: Task) -> list[tuple[str, int]]:
+    """Returns the name of every layer with a kernel, and the rank of the kernel, in the order of the network."""
+    found: list[tuple[str, int]] = []
+
+    def walk(node: Params, path: tuple[str, ...]) -> None:
+        for name, below in node.items() if isinstance(node, dict) else ():
+            if name == "kernel":
+                found.append(("/".join(path or (name,)), below.ndim))  # a model of one layer may be flat
+            walk(below, (*path, name))
+
+    def look(key: Key) -> Params:
+        model = task.init(key)
+        walk(model, ())  # in here the keys are in the order in which the model was made
+        return model
+
+    jax.eval_shape(look, jax.random.key(0))
+    return found
