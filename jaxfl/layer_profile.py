@@ -33,6 +33,7 @@ from jaxfl.typing import Array, Key, Params
 DISTANCES = ("cos", "l2", "delta_cos", "delta_l2")  # equations 25, 23, 26, 24; the cosines are similarities
 FORMS = {"all_pairs": gap_of.gap_all_pairs, "bipartition": gap_of.gap_bipartition}
 ALL = "all"  # what the last "layer" is called, all parameters together
+COPIES = 5  # of a layer of all clients that are alive while it is compared
 MEMORY = 16 << 30  # bytes taken for granted where the device does not say how many it has
 
 
@@ -108,8 +109,8 @@ def layer_profile(
 
     The model is that of `jaxfl.methods.fedavg` at the same seed. A layer is what parameters have in their names before
     the last key: kernel and bias together, though the paper does not say whether biases count. The models of all
-    clients are kept for the length of a round (20 of VGG16 take 1.2 GB), so distances are exact, and refused if twice
-    that is not free on the device (16 GB, where it does not say).
+    clients are kept for the length of a round, so that distances are exact: 20 of VGG16 take 1.2 GB, and comparing them
+    by their largest layer as much again. More than is free on the device is refused.
 
     Args:
         data: the federation; it must know its true groups.
@@ -265,7 +266,10 @@ def _check(data: FederatedData, shapes: Params, rounds: int, distances: Sequence
     unknown = [name for name in distances if name not in DISTANCES]
     if isinstance(distances, str) or not distances or unknown:
         raise ValueError(f"distances must be some of {', '.join(DISTANCES)}, got {distances!r}; give a tuple of names.")
-    needed, available = 2 * data.num_clients * tree.num_bytes(shapes), available_bytes() or MEMORY
+    leaves = jax.tree.leaves(shapes)
+    largest = max(tree.num_bytes([leaves[place] for place in places]) for places in by_layer(shapes).values())
+    needed = data.num_clients * (tree.num_bytes(leaves) + COPIES * largest)
+    available = available_bytes() or MEMORY
     if needed > available:
         raise ValueError(
             f"data must have few enough clients for all their models to be kept: {data.num_clients} of them, and room "

@@ -196,7 +196,7 @@ def huge():
         ({"distances": ("cos", "l1")}, r"distances must be some of cos, l2, .*got \('cos', 'l1'\)"),
         ({"distances": "cos"}, "distances must be some of .*got 'cos'; give a tuple"),
         ({"distances": ()}, "distances must be some of"),
-        ({"task": huge()}, r"data must have few enough clients.*7 of them.*take 6157\d\.\d GB.*fewer clients or"),
+        ({"task": huge()}, r"data must have few enough clients.*7 of them.*take 1847\d\d\.\d GB.*fewer clients or"),
         ({"weighting": "size"}, "weighting must be"),
         ({"local_epochs": 0}, "local_epochs must be at least 1"),
     ],
