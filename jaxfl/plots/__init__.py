@@ -1,12 +1,17 @@
 """Pictures: of a run (`convergence`, `clusters`, `models`), a federation (`labels`, `montage`) and a `choice` of K.
 
+Of who is similar to whom: matrices (`heatmap`, `heatmaps`) and how well they tell the true groups apart (`layer_gaps`,
+`gap_curves`, `bars`); these take plain arrays.
+
 They are matplotlib figures that nothing but the caller holds: without pyplot, no figure stays open and no setting
 changes. `figure.savefig(path, dpi=150)` writes a file; a notebook shows a figure that ends a cell.
 """
 
 from jaxfl.plots.candidates import Chosen, choice
+from jaxfl.plots.distances import heatmap, heatmaps
 from jaxfl.plots.examples import is_image, montage
 from jaxfl.plots.federation import labels
+from jaxfl.plots.gaps import bars, gap_curves, layer_gaps
 from jaxfl.plots.maps import models
 from jaxfl.plots.runs import Run, clusters, convergence
 from jaxfl.plots.style import NOBODY, OTHERS, palette
@@ -16,11 +21,16 @@ __all__ = [
     "OTHERS",
     "Chosen",
     "Run",
+    "bars",
     "choice",
     "clusters",
     "convergence",
+    "gap_curves",
+    "heatmap",
+    "heatmaps",
     "is_image",
     "labels",
+    "layer_gaps",
     "models",
     "montage",
     "palette",

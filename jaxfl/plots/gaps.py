@@ -1,0 +1,299 @@
+"""Pictures of gaps: by layer, over rounds or data, and how soon or how often they are above 0.
+
+A gap above 0 tells the true groups apart (`jaxfl.clustering.gaps`).
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxfl.plots import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Values = Sequence[float | None] | np.ndarray
+Panels = Mapping[str, Values] | Mapping[str, Mapping[str, Values]]
+
+# Layers by the last part of their names.
+LAYERS = {
+    "convolutions": (r"Conv", style.BASE[0]),
+    "dense layers": (r"Dense|FC|Linear", style.BASE[5]),
+    "all layers": (r"all$", "#444444"),
+    "other layers": (r"", "#8C8C8C"),
+}
+FEW = 25  # up to so many points, a line marks them
+
+
+def layer_gaps(
+    gaps: Values | Mapping[str, Values],
+    layers: Sequence[str],
+    *,
+    recommended: str | Mapping[str, str] | None = None,
+    title: str = "",
+) -> "Figure":
+    """Draws the gap of every layer as a bar, as figures 5 and 8 of LayerCFL (2023).
+
+    Convolutions and dense layers have colours of their own, told by their names (`Conv...`, `Dense...`). Negative gaps,
+    which the paper draws as 0, are pale and hatched; a cross stands for no number.
+
+    Args:
+        gaps: `[L]`; or several by the name of the distance, a panel each, since their units differ.
+        layers: names `[L]`, in order.
+        recommended: the layer to mark; or one by the name of the distance.
+        title: of the figure.
+
+    Raises:
+        ValueError: a panel does not have a gap for each layer, or the recommended layer is none of them.
+    """
+    panels = {name: numbers(one) for name, one in (gaps if isinstance(gaps, Mapping) else {"": gaps}).items()}
+    layers = list(layers)
+    if not panels or not layers:
+        raise ValueError(f"gaps must be of at least one distance and layer, got {len(panels)} and {len(layers)}.")
+    marked = {name: recommended.get(name) if isinstance(recommended, Mapping) else recommended for name in panels}
+    for name, values in panels.items():
+        if len(values) != len(layers):
+            raise ValueError(f"gaps must be one for each of the {len(layers)} layers, got {len(values)} for {name!r}.")
+        if marked[name] not in (None, *layers):
+            raise ValueError(f"recommended must be one of {', '.join(layers)}, got {marked[name]!r}.")
+
+    longest = max(map(len, layers))
+    wide = float(np.clip(0.42 * len(layers), 3.4, 9.0))
+    slanted = 0.075 * longest > wide / len(layers) - 0.05
+    figure = style.figure((wide + 2.2, 2.1 * len(panels) + 0.35 + (0.05 * longest if slanted else 0)))
+    places = np.arange(len(layers))
+    kinds = [_kind(layer) for layer in layers]
+    rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, (name, values) in zip(rows, panels.items(), strict=True):
+        for place, value, kind in zip(places.tolist(), values.tolist(), kinds, strict=True):
+            color = LAYERS[kind][1]
+            if math.isnan(value):
+                axes.plot(place, 0, "x", color=color, ms=6, mew=1.4, clip_on=False, zorder=3)
+            elif value < 0:
+                axes.bar(place, value, 0.7, color=style.mix(color, 1.0, 0.75), edgecolor=color, hatch="////", lw=0.6)
+            else:
+                axes.bar(place, value, 0.7, color=color, edgecolor=color, lw=0.6)
+        style.plain(axes)
+        axes.grid(visible=False, axis="x")
+        axes.axhline(0, color="#444444", lw=1)
+        axes.margins(x=0.02, y=0.16)
+        axes.set_ylabel("Gap")
+        axes.set_title(name, fontsize=10, loc="left")
+        if marked[name] in layers:
+            _mark(axes, layers.index(str(marked[name])), values)
+    rows[-1].set_xticks(places, layers, fontsize=8)
+    if slanted:
+        rows[-1].tick_params(axis="x", rotation=90 if len(layers) > 8 else 30)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    _legend(figure, _layer_entries(kinds, panels, marked))
+    return figure
+
+
+def gap_curves(
+    x: Sequence[float] | np.ndarray,
+    curves: Panels,
+    xlabel: str = "round",
+    *,
+    ylabel: str = "Gap",
+    colors: Mapping[str, str] | None = None,
+    title: str = "",
+) -> "Figure":
+    """Draws gaps over rounds, or over rows per client, a line each, as figures 7 and 10 of LayerCFL (2023).
+
+    A line that coincides with an earlier one is dashed, so that both are seen.
+
+    Args:
+        x: `[T]`.
+        curves: `[T]` by label; None and NaN leave a hole. Or several of such by the title of their panel, side by side:
+            data sets, or distances in different units.
+        xlabel: what x is.
+        ylabel: what the values are.
+        colors: by label; without it, those of the palette in turn. A label has the same in all panels.
+        title: of the figure.
+
+    Raises:
+        ValueError: there is no curve, or one does not have a value for each x.
+    """
+    panels, labels = _panels(curves, len(x))
+    color_of = dict(zip(labels, style.cycle(len(labels)), strict=True)) | dict(colors or {})
+    figure = style.figure((3.7 * len(panels) + 1.5, 3.2))
+    for axes, (name, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        style.plain(axes)
+        axes.axhline(0, color="#444444", lw=1)
+        seen: list[np.ndarray] = []
+        for label, values in lines.items():
+            again = any(np.allclose(values, one, rtol=1e-3, atol=1e-6, equal_nan=True) for one in seen)
+            seen.append(values)
+            marked = np.flatnonzero(_alone(values) | (not again and len(values) <= FEW)).tolist()
+            line, color = "--" if again else "-", color_of[label]
+            axes.plot(
+                np.asarray(x), values, line, marker="o", markevery=marked, ms=3.5, lw=1.6, color=color, label=label
+            )
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        if len(x) == 1:
+            axes.set_xlim(x[0] - 1, x[0] + 1)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    from matplotlib.lines import Line2D
+
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    _legend(figure, [Line2D([], [], color=color_of[label], lw=1.8, label=label) for label in labels])
+    return figure
+
+
+def bars(
+    x: Sequence[Any] | np.ndarray,
+    values: Panels,
+    ylabel: str,
+    *,
+    xlabel: str = "rows per client",
+    never: str = "never",
+    top: float | None = None,
+    colors: Mapping[str, str] | None = None,
+    title: str = "",
+) -> "Figure":
+    """Draws groups of bars: the first round with a gap above 0, or the share of such rounds, by rows per client.
+
+    As figures 6 and 11 of LayerCFL (2023).
+
+    Args:
+        x: numbers or words `[T]`, a group of bars each.
+        values: `[T]` by label, none negative; a cross stands for None and NaN. Or several of such by the title of their
+            panel, side by side.
+        ylabel: what the values are.
+        xlabel: what x is.
+        never: what a cross says.
+        top: the largest value there can be, 1 for shares; None ends at the largest there is.
+        colors: as in `gap_curves`.
+        title: of the figure.
+
+    Raises:
+        ValueError: there are no bars, or a label does not have a value for each x.
+    """
+    panels, labels = _panels(values, len(x))
+    color_of = dict(zip(labels, style.cycle(len(labels)), strict=True)) | dict(colors or {})
+    words = [f"{one:,}" if isinstance(one, int | np.integer) else str(one) for one in x]
+    wide = float(np.clip(0.13 * len(words) * (len(labels) + 1), 3.0, 7.5))
+    figure = style.figure(((wide + 0.7) * len(panels) + 1.5, 3.2))
+    missing = False
+    rows = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (name, groups) in zip(rows, panels.items(), strict=True):
+        style.plain(axes)
+        axes.grid(visible=False, axis="x")
+        width = 0.84 / len(groups)
+        for index, (label, heights) in enumerate(groups.items()):
+            places = np.arange(len(words)) - 0.42 + (index + 0.5) * width
+            there = ~np.isnan(heights)
+            color = color_of[label]
+            axes.bar(places[there], heights[there], 0.9 * width, color=color, edgecolor=color, lw=0.8, label=label)
+            axes.plot(
+                places[~there],
+                np.full((~there).sum(), 0.035),
+                "x",
+                color=color,
+                ms=5,
+                mew=1.5,
+                transform=axes.get_xaxis_transform(),
+            )
+            missing |= not there.all()
+        axes.set_xticks(np.arange(len(words)), words, fontsize=8)
+        if 0.075 * max(map(len, words)) > wide / len(words) - 0.05:
+            axes.tick_params(axis="x", rotation=90)
+        axes.set_xlim(-0.6, len(words) - 0.4)
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.set_xlabel(xlabel)
+    rows[0].set_ylabel(ylabel)
+    some = [one for part in panels.values() for one in part.values() if not np.isnan(one).all()]
+    rows[0].set_ylim(0, top if some else top or 1)
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: list[Any] = [Patch(facecolor=color_of[label], label=label) for label in labels]
+    if missing:
+        entries.append(Line2D([], [], ls="", marker="x", ms=5, mew=1.5, color="#444444", label=never))
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    _legend(figure, entries)
+    return figure
+
+
+def numbers(values: Values) -> np.ndarray:
+    """Returns numbers, NaN for None and for what is not finite."""
+    found = np.array([math.nan if value is None else value for value in values], float)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def _panels(values: Panels, count: int) -> tuple[dict[str, dict[str, np.ndarray]], list[str]]:
+    """Returns numbers by panel and label, and the labels in the order in which they come first."""
+    nested: dict[str, Any] = dict(values)
+    if not all(isinstance(one, Mapping) for one in nested.values()):
+        nested = {"": nested}
+    panels = {name: {label: numbers(one) for label, one in part.items()} for name, part in nested.items()}
+    if not panels or not all(panels.values()):
+        raise ValueError("values must have at least one label in every panel, got none.")
+    for part in panels.values():
+        for label, one in part.items():
+            if len(one) != count or not count:
+                raise ValueError(f"values must be one for each of the {count} x, got {len(one)} for {label!r}.")
+    return panels, list(dict.fromkeys(label for part in panels.values() for label in part))
+
+
+def _alone(values: np.ndarray) -> np.ndarray:
+    """Returns which numbers have a hole or nothing on both sides: no line shows them."""
+    there = np.pad(~np.isnan(values), 1)
+    return there[1:-1] & ~there[:-2] & ~there[2:]
+
+
+def _kind(layer: str) -> str:
+    """Returns what a layer is by its name.
+
+    >>> _kind("Conv_3"), _kind("params/Dense_0"), _kind("all"), _kind("BatchNorm_0")
+    ('convolutions', 'dense layers', 'all layers', 'other layers')
+    """
+    last = layer.rsplit("/", 1)[-1]
+    return next(kind for kind, (pattern, _) in LAYERS.items() if re.match(pattern, last))
+
+
+def _mark(axes: "Axes", place: int, values: np.ndarray) -> None:
+    """Draws a triangle that points at a bar from above."""
+    top = max(0.0, np.nan_to_num(values[place]))
+    axes.annotate(
+        "▼",
+        (place, top),
+        (0, 3),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=8,
+    )
+
+
+def _layer_entries(
+    kinds: Sequence[str], panels: Mapping[str, np.ndarray], marked: Mapping[str, str | None]
+) -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    entries: list[Any] = [Patch(facecolor=LAYERS[kind][1], label=kind) for kind in LAYERS if kind in kinds]
+    if any((values < 0).any() for values in panels.values()):
+        entries.append(Patch(facecolor="#E5E5E5", edgecolor="#666666", hatch="////", lw=0.6, label="below 0"))
+    if any(np.isnan(values).any() for values in panels.values()):
+        entries.append(Line2D([], [], ls="", marker="x", ms=6, mew=1.4, color="#444444", label="no number"))
+    if any(layer is not None for layer in marked.values()):
+        entries.append(Line2D([], [], ls="", marker="v", ms=5, color="#000000", label="recommended"))
+    return entries
+
+
+def _legend(figure: "Figure", entries: Sequence[Any]) -> None:
+    """Draws words beside the panels."""
+    figure.legend(
+        handles=list(entries),
+        loc="outside right upper",
+        handlelength=1.6,
+        fontsize=8,
+        frameon=False,
+    )
