@@ -11,15 +11,16 @@ data", IJCNN 2020, Algorithm 1.
 
 No official code was found. Published ones differ from the paper and from each other: one clusters the models instead
 of the updates (`compare="weights"`, `metric="l2"`, `linkage="complete"`, `warmup_rounds=20`), the others use average
-linkage, of which one merges strictly below T.
+linkage. Here clusters at exactly T merge; those of scikit-learn merge strictly below it.
 
 From a common start, models and updates have the same L1 and L2 distances, up to rounding, but other cosines. L1 and L2
-grow with the number of parameters, the learning rate and the epochs, and T has to follow; the cosine does not. After n
-rounds on the rotated digits, mean linkage of 1 - cos merges a rotation below 0.51 and two rotations above 0.97 at
-n = 10 (0.63, 1.00 at n = 20), and clients of one rotation alone below 0.77 (0.95): late updates are mostly noise.
+grow with the number of parameters, the learning rate and the epochs, and T has to follow; the cosine does not. On the
+rotated digits (20 to 40 clients of 60 to 80 rows), average linkage of 1 - cos merges the clients of a rotation below
+0.51 and rotations above 0.97 at n = 10, and below 0.63 and above 1 at n = 20; where all have one rotation, they merge
+below 0.77 and 0.95: the longer the warm-up, the less their updates have in common.
 
 A client without rows, or whose model is not finite, has no D_i: it is in nobody's way, and in the largest cluster.
-Clients held out of training are put with the most similar client that took part; before round n all have one model.
+Clients held out of training are put with the nearest client that took part. Before round n all have one model.
 """
 
 from collections.abc import Sequence
@@ -119,8 +120,8 @@ def flhc(
         whole = sketch_size is None or vector.size <= sketch_size
         return vector if whole else sketch.sketch(key_for(key, Stream.SKETCH), vector, sketch_size)
 
-    def clusters(key: Key, model: Params, data: FederatedData, plan: Plan) -> tuple[Array, Array]:
-        """Returns the cluster of every client `[N]` and their number."""
+    def cluster_all(key: Key, model: Params, data: FederatedData, plan: Plan) -> tuple[Array, Array]:
+        """Returns the cluster of every client `[N]` and the number of clusters."""
 
         def client(shared, client: Array):
             key, model, data = shared
@@ -133,43 +134,36 @@ def flhc(
         _, (points, finite) = over_clients(client, (key, model, data), everybody)
         able = finite & (data.train.size > 0)
         known = able if data.held_out is None else able & ~data.held_out
-        distance = METRICS[metric](points)
-        # whoever is not known is infinitely far away, and merges last
-        merges = trees.linkage(jnp.where(known[:, None] & known[None], distance, jnp.inf), linkage)
-        if num_clusters is None:
-            label = trees.cut_by_threshold(merges, height)
-        else:
-            label = trees.cut_by_number(merges, num_clusters + (~known).sum())
-        return place(label, distance, known, able)
+        return cluster(METRICS[metric](points), known, able, linkage, height, num_clusters)
 
     def round(key: Key, state: FLHCState, data: FederatedData, cohort: Cohort) -> tuple[FLHCState, Info]:
         due = (state.round >= warmup_rounds) & (state.num_clusters == 0) & cohort.mask.any()
         theta = tree.take(state.models, 0)
         # as many at a time as ever: a plan that takes the whole cohort at once need not have room for all clients
         plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])
-        cluster, found = jax.lax.cond(
-            due, lambda: clusters(key, theta, data, plan), lambda: (state.cluster, state.num_clusters)
+        found, number = jax.lax.cond(
+            due, lambda: cluster_all(key, theta, data, plan), lambda: (state.cluster, state.num_clusters)
         )
-        slot_count = jax.tree.leaves(state.models)[0].shape[0]
-        start = tree.where(due, tree.repeat(theta, slot_count), state.models)
+        places = jax.tree.leaves(state.models)[0].shape[0]  # K
+        start = tree.where(due, tree.repeat(theta, places), state.models)
 
         def client(shared, client: Array):
-            key, (models, cluster, round), data = shared
-            model = tree.take(models, cluster[client])
+            key, (models, found, round), data = shared
+            model = tree.take(models, found[client])
             model, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=model)
             weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(model, weight, cluster[client], slot_count), loss
+            return aggregate.contribute(model, weight, found[client], places), loss
 
-        total, loss = over_clients(client, (key, (start, cluster, state.round), data), cohort)
+        total, loss = over_clients(client, (key, (start, found, state.round), data), cohort)
         seen = base.info(
             cohort,
             loss,
-            cluster[cohort.ids],
-            num_clusters=jnp.maximum(found, 1),
+            found[cohort.ids],
+            num_clusters=jnp.maximum(number, 1),
             diverged=total.diverged,
             up=theta,
             down=theta,
-            overflow=found > slot_count,
+            overflow=number > places,
         )
         asked = data.num_clients if data.held_out is None else (~data.held_out).sum()
         times = jnp.where(due, asked, 0).astype(jnp.float32)
@@ -177,8 +171,7 @@ def flhc(
             bytes_up=seen.bytes_up + times * tree.num_bytes(jax.eval_shape(point, key, theta)),
             bytes_down=seen.bytes_down + times * tree.num_bytes(theta),
         )
-        models = aggregate.mean(total, empty=start)
-        return FLHCState(models, cluster, found, state.round + 1), seen
+        return FLHCState(aggregate.mean(total, empty=start), found, number, state.round + 1), seen
 
     def grow(state: FLHCState) -> FLHCState:
         twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), state.models)
@@ -187,28 +180,38 @@ def flhc(
     return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, grow=grow)
 
 
-def place(label: Array, distance: Array, known: Array, able: Array) -> tuple[Array, Array]:
-    """Numbers the clusters of the known clients, and finds one for everybody else.
+def cluster(
+    distance: Array, known: Array, able: Array, linkage: str, threshold: float, num_clusters: int | None
+) -> tuple[Array, Array]:
+    """Clusters the known clients, and finds a place for everybody else.
 
     Args:
-        label: `[N]` int32 below N; no known client shares one with somebody unknown, or all do.
         distance: `[N, N]`.
         known: bool `[N]`, who makes the clusters.
         able: bool `[N]`, whose distances mean something.
+        linkage: see `clustering.linkage`.
+        threshold: T.
+        num_clusters: of the known, instead of T.
 
     Returns:
-        The clusters `[N]` int32, numbered as the labels are; who is able but unknown is in that of the nearest known
-        client, who is not able in the largest. And their number, at least 1.
+        The clusters `[N]` int32: 0, 1, ... in the order of their first known members. Who is able but not known is in
+        that of the nearest who is; who is not able, in the largest. And their number, at least 1.
 
     >>> distance = jnp.abs(jnp.arange(4.0)[:, None] - jnp.arange(4.0)[None])
     >>> known, able = jnp.array([False, True, True, False]), jnp.array([False, True, True, True])
-    >>> place(jnp.arange(4), distance, known, able)[0].tolist()
+    >>> cluster(distance, known, able, "single", 0.5, None)[0].tolist()
     [0, 0, 1, 1]
     """
-    size = jnp.zeros_like(label).at[label].add(known.astype(label.dtype))  # [N] by label
+    # infinitely far away from everybody, the unknown merge last
+    merges = trees.linkage(jnp.where(known[:, None] & known[None], distance, jnp.inf), linkage)
+    if num_clusters is None:
+        label = trees.cut_by_threshold(merges, threshold)
+    else:
+        label = trees.cut_by_number(merges, num_clusters + (~known).sum(dtype=jnp.int32))
+    size = jnp.zeros_like(label).at[label].add(known.astype(jnp.int32))  # [N] by label
     nearest = jnp.argmin(jnp.where(known[None], distance, jnp.inf), axis=1)
-    home = jnp.where(known, label, jnp.where(able, label[nearest], jnp.argmax(size).astype(label.dtype)))
-    number = jnp.cumsum(size > 0, dtype=jnp.int32) - 1
+    home = jnp.where(known, label, jnp.where(able, label[nearest], jnp.argmax(size).astype(jnp.int32)))
+    number = jnp.cumsum(size > 0, dtype=jnp.int32) - 1  # labels without anybody known have none
     return jnp.maximum(number[home], 0), jnp.maximum(number[-1] + 1, 1)
 
 
@@ -232,11 +235,9 @@ def _check(
         if value not in names:
             raise ValueError(f"{name} must be one of {', '.join(names)}, got {value!r}.")
     if linkage == "ward" and metric != "l2":
-        raise ValueError(
-            f"metric must be 'l2' with linkage='ward', got {metric!r}: it counts squares; or another linkage."
-        )
+        raise ValueError(f"metric must be 'l2' with linkage='ward', got {metric!r}; take it, or another linkage.")
     if metric == "l1" and sketch_size is not None:
-        raise ValueError(f"sketch_size must be None with metric='l1', got {sketch_size}: no sketch keeps l1 distances.")
+        raise ValueError(f"sketch_size must be None with metric='l1', got {sketch_size}: no sketch keeps L1 distances.")
     if threshold is not None and num_clusters is not None:
         raise ValueError(f"threshold must be None with num_clusters={num_clusters}, got {threshold}; give one of them.")
     if threshold is None and num_clusters is None and metric != "cosine":
