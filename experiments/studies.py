@@ -4,10 +4,12 @@ A study has a file for its words and numbers, written last: where it is, the stu
 the study again.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import re
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from jaxfl.history import plain
 from jaxfl.job import execute
 from jaxfl.methods.base import Method
 from jaxfl.simulate import Result
+from jaxfl.tables.console import stderr
 
 FOLDER = "studies"
 
@@ -67,6 +70,20 @@ def train(cell: Cell, data_dir: str | None) -> tuple[Method, Result]:
     with ProgressBar(label=f"{cell.label}:") as bar:
         result = execute(job, data, [bar])
     return options.build(job.settings, data), result
+
+
+@contextlib.contextmanager
+def counting(label: str, rounds: int) -> Iterator[Callable[[int], None]]:
+    """Shows how far a study's own rounds are, on the standard error stream: `with counting(...) as count: count(1)`."""
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description} round {task.completed:.0f}/{task.total:.0f}"),
+        progress.BarColumn(),
+    )
+    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=stderr()) as bar:
+        shown = bar.add_task(label, total=rounds)
+        yield lambda done: bar.update(shown, completed=done)
 
 
 def load(cell: Cell, data_dir: str | None) -> FederatedData:

@@ -163,7 +163,7 @@ def build(settings: Settings, data: FederatedData) -> Method:
     if settings.server_name:
         make, defaults = SERVERS[settings.server_name]
         chosen["server_optimizer"] = make(**defaults | settings.server)
-    return METHODS[settings.method_name].factory(task, _optimizer(settings), **chosen)
+    return METHODS[settings.method_name].factory(task, optimizer(settings), **chosen)
 
 
 def plan(settings: Settings) -> Plan | str:
@@ -193,10 +193,10 @@ def finetune(settings: Settings) -> FineTune | None:
     if epochs < 1:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")
     local = METHODS[settings.method_name].options | settings.method  # a method without batches takes all rows
-    return FineTune(_optimizer(settings), epochs, local.get("batch_size"))
+    return FineTune(optimizer(settings), epochs, local.get("batch_size"))
 
 
-def _optimizer(settings: Settings) -> optax.GradientTransformation:
+def optimizer(settings: Settings) -> optax.GradientTransformation:
     """Returns the clients' optimiser."""
     make, defaults = OPTIMIZERS[settings.optimizer_name]
     return make(**defaults | settings.optimizer)
