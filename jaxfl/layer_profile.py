@@ -25,6 +25,7 @@ from jaxfl.clustering.distances import cosine, l2
 from jaxfl.data.clients import Cohort, FederatedData, Plan
 from jaxfl.local import Train, local_train
 from jaxfl.methods.averaging import fedavg
+from jaxfl.methods.base import takes_part
 from jaxfl.program import available_bytes
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
@@ -146,9 +147,7 @@ def layer_profile(
     if isinstance(plan, str):
         plan = engine.auto_plan(method, jax.eval_shape(method.init, key, data), data.num_clients)
 
-    taking_part = np.asarray(data.train.size) > 0
-    if data.held_out is not None:
-        taking_part &= ~np.asarray(data.held_out)
+    taking_part = np.asarray(takes_part(data))
     everybody = Cohort(jnp.arange(data.num_clients, dtype=jnp.int32), jnp.asarray(taking_part), plan)
     layers = by_layer(shapes)
     leaves = jax.tree.leaves(shapes)

@@ -11,7 +11,7 @@ from jaxfl import engine
 from jaxfl.data.clients import Cohort, FederatedData, Plan
 from jaxfl.finetune import FineTune, trainer
 from jaxfl.methods.base import Method
-from jaxfl.methods.robust import point
+from jaxfl.methods.points import point
 from jaxfl.random import host_rng
 from jaxfl.typing import Array, Key
 

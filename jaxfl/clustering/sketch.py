@@ -60,7 +60,9 @@ def sketch(key: Key, tree: Params, size: int) -> Array:
     if not leaves:
         raise ValueError("tree must hold at least one array, got none; pass the parameters or layers to compare.")
     keys = jax.random.split(key, len(leaves))
-    return sum((_sketch_leaf(keys[i], leaf.ravel(), size) for i, leaf in enumerate(leaves)), jnp.zeros(size))
+    return sum(
+        (_sketch_leaf(keys[i], leaf.ravel(), size) for i, leaf in enumerate(leaves)), jnp.zeros(size, jnp.float32)
+    )
 
 
 def _sketch_leaf(key: Key, vector: Array, size: int) -> Array:
@@ -71,7 +73,7 @@ def _sketch_leaf(key: Key, vector: Array, size: int) -> Array:
     def add(i: Array, total: Array) -> Array:
         return total + _fold(keys[i], lax.dynamic_slice(vector, (i * step,), (step,)), size)
 
-    total = jnp.zeros(size)
+    total = jnp.zeros(size, jnp.float32)
     if num_steps:
         total = lax.fori_loop(0, num_steps, add, total)
     if rest:

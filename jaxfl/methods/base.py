@@ -16,7 +16,7 @@ its slots says so with `info.overflow`; the simulator then undoes the round and 
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -147,3 +147,15 @@ def check_clusters(num_clusters: int, data: FederatedData) -> None:
             f"num_clusters must be at most the number of clients ({data.num_clients}), got {num_clusters}; "
             "lower num_clusters or use more clients."
         )
+
+
+def check_known(name: str, value: str, known: Collection[str]) -> None:
+    """Raises ValueError unless an option has one of the known values."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+
+
+def takes_part(data: FederatedData) -> Array:
+    """Returns who has rows and is not held out `[N]`."""
+    rows = jnp.asarray(data.train.size) > 0
+    return rows if data.held_out is None else rows & ~jnp.asarray(data.held_out)

@@ -50,10 +50,8 @@ from jaxfl.data.clients import Cohort, FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.local import local_train
 from jaxfl.methods import base, splitting
-from jaxfl.methods.base import Info, Method
-from jaxfl.methods.fesem import LAST_KERNEL, compared
-from jaxfl.methods.multi_centre import check_known, takes_part
-from jaxfl.methods.robust import is_finite, point
+from jaxfl.methods.base import Info, Method, check_known, takes_part
+from jaxfl.methods.points import LAST_KERNEL, compared, point
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -201,12 +199,13 @@ def cfl(
     def init(key: Key, data: FederatedData) -> CFLState:
         model = task.init(key_for(key, Stream.INIT))
         vector = jax.eval_shape(vector_of, key, model)
+        dtype = jax.eval_shape(tree.norm, model).dtype  # a sketch is float32
         return CFLState(
             models=tree.repeat(model, slots),
             formed=jnp.zeros(slots, jnp.int32),
             vectors=jnp.zeros((data.num_clients, *vector.shape), vector.dtype),
-            norms=jnp.full((data.num_clients, 2), -1, vector.dtype),
-            largest=jnp.zeros((), vector.dtype),
+            norms=jnp.full((data.num_clients, 2), -1, dtype),
+            largest=jnp.zeros((), dtype),
             cluster=jnp.zeros(data.num_clients, jnp.int32),
             round=jnp.int32(0),
         )
@@ -220,7 +219,7 @@ def cfl(
             model, loss = train(key_for(key, Stream.BATCHES, round, client), theta, data, client, anchor=theta)
             update = jax.tree.map(jnp.subtract, model, theta)
             weight = aggregate.client_weight(data, client, rule["weighting"])
-            usable = is_finite(update)
+            usable = tree.is_finite(update)
             vector = vector_of(key, model if compare == "weights" else update)
             norms = jnp.stack([tree.norm(update), tree.norm(part(update))])
             kept = loss, jnp.where(usable, vector, 0), jnp.where(usable, norms, 0)

@@ -26,6 +26,7 @@ from jaxfl.engine import over_clients
 from jaxfl.local import local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.points import last_layer
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -118,32 +119,3 @@ def fedper(
         return tree.combine(tree.take(state.heads, ids), tree.repeat(state.base, ids.shape[0]))
 
     return Method(init, round, client_params, task)
-
-
-def last_layer(task: Task) -> Params:
-    """Returns which leaves of the task's model are those of the layer that was made last: a bool for every leaf.
-
-    A layer is what holds arrays: of nested modules, the innermost one.
-
-    Raises:
-        ValueError: the model is not made of dictionaries.
-    """
-    layer: list[str] = []
-
-    def look(key: Key) -> Params:
-        node = model = task.init(key)
-        # in here the keys are in the order in which the model was made; transformations return them sorted
-        while isinstance(node, dict) and node and isinstance(last := list(node)[-1], str):
-            layer.append(last)
-            node = node[last]
-        return model
-
-    model = jax.eval_shape(look, jax.random.key(0))
-    if not layer:
-        raise ValueError(
-            f"personal must be given for a model that is a {type(model).__name__} and not a dictionary of layers; "
-            f"its parameters are {', '.join(tree.names(model))}."
-        )
-    prefix = "".join(f"{name}/" for name in layer[:-1])  # the last name is an array's
-    flags = [name.startswith(prefix) for name in tree.names(model)]
-    return jax.tree.unflatten(jax.tree.structure(model), flags)

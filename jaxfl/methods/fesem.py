@@ -34,18 +34,16 @@ absent clients' last kernels, and its tests give every centre to every client an
 
 from collections.abc import Sequence
 
-import jax
 import optax
 
 from jaxfl import tree
 from jaxfl.clustering.from_centres import DISTANCES
-from jaxfl.methods.base import Method
-from jaxfl.methods.fedper import last_layer
-from jaxfl.methods.multi_centre import Rule, check_known, multi_centre
+from jaxfl.methods.base import Method, check_known
+from jaxfl.methods.multi_centre import Rule, multi_centre
+from jaxfl.methods.points import LAST_KERNEL, compared
 from jaxfl.tasks import Task
 from jaxfl.typing import Params
 
-LAST_KERNEL = "last kernel"  # no pattern: parameters' names have no spaces
 PRESETS = {
     "paper": {"layers": ".*", "proximal_weight": 0.1},
     "official": {"layers": LAST_KERNEL, "proximal_weight": 0.0},
@@ -129,21 +127,3 @@ def fesem(
         restarts=restarts,
         sketch_size=sketch_size,
     )
-
-
-def compared(task: Task, layers: str | Sequence[str]) -> Params:
-    """Returns by which leaves of the task's model the E step compares: a bool for every leaf.
-
-    Raises:
-        ValueError: the patterns match nothing, or the model has no last kernel.
-    """
-    model = jax.eval_shape(task.init, jax.random.key(0))
-    if layers != LAST_KERNEL:
-        return tree.matching(model, layers)
-    kernels = jax.tree.map(lambda last, leaf: last and len(leaf.shape) > 1, last_layer(task), model)
-    if not any(jax.tree.leaves(kernels)):
-        raise ValueError(
-            f'layers must be patterns for a model whose last layer has no kernel, got "{LAST_KERNEL}"; its parameters '
-            f"are {', '.join(tree.names(model))}."
-        )
-    return kernels

@@ -39,7 +39,6 @@ from jaxfl.engine import over_clients
 from jaxfl.local import local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.robust import is_finite
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -126,14 +125,14 @@ def flhc(
         def client(shared, client: Array):
             key, model, data = shared
             trained, _ = train(key_for(key, Stream.START, client=client), model, data, client, anchor=model)
-            finite = is_finite(trained)
+            finite = tree.is_finite(trained)
             sent = jax.tree.map(jnp.subtract, trained, model) if compare == "updates" else trained
             return (), (point(key, tree.where(finite, sent, model)), finite)  # nobody looks at the model's own point
 
         everybody = Cohort.of(jnp.arange(data.num_clients), plan)
         _, (points, finite) = over_clients(client, (key, model, data), everybody)
         able = finite & (data.train.size > 0)
-        known = able if data.held_out is None else able & ~data.held_out
+        known = able & base.takes_part(data)
         return cluster(METRICS[metric](points), known, able, linkage, height, num_clusters)
 
     def round(key: Key, state: FLHCState, data: FederatedData, cohort: Cohort) -> tuple[FLHCState, Info]:

@@ -28,7 +28,8 @@ from jaxfl.engine import over_clients
 from jaxfl.local import local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.robust import alone, nearest, point
+from jaxfl.methods.points import point
+from jaxfl.methods.robust import alone, nearest
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params

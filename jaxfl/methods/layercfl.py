@@ -25,9 +25,8 @@ import jax
 import optax
 
 from jaxfl import tree
-from jaxfl.methods.base import Method
+from jaxfl.methods.base import Method, check_known
 from jaxfl.methods.cfl import cfl
-from jaxfl.methods.multi_centre import check_known
 from jaxfl.tasks import Task
 from jaxfl.typing import Key, Params
 
@@ -166,7 +165,7 @@ def dense(task: Task) -> list[str]:
 
 def patterns(names: Sequence[str]) -> list[str]:
     """Returns patterns that match these layers and no others."""
-    return [re.escape(name) for name in names]
+    return [f"^{re.escape(name)}" for name in names]  # from the top: layers within others have the same names
 
 
 def kernels(task: Task) -> list[tuple[str, int]]:

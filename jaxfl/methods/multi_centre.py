@@ -5,7 +5,7 @@ pass over the clients: a client's model is compared with the centres as soon as 
 its cluster.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -20,8 +20,9 @@ from jaxfl.data.clients import Cohort, FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.local import local_train
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
-from jaxfl.methods.robust import alone, everybody, is_finite, nearest, point
+from jaxfl.methods.base import Info, Method, check_known, takes_part
+from jaxfl.methods.points import point
+from jaxfl.methods.robust import alone, everybody, nearest
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -132,7 +133,7 @@ def multi_centre(
             key, state, data = shared
             model, loss = learn(key, state, data, client)
             away = rule.distances(model, state.centres)  # [K]
-            counts = (data.train.size[client] > 0) & is_finite(model) & jnp.isfinite(away).all()
+            counts = (data.train.size[client] > 0) & tree.is_finite(model) & jnp.isfinite(away).all()
             found = jnp.where(counts, jnp.argmin(away).astype(jnp.int32), state.cluster[client])
             aligned = rule.align(model, tree.take(state.centres, found))
             sent = aggregate.contribute(aligned, weigh(data, client), found, num_clusters)
@@ -209,21 +210,9 @@ def members(cluster: Array, data: FederatedData, num_clusters: int) -> Array:
     return centre_of.counts(jnp.where(takes_part(data), cluster, -1), num_clusters)
 
 
-def takes_part(data: FederatedData) -> Array:
-    """Returns who has rows and is not held out `[N]`."""
-    rows = jnp.asarray(data.train.size) > 0
-    return rows if data.held_out is None else rows & ~jnp.asarray(data.held_out)
-
-
 def share_of_rows(data: FederatedData, client: Array) -> Array:
     """Returns 1 / (m alpha_i) for alpha_i = n_i / n `[]`: the mean number of rows over the client's own."""
     real = takes_part(data)
     dtype = jnp.result_type(float)
     mean = jnp.where(real, data.train.size, 0).sum().astype(dtype) / jnp.maximum(real.sum(), 1).astype(dtype)
     return mean / jnp.maximum(data.train.size[client], 1).astype(dtype)
-
-
-def check_known(name: str, value: str, known: Collection[str]) -> None:
-    """Raises ValueError unless an option has one of the known values."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")

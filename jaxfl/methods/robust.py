@@ -34,12 +34,13 @@ import optax
 
 from jaxfl import aggregate, engine, tree
 from jaxfl.clustering import centres as centre_of
-from jaxfl.clustering import kmeans, sketch
+from jaxfl.clustering import kmeans
 from jaxfl.data.clients import Cohort, FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.local import Train, local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.points import point
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -159,7 +160,7 @@ def robust(
         _, (sent, loss) = over_clients(client, shared, cohort)  # [C, ...]: see the module's word on memory
         found = state.cluster[cohort.ids]
         trained = cohort.mask & (data.train.size[cohort.ids] > 0)
-        counts = trained & jax.vmap(is_finite)(sent)
+        counts = trained & jax.vmap(tree.is_finite)(sent)
         models = aggregate.trimmed_mean(sent, jnp.where(counts, found, -1), state.models, share=trim)
         one = base.shape_of(state.models)
         seen = base.info(
@@ -195,7 +196,7 @@ def alone(key: Key, model: Params, data: FederatedData, train: Train, point_of) 
     def client(shared, client: Array):
         key, model, data = shared
         trained, _ = train(key_for(key, Stream.START, client=client), model, data, client, anchor=model)
-        finite = is_finite(trained)
+        finite = tree.is_finite(trained)
         return (), (point_of(key, tree.where(finite, trained, model)), finite)
 
     _, (points, finite) = over_clients(client, (key, model, data), everybody(model, data))
@@ -210,17 +211,6 @@ def everybody(model: Params, data: FederatedData) -> Cohort:
     return Cohort.of(jnp.arange(count), plan)
 
 
-def point(key: Key, model: Params, layers: str | Sequence[str] = ".*", size: int = 1024) -> Array:
-    """Returns what a model is clustered by `[d]`: the layers' parameters, sketched to `size` if they are more."""
-    vector = tree.ravel(tree.partition(model, tree.matching(model, layers))[0])
-    return vector if vector.size <= size else sketch.sketch(key_for(key, Stream.SKETCH), vector, size)
-
-
 def nearest(points: Array, centres: Array) -> Array:
     """Returns the nearest centre of every point `[N]` int32; ties to the lowest."""
     return jnp.argmin(kmeans.squared_distances(points, centres), 1).astype(jnp.int32)
-
-
-def is_finite(model: Params) -> Array:
-    """Returns whether all numbers of a model are finite `[]`."""
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(model)]).all()

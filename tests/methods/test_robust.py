@@ -15,7 +15,7 @@ from jaxfl.clustering import kmeans, scores
 from jaxfl.data import conditions
 from jaxfl.data.clients import Cohort
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.methods.robust import point
+from jaxfl.methods.points import point
 from jaxfl.random import Stream, key_for
 from jaxfl.testing.small import linear_task
 from tests import problems, reference

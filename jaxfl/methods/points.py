@@ -1,0 +1,66 @@
+"""By what clients are compared: some parameters of what they send, as a vector."""
+
+from collections.abc import Sequence
+
+import jax
+
+from jaxfl import tree
+from jaxfl.clustering import sketch
+from jaxfl.random import Stream, key_for
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+LAST_KERNEL = "last kernel"  # no pattern: parameters' names have no spaces
+
+
+def point(key: Key, model: Params, layers: str | Sequence[str] = ".*", size: int = 1024) -> Array:
+    """Returns what a model is clustered by `[d]`: the layers' parameters, sketched to `size` if they are more."""
+    vector = tree.ravel(tree.partition(model, tree.matching(model, layers))[0])
+    return vector if vector.size <= size else sketch.sketch(key_for(key, Stream.SKETCH), vector, size)
+
+
+def compared(task: Task, layers: str | Sequence[str]) -> Params:
+    """Returns by which leaves of the task's model the E step compares: a bool for every leaf.
+
+    Raises:
+        ValueError: the patterns match nothing, or the model has no last kernel.
+    """
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    if layers != LAST_KERNEL:
+        return tree.matching(model, layers)
+    kernels = jax.tree.map(lambda last, leaf: last and len(leaf.shape) > 1, last_layer(task), model)
+    if not any(jax.tree.leaves(kernels)):
+        raise ValueError(
+            f'layers must be patterns for a model whose last layer has no kernel, got "{LAST_KERNEL}"; its parameters '
+            f"are {', '.join(tree.names(model))}."
+        )
+    return kernels
+
+
+def last_layer(task: Task) -> Params:
+    """Returns which leaves of the task's model are those of the layer that was made last: a bool for every leaf.
+
+    A layer is what holds arrays: of nested modules, the innermost one.
+
+    Raises:
+        ValueError: the model is not made of dictionaries.
+    """
+    layer: list[str] = []
+
+    def look(key: Key) -> Params:
+        node = model = task.init(key)
+        # in here the keys are in the order in which the model was made; transformations return them sorted
+        while isinstance(node, dict) and node and isinstance(last := list(node)[-1], str):
+            layer.append(last)
+            node = node[last]
+        return model
+
+    model = jax.eval_shape(look, jax.random.key(0))
+    if not layer:
+        raise ValueError(
+            f"personal must be given for a model that is a {type(model).__name__} and not a dictionary of layers; "
+            f"its parameters are {', '.join(tree.names(model))}."
+        )
+    prefix = "".join(f"{name}/" for name in layer[:-1])  # the last name is an array's
+    flags = [name.startswith(prefix) for name in tree.names(model)]
+    return jax.tree.unflatten(jax.tree.structure(model), flags)
