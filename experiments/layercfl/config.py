@@ -45,15 +45,13 @@ def table(column: str, data: str, environment: str, *items: str, rounds: int) ->
 
 
 VGG = ("model=vgg16", "optimizer=adam", "learning_rate=0.0001", "local_epochs=1", "batch_size=50")
-TWO_ANGLES = cell("CIFAR-10", "rotated-cifar10", "num_clients=10", "rows_per_client=1000", *VGG)
+TWO_ANGLES = cell("CIFAR-10", "rotated-cifar10", "num_clients=10", "rows_per_client=1000", *VGG, rounds=30)
 TWO_CLASSES = cell(
     "EMNIST letters",
     "dominant-emnist-letters",
-    "num_clients=10",
-    "num_groups=2",
-    "beta=0.8",
-    "rows_per_client=1250",
+    *("num_clients=10", "num_groups=2", "beta=0.8", "rows_per_client=1250"),
     *VGG,
+    rounds=30,
 )
 FOUR_ANGLES = {
     "CIFAR-10": cell("CIFAR-10", "rotated-cifar10", "num_clients=20", FOUR, *VGG),
@@ -68,8 +66,8 @@ SLIM = (*VGG[:2], "learning_rate=0.0003", "width=16", "hidden=128", "local_epoch
 FEW = ("local_epochs=5", "batch_size=50", "learning_rate=0.1")
 
 TINY = ("model=leaf-femnist-cnn", "hidden=8", "local_epochs=1", "batch_size=20")
-DIGITS = cell("digits", "rotated-digits", "num_clients=4", "rows_per_client=20", "angles=(0,90)", *TINY)
-CLASSES = cell("digits", "dominant-digits", "num_clients=4", "num_groups=2", "rows_per_client=25", *TINY)
+DIGITS = cell("digits", "rotated-digits", "num_clients=4", "rows_per_client=20", "angles=(0,90)", *TINY, rounds=2)
+CLASSES = cell("digits", "dominant-digits", "num_clients=4", "num_groups=2", "rows_per_client=25", *TINY, rounds=2)
 MLP = ("num_clients=8", "rows_per_client=40", "model=mlp", "hidden=16", "local_epochs=2")
 
 
@@ -88,11 +86,10 @@ EXPERIMENT = Experiment(
                 CLASSES,
                 Sweep({"digits": DIGITS}, (20, 40), 2, {"digits": 1}),
                 Sweep({"digits": CLASSES}, (25,), 2, {"digits": 25}),
-                rounds=2,
             ),
         ),
         "laptop": Scale(
-            "UNIPEN's letters stand in for EMNIST's. Figures 4, 5, 8 and 9: VGG16, 200 rows per client, 20 rounds in "
+            "UNIPEN's letters stand in for EMNIST's. Figures 4, 5, 8 and 9: VGG16, 200 rows per client, 20 and 10 rounds in "
             "place of 30. Figures 6, 7, 10 and 11: VGG16 with a quarter of the channels, fewer amounts of rows, fewer "
             "rounds of 5 local epochs, 12 clients. The table: small convolutional networks, SGD.",
             (
@@ -112,12 +109,13 @@ EXPERIMENT = Experiment(
                 ),
             ),
             of(
-                cell("CIFAR-10", "rotated-cifar10", "num_clients=10", "rows_per_client=200", *VGG),
+                cell("CIFAR-10", "rotated-cifar10", "num_clients=10", "rows_per_client=200", *VGG, rounds=20),
                 cell(
                     "UNIPEN letters",
                     "dominant-unipen-letters",
                     *("num_clients=10", "num_groups=2", "beta=0.8", "rows_per_client=250"),
                     *VGG,
+                    rounds=10,
                 ),
                 Sweep(
                     {
@@ -127,8 +125,8 @@ EXPERIMENT = Experiment(
                         ),
                     },
                     (100, 200),
-                    8,
-                    {"CIFAR-10": 5, "UNIPEN letters": 8},
+                    6,
+                    {"CIFAR-10": 5, "UNIPEN letters": 6},
                 ),
                 Sweep(
                     {
@@ -140,10 +138,9 @@ EXPERIMENT = Experiment(
                         ),
                     },
                     (100, 200),
-                    8,
+                    6,
                     {"CIFAR-10": 200, "UNIPEN letters": 200},
                 ),
-                rounds=20,
             ),
         ),
         "paper": Scale(
@@ -170,7 +167,6 @@ EXPERIMENT = Experiment(
                 TWO_CLASSES,
                 Sweep(FOUR_ANGLES, range(100, 1501, 100), 50, {"CIFAR-10": 5, "EMNIST letters": 10}),
                 Sweep(FOUR_CLASSES, range(100, 1501, 200), 50, {"CIFAR-10": 1000, "EMNIST letters": 1000}),
-                rounds=30,
             ),
         ),
     },

@@ -47,7 +47,7 @@ class Sweep(NamedTuple):
     look: Mapping[str, int]
 
 
-def of(feature: Cell, label: Cell, by_rows: Sweep, by_label: Sweep, *, rounds: int) -> tuple[Study, ...]:
+def of(feature: Cell, label: Cell, by_rows: Sweep, by_label: Sweep) -> tuple[Study, ...]:
     """Returns the studies of a scale.
 
     Args:
@@ -55,13 +55,12 @@ def of(feature: Cell, label: Cell, by_rows: Sweep, by_label: Sweep, *, rounds: i
         label: two groups whose labels do, of figures 8 and 9.
         by_rows: four groups whose inputs differ, of figures 6 and 7 and the headline.
         by_label: four groups whose labels do, of figures 10 and 11.
-        rounds: of figures 4, 5, 8 and 9.
     """
     cells = (feature, label, *by_rows.cells.values(), *by_label.cells.values())
     files = any(cell.needs_files for cell in cells)
     return (
-        Study("Figures 4 and 5 / layers under feature skew", partial(layers, feature, rounds, True), files),
-        Study("Figures 8 and 9 / layers under label skew", partial(layers, label, rounds, False), files),
+        Study("Figures 4 and 5 / layers under feature skew", partial(layers, feature, True), files),
+        Study("Figures 8 and 9 / layers under label skew", partial(layers, label, False), files),
         Study("Figures 6 and 7 / rows under feature skew", partial(feature_skew, by_rows), files),
         Study("Figures 10 and 11 / rounds under label skew", partial(label_skew, by_label), files),
     )
@@ -86,9 +85,9 @@ def profile(cell: Cell, data_dir: str | None, rounds: int, **changed: Any) -> La
         )
 
 
-def layers(cell: Cell, rounds: int, feature: bool, data_dir: str | None) -> Made:
+def layers(cell: Cell, feature: bool, data_dir: str | None) -> Made:
     """Draws matrices of a convolution and of a dense layer, and the gap of every layer."""
-    found = profile(cell, data_dir, rounds)
+    found = profile(cell, data_dir, cell.rounds)
     kinds = {"Δcos": "delta_cos", "Δl2": "delta_l2"}
     maps = {
         f"{layer}, {name}": found.matrices[distance][-1, found.layers.index(layer)]
@@ -114,11 +113,11 @@ def layers(cell: Cell, rounds: int, feature: bool, data_dir: str | None) -> Made
     told = [row["layer"] for row in single if row["Gap1 (Δcos)"] > 0]
     skew, wins = ("feature", "convolutions") if feature else ("label", "dense layers")
     words = (
-        f"After {rounds} rounds under {skew} skew, Gap1 > 0 for {', '.join(told) or 'no layer'}; mean of the "
+        f"After {cell.rounds} rounds under {skew} skew, Gap1 > 0 for {', '.join(told) or 'no layer'}; mean of the "
         f"convolutions {np.mean(conv):.3f}, of the dense layers {np.mean(dense):.3f}; the largest is that of "
         f"{found.recommended()}. The paper finds {wins} to tell the groups apart better."
     )
-    title = f"{cell.column}, after {rounds} rounds"
+    title = f"{cell.column}, after {cell.rounds} rounds"
     pictures = {
         "matrices": plots.heatmaps(
             maps, found.group, of={name: "distance" if "l2" in name else "similarity" for name in maps}, columns=2
