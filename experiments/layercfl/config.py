@@ -89,9 +89,9 @@ EXPERIMENT = Experiment(
             ),
         ),
         "laptop": Scale(
-            "UNIPEN's letters stand in for EMNIST's. Figures 4, 5, 8 and 9: VGG16, 200 rows per client, 20 and 10 rounds in "
-            "place of 30. Figures 6, 7, 10 and 11: VGG16 with a quarter of the channels, fewer amounts of rows, fewer "
-            "rounds of 5 local epochs, 12 clients. The table: small convolutional networks, SGD.",
+            "UNIPEN's letters stand in for EMNIST's. Figures 4, 5, 8 and 9: VGG16, 200 rows per client, 20 and 10 "
+            "rounds in place of 30. Figures 6, 7, 10 and 11: VGG16 with a quarter of the channels, fewer amounts of "
+            "rows, fewer rounds of 5 local epochs, 12 clients. The table: small convolutional networks, SGD.",
             (
                 *table(
                     "CIFAR-10, rotated",
