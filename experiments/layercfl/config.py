@@ -62,7 +62,7 @@ FOUR_CLASSES = {
     "EMNIST letters": cell("EMNIST letters", "dominant-emnist-letters", "num_clients=20", "num_groups=4", *VGG),
 }
 
-SLIM = (*VGG[:2], "learning_rate=0.0003", "width=16", "hidden=128", "local_epochs=5", "batch_size=50")
+SLIM = (*VGG[:2], "learning_rate=0.0003", "width=16", "hidden=128", *VGG[3:])
 FEW = ("local_epochs=5", "batch_size=50", "learning_rate=0.1")
 
 TINY = ("model=leaf-femnist-cnn", "hidden=8", "local_epochs=1", "batch_size=20")
@@ -90,8 +90,8 @@ EXPERIMENT = Experiment(
         ),
         "laptop": Scale(
             "UNIPEN's letters stand in for EMNIST's. Figures 4, 5, 8 and 9: VGG16, 200 rows per client, 20 and 10 "
-            "rounds in place of 30. Figures 6, 7, 10 and 11: VGG16 with a quarter of the channels, fewer amounts of "
-            "rows, fewer rounds of 5 local epochs, 12 clients. The table: small convolutional networks, SGD.",
+            "rounds in place of 30. Figures 6, 7, 10 and 11: VGG16 with a quarter of the channels, up to 1,000 or 300 "
+            "rows, 10 rounds, 12 clients. The table: small convolutional networks, SGD.",
             (
                 *table(
                     "CIFAR-10, rotated",
@@ -124,9 +124,9 @@ EXPERIMENT = Experiment(
                             "UNIPEN letters", "rotated-unipen-letters", "num_clients=12", FOUR, *SLIM
                         ),
                     },
-                    (100, 200),
-                    6,
-                    {"CIFAR-10": 5, "UNIPEN letters": 6},
+                    (100, 300, 1000),
+                    10,
+                    {"CIFAR-10": 5, "UNIPEN letters": 10},
                 ),
                 Sweep(
                     {
@@ -137,9 +137,9 @@ EXPERIMENT = Experiment(
                             "UNIPEN letters", "dominant-unipen-letters", "num_clients=12", "num_groups=4", *SLIM
                         ),
                     },
-                    (100, 200),
-                    6,
-                    {"CIFAR-10": 200, "UNIPEN letters": 200},
+                    (100, 300),
+                    10,
+                    {"CIFAR-10": 300, "UNIPEN letters": 300},
                 ),
             ),
         ),
