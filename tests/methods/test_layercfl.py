@@ -1,0 +1,220 @@
+"""LayerCFL and AdaCFL: which layers they take, what is compared by them, and that nothing else differs from CFL."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+import jaxfl
+from jaxfl import methods, models, tree
+from jaxfl.data import federate
+from jaxfl.data.clients import Cohort
+from jaxfl.methods.layercfl import dense, kernels, layer_of, patterns
+from tests import problems, reference
+
+RATE, ROUNDS = 0.4, 8
+TASK = problems.softmax_task()
+EVERYBODY = Cohort.of(range(7))
+LOCAL = {"local_epochs": 2, "batch_size": 3}
+ABSOLUTE = {"relative": False, "eps1": 0.4, "eps2": 0.1, "gamma_max": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def float32():
+    """The networks of `jaxfl.models` are float32; they are not trained here."""
+    with jax.enable_x64(False):
+        yield
+
+
+def advance(method, data, *, key, rounds=ROUNDS):
+    """Returns the state after some rounds, the last info, and how many clusters there were after each."""
+    state, step, info, sizes = method.init(key, data), jax.jit(method.round), None, []
+    for _ in range(rounds):
+        state, info = step(key, state, data, EVERYBODY)
+        sizes.append(int(info.num_clusters))
+    return state, info, sizes
+
+
+class Stack(nn.Module):
+    """A dense layer before, within and behind a part of its own; and more layers than there are digits."""
+
+    @nn.compact
+    def __call__(self, inputs):
+        outputs = nn.Dense(3)(inputs.reshape(len(inputs), -1))
+        outputs = Inner()(outputs)
+        for _ in range(11):
+            outputs = nn.relu(nn.Dense(2)(outputs))
+        return outputs
+
+
+class Inner(nn.Module):
+    @nn.compact
+    def __call__(self, inputs):
+        return nn.Dense(3)(inputs)
+
+
+@functools.cache
+def task_of(name):
+    """Returns the task of a network; nothing is trained."""
+    images = np.zeros((2, 8, 8), np.float32)
+    data = federate(images, np.array([0, 1]), [np.arange(2)], [np.arange(2)], num_classes=2)
+    module = {
+        "vgg": models.VGG16(num_classes=2, width=1, hidden=4),
+        "cnn": models.LeafFemnistCNN(num_classes=2, hidden=4),
+        "mlp": models.MLP(num_classes=2, hidden=(4, 3)),
+        "stack": Stack(),
+    }[name]
+    return jaxfl.classification(module, data)
+
+
+@pytest.mark.usefixtures("float32")
+@pytest.mark.parametrize(
+    ("model", "feature", "label"),
+    [
+        ("vgg", "Conv_3", "Dense_0"),
+        ("cnn", "Conv_1", "Dense_0"),
+        ("mlp", "Dense_0", "Dense_0"),
+        ("stack", "Dense_0", "Dense_0"),
+    ],
+)
+def test_the_environment_says_which_layer(model, feature, label):
+    task = task_of(model)
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    names = tree.names(shapes)
+    for environment, layer in {"feature": feature, "label": label, "unknown": None}.items():
+        chosen = jax.tree.leaves(tree.matching(shapes, layer_of(task, environment)))
+        found = [name for name, yes in zip(names, chosen, strict=True) if yes]
+        assert found == (names if layer is None else [f"{layer}/bias", f"{layer}/kernel"])
+
+
+@pytest.mark.usefixtures("float32")
+def test_layers_are_in_the_order_of_the_network():
+    """Not in that of the alphabet, which a model's keys are in elsewhere."""
+    assert [name for name, _ in kernels(task_of("vgg"))] == [
+        *(f"Conv_{index}" for index in range(13)),
+        *(f"Dense_{index}" for index in range(3)),
+    ]
+    inner = [f"Dense_{index}" for index in range(12)]
+    inner.insert(1, "Inner_0/Dense_0")
+    assert dense(task_of("stack")) == inner
+    assert kernels(TASK) == [("kernel", 2)], "a model of one layer"
+
+
+@pytest.mark.usefixtures("float32")
+def test_patterns_match_one_layer_each():
+    shapes = jax.eval_shape(task_of("stack").init, jax.random.key(0))
+    for name in dense(task_of("stack")):
+        assert sum(jax.tree.leaves(tree.matching(shapes, patterns([name])))) == 2, name
+
+
+@pytest.mark.usefixtures("float32")
+@pytest.mark.parametrize(
+    ("factory", "model", "size"),
+    [
+        (functools.partial(methods.layercfl, environment="feature"), "vgg", 3 * 3 * 2 * 2 + 2),
+        (functools.partial(methods.layercfl, environment="label"), "vgg", 8 * 4 + 4),
+        (functools.partial(methods.layercfl, layers=["Conv_0", "Dense_2/bias"]), "vgg", 9 + 1 + 2),
+        (methods.adacfl, "vgg", 8 * 4 + 4 + 4 * 4 + 4 + 4 * 2 + 2),
+        (functools.partial(methods.adacfl, layers="bias"), "mlp", 4 + 3 + 2),
+    ],
+)
+def test_clients_are_compared_by_that_many_numbers(factory, model, size, key):
+    method = factory(task_of(model), optax.sgd(RATE))
+    assert jax.eval_shape(method.init, key, problems.linear_federation()).vectors.shape == (7, size)
+
+
+@pytest.mark.parametrize("options", [{"environment": "unknown"}, {"environment": "label", "layers": ".*"}])
+def test_by_all_layers_it_is_cfl_bit_for_bit(options, key):
+    data = problems.linear_federation()
+    ours = methods.layercfl(TASK, optax.sgd(RATE), **options, **ABSOLUTE, **LOCAL)
+    state, info, sizes = advance(ours, data, key=key)
+    assert sizes[-1] > 2
+    wanted = advance(methods.cfl(TASK, optax.sgd(RATE), **ABSOLUTE, **LOCAL), data, key=key)
+    reference.equal((state, info), wanted[:2])
+
+
+def test_by_one_layer_other_clients_are_alike(key):
+    data = problems.linear_federation()
+    found = {}
+    for layers in ("bias", "kernel", ".*"):
+        method = methods.layercfl(TASK, optax.sgd(RATE), layers=layers, **{**ABSOLUTE, "eps1": np.inf}, **LOCAL)
+        state, _, _ = advance(method, data, key=key, rounds=1)
+        found[layers] = tuple(state.cluster.tolist())
+        assert 1 in found[layers]
+    assert found["bias"] != found["kernel"]
+
+
+def test_eps1_is_about_the_model_and_eps2_about_the_layer(key):
+    data, options = problems.linear_federation(), {"layers": "bias", **ABSOLUTE, **LOCAL}
+    quiet = methods.layercfl(TASK, optax.sgd(RATE), **{**options, "eps1": 0.0})
+    start, (state, info, _) = quiet.init(key, data), advance(quiet, data, key=key, rounds=1)
+    mean = jax.tree.map(lambda a, b: np.asarray(a[0] - b[0]), state.models, start.models)
+    of_bias, of_model = np.linalg.norm(mean["bias"]), np.sqrt(sum((leaf**2).sum() for leaf in mean.values()))
+    reference.close(float(info.extra["mean_update"]), float(of_model), rtol=1e-9)
+    moved, moved_bias = np.asarray(state.norms).max(0)
+    reference.close(float(info.extra["client_update"]), float(moved))
+    reference.close(moved_bias, np.linalg.norm(np.asarray(state.vectors), axis=1).max())
+    assert of_bias < 0.9 * of_model and moved_bias < 0.9 * moved, "there is room between them"
+    for name, eps1, eps2, number in (
+        ("both hold", 1.01 * of_model, 0.99 * moved_bias, 2),
+        ("the mean of the layer is small, that of the model is not", 1.01 * of_bias, 0.0, 1),
+        ("the model moves, the layer does not", np.inf, 1.01 * moved_bias, 1),
+    ):
+        method = methods.layercfl(TASK, optax.sgd(RATE), **{**options, "eps1": float(eps1), "eps2": float(eps2)})
+        assert advance(method, data, key=key, rounds=1)[2] == [number], name
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_adacfl_tells_updates_as_it_tells_weights(relative, key):
+    """From one start, |theta_i - theta_j| = |D_i - D_j|."""
+    data = problems.linear_federation()
+    rule = {**ABSOLUTE, "relative": relative, "eps1": 1.0, "gamma_max": 0.8, **LOCAL}
+    ours = methods.adacfl(TASK, optax.sgd(RATE), **rule)
+    state, info, sizes = advance(ours, data, key=key)
+    assert sizes[-1] > 2
+    by_updates = methods.cfl(TASK, optax.sgd(RATE), layers="kernel", metric="l2", **rule)
+    other, seen, _ = advance(by_updates, data, key=key)
+    assert np.abs(state.vectors - other.vectors).max() > 0.1
+    reference.equal((state._replace(vectors=0), info), (other._replace(vectors=0), seen))
+
+
+REFUSED = [
+    ({"layers": "Dense_0"}, "'Dense_0' matches none of bias, kernel; name a layer"),
+    ({"eps1": -1.0}, r"eps1 must be at least 0, got -1\.0"),
+    ({"linkage": "ward"}, "linkage must be one of single, complete, average, got 'ward'"),
+    ({"weighting": "size"}, 'weighting must be "rows"'),
+    ({"slots": 0}, "slots must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize("factory", [methods.layercfl, methods.adacfl])
+@pytest.mark.parametrize(("options", "complaint"), REFUSED)
+def test_refusals(factory, options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        factory(TASK, optax.sgd(RATE), **options)
+
+
+def test_an_unknown_environment_is_refused():
+    with pytest.raises(ValueError, match="environment must be one of feature, label, unknown, got 'both'"):
+        methods.layercfl(TASK, optax.sgd(RATE), environment="both")
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [methods.adacfl, *(functools.partial(methods.layercfl, environment=name) for name in ("feature", "label"))],
+)
+def test_a_model_without_a_kernel_needs_layers(factory, key):
+    task = problems.quadratic_task()
+    with pytest.raises(ValueError, match=r"layers must be given for a model without a kernel.*its parameters are w\."):
+        factory(task, optax.sgd(0.1))
+    method = factory(task, optax.sgd(0.1), layers="w")
+    assert method.init(key, problems.linear_federation()).vectors.shape == (7, 3)
