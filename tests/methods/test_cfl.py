@@ -339,6 +339,14 @@ def test_each_half_waits_for_its_own_members(key):
     assert others in parts(clusters[-1]) and ours not in parts(clusters[-1])
 
 
+def test_nothing_is_stationary_because_nobody_has_trained(key):
+    data, method = problems.linear_federation(), cfl(**{**ALWAYS, "eps1": 0.01})
+    state, clusters = advance(method, data, key=key)
+    nobody = Cohort(EVERYBODY.ids, jnp.zeros(7, bool))
+    _, after = advance(method, data, key=key, state=state, cohort=nobody)
+    assert clusters[-1] == after[-1] == [0] * 7
+
+
 def test_a_split_is_made_of_what_clients_sent_in_their_cluster_and_last(key):
     data, method = problems.linear_federation(), cfl(eps1=0.0)
     first, _ = advance(method, data, key=key)
