@@ -25,7 +25,7 @@ not known. So that none of them needs a tuning run, `relative=True` (the default
 
     eps1       of the largest client update in the cluster now: mean updates are small because clients disagree
     eps2       of the largest client update of the whole run: clients still move
-    gamma_max  of the same expression of nearest peers, see `splitting.stands_out`: a group has two clients or more
+    gamma_max  of the same expression of nearest peers, see `splitting.stands_out`: every client needs one in its group
 
 Where the official code differs (`preset="official"`): complete linkage, no gamma_max, uniform means, no split up to
 round 20 or of fewer than three clients, absolute eps; its second split mixes up clients (its issue 2), and it averages
@@ -184,6 +184,9 @@ def cfl(
         "min_clients": min_clients,
     }
     rule = PRESETS[preset] | {name: value for name, value in given.items() if value is not None}
+    for name in ("eps1", "eps2", "gamma_max"):
+        if PRESETS[preset]["relative"] and not rule["relative"] and given[name] is None:
+            raise ValueError(f"{name} must be given with relative=False; its default, {rule[name]}, is relative.")
     _check(rule, metric, compare, sketch_size, slots)
     chosen = compared(task, rule["layers"])
     similarity_of = SIMILARITIES[metric]

@@ -83,7 +83,8 @@ def stands_out(times: float, apart: Callable[[Array], Array] = gaps.max_gamma) -
     """Returns the check with a bound that is seen instead of known: so many times the noise among nearest peers.
 
     If everyone has a peer of its own group, gamma_max cannot be seen, but how far the nearest peers are apart can: the
-    halves must be farther apart than that. A client alone in its group has no peer, so it is never split off.
+    halves must be farther apart than that. A client without a peer, alone in its group or an attacker, is never split
+    off, and keeps its cluster from being split: `tells_apart` with a bound of your own does split such a cluster.
 
     Args:
         times: above 1.
