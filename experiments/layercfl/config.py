@@ -63,7 +63,7 @@ FOUR_CLASSES = {
 }
 
 SLIM = (*VGG[:2], "learning_rate=0.0003", "width=16", "hidden=128", *VGG[3:])
-FEW = ("local_epochs=5", "batch_size=50", "learning_rate=0.1")
+FEW = ("rows_per_client=250", "local_epochs=2", "batch_size=50", "learning_rate=0.1")
 
 TINY = ("model=leaf-femnist-cnn", "hidden=8", "local_epochs=1", "batch_size=20")
 DIGITS = cell("digits", "rotated-digits", "num_clients=4", "rows_per_client=20", "angles=(0,90)", *TINY, rounds=2)
@@ -97,15 +97,15 @@ EXPERIMENT = Experiment(
                     "CIFAR-10, rotated",
                     "rotated-cifar10",
                     FEATURE,
-                    *("num_clients=20", "rows_per_client=500", FOUR, "model=stocfl-cifar-cnn", *FEW),
-                    rounds=60,
+                    *("num_clients=20", FOUR, "model=stocfl-cifar-cnn", *FEW),
+                    rounds=40,
                 ),
                 *table(
                     "UNIPEN letters, dominant",
                     "dominant-unipen-letters",
                     LABEL,
-                    *("num_clients=20", "num_groups=4", "beta=0.5", "rows_per_client=500", "model=lenet-emnist", *FEW),
-                    rounds=60,
+                    *("num_clients=20", "num_groups=4", "beta=0.5", "model=lenet-emnist", *FEW),
+                    rounds=40,
                 ),
             ),
             of(
@@ -144,8 +144,7 @@ EXPERIMENT = Experiment(
             ),
         ),
         "paper": Scale(
-            "The setting of the paper; what it leaves open is said in config.py. The table has the small network of "
-            "StoCFL's CIFAR-10 and of CFL's EMNIST.",
+            "The setting of the paper; what it leaves open is said in config.py.",
             (
                 *table(
                     "CIFAR-10, rotated",
