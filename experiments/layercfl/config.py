@@ -28,7 +28,17 @@ FOUR = "angles=(0,90,180,270)"
 def cell(column: str, data: str, *items: str, method: str = "layercfl", rounds: int = 100) -> Cell:
     """Returns a run on some data: what a study profiles, or a number of the table."""
     return Cell(
-        "Clusters found", "LayerCFL", column, method, data, items, rounds=rounds, cohort=1.0, metric="ari", unit=""
+        "Clusters found",
+        "LayerCFL",
+        column,
+        method,
+        data,
+        items,
+        rounds=rounds,
+        cohort=1.0,
+        metric="ari",
+        unit="",
+        eval_every=10,
     )
 
 
