@@ -11,9 +11,10 @@ and 9. The paper has no table; the one of clusters found is ours.
 """
 
 import dataclasses
+from functools import partial
 
-from experiments.base import Cell, Experiment, Scale
-from experiments.layercfl.studies import Sweep, of
+from experiments.base import Cell, Experiment, Scale, Study
+from experiments.layercfl.studies import Sweep, layers, of
 
 METHODS = {
     "FedAvg": ("fedavg", ()),
@@ -118,38 +119,48 @@ EXPERIMENT = Experiment(
                     rounds=40,
                 ),
             ),
-            of(
-                cell("CIFAR-10", "rotated-cifar10", "num_clients=10", "rows_per_client=200", *VGG, rounds=20),
-                cell(
-                    "UNIPEN letters",
-                    "dominant-unipen-letters",
-                    *("num_clients=10", "num_groups=2", "beta=0.8", "rows_per_client=250"),
-                    *VGG,
-                    rounds=10,
+            (
+                *of(
+                    cell("CIFAR-10", "rotated-cifar10", "num_clients=10", "rows_per_client=200", *VGG, rounds=20),
+                    cell(
+                        "UNIPEN letters",
+                        "dominant-unipen-letters",
+                        *("num_clients=10", "num_groups=2", "beta=0.8", "rows_per_client=250"),
+                        *VGG,
+                        rounds=10,
+                    ),
+                    Sweep(
+                        {
+                            "CIFAR-10": cell("CIFAR-10", "rotated-cifar10", "num_clients=12", FOUR, *SLIM),
+                            "UNIPEN letters": cell(
+                                "UNIPEN letters", "rotated-unipen-letters", "num_clients=12", FOUR, *SLIM
+                            ),
+                        },
+                        (100, 300, 1000),
+                        10,
+                        {"CIFAR-10": 5, "UNIPEN letters": 10},
+                    ),
+                    Sweep(
+                        {
+                            "CIFAR-10": cell(
+                                "CIFAR-10", "dominant-cifar10", "num_clients=12", "num_groups=4", "beta=0.5", *SLIM
+                            ),
+                            "UNIPEN letters": cell(
+                                "UNIPEN letters", "dominant-unipen-letters", "num_clients=12", "num_groups=4", *SLIM
+                            ),
+                        },
+                        (100, 300),
+                        10,
+                        {"CIFAR-10": 300, "UNIPEN letters": 300},
+                    ),
                 ),
-                Sweep(
-                    {
-                        "CIFAR-10": cell("CIFAR-10", "rotated-cifar10", "num_clients=12", FOUR, *SLIM),
-                        "UNIPEN letters": cell(
-                            "UNIPEN letters", "rotated-unipen-letters", "num_clients=12", FOUR, *SLIM
-                        ),
-                    },
-                    (100, 300, 1000),
-                    10,
-                    {"CIFAR-10": 5, "UNIPEN letters": 10},
-                ),
-                Sweep(
-                    {
-                        "CIFAR-10": cell(
-                            "CIFAR-10", "dominant-cifar10", "num_clients=12", "num_groups=4", "beta=0.5", *SLIM
-                        ),
-                        "UNIPEN letters": cell(
-                            "UNIPEN letters", "dominant-unipen-letters", "num_clients=12", "num_groups=4", *SLIM
-                        ),
-                    },
-                    (100, 300),
-                    10,
-                    {"CIFAR-10": 300, "UNIPEN letters": 300},
+                Study(
+                    "Figures 4 and 5 / 1,000 rows, a quarter of the channels",
+                    partial(
+                        layers,
+                        cell("CIFAR-10", "rotated-cifar10", "num_clients=10", "rows_per_client=1000", *SLIM, rounds=10),
+                        True,
+                    ),
                 ),
             ),
         ),

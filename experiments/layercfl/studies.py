@@ -204,8 +204,8 @@ def headline(
         f"how they were measured. Here, the cosine matrix of {clients} clients compares {sizes[1]:,} numbers of each "
         f"instead of {sizes[0]:,} ({sizes[0] / sizes[1]:.1f} times less) and takes {part * 1e3:.2f} ms instead of "
         f"{whole * 1e3:.2f} ({whole / part:.1f} times less). Until the gap is first above 0, all data and amounts of "
-        f"rows together take {waited[LAYERCFL]:.0f} rounds instead of {waited[FMTL]:.0f} ({fewer:.1f} % fewer); where "
-        f"it never is, all {rounds} count."
+        f"rows together take {waited[LAYERCFL]:.0f} rounds instead of {waited[FMTL]:.0f} ({abs(fewer):.1f} % "
+        f"{'fewer' if fewer >= 0 else 'more'}); where it never is, all {rounds} count."
     )
     return words, {
         "parameters": dict(zip((ALL, layer), sizes, strict=True)),
