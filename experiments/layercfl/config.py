@@ -74,7 +74,6 @@ FOUR_CLASSES = {
 }
 
 SLIM = (*VGG[:2], "learning_rate=0.0003", "width=16", "hidden=128", *VGG[3:])
-FEW = ("rows_per_client=250", "local_epochs=2", "batch_size=50", "learning_rate=0.1")
 
 TINY = ("model=leaf-femnist-cnn", "hidden=8", "local_epochs=1", "batch_size=20")
 DIGITS = cell("digits", "rotated-digits", "num_clients=4", "rows_per_client=20", "angles=(0,90)", *TINY, rounds=2)
@@ -102,23 +101,8 @@ EXPERIMENT = Experiment(
         "laptop": Scale(
             "UNIPEN's letters stand in for EMNIST's. Figures 4, 5, 8 and 9: VGG16, 200 rows per client, 20 and 10 "
             "rounds in place of 30. Figures 6, 7, 10 and 11: VGG16 with a quarter of the channels, up to 1,000 or 300 "
-            "rows, 10 rounds, 12 clients. The table: small convolutional networks, SGD.",
-            (
-                *table(
-                    "CIFAR-10, rotated",
-                    "rotated-cifar10",
-                    FEATURE,
-                    *("num_clients=20", FOUR, "model=stocfl-cifar-cnn", *FEW),
-                    rounds=40,
-                ),
-                *table(
-                    "UNIPEN letters, dominant",
-                    "dominant-unipen-letters",
-                    LABEL,
-                    *("num_clients=20", "num_groups=4", "beta=0.5", "model=lenet-emnist", *FEW),
-                    rounds=40,
-                ),
-            ),
+            "rows, 10 rounds, 12 clients.",
+            (),
             (
                 *of(
                     cell("CIFAR-10", "rotated-cifar10", "num_clients=10", "rows_per_client=200", *VGG, rounds=20),
