@@ -199,8 +199,8 @@ class Experiment:
 def names() -> list[str]:
     """Returns the names of the experiments: the folders that have a `config.py`.
 
-    >>> names()[:1]
-    ['fesem']
+    >>> names()[:2]
+    ['cfl', 'fesem']
     """
     return sorted(path.parent.name for path in HERE.glob("*/config.py"))
 

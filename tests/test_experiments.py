@@ -204,7 +204,7 @@ def test_every_cell_is_what_its_command_says_and_can_be_built(name, scale):
         cohort = (int if isinstance(one.cohort, int) else float)(given["--cohort"])
         again = job.Job(settings, int(given["--rounds"]), cohort, int(given["--seed"]))
         assert results.identifier(again) == results.identifier(one.job(one.seeds[-1]))
-        assert ("--data-dir" in words) == (scale != "smoke")
+        assert ("--data-dir" in words) == one.needs_files and not (one.needs_files and scale == "smoke")
         options.build(settings, federation)  # values that the factories refuse
         jobs |= {(results.identifier(one.job(seed)), one.table, one.metric): one for seed in one.seeds}
     # no two runs have one name, but a run may fill several cells, each with another metric or in another table
@@ -348,7 +348,8 @@ def test_missing_cells_show_the_command_that_makes_them(tmp_path):
     for name in base.names():
         said = jaxfl("report", name, "--scale", "laptop", "--out", tmp_path / name)
         assert said.exit_code == 0, said.output
-        assert "– (" in said.stdout
+        printed = base.targets(name)
+        assert ("– (" in said.stdout) == bool(printed), "beside a dash, the paper's number"
         text = (tmp_path / name / "report" / "report.md").read_text(encoding="utf-8")
         experiment = base.load(name)
         scale, found = experiment.scales["laptop"], entries.collect(experiment, "laptop", tmp_path / name)
@@ -357,9 +358,10 @@ def test_missing_cells_show_the_command_that_makes_them(tmp_path):
         commands = [shlex.split(found) for found in re.findall(r"`(jaxfl reproduce .*?)`", text)]
         assert len(commands) == len(wanted)
         for words, one in zip(commands, wanted, strict=True):
-            assert words[:7] == ["jaxfl", "reproduce", name, "--scale", "laptop", "--data-dir", "DIR"]
+            assert words[:5] == ["jaxfl", "reproduce", name, "--scale", "laptop"]
+            assert (words[5:7] == ["--data-dir", "DIR"]) == one.needs_files
             assert base.select([*scale.cells, *scale.studies], words[words.index("--only") + 1]) == [one]
-        assert "0 of 1" in text and "nowhere: " in text
+        assert "0 of 1" in text and ("nowhere: " in text) == any(one.missing for one in printed.values())
         assert list((tmp_path / name).rglob("*.png")) == []
 
 
@@ -436,6 +438,23 @@ def test_smoke_of_fesem(tmp_path):
     rows = json.loads((tmp_path / "studies" / "figure-5-two-clusters.json").read_text())["table"]
     assert sum(one["clients"] for one in rows) == 8 and len(list((tmp_path / "studies").glob("*.png"))) == 2
     assert [one["cluster"] for one in rows] == list(range(1, len(rows) + 1)), "numbered as in the picture"
+
+
+def test_smoke_of_cfl(tmp_path):
+    """One row, which fills both tables, and the study: its splits are those of the run, drawn and counted."""
+    for only in ("/ CFL /", "Norms"):
+        done = jaxfl("reproduce", "cfl", "--only", only, "--out", tmp_path)
+        assert done.exit_code == 0, done.output
+    (line,) = results.read(tmp_path / "results.jsonl")
+    assert (line["summary"]["ari"], line["summary"]["num_clusters"]) == (1.0, 4), "the default finds the rotations"
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "| CFL | 1.00 |" in text and f"| CFL | {100 * line['summary']['micro_accuracy']:.2f} |" in text
+    (row,) = json.loads((tmp_path / "studies" / "norms-and-splits-digits.json").read_text())["table"]
+    assert row["accuracy"] == pytest.approx(line["summary"]["micro_accuracy"])
+    splits = [int(one) for one in row["splits after round"].split(", ")]
+    counts = dict(zip(line["history"]["round"], line["history"]["num_clusters"], strict=True))  # every second round
+    assert len(splits) == 3 and all(count == 1 + sum(one <= round for one in splits) for round, count in counts.items())
+    assert len(list((tmp_path / "studies").glob("*.png"))) == 3
 
 
 def test_select():
