@@ -44,7 +44,6 @@ def pytest_configure(config):
 
 # The engine and the layers are compiled as users compile; the rest quickly, the same but for rounding.
 _OPTIMISED = {
-    "test_contract",
     "test_engine",
     "test_layers",
     "test_local",
