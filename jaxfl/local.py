@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfl import factored
 from jaxfl.data import conditions
 from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.random import Stream, key_for
@@ -149,15 +150,23 @@ def local_train(
         epochs = conditions.epochs_of(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = jnp.where(data.train.size[client] > 0, epochs, 0)
+        start, finish = model, None
         if data.train.max_size <= block:  # the same rows in every step: gathered and normalised once
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
 
-            def gradient_at(model: Params, key: Key) -> tuple[Array, Params]:
+            def of_batch(model: Params, key: Key) -> tuple[Array, Params]:
                 return jax.value_and_grad(task.loss)(model, batch, key)
+
+            gradient_at = of_batch
+            shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs)
+            if shorter is not None:  # the same training with less work
+                start, extra, gradient_at, finish = shorter
         else:
 
-            def gradient_at(model: Params, key: Key) -> tuple[Array, Params]:
+            def of_blocks(model: Params, key: Key) -> tuple[Array, Params]:
                 return _true_gradient(task, block)(model, data, client, key)
+
+            gradient_at = of_blocks
 
         def epoch(index: Array, carry):
             model, state, total = carry
@@ -165,8 +174,11 @@ def local_train(
             return *descend(model, state, gradient, extra), total + loss
 
         dtype = jax.eval_shape(task.loss, model, _batch_shape(data), key).dtype
-        model, _, total = jax.lax.fori_loop(0, steps, epoch, (model, optimizer.init(model), jnp.zeros((), dtype)))
-        return model, total / jnp.asarray(epochs).astype(dtype)
+        carry = (start, optimizer.init(start), jnp.zeros((), dtype))
+        trained, _, total = jax.lax.fori_loop(0, steps, epoch, carry)
+        if finish is not None:
+            trained = finish(trained)
+        return trained, total / jnp.asarray(epochs).astype(dtype)
 
     def mini_batches(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
         size = data.train.size[client]

@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("random", "tree", "typing"),
     ("tasks", "models", "vgg", "layers", "data"),
-    ("engine", "local", "corrections", "aggregate", "server", "sampling", "matching", "clustering"),
+    ("engine", "factored", "local", "corrections", "aggregate", "server", "sampling", "matching", "clustering"),
     ("methods",),
     ("evaluate", "finetune", "metrics", "history", "checkpoint", "layer_profile", "local_models", "plots", "program"),
     ("simulate",),
-    ("testing", "callbacks", "choice", "literals", "options", "job", "papers", "survey", "tables"),
+    ("testing", "callbacks", "choice", "literals", "options", "job", "papers", "survey", "sweeps", "tables"),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
     ("cli", "__main__", "experiments"),
 )
