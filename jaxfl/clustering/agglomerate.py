@@ -1,0 +1,128 @@
+"""Greedy merging of clusters that are represented by sums of vectors, from their inner products alone.
+
+Inner products of sums are sums of inner products, so a merge adds one row and column of the Gram matrix to another and
+needs no vector. This is centroid linkage under the cosine: unlike single linkage, it forms no chain through pairs that
+are similar by chance, because every merge averages the chance away and is judged again.
+
+Noise lengthens a vector and leaves its inner product with another one's as it is, on average: cosines of noisy vectors
+are too small, by a factor that depends on how many rows they were computed from. Divided by the lengths that the
+vectors would have without noise, they estimate the cosine of what the vectors are estimates of, whatever the number of
+rows (Spearman's correction for attenuation), and one threshold does for all.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfl.typing import Array
+
+
+@jax.jit
+def agglomerate(
+    gram: Array, own: Array, threshold: Array | float, alive: Array | None = None, slack: Array | float = 0.0
+) -> Array:
+    """Merges the most similar pair whose corrected cosine reaches the threshold, again and again, until none does.
+
+    The corrected cosine of nodes k and l is `gram[k, l] / sqrt(own[k] * own[l])`. Which of the pairs that reach the
+    threshold merges first is decided by their ordinary cosine, with `gram[k, k]` for `own[k]`: of two pairs that may be
+    equally similar it is larger for the one with less noise, so a noisy node joins a large cluster and no other noisy
+    node that resembles it by chance. After a merge,
+
+        gram[m, :] = gram[k, :] + gram[l, :],    own[m] = own[k] + own[l] + 2 * gram[k, l]
+
+    A corrected cosine is uncertain by about `sqrt((gram[k, k] * gram[l, l] / (own[k] * own[l]) - 1) / D)`, for noise in
+    D independent directions, and of many clients one is unlucky enough to miss any threshold worth having. So a pair is
+    let off `slack` times that square root (without D), at most half of the threshold. Sums of many members have next to
+    no noise, so this does not touch them.
+
+    For every node the most similar other one is kept. It is looked for again only if it has merged and the node is
+    next in turn: O(M) numbers are read a merge, unless many nodes share their most similar one.
+
+    Args:
+        gram: float `[M, M]`, inner products of the sums that represent the nodes; symmetric; NaN is no similarity.
+        own: float `[M]`, squared lengths of the sums. `jnp.diagonal(gram)` makes both cosines the ordinary one; less
+            the noise in the diagonal it corrects the first. A node whose `own` is not above 0 merges with nobody.
+        threshold: tau, for the corrected cosine, which is clipped to [-1, 1]: above 1 nothing merges.
+        alive: bool `[M]`, None for all; other nodes take no part.
+        slack: of the threshold, in the unit above; nothing where `own` is the diagonal.
+
+    Returns:
+        int32 `[M]`: the smallest index in the node's cluster, -1 for nodes that are not alive. Of equal cosines the one
+        of the lowest indices counts first.
+
+    References: Zeng et al., "Stochastic clustered federated learning", 2023, Algorithm 1, lines 8-13; Spearman, "The
+    proof and measurement of association between two things", 1904; Muellner, "Modern hierarchical, agglomerative
+    clustering algorithms", 2011, section 3.1.
+
+    >>> gram = jnp.array([[1.0, 0.5, 0.1], [0.5, 1.0, 0.1], [0.1, 0.1, 1.0]])
+    >>> noise = jnp.full(3, 0.4)
+    >>> agglomerate(gram, jnp.diagonal(gram), 0.7).tolist(), agglomerate(gram, jnp.diagonal(gram) - noise, 0.7).tolist()
+    ([0, 1, 2], [0, 0, 2])
+    """
+    chex.assert_rank(gram, 2)
+    count = gram.shape[0]
+    chex.assert_shape(gram, (count, count))
+    chex.assert_shape(own, (count,))
+    alive = jnp.ones(count, bool) if alive is None else alive
+    chex.assert_shape(alive, (count,))
+    place = jnp.arange(count, dtype=jnp.int32)
+    if count < 2:
+        return jnp.where(alive, place, -1)
+    gram, own = gram.astype(jnp.float32), own.astype(jnp.float32)
+    gram = gram / 2 + gram.T / 2  # products of matrices may be symmetric up to rounding only
+    power = jnp.diagonal(gram)
+    threshold, slack = jnp.asarray(threshold, jnp.float32), jnp.asarray(slack, jnp.float32)
+
+    def rank(row: Array, node: Array, own: Array, power: Array, alive: Array) -> Array:
+        """Returns the ordinary cosines of one node with all `[M]`, -inf where the two may not merge."""
+        corrected = jnp.clip(row / (jnp.sqrt(own[node]) * jnp.sqrt(own)), -1, 1)
+        cosine = row / (jnp.sqrt(power[node]) * jnp.sqrt(power))
+        noise = jnp.maximum((power[node] / own[node]) * (power / own) - 1, 0)
+        needed = threshold - jnp.minimum(slack * jnp.sqrt(noise), jnp.abs(threshold) / 2)
+        may = (own[node] > 0) & (own > 0) & (corrected >= needed) & jnp.isfinite(cosine)
+        return jnp.where(may & alive[node] & alive & (place != node), cosine, -jnp.inf)
+
+    def step(state: tuple) -> tuple:
+        gram, row, node, own, power, alive, label, partner, bound, fresh = state
+        # The row of the step before is written only now; see `merging.py`.
+        gram = lax.dynamic_update_index_in_dim(gram, row, node, 0)
+        gram = lax.dynamic_update_index_in_dim(gram, row, node, 1)
+        top, _ = _largest(bound)
+        merges = fresh[top]  # else the step only looks for the node's partner again
+        node = jnp.where(merges, jnp.minimum(top, partner[top]), top)
+        gone = jnp.where(merges, jnp.maximum(top, partner[top]), count)  # count is nobody
+        other = jnp.minimum(gone, count - 1)
+        added = jnp.where(merges, gram[other], 0)
+        twice = 2 * gram[node, other]
+        own = own.at[node].add(jnp.where(merges, own[other] + twice, 0))
+        power = power.at[node].add(jnp.where(merges, power[other] + twice, 0))
+        row = gram[node] + added
+        row = row.at[node].set(power[node])
+        alive = alive & (place != gone)
+        label = jnp.where(label == gone, node, label)
+
+        cosine = rank(row, node, own, power, alive)  # [M]
+        # A bound stays one when the partner has merged: what else is in the row has not changed.
+        fresh = fresh & (partner != node) & (partner != gone)
+        closer = (cosine > bound) | ((cosine == bound) & (~fresh | (node < partner)) & (cosine > -jnp.inf))
+        partner = jnp.where(closer, node, partner)
+        bound = jnp.where(alive, jnp.where(closer, cosine, bound), -jnp.inf)
+        fresh = fresh | closer
+        best, value = _largest(cosine)
+        here = place == node
+        partner, bound, fresh = jnp.where(here, best, partner), jnp.where(here, value, bound), fresh | here
+        return gram, row, node, own, power, alive, label, partner, bound, fresh
+
+    cosine = jax.vmap(rank, in_axes=(0, 0, None, None, None))(gram, place, own, power, alive)  # [M, M]
+    partner, bound = jax.vmap(_largest)(cosine)
+    state = gram, gram[0], jnp.int32(0), own, power, alive, place, partner, bound, jnp.ones(count, bool)
+    state = lax.while_loop(lambda state: (state[8] > -jnp.inf).any(), step, state)
+    return jnp.where(alive, state[6], -1)
+
+
+def _largest(values: Array) -> tuple[Array, Array]:
+    """Returns the first index of the largest of `[M]` and its value: on a CPU faster than `argmax`."""
+    value = values.max()
+    place = jnp.arange(values.shape[0], dtype=jnp.int32)
+    return jnp.where(values == value, place, values.shape[0] - 1).min(), value
