@@ -10,6 +10,7 @@ from jaxfl.layer_profile import LayerProfile, layer_profile
 from jaxfl.local_models import Sketches, local_sketches
 from jaxfl.program import footprint
 from jaxfl.simulate import Event, Result, run
+from jaxfl.sweeps import Mapped, run_mapped, threshold_sweep
 from jaxfl.tasks import Task, classification
 
 __version__ = version("jaxfl")
@@ -19,6 +20,7 @@ __all__ = [
     "Event",
     "FineTune",
     "LayerProfile",
+    "Mapped",
     "Plan",
     "Result",
     "Sketches",
@@ -34,5 +36,7 @@ __all__ = [
     "models",
     "plots",
     "run",
+    "run_mapped",
     "testing",
+    "threshold_sweep",
 ]

@@ -7,11 +7,12 @@ transformation refers to (an anchor, a correction) is passed to the update by na
 
 import jax
 import optax
+from jax.core import Tracer
 
 from jaxfl.typing import Array, Params
 
 
-def proximal_pull(weight: float) -> optax.GradientTransformationExtraArgs:
+def proximal_pull(weight: float | Array) -> optax.GradientTransformationExtraArgs:
     """Adds the gradient of `weight / 2 * ||model - anchor||^2`.
 
     The proximal term of FedProx (mu), Ditto, StoCFL (lambda) and FeSEM (2 lambda). The update takes as extra arguments
@@ -19,7 +20,7 @@ def proximal_pull(weight: float) -> optax.GradientTransformationExtraArgs:
     Plain gradient steps of size `learning_rate` are stable only while `learning_rate * (weight + curvature) < 2`.
 
     Args:
-        weight: mu; 0 adds nothing.
+        weight: mu; 0 adds nothing. It may be traced (see `jaxfl.run_mapped`); whoever traces it checks it before.
 
     Raises:
         ValueError: `weight` is negative.
@@ -29,7 +30,7 @@ def proximal_pull(weight: float) -> optax.GradientTransformationExtraArgs:
     >>> updates
     2.0
     """
-    if weight < 0:
+    if not isinstance(weight, Tracer) and weight < 0:
         raise ValueError(f"proximal_weight must be at least 0, got {weight}; 0 switches the proximal term off.")
 
     def update(
@@ -46,7 +47,8 @@ def proximal_pull(weight: float) -> optax.GradientTransformationExtraArgs:
             raise ValueError("anchor must be passed to the update: the model that the proximal term pulls to.")
 
         def pull(u: Array, p: Array, a: Array) -> Array:
-            strength = weight if pull_scale is None else (weight * pull_scale).astype(p.dtype)
+            strength = weight if pull_scale is None else weight * pull_scale
+            strength = strength.astype(p.dtype) if isinstance(strength, jax.Array) else strength
             return u + strength * (p - a)
 
         return jax.tree.map(pull, updates, params, anchor), state

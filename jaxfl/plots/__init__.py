@@ -1,7 +1,8 @@
 """Pictures: of a run (`convergence`, `clusters`, `models`), a federation (`labels`, `montage`) and a `choice` of K.
 
-Of who is similar to whom: matrices (`heatmap`, `heatmaps`) and how well they tell the true groups apart (`layer_gaps`,
-`gap_curves`, `bars`); these take plain arrays.
+Of what clients send of themselves (`representations`), and which clusters they are at every threshold
+(`threshold_sweep`). Of who is similar to whom: matrices (`heatmap`, `heatmaps`) and how well they tell the true groups
+apart (`layer_gaps`, `gap_curves`, `bars`). These take plain arrays.
 
 They are matplotlib figures that nothing but the caller holds: without pyplot, no figure stays open and no setting
 changes. `figure.savefig(path, dpi=150)` writes a file; a notebook shows a figure that ends a cell.
@@ -13,6 +14,7 @@ from jaxfl.plots.examples import is_image, montage
 from jaxfl.plots.federation import labels
 from jaxfl.plots.gaps import bars, gap_curves, layer_gaps
 from jaxfl.plots.maps import models
+from jaxfl.plots.representations import representations, threshold_sweep
 from jaxfl.plots.runs import Run, clusters, convergence
 from jaxfl.plots.style import NOBODY, OTHERS, palette
 
@@ -34,4 +36,6 @@ __all__ = [
     "models",
     "montage",
     "palette",
+    "representations",
+    "threshold_sweep",
 ]

@@ -66,7 +66,7 @@ def models(sketches: Sketches, *, by: str | Sequence[str] = MAPS, result: Run | 
             perplexity = max(1.0, min(PERPLEXITY, (len(points) - 1) / 3))
             places, words = neighbours(points, perplexity, seed), ["", ""]
             title = f"t-SNE, perplexity {perplexity:.3g}"
-        _draw(axes, places, [color_of.get(int(cluster), style.NOBODY) for cluster in found])
+        draw(axes, places, [color_of.get(int(cluster), style.NOBODY) for cluster in found])
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_xlabel(words[0], fontsize=9)
         axes.set_ylabel(words[1], fontsize=9)
@@ -77,7 +77,7 @@ def models(sketches: Sketches, *, by: str | Sequence[str] = MAPS, result: Run | 
     if len(points) < len(sketches.trained):
         words += f"; {len(sketches.trained) - len(points):,} without one (no rows, or diverged) are left out"
     figure.suptitle(words, fontsize=10, x=0.01, ha="left")
-    _legend(figure, entries, columns)
+    legend(figure, entries, columns)
     return figure
 
 
@@ -116,7 +116,7 @@ def neighbours(points: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
     return TSNE(perplexity=perplexity, init=start, method=method, random_state=seed).fit_transform(points)
 
 
-def _draw(axes: "Axes", places: np.ndarray, colors: Sequence[str]) -> None:
+def draw(axes: "Axes", places: np.ndarray, colors: Sequence[str]) -> None:
     """Draws dots, in an order that hides no cluster behind another."""
     order = np.random.default_rng(0).permutation(len(places))
     own = [colors[place] for place in order]
@@ -128,8 +128,10 @@ def _draw(axes: "Axes", places: np.ndarray, colors: Sequence[str]) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _legend(figure: "Figure", entries: Sequence[tuple[str, str]], columns: int) -> None:
-    """Draws the clusters' numbers and sizes beside the maps."""
+def legend(
+    figure: "Figure", entries: Sequence[tuple[str, str]], columns: int, title: str = "cluster (clients)"
+) -> None:
+    """Draws labels and colours beside the maps: the clusters' numbers and sizes."""
     from matplotlib.lines import Line2D
 
     figure.legend(
@@ -137,7 +139,7 @@ def _legend(figure: "Figure", entries: Sequence[tuple[str, str]], columns: int) 
             Line2D([], [], ls="", marker="o", ms=6, mfc=color, mec="#888888", mew=0.4, label=label)
             for label, color in entries
         ],
-        title="cluster (clients)",
+        title=title,
         alignment="left",
         ncols=columns,
         loc="outside right upper",

@@ -1,0 +1,227 @@
+"""Pictures of what StoCFL knows its clients by: which clusters they are, round by round and threshold by threshold."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxfl.plots import maps, style
+from jaxfl.typing import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Labels = np.ndarray | Array | Sequence[int]
+SIDE = 2.9  # inches, of a panel
+COLUMNS = 5  # of panels, at most
+
+
+def representations(
+    points: np.ndarray | Array,
+    clusterings: Mapping[str, Labels],
+    *,
+    group: Labels | None = None,
+    group_names: Sequence[str] = (),
+    seed: int = 0,
+) -> "Figure":
+    """Draws every client as a dot in the plane where t-SNE places its representation, and how clusters grow over time.
+
+    All panels have the same dots: one panel for each clustering, in the colours of its clusters. A slot has one colour
+    in all panels: a merged cluster keeps that of its largest part. With the true groups, which come first, a cluster
+    has the colour of the group that most of its clients are of, or one of its own if a larger cluster has that. Where
+    there are more clusters than colours, those that never had two clients and the smallest share a grey. Distances in
+    the plane say nothing. As figures 3(a) and 8 of Zeng et al., "Stochastic Clustered Federated Learning", 2023.
+
+    Args:
+        points: representations `[N, d]`, for example `representation` of a state of `methods.stocfl` or what
+            `methods.representation.of_clients` returns.
+        clusterings: slots `[N]` by title, in the order of the panels, such as `{"round 5": ..., "round 10": ...}`; -1
+            for clients without a cluster.
+        group: true groups `[N]`, for a panel of their own in front.
+        group_names: a name for each group.
+        seed: of t-SNE.
+
+    Raises:
+        ValueError: a shape is wrong, there is nothing to draw, or a point is not finite.
+
+    >>> points = np.repeat(np.eye(3), 4, 0)
+    >>> figure = representations(points, {"round 1": [0, 1, 2, 3] * 3, "round 2": np.repeat([0, 1, 2], 4)})
+    >>> [axes.get_title() for axes in figure.axes]
+    ['round 1: 4 clusters', 'round 2: 3 clusters']
+    """
+    rows = np.asarray(points, np.float64)
+    if rows.ndim != 2 or len(rows) < 2 or not rows.shape[1]:
+        raise ValueError(
+            f"points must be vectors [N, d] of at least 2 clients, got shape {rows.shape}; give a row for each client."
+        )
+    if not np.isfinite(rows).all():
+        raise ValueError(
+            f"points must be finite, got {int((~np.isfinite(rows)).any(1).sum())} clients with NaN or infinity; leave "
+            "them out."
+        )
+    if not clusterings:
+        raise ValueError('clusterings must name at least one clustering, got none; {"round 5": state.cluster} is fine.')
+    found = {name: _labels(f"clusterings[{name!r}]", slots, len(rows)) for name, slots in clusterings.items()}
+    truth = None if group is None else _labels("group", group, len(rows))
+    if truth is not None and truth.min() < 0:
+        raise ValueError(f"group must be at least 0 for all clients, got {truth.min()}; name the groups 0, 1, 2, ...")
+
+    rows = rows - rows.mean(0, keepdims=True)
+    places = maps.neighbours(rows, max(1.0, min(maps.PERPLEXITY, (len(rows) - 1) / 3)), seed)
+    group_colors = {} if truth is None else style.cluster_colors([int(one) for one in np.unique(truth)])
+    colors = _cluster_colors(list(found.values()), truth, group_colors)
+    panels = {f"{name}: {_count(slots)}": (slots, colors) for name, slots in found.items()}
+    if truth is not None:
+        number = style.count(len(group_colors), "true group")
+        panels = {number: (truth, group_colors)} | panels
+    lines = -(-len(panels) // COLUMNS)
+    columns = -(-len(panels) // lines)
+    entries, title = _entries(list(found.values()), colors, truth, group_colors, group_names)
+    width = 0.4 + 0.085 * max(10, *(len(label) for label, _ in entries)) if entries else 0.0
+    per_column = max(1, int(lines * SIDE / 0.19) - 2)
+    legend_columns = -(-len(entries) // per_column)
+    figure = style.figure((SIDE * columns + width * legend_columns, (SIDE + 0.15) * lines))
+    grid = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axes, (name, (labels, color_of)) in zip(grid, panels.items(), strict=False):
+        _draw(axes, name, places, [color_of.get(int(label), style.NOBODY) for label in labels])
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    if entries:
+        maps.legend(figure, entries, legend_columns, title)
+    return figure
+
+
+def threshold_sweep(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+    """Draws how many clusters there are at every threshold, and how well they agree with the true groups.
+
+    The clusters' number has a logarithmic axis; dashes are the clients of the largest one. Thresholds between the
+    outermost two that find the true groups exactly are shaded where all between them do too.
+
+    Args:
+        rows: of `jaxfl.threshold_sweep`.
+
+    Raises:
+        ValueError: there are no rows.
+
+    >>> rows = [{"threshold": tau, "clusters": k, "largest": 4 // k} for tau, k in [(0.2, 1), (0.5, 2), (0.9, 4)]]
+    >>> len(threshold_sweep(rows).axes)  # groups unknown
+    1
+    """
+    if not rows:
+        raise ValueError("rows must hold at least one threshold, got none; take them from jaxfl.threshold_sweep.")
+    rows = sorted(rows, key=lambda row: row["threshold"])
+    taus = [row["threshold"] for row in rows]
+    scored = all(row.get("ari") is not None for row in rows)
+    figure = style.figure((3.9 * (1 + scored) + 0.2, 3.1))
+    panels = figure.subplots(1, 1 + scored, squeeze=False)[0]
+    mark = "o" if len(rows) < 3 else ""
+    panels[0].plot(taus, [row["clusters"] for row in rows], color=style.BASE[0], marker=mark, label="clusters")
+    largest = [row["largest"] for row in rows]
+    panels[0].plot(taus, largest, "--", color="#666666", lw=1, marker=mark, label="clients of the largest")
+    panels[0].set_yscale("log")
+    panels[0].yaxis.set_major_formatter("{x:g}")
+    panels[0].set_title("clusters and their sizes", fontsize=10, loc="left")
+    if scored:
+        panels[1].plot(taus, [row["ari"] for row in rows], color=style.BASE[5], marker=mark)
+        panels[1].set_title("agreement with the true groups (ARI)", fontsize=10, loc="left")
+        exact = [row["ari"] == 1 for row in rows]
+        for place, (low, high) in enumerate(_runs(exact)):
+            for axes in panels:
+                label = "the true groups" if axes is panels[0] and not place else None
+                axes.axvspan(taus[low], taus[high], color=style.BASE[2], alpha=0.15, lw=0, label=label)
+    for axes in panels:
+        axes.set_xlabel("threshold on the cosine")
+        style.plain(axes)
+    panels[0].legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _labels(name: str, labels: Labels, count: int) -> np.ndarray:
+    """Returns labels `[N]`.
+
+    Raises:
+        ValueError: they are not one integer for each of the clients.
+    """
+    found = np.asarray(labels)
+    if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer):
+        raise ValueError(
+            f"{name} must be one integer for each of the {count} clients, got {found.dtype} of shape {found.shape}; "
+            "give as many as points has rows."
+        )
+    return found
+
+
+def _count(slots: np.ndarray) -> str:
+    return style.count(len(np.unique(slots[slots >= 0])), "cluster")
+
+
+def _cluster_colors(
+    found: Sequence[np.ndarray], truth: np.ndarray | None, group_colors: Mapping[int, str]
+) -> dict[int, str]:
+    """Returns one colour for every slot of any panel, by the most clients it has in one."""
+    sizes = [np.bincount(slots[slots >= 0], minlength=1 + max(map(np.max, found))) for slots in found]  # [panel][slot]
+    most = np.max(sizes, 0)
+    order = [int(slot) for slot in np.lexsort((-sizes[-1], -most)) if most[slot] > 0]
+    many = len(order) > len(style.palette())
+    free = [color for color in style.palette() if color not in group_colors.values()]
+    colors: dict[int, str] = {}
+    for slot in order:
+        wish = style.OTHERS
+        if truth is not None and most[slot] > 1:
+            place = max(range(len(found)), key=lambda place, slot=slot: (sizes[place][slot], place))
+            wish = group_colors[int(np.bincount(truth[found[place] == slot]).argmax())]
+        if many and most[slot] == 1:  # a client alone is no cluster worth a colour
+            colors[slot] = style.OTHERS
+        elif wish != style.OTHERS and wish not in colors.values():
+            colors[slot] = wish
+        else:
+            colors[slot] = free.pop(0) if free else style.OTHERS
+    return colors
+
+
+def _entries(
+    found: Sequence[np.ndarray],
+    colors: Mapping[int, str],
+    truth: np.ndarray | None,
+    group_colors: Mapping[int, str],
+    group_names: Sequence[str],
+) -> tuple[list[tuple[str, str]], str]:
+    """Returns labels and colours, and what they are: the true groups, or the clusters."""
+    if truth is not None:
+        title = "true group"
+        entries = [
+            (str(group_names[one]) if one < len(group_names) else f"group {one}", color)
+            for one, color in group_colors.items()
+            if color != style.OTHERS
+        ]
+    else:
+        title = "slot (most clients)"
+        entries = [
+            (f"{slot} ({max(int((slots == slot).sum()) for slots in found):,})", color)
+            for slot, color in colors.items()
+            if color != style.OTHERS
+        ]
+    shown = np.unique(np.concatenate(found))
+    if any(colors.get(int(slot)) == style.OTHERS for slot in shown) or style.OTHERS in group_colors.values():
+        entries.append(("smaller ones", style.OTHERS))
+    if shown[0] < 0:
+        entries.append(("no cluster", style.NOBODY))
+    return entries, title
+
+
+def _draw(axes: "Axes", title: str, places: np.ndarray, colors: Sequence[str]) -> None:
+    maps.draw(axes, places, colors)
+    axes.set_title(title, fontsize=9)
+    axes.set(xticks=[], yticks=[])  # places and distances say nothing
+    axes.grid(False)
+
+
+def _runs(exact: Sequence[bool]) -> list[tuple[int, int]]:
+    """Returns the first and the last place of every run of True.
+
+    >>> _runs([False, True, True, False, True])
+    [(1, 2), (4, 4)]
+    """
+    edge = np.diff(np.concatenate([[0], np.asarray(exact, int), [0]]))
+    return [(int(a), int(b) - 1) for a, b in zip(np.flatnonzero(edge > 0), np.flatnonzero(edge < 0), strict=True)]
