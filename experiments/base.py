@@ -42,6 +42,7 @@ UNITS = {"%": 100.0, "": 1.0}
 METRICS = (
     *("micro_accuracy", "macro_accuracy", "micro_f1", "macro_f1", "p5_accuracy", "p10_accuracy", "p50_accuracy"),
     *("p90_accuracy", "worst_decile_accuracy", "std_accuracy", "loss", "ari", "nmi", "purity", "num_clusters"),
+    *("unseen_micro_accuracy", "unseen_macro_accuracy"),
     *("finetuned_micro_accuracy", "finetuned_macro_accuracy", "finetuned_micro_f1", "finetuned_macro_f1"),
 )
 

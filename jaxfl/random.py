@@ -30,6 +30,7 @@ class Stream(enum.IntEnum):
     HABIT = 9
     PRESENCE = 10
     FINETUNE = 11
+    REPRESENTATION = 12
 
 
 def key_for(root: Key, stream: Stream, round: Array | int = 0, client: Array | int = 0) -> Key:

@@ -9,10 +9,14 @@ FedAvg; FedSGD is its first line); Li et al., "Federated Optimization in Heterog
     FedProx   w_i <- the same on f_i(v) + mu / 2 * ||v - w||^2 from w;    w <- sum_i (n_i / n) w_i
 
 n counts the rows of the sampled clients. The server may take its step with an optimiser of its own, see `jaxfl.server`.
+As a chain (`update="chain"`, what StoCFL's official code does with its global model and its FedAvg), each client starts
+from what the one before it has made, and w becomes the mean of all of them: as many steps in a round as all clients
+make together.
 The stragglers of FedProx's experiments are a condition of the federation, see `jaxfl.data.conditions`.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +32,8 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
+
+UPDATES = ("parallel", "chain")
 
 
 class AveragingState(NamedTuple):
@@ -50,7 +56,12 @@ def _init(task: Task, optimizer: optax.GradientTransformation | None = None):
 
 
 def averaging(
-    task: Task, train: Train, *, weighting: str, server_optimizer: optax.GradientTransformation | None = None
+    task: Task,
+    train: Train,
+    *,
+    weighting: str,
+    server_optimizer: optax.GradientTransformation | None = None,
+    update: str = "parallel",
 ) -> Method:
     """Returns the method that averages what `train` makes of the global model, its anchor.
 
@@ -59,17 +70,25 @@ def averaging(
         train: a client's local training, called with `anchor`, the global model.
         weighting: `"rows"` or `"uniform"`.
         server_optimizer: takes the server's step; None takes the average.
+        update: `"parallel"`, or `"chain"`: in the order of the clients' ids.
     """
     aggregate.check_weighting(weighting)
+    base.check_known("update", update, UPDATES)
+
+    def train_from(model: Params, shared, client: Array):
+        key, state, data = shared
+        client_key = key_for(key, Stream.BATCHES, state.round, client)
+        trained, loss = train(client_key, model, data, client, anchor=state.model)
+        return aggregate.contribute(trained, aggregate.client_weight(data, client, weighting)), loss
 
     def round(key: Key, state: AveragingState, data: FederatedData, cohort: Cohort) -> tuple[AveragingState, Info]:
-        def client(shared, client: Array):
-            key, state, data = shared
-            client_key = key_for(key, Stream.BATCHES, state.round, client)
-            model, loss = train(client_key, state.model, data, client, anchor=state.model)
-            return aggregate.contribute(model, aggregate.client_weight(data, client, weighting)), loss
-
-        total, loss = over_clients(client, (key, state, data), cohort)
+        shared = key, state, data
+        if update == "chain":
+            total, loss = in_turn(train_from, state.model, shared, cohort)
+        else:
+            total, loss = over_clients(
+                lambda shared, client: train_from(shared[1].model, shared, client), shared, cohort
+            )
         average = tree.take(aggregate.mean(total, empty=tree.repeat(state.model, 1)), 0)
         counted = total.weight[0] > 0
         model, moments = server.step(server_optimizer, state.server, state.model, average, counted=counted)
@@ -80,6 +99,39 @@ def averaging(
     return Method(_init(task, server_optimizer), round, lambda state, ids: base.serve_one(state.model, ids), task)
 
 
+def in_turn(
+    train_from: Callable[[Params, Any, Array], tuple[aggregate.Contribution, Array]],
+    model: Params,
+    shared: Any,
+    cohort: Cohort,
+) -> tuple[aggregate.Total, Array]:
+    """Trains the clients of a cohort one after another, by id, each from the model that the one before has sent.
+
+    Args:
+        train_from: `(model, shared, client) -> (contribution, loss)`.
+        model: what the first one starts from.
+        shared: what every client is sent.
+        cohort: who takes part.
+
+    Returns:
+        The sum of all contributions, and the losses `[C]` in the cohort's order. A client that sends nothing usable
+        (padding, no rows, not finite) is passed over: the next one starts from the model before it.
+    """
+    shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
+    order = jnp.argsort(jnp.where(cohort.mask, cohort.ids, jnp.iinfo(cohort.ids.dtype).max))
+
+    def step(carry, part):
+        model, total = carry
+        mask, client = part
+        sent, loss = train_from(model, shared, client)
+        usable = mask & (sent.weight > 0) & tree.is_finite(sent.values)
+        return (tree.where(usable, sent.values, model), aggregate.add_one(total, sent, mask)), loss
+
+    nothing = aggregate.empty_total(jax.eval_shape(train_from, model, shared, cohort.ids[0])[0])
+    (_, total), loss = jax.lax.scan(step, (model, nothing), (cohort.mask[order], cohort.ids[order]))
+    return total, jnp.zeros_like(loss).at[order].set(loss)
+
+
 def fedavg(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -88,6 +140,7 @@ def fedavg(
     batch_size: int | None = None,
     weighting: str = "rows",
     server_optimizer: optax.GradientTransformation | None = None,
+    update: str = "parallel",
 ) -> Method:
     """Returns FedAvg: the average of the sampled clients' locally trained models.
 
@@ -98,6 +151,7 @@ def fedavg(
         batch_size: B; None takes all of a client's rows at once.
         weighting: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
         server_optimizer: takes the server's step, see `jaxfl.server`: FedAvgM, FedAdam, FedYogi; None is FedAvg.
+        update: `"parallel"`, or `"chain"`: one client after another, see above; on one device whatever the plan.
 
     Raises:
         ValueError: an option is out of range.
@@ -110,7 +164,7 @@ def fedavg(
     2
     """
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
-    return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer)
+    return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer, update=update)
 
 
 def fedprox(

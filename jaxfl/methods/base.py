@@ -16,7 +16,7 @@ its slots says so with `info.overflow`; the simulator then undoes the round and 
 """
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -52,6 +52,8 @@ class Method(NamedTuple):
         assign: `(key, state, data, cohort) -> state` whose `cluster` is up to date for the cohort (all clients), those
             never sampled too, by the method's own rule. Evaluation calls it; training never sees its result.
         grow: `state -> state` with twice the slots, or None if the slots always suffice.
+        join: `(key, state, data, ids) -> (state, clusters)`: lets clients of `data` in between two rounds, see
+            `jaxfl.methods.stocfl_joining`; None if the method has no rule for it.
     """
 
     init: Callable[[Key, FederatedData], Any]
@@ -60,6 +62,7 @@ class Method(NamedTuple):
     task: Task
     assign: Callable[[Key, Any, FederatedData, Cohort], Any] = lambda key, state, data, cohort: state
     grow: Callable[[Any], Any] | None = None
+    join: Callable[[Key, Any, FederatedData, Sequence[int]], tuple[Any, Array]] | None = None
 
 
 class Row(NamedTuple):

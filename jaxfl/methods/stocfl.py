@@ -14,40 +14,77 @@ and then the sampled clients i of cluster k train, from the models they were sen
     omega_{t+1} <- mean of omega^i;    theta_k <- mean of theta_k^i over k's sampled members
 
 The paper leaves the model of a merged cluster open ("merge"): here, as in the official code, the cluster with more
-members keeps its own (ties: the lower slot). Where the official code differs: Psi is the displacement after some local
-epochs, only clusters and members sampled in this round are compared, a new cluster starts from the current omega, and
-omega is trained as a chain over the clients instead of in parallel.
+members keeps its own (ties: the lower slot). Where the official code differs (`preset="official"`): Psi is the
+displacement after some local epochs, not normalised; only clusters and members sampled in this round are compared; a
+new cluster starts from the current omega; and omega is trained as a chain over the clients instead of in parallel,
+which makes more steps in a round than any client does, and is what the paper's table 1 needs.
 
 StoCFL starts with N clusters but holds no N models: an unseen client is nowhere, and merging precedes training, so only
 clusters that have been trained own a slot.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxfl import aggregate, tree
-from jaxfl.clustering import components, distances, sketch
 from jaxfl.corrections import proximal_pull
 from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.data.halves import hold_back
 from jaxfl.engine import over_clients
-from jaxfl.local import full_gradient, local_train
-from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.local import local_train
+from jaxfl.methods import base, stocfl_clusters
+from jaxfl.methods.averaging import fedavg
+from jaxfl.methods.base import Info, Method, check_known
+from jaxfl.methods.representation import represent
+from jaxfl.methods.stocfl_joining import grow, joining, slots_of, sums_of
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "representation": "gradient",
+        "normalise": True,
+        "members": "observed",
+        "compare": "observed",
+        "newcomers": "initial",
+        "update": "parallel",
+    },
+    "official": {
+        "representation": "displacement",
+        "normalise": False,
+        "members": "sampled",
+        "compare": "sampled",
+        "newcomers": "global",
+        "update": "chain",
+    },
+}
+# What an option of text may be.
+KNOWN = {
+    "members": ("observed", "sampled"),
+    "compare": ("observed", "sampled"),
+    "linkage": ("single", "greedy"),
+    "merged": ("largest", "mean", "global"),
+    "newcomers": ("initial", "global"),
+    "keep": ("clients", "clusters"),
+}
 
 
 class StoCFLState(NamedTuple):
     """Slots of cluster models, the global model, and what the observed clients have sent of themselves."""
 
-    anchor: Params  # omega_0: where Psi is taken, and what a new cluster starts from
-    omega: Params  # the global model
+    solver: Any  # state of the method that trains omega
+    initial: Params  # omega_0
+    anchor: Params  # psi, where representations are taken
     models: Params  # [K, ...] theta
-    representation: Array  # [N, d] Psi, 0 for clients not observed yet
+    representation: Array  # [N, d] Psi, 0 for clients not observed yet; or [K, d], the sums of the clusters' members
+    agreement: Array  # [N] of the halves of their rows, for `threshold="auto"`
     cluster: Array  # [N] int32 slot, -1 for clients not observed yet
     round: Array  # [] int32
 
@@ -56,202 +93,253 @@ def stocfl(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    threshold: float = 0.5,
+    preset: str = "paper",
+    threshold: float | Literal["auto"] = 0.5,
     proximal_weight: float = 0.05,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: str = "uniform",
-    representation_size: int = 4096,
+    representation: str | None = None,
+    representation_epochs: int = 10,
+    representation_layers: str | Sequence[str] = ".*",
+    representation_size: int | None = 4096,
+    normalise: bool | None = None,
+    anchor_task: Task | None = None,
+    members: str | None = None,
+    compare: str | None = None,
+    linkage: str = "single",
+    merged: str = "largest",
+    newcomers: str | None = None,
+    update: str | None = None,
+    solver: Method | None = None,
+    keep: str = "clients",
     slots: int = 16,
 ) -> Method:
     """Returns StoCFL.
 
+    `info.extra` has `objective []`, equation 2: the sum of the cosines of all pairs of clusters.
+
     Args:
         task: what is learned; its initial model matters: PyTorch's uniform initialisation separates rotations at 0.5.
         optimizer: the local optimiser of both models.
-        threshold: tau; above 1 nothing merges (Ditto), -1 merges everything at once.
+        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. What is given besides
+            wins.
+        threshold: tau; above 1 nothing merges (Ditto), -1 merges everything at once. `"auto"`, beyond the paper, needs
+            no tuning: greedily, by cosines corrected for the noise of few rows, see `stocfl_clusters`; a client then
+            sends one number more.
         proximal_weight: lambda, the pull of the cluster models to omega.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
         weighting: `"uniform"` (the official code) or `"rows"`.
+        representation: Psi, `"gradient"` or `"displacement"`: what some local epochs do to the anchor (gradient,
+            displacement).
+        representation_epochs: of the displacement.
+        representation_layers: patterns (see `tree.matching`) of the parameters compared, or `"last kernel"`.
         representation_size: numbers kept of each Psi; a longer one is sketched (see `clustering.sketch`), with an error
-            of a cosine of about `1 / sqrt(representation_size)`.
+            of a cosine of about `1 / sqrt(representation_size)`. None keeps it whole.
+        normalise: whether Psi has length 1 (yes, no).
+        anchor_task: of another, for example smaller, anchor model, on the same federation; None takes omega_0.
+        members: whose mean represents a cluster, all `"observed"` members or those `"sampled"` in this round
+            (observed, sampled).
+        compare: clusters that may merge, all `"observed"` ones or those with a member `"sampled"` in this round
+            (observed, sampled).
+        linkage: `"single"`, all pairs at once, or `"greedy"`: the closest pair merges and is represented anew, until
+            no cosine reaches tau; `"auto"` is greedy.
+        merged: the model of a merged cluster: the `"largest"` part's, the `"mean"` weighted by members, or the current
+            `"global"` one.
+        newcomers: where a new cluster starts, at the `"initial"` model omega_0 or the current `"global"` one (initial,
+            global).
+        update: of omega, `"parallel"` or as a `"chain"`, see `averaging` (parallel, chain).
+        solver: trains omega: a method with one global model such as `fedprox(task, optimizer, ...)`, and with epochs,
+            batches and weighting of its own; None is FedAvg with those above.
+        keep: Psi of all observed `"clients"` `[N, d]`, or only the sums of `"clusters"` `[K, d]`.
         slots: cluster models held at first; the simulator doubles them when they run out.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: an option is out of range or unknown, two of them contradict each other, or the solver learns
+            another task.
     """
-    aggregate.check_weighting(weighting)
-    if representation_size < 1 or slots < 1:
-        raise ValueError(f"representation_size and slots must be at least 1, got {representation_size} and {slots}.")
+    check_known("preset", preset, PRESETS)
+    given = {
+        "representation": representation,
+        "normalise": normalise,
+        "members": members,
+        "compare": compare,
+        "newcomers": newcomers,
+        "update": update,
+    }
+    rule = PRESETS[preset] | {name: value for name, value in given.items() if value is not None}
+    rule |= {"linkage": linkage, "merged": merged, "keep": keep}
+    _check(rule, threshold, weighting, slots)
+    auto = threshold == "auto"
+    if solver is None:
+        options = {"local_epochs": local_epochs, "batch_size": batch_size, "weighting": weighting}
+        solver = fedavg(task, optimizer, **options, update=rule["update"])
+    elif update is not None:
+        raise ValueError(f"update must be left out with a solver, which has its own, got {update!r}.")
+    if not isinstance(solver, Method) or solver.task != task:
+        raise ValueError(f"solver must be a method that learns stocfl's task, got {solver!r}; build it from that task.")
+    global_part: Method = solver
     pulled = optax.chain(proximal_pull(proximal_weight), optimizer)
-    train_theta = local_train(task, pulled, local_epochs=local_epochs, batch_size=batch_size)
-    train_omega = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
-    gradient_of = full_gradient(task)
-
-    def extract(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
-        """Returns Psi of one client `[d]`, of norm 1; 0 for a client without rows or whose gradient is not finite."""
-        _, gradient = gradient_of(anchor, data, client)  # dropout off: the same function for every client
-        psi = tree.ravel(gradient)
-        short = (
-            psi
-            if psi.size <= representation_size
-            else sketch.sketch(key_for(key, Stream.SKETCH), psi, representation_size)
-        )
-        norm = jnp.linalg.norm(short)
-        usable = (norm > 0) & jnp.isfinite(norm)  # inf / inf would be a NaN in the sums of every cluster
-        return jnp.where(usable, short / jnp.where(usable, norm, 1), 0)
+    train = local_train(task, pulled, local_epochs=local_epochs, batch_size=batch_size)
+    represented = represent(
+        anchor_task or task,
+        optimizer,
+        kind=rule["representation"],
+        epochs=representation_epochs,
+        batch_size=batch_size,
+        layers=representation_layers,
+        size=representation_size,
+        normalise=rule["normalise"],
+    )
+    group = stocfl_clusters.groups(linkage, threshold)
 
     def init(key: Key, data: FederatedData) -> StoCFLState:
         model = task.init(key_for(key, Stream.INIT))
-        size = min(representation_size, tree.ravel(model).size)
+        anchor = model if anchor_task is None else anchor_task.init(key_for(key, Stream.INIT))
+        psi = jax.eval_shape(represented.psi, key, anchor, data, jnp.int32(0))
+        rows = data.num_clients if keep == "clients" else slots
         return StoCFLState(
-            anchor=model,
-            omega=model,
+            solver=global_part.init(key, data),
+            initial=model,
+            anchor=anchor,
             models=tree.repeat(model, slots),
-            representation=jnp.zeros((data.num_clients, size), jax.tree.leaves(model)[0].dtype),
+            representation=jnp.zeros((rows, *psi.shape), psi.dtype),
+            agreement=jnp.zeros(data.num_clients, jnp.float32),
             cluster=jnp.full(data.num_clients, -1, jnp.int32),
             round=jnp.int32(0),
         )
 
-    def observe(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:
-        """Returns Psi of all clients `[N, d]`, with that of the cohort's new clients filled in."""
+    def omega(state: StoCFLState) -> Params:
+        return tree.take(global_part.client_params(state.solver, jnp.zeros(1, jnp.int32)), 0)
 
-        def client(shared, client: Array, known: Array):
-            key, (anchor, cluster), data = shared
-            known_already = cluster[client] >= 0
-            return (), jax.lax.cond(known_already, lambda: known, lambda: extract(key, anchor, data, client))
+    def observe(
+        key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort, wanted: Array
+    ) -> tuple[Array, Array]:
+        """Returns Psi `[C, d]` and, for `"auto"`, the agreement `[C]` of those of the cohort who are wanted."""
+        halves = tuple(replace(data, train=half) for half in hold_back(key, data.train, 0.5)) if auto else ()
 
-        shared = key, (state.anchor, state.cluster), data
-        _, psi = over_clients(client, shared, cohort, state.representation[cohort.ids])
-        ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
-        return state.representation.at[ids].set(psi, mode="drop")
+        def client(shared, client: Array, wanted: Array):
+            key, anchor, data, halves = shared
+
+            def sent() -> tuple[Array, Array]:
+                agreement = represented.agreement(key, anchor, halves, client) if auto else jnp.zeros((), jnp.float32)
+                return represented.psi(key, anchor, data, client), agreement
+
+            nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(sent))
+            return (), jax.lax.cond(wanted, sent, lambda: nothing)
+
+        return over_clients(client, (key, state.anchor, data, halves), cohort, wanted)[1]
+
+    def regroup(
+        state: StoCFLState, rows: Array, cohort: Cohort, sent: tuple[Array, Array], newcomer: Array
+    ) -> tuple[StoCFLState, stocfl_clusters.Merged]:
+        """Lets newcomers in and merges; returns the state and what happened."""
+        psi, agreement = sent
+        order = jnp.argsort(cohort.ids)
+        ids, mask, newcomer, psi = cohort.ids[order], cohort.mask[order], newcomer[order], psi[order]
+        new = jnp.where(newcomer, ids, state.cluster.shape[0])  # out of range: dropped
+        state = state._replace(agreement=state.agreement.at[new].set(agreement[order], mode="drop"))
+        count, size = slots_of(state), stocfl_clusters.sizes(state.cluster, slots_of(state))
+        here = (
+            jnp.zeros(state.cluster.shape, bool).at[jnp.where(mask, ids, state.cluster.shape[0])].set(True, mode="drop")
+        )
+        sampled = jnp.where(here, state.cluster, -1)  # [N]
+        represents = sampled if rule["members"] == "sampled" else state.cluster
+        sums = sums_of(state, represents, keep)
+        may_merge = stocfl_clusters.sizes(sampled, count) > 0 if rule["compare"] == "sampled" else size > 0
+        nodes = jnp.concatenate([sums, psi])  # [K + C, d]
+        noise = jnp.zeros(nodes.shape[0], jnp.float32)
+        if auto:
+            observed = (state.cluster >= 0).at[new].set(True, mode="drop")
+            of_clients = stocfl_clusters.noise_of(state.agreement, rows, observed)  # [N]
+            of_clusters = stocfl_clusters.sums_by_cluster(of_clients[:, None], represents, count)[:, 0]
+            noise = jnp.concatenate([of_clusters, of_clients[ids]])
+        after = stocfl_clusters.merge(nodes, noise, size, may_merge, state.cluster, ids, newcomer, group)
+        if keep == "clients":
+            known = state.representation.at[new].set(psi, mode="drop")
+        else:
+            known = stocfl_clusters.sums_by_cluster(nodes, after.to, count)
+        models = state.models
+        if merged != "largest":
+            joint = tree.repeat(omega(state), count)
+            if merged == "mean":
+                joint = stocfl_clusters.mean_of_merged(models, size, after)
+            models = tree.where(after.joined, joint, models)
+        fresh = state.initial if rule["newcomers"] == "initial" else omega(state)
+        models = tree.where(after.opened, tree.repeat(fresh, count), models)
+        return state._replace(models=models, representation=known, cluster=after.cluster), after
 
     def round(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> tuple[StoCFLState, Info]:
-        representation = observe(key, state, data, cohort)
         newcomer = cohort.mask & (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
-        order = jnp.argsort(cohort.ids)  # by id: which slot a new cluster opens must not depend on the cohort's order
-        merged = merge(representation, state.cluster, cohort.ids[order], newcomer[order], threshold, _slots(state))
-        start = tree.where(merged.opened, tree.repeat(state.anchor, _slots(state)), state.models)
+        sent = observe(key, state, data, cohort, newcomer)
+        start, merged = regroup(state, data.train.size, cohort, sent, newcomer)
+        solved, seen = global_part.round(key, state.solver, data, cohort)
 
         def client(shared, client: Array):
-            key, (omega, models, cluster, round), data = shared
-            client_key = key_for(key, Stream.BATCHES, round, client)
+            key, (anchor, models, cluster, round), data = shared
             theta = tree.take(models, jnp.maximum(cluster[client], 0))
-            theta, loss = train_theta(client_key, theta, data, client, anchor=omega)
-            omega, _ = train_omega(client_key, omega, data, client, anchor=omega)
+            client_key = key_for(key, Stream.BATCHES, round, client)  # the batches of the global part
+            theta, loss = train(client_key, theta, data, client, anchor=anchor)
             weight = aggregate.client_weight(data, client, weighting)
-            count = jax.tree.leaves(models)[0].shape[0]
-            return (
-                aggregate.contribute(theta, weight, cluster[client], count),
-                aggregate.contribute(omega, weight),
-            ), loss
+            return aggregate.contribute(theta, weight, cluster[client], slots_of(state)), loss
 
-        shared = (key, (state.omega, start, merged.cluster, state.round), data)
-        (thetas, omegas), loss = over_clients(client, shared, cohort)
-        omega = tree.take(aggregate.mean(omegas, empty=tree.repeat(state.omega, 1)), 0)
-        seen = base.info(
+        shared = key, (omega(state), start.models, start.cluster, state.round), data
+        thetas, loss = over_clients(client, shared, cohort)
+        size = stocfl_clusters.sizes(start.cluster, slots_of(state))
+        of_theta = base.info(
             cohort,
             loss,
-            merged.cluster[cohort.ids],
+            start.cluster[cohort.ids],
             num_clusters=merged.num_clusters,
-            diverged=jnp.maximum(thetas.diverged, omegas.diverged),
-            up=(state.omega, state.omega),
-            down=(state.omega, state.omega),
+            diverged=jnp.maximum(thetas.diverged, seen.diverged),
+            up=state.initial,
+            down=state.initial,
             overflow=merged.overflow,
+            objective=stocfl_clusters.objective(sums_of(start, start.cluster, keep), size),
         )
-        psi_bytes = newcomer.sum().astype(jnp.float32) * tree.num_bytes(representation[0])  # sent once, when first seen
-        seen = seen._replace(bytes_up=seen.bytes_up + psi_bytes)
-        models = aggregate.mean(thetas, empty=start)
-        return StoCFLState(
-            anchor=state.anchor,
-            omega=omega,
-            models=models,
-            representation=representation,
-            cluster=merged.cluster,
-            round=state.round + 1,
-        ), seen
+        psi_bytes = newcomer.sum().astype(jnp.float32) * tree.num_bytes(
+            tree.take(sent, 0)
+        )  # sent once, when first seen
+        of_theta = of_theta._replace(
+            bytes_up=of_theta.bytes_up + seen.bytes_up + psi_bytes, bytes_down=of_theta.bytes_down + seen.bytes_down
+        )
+        models = aggregate.mean(thetas, empty=start.models)
+        return start._replace(solver=solved, models=models, round=state.round + 1), of_theta
 
     def assign(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> StoCFLState:
-        """Serves clients that were never sampled by the cluster closest to their Psi (section 3.4, unseen clients)."""
-        representation = observe(key, state, data, cohort)
-        sums, size = cluster_sums(state.representation, state.cluster, _slots(state))
-        similarity = jnp.where(size > 0, distances.cosine(representation, sums), -jnp.inf)  # [N, K]
-        nearest = jnp.argmax(similarity, 1).astype(jnp.int32)
-        unseen = (state.cluster < 0) & (data.train.size > 0) & (size > 0).any()
-        return state._replace(cluster=jnp.where(unseen, nearest, state.cluster))
+        """Serves clients that were never sampled by the cluster closest to their Psi (section 4.4, unseen clients)."""
+        unseen = (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
+        psi, _ = observe(key, state, data, cohort, unseen)
+        size = stocfl_clusters.sizes(state.cluster, slots_of(state))
+        nearest, _ = stocfl_clusters.closest(psi, sums_of(state, state.cluster, keep), size)
+        found = jnp.where(unseen & (size > 0).any(), nearest, state.cluster[cohort.ids])
+        return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
 
     def client_params(state: StoCFLState, ids: Array) -> Params:
         slot = state.cluster[ids]
         own = tree.take(state.models, jnp.maximum(slot, 0))
-        return tree.where(slot >= 0, own, tree.repeat(state.omega, ids.shape[0]))
+        return tree.where(slot >= 0, own, global_part.client_params(state.solver, ids))
 
-    def grow(state: StoCFLState) -> StoCFLState:
-        more = tree.repeat(state.anchor, _slots(state))
-        models = jax.tree.map(lambda old, new: jnp.concatenate([old, new]), state.models, more)
-        return state._replace(models=models)
-
-    return Method(init, round, client_params, task, assign, grow)
+    join = joining(observe, threshold, keep=keep)
+    return Method(init, round, client_params, task, assign, partial(grow, keep=keep), join)
 
 
-class Merged(NamedTuple):
-    """The clusters after a merge."""
-
-    cluster: Array  # [N] int32
-    opened: Array  # [K] bool, slots that a new cluster has taken
-    num_clusters: Array  # [] int32
-    overflow: Array  # [] bool, some new cluster found no free slot
-
-
-def merge(representation: Array, cluster: Array, ids: Array, newcomer: Array, threshold: float, slots: int) -> Merged:
-    """Merges clusters and newcomers whose representations have a cosine of at least `threshold`, transitively.
-
-    Args:
-        representation: Psi of every client `[N, d]`.
-        cluster: slots `[N]` before the merge, -1 for clients not observed yet.
-        ids: the cohort `[C]`.
-        newcomer: which of the cohort are observed for the first time `[C]`; each is a cluster of its own.
-        threshold: tau.
-        slots: K.
-
-    Returns:
-        The new clusters. A merged cluster keeps the slot of its largest part, ties to the lower slot; a cluster of
-        newcomers alone opens the lowest free one.
-    """
-    sums, size = cluster_sums(representation, cluster, slots)  # [K, d], [K]
-    nodes = jnp.concatenate([sums, representation[ids]])  # [K + C, d]: slots first, then newcomers
-    alive = jnp.concatenate([size > 0, newcomer])
-    label = components.threshold_components(distances.cosine(nodes), threshold, alive)  # [K + C], -1 if not alive
-    count = nodes.shape[0]
-    where = jnp.where(alive, label, count)  # dead nodes are dropped below
-
-    # the largest slot of each component, lower slots winning ties; -1 where there are newcomers only
-    order = jnp.argsort(-size, stable=True).astype(jnp.int32)  # largest slot first
-    rank = jnp.argsort(order).astype(jnp.int32)
-    best = jnp.full(count, slots, jnp.int32).at[where[:slots]].min(rank, mode="drop")  # [K + C]
-    keeper = jnp.where(best < slots, order[jnp.minimum(best, slots - 1)], -1)
-
-    kept = jnp.zeros(slots, bool).at[jnp.where(keeper >= 0, keeper, slots)].set(True, mode="drop")
-    first = label == jnp.arange(count, dtype=jnp.int32)  # a component is named after its first node
-    opens = alive & first & (keeper < 0)
-    turn = jnp.cumsum(opens) - 1
-    free = jnp.argsort(kept, stable=True).astype(jnp.int32)  # free slots first, in ascending order
-    overflow = opens.sum() > (~kept).sum()
-    slot = jnp.where(opens, free[jnp.clip(turn, 0, slots - 1)], keeper).astype(jnp.int32)  # [K + C], by component
-    opened = jnp.zeros(slots, bool).at[jnp.where(opens, slot, slots)].set(True, mode="drop")
-
-    to = slot[jnp.minimum(where, count - 1)]  # [K + C], each node's new slot
-    old = jnp.where(cluster >= 0, to[jnp.maximum(cluster, 0)], -1)
-    new = old.at[jnp.where(newcomer, ids, old.shape[0])].set(to[slots:], mode="drop")
-    return Merged(new, opened, (kept | opened).sum().astype(jnp.int32), overflow)
-
-
-def cluster_sums(representation: Array, cluster: Array, slots: int) -> tuple[Array, Array]:
-    """Returns the sum of the members' Psi `[K, d]` and the number of members `[K]` of every slot."""
-    member = jax.nn.one_hot(cluster, slots, dtype=representation.dtype)  # [N, K]; -1 belongs nowhere
-    return jnp.matmul(member.T, representation, precision="highest"), member.sum(0).astype(jnp.int32)
-
-
-def _slots(state: StoCFLState) -> int:
-    """Returns K, the number of slots."""
-    return jax.tree.leaves(state.models)[0].shape[0]
+def _check(rule: dict[str, Any], threshold: float | str, weighting: str, slots: int) -> None:
+    """Raises ValueError if an option is unknown or out of range, or two contradict each other."""
+    aggregate.check_weighting(weighting)
+    for name, values in KNOWN.items():
+        check_known(name, rule[name], values)
+    if isinstance(threshold, str) and threshold != "auto":
+        raise ValueError(f'threshold must be a number or "auto", got {threshold!r}.')
+    if threshold == "auto" and not rule["normalise"]:
+        raise ValueError('normalise must be on with threshold="auto", got off: noise is a share of a length of 1.')
+    if slots < 1:
+        raise ValueError(f"slots must be at least 1, got {slots}.")
+    if rule["members"] == "sampled" and rule["compare"] == "observed":
+        raise ValueError(
+            'compare must be "sampled" with members="sampled", got "observed": a cluster without a sampled member has '
+            "no representation then."
+        )
+    if rule["members"] == "sampled" and rule["keep"] == "clusters":
+        raise ValueError('keep must be "clients" with members="sampled", got "clusters": sums cannot be taken apart.')

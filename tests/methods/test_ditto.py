@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jaxfl import methods, sampling, tree
 from jaxfl.data.clients import Cohort, Split
+from jaxfl.data.halves import hold_back
 from jaxfl.local import full_gradient
-from jaxfl.methods.ditto import hold_back
 from tests import problems, reference
 from tests.reference import close, equal
 

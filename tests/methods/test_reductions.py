@@ -168,7 +168,7 @@ def test_stocfl_in_one_cluster_without_pull_is_uniform_fedavg(cohort):
     seen = np.flatnonzero(np.asarray(state.cluster) >= 0)
     assert set(np.asarray(state.cluster)[seen].tolist()) == {0} and len(seen) > 2
     close(tree.take(served, seen), tree.take(wanted, seen))
-    close(state.omega, averaged.model)
+    close(state.solver.model, averaged.model)
 
 
 def test_stocfl_without_merging_or_pull_is_local_training():
@@ -191,7 +191,7 @@ def test_stocfl_with_pull_of_one_over_rate_steps_from_omega(key):
     theta = tree.take(state.models, 0)
     for _ in range(2):
         slope = gradient_of(theta, data, jnp.int32(0))[1]
-        theta = jax.tree.map(lambda omega, g: omega - RATE * g, state.omega, slope)
+        theta = jax.tree.map(lambda omega, g: omega - RATE * g, state.solver.model, slope)
     close(tree.take(served, 0), theta)
 
 

@@ -1,6 +1,7 @@
 """The merge against a plain union-find, newcomers, overflow, and clients that were never sampled."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxfl import methods
+from jaxfl.clustering import components, distances
 from jaxfl.data.clients import Batch, Cohort
-from jaxfl.methods.stocfl import merge
+from jaxfl.methods import stocfl_clusters
 from jaxfl.tasks import Task, masked_mean
 from tests import problems
 from tests.reference import cosine
 
 SLOTS, CLIENTS = 6, 9
-merge = jax.jit(merge, static_argnames="slots")
+
+
+@partial(jax.jit, static_argnames="slots")
+def merge(psi, cluster, ids, newcomer, threshold, slots):
+    """Single linkage of all observed clusters, represented by all their members."""
+
+    def group(nodes, noise, alive):
+        return components.threshold_components(distances.cosine(nodes), threshold, alive)
+
+    size = stocfl_clusters.sizes(cluster, slots)
+    nodes = jnp.concatenate([stocfl_clusters.sums_by_cluster(psi, cluster, slots), psi[ids]])
+    return stocfl_clusters.merge(nodes, jnp.zeros(len(nodes)), size, size > 0, cluster, ids, newcomer, group)
 
 
 def plainly(psi, cluster, ids, newcomer, threshold, slots):
