@@ -179,6 +179,8 @@ FEMNIST = ("model=stocfl-femnist-cnn", *WRITERS)
 MNIST_AS_CFL = "Shifted MNIST 20 x 9600"
 AS_STATED: dict[str, Any] = {"clustered": (400, 400, 400, 200), "hidden": 2048, "crossed": 400}
 UNIPEN = ("model=mlp", "hidden=200", *WRITERS)
+FEW_ROUNDS: dict[str, Any] = {"rounds": 50, "cohort": 0.05, "eval_every": 10}
+SOME = ("IFCA M=2", "CFL", "FedAvg", "StoCFL tau=0.55", "StoCFL tau=0.60", "StoCFL, official, tau=0.55")
 ONE = SEEDS[:1]
 
 EXPERIMENT = Experiment(
@@ -216,7 +218,7 @@ EXPERIMENT = Experiment(
                 ),
                 *(mnist(row, "MNIST 4800 x 50", "100 %", ONE, 20, SHORT) for row in OURS),
                 *(cifar(row, "10 %", ONE, 10, "10 of 200 rounds") for row in OURS),
-                *(femnist(row, "writers-unipen", UNIPEN, STAND_IN, rounds=50, cohort=0.05) for row in FOUND),
+                *(femnist(row, "writers-unipen", UNIPEN, STAND_IN, **FEW_ROUNDS) for row in SOME),
                 *(
                     one
                     for skew in SKEWS
@@ -225,7 +227,7 @@ EXPERIMENT = Experiment(
                 *(
                     one
                     for column in UNSEEN_BY
-                    for one in unseen(column, "writers-unipen", UNIPEN, STAND_IN, rounds=50, cohort=0.05)
+                    for one in unseen(column, "writers-unipen", UNIPEN, STAND_IN, **FEW_ROUNDS)
                 ),
                 *(
                     shifted(row, MNIST_AS_CFL, "shifted-mnist", ("rows_per_client=1000", *SMALL), rounds=60)
@@ -236,7 +238,7 @@ EXPERIMENT = Experiment(
             studies.of(
                 rows=None,
                 **AS_STATED,
-                writers=femnist("StoCFL tau=0.60", "writers-unipen", UNIPEN, STAND_IN, rounds=50, cohort=0.05),
+                writers=femnist("StoCFL tau=0.60", "writers-unipen", UNIPEN, STAND_IN, **FEW_ROUNDS),
                 curves=[
                     shifted(row, MNIST_AS_CFL, "shifted-mnist", ("rows_per_client=1000", *SMALL), rounds=60)
                     for row in ("CFL", "StoCFL")

@@ -129,11 +129,9 @@ def over_rounds(source: str, clients: Mapping[str, int], rows: int | None, hidde
     table: list[dict[str, Any]] = []
     counts: dict[str, dict[str, list[float]]] = {}
     for skew, number in clients.items():
-        size = {} if rows is None else {"rows_per_client": rows}
-        data = jaxfl.data.load(f"{skew}-{source}", data_dir=data_dir, num_clients=number, **size)
+        data = jaxfl.data.load(f"{skew}-{source}", data_dir=data_dir, num_clients=number, rows_per_client=rows)
         assert data.group is not None
         anchor = _task(models.MLP(num_classes=data.num_classes, hidden=(hidden,)), data)
-        psi = _representations(anchor, data)
         for tau in (0.5, "auto"):
             found = clusters_over_rounds(anchor, data, threshold=tau)
             name = f"tau = {tau}"
@@ -151,7 +149,7 @@ def over_rounds(source: str, clients: Mapping[str, int], rows: int | None, hidde
                 }
             )
             pictures[f"{skew}, {name}"] = plots.representations(
-                psi,
+                found.representation,  # 0 for those who were never seen
                 {f"round {t}": found.clusters[t - 1] for t in (*SHOWN, ROUNDS)},
                 group=np.asarray(data.group),
                 group_names=data.group_names,
@@ -174,6 +172,7 @@ class Rounds:
     clusters: list[np.ndarray]  # of [N]
     counts: list[float]
     objectives: list[float]
+    representation: np.ndarray  # [N, d]
 
 
 def clusters_over_rounds(
@@ -204,7 +203,7 @@ def clusters_over_rounds(
     state: StoCFLState = method.init(key, data)
     step = jax.jit(method.round)
     size = sampling.cohort_size(share, data)
-    found = Rounds([], [], [])
+    found = Rounds([], [], [], np.zeros(0))
     data = jax.device_put(data)
     while len(found.counts) < rounds:
         cohort = sampling.sample(key, state.round, data, size)
@@ -217,6 +216,7 @@ def clusters_over_rounds(
         found.clusters.append(np.asarray(state.cluster))
         found.counts.append(float(info.num_clusters))
         found.objectives.append(float(info.extra["objective"]))
+    found.representation = np.asarray(state.representation)
     return found
 
 
@@ -315,9 +315,12 @@ def of_writers(cell: Cell, data_dir: str | None) -> Made:
 
 def threshold(source: str, clients: int, rows: int | None, hidden: int, data_dir: str | None) -> Made:
     """Draws figure 8: two rotations of four groups of labels, at all thresholds, without training."""
-    size = {} if rows is None else {"rows_per_client": rows}
     data = jaxfl.data.load(
-        f"rotated+pathological-{source}", data_dir=data_dir, num_clients=clients, angles=(0, 180), **size
+        f"rotated+pathological-{source}",
+        data_dir=data_dir,
+        num_clients=clients,
+        angles=(0, 180),
+        rows_per_client=rows,
     )
     assert data.group is not None
     both = np.asarray(data.group)

@@ -241,9 +241,8 @@ def stocfl(
         new = jnp.where(newcomer, ids, state.cluster.shape[0])  # out of range: dropped
         state = state._replace(agreement=state.agreement.at[new].set(agreement[order], mode="drop"))
         count, size = slots_of(state), stocfl_clusters.sizes(state.cluster, slots_of(state))
-        here = (
-            jnp.zeros(state.cluster.shape, bool).at[jnp.where(mask, ids, state.cluster.shape[0])].set(True, mode="drop")
-        )
+        present = jnp.where(mask, ids, state.cluster.shape[0])
+        here = jnp.zeros(state.cluster.shape, bool).at[present].set(True, mode="drop")
         sampled = jnp.where(here, state.cluster, -1)  # [N]
         represents = sampled if rule["members"] == "sampled" else state.cluster
         sums = sums_of(state, represents, keep)
@@ -298,11 +297,9 @@ def stocfl(
             overflow=merged.overflow,
             objective=stocfl_clusters.objective(sums_of(start, start.cluster, keep), size),
         )
-        psi_bytes = newcomer.sum().astype(jnp.float32) * tree.num_bytes(
-            tree.take(sent, 0)
-        )  # sent once, when first seen
+        once = newcomer.sum().astype(jnp.float32) * tree.num_bytes(tree.take(sent, 0))  # when first seen
         of_theta = of_theta._replace(
-            bytes_up=of_theta.bytes_up + seen.bytes_up + psi_bytes, bytes_down=of_theta.bytes_down + seen.bytes_down
+            bytes_up=of_theta.bytes_up + seen.bytes_up + once, bytes_down=of_theta.bytes_down + seen.bytes_down
         )
         models = aggregate.mean(thetas, empty=start.models)
         return start._replace(solver=solved, models=models, round=state.round + 1), of_theta

@@ -55,7 +55,7 @@ def joining(
         sums = sums_of(state, state.cluster, keep)
         nearest, cosine = stocfl_clusters.closest(psi, sums, size)
         state = state._replace(agreement=state.agreement.at[ids].set(agreement))
-        if threshold == "auto":
+        if isinstance(threshold, str):  # "auto"
             observed = (state.cluster >= 0).at[ids].set(able)
             noise = stocfl_clusters.noise_of(state.agreement, data.train.size, observed)  # [N]
             of_clusters = stocfl_clusters.sums_by_cluster(noise[:, None], state.cluster, count)[:, 0]
