@@ -173,7 +173,7 @@ def test_stocfl_that_merges_nothing_is_ditto():
     stocfl = methods.stocfl(TASK, sgd(), threshold=1.1, proximal_weight=0.6, slots=8, **EPOCHS)
     method = methods.ditto(TASK, sgd(), proximal_weight=0.6, **EPOCHS)
     clustered, state = train(stocfl, data), train(method, data)
-    close(clustered.omega, state.solver.model)
+    close(clustered.solver.model, state.solver.model)
     seen = np.flatnonzero(np.asarray(clustered.cluster) >= 0)
     assert len(seen) > 2
     close(stocfl.client_params(clustered, seen), method.client_params(state, seen))

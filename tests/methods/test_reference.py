@@ -49,7 +49,7 @@ def initial(name, state, data):
     if name.startswith("ifca"):
         count = state.models["bias"].shape[0]
         return [as_numpy(tree.take(state.models, k)) for k in range(count)]
-    return as_numpy(state.models if name == "local" else state.model if hasattr(state, "model") else state.omega)
+    return as_numpy(state.models if name == "local" else state.model if hasattr(state, "model") else state.initial)
 
 
 @pytest.mark.parametrize(("name", "batch_size"), CASES)
