@@ -57,7 +57,10 @@ def refused(*arguments):
         (["stocfl", *SMALL, "--set", "model=mpl"], "unknown model: 'mpl'; did you mean 'mlp'"),
         (["stocfl", *SMALL, "--set", "optimizer=sdg"], "unknown optimizer: 'sdg'; did you mean 'sgd'"),
         (["stocfl", *SMALL, "--set", "threshold"], "--set must be key=value, got 'threshold'"),
-        (["stocfl", *SMALL, "--set", "threshold=high"], "threshold must be a number, got 'high'; its default is 0.5"),
+        (
+            ["stocfl", *SMALL, "--set", "threshold=high"],
+            "threshold must be a number or 'auto', got 'high'; its default is 0.5",
+        ),
         (["stocfl", *SMALL, "--set", "local_epochs=1.5"], "local_epochs must be a whole number, got '1.5'"),
         (["stocfl", *SMALL, "--set", "local_epochs=0"], "local_epochs must be at least 1, got 0"),
         (["stocfl", *SMALL, "--set", "weighting=equal"], "weighting .*'equal'"),

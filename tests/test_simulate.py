@@ -170,7 +170,9 @@ def test_footprint_says_what_state_data_and_model_take():
     model = (4 * 3 + 3) * 4
     state = method.init(jax.random.key(0), DATA)
     assert taken.model == model
-    assert taken.state == tree.num_bytes(state) == (3 + 5 + 8) * model + 3 * 8 * 4 + 2 * 4  # omega, its start, the anchor
+    assert (
+        taken.state == tree.num_bytes(state) == (3 + 5 + 8) * model + 3 * 8 * 4 + 2 * 4
+    )  # omega, its start, the anchor
     assert taken.data == sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(DATA))
     assert "one model" in str(taken) and taken.working > 0
     many = jaxfl.footprint(method, DATA, cohort=8, plan=Plan(None)).working
