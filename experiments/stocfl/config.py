@@ -180,7 +180,7 @@ MNIST_AS_CFL = "Shifted MNIST 20 x 9600"
 AS_STATED: dict[str, Any] = {"clustered": (400, 400, 400, 200), "hidden": 2048, "crossed": 400}
 UNIPEN = ("model=mlp", "hidden=200", *WRITERS)
 FEW_ROUNDS: dict[str, Any] = {"rounds": 50, "cohort": 0.05, "eval_every": 10}
-SOME = ("IFCA M=2", "CFL", "FedAvg", "StoCFL tau=0.55", "StoCFL tau=0.60", "StoCFL, official, tau=0.55")
+SOME = ("IFCA M=2", "IFCA M=3", "CFL", "FedAvg", "StoCFL tau=0.55", "StoCFL tau=0.60", "StoCFL, official, tau=0.55")
 ONE = SEEDS[:1]
 
 EXPERIMENT = Experiment(
