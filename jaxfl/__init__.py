@@ -8,9 +8,10 @@ from jaxfl.data.clients import Plan
 from jaxfl.finetune import FineTune
 from jaxfl.layer_profile import LayerProfile, layer_profile
 from jaxfl.local_models import Sketches, local_sketches
+from jaxfl.mapped import Mapped, run_mapped
 from jaxfl.program import footprint
 from jaxfl.simulate import Event, Result, run
-from jaxfl.sweeps import Mapped, run_mapped, threshold_sweep
+from jaxfl.sweeps import threshold_sweep
 from jaxfl.tasks import Task, classification
 
 __version__ = version("jaxfl")

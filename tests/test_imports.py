@@ -20,7 +20,7 @@ LAYERS = (
     ("methods",),
     ("evaluate", "finetune", "metrics", "history", "checkpoint", "layer_profile", "local_models", "plots", "program"),
     ("simulate",),
-    ("testing", "callbacks", "choice", "literals", "options", "job", "papers", "survey", "sweeps", "tables"),
+    ("testing", "callbacks", "choice", "literals", "mapped", "options", "job", "papers", "survey", "sweeps", "tables"),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
     ("cli", "__main__", "experiments"),
 )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
@@ -133,3 +134,22 @@ def of_clients(
         return over_clients(client, (key, anchor, data), everybody)[1]
 
     return run(key, anchor, jax.device_put(data))
+
+
+def checked(points: np.ndarray | Array) -> np.ndarray:
+    """Returns representations `[N, d]` as float32.
+
+    Raises:
+        ValueError: they are not vectors of at least two clients, or a number is not finite.
+    """
+    rows = np.asarray(points, np.float32)
+    if rows.ndim != 2 or len(rows) < 2 or not rows.shape[1]:
+        raise ValueError(
+            f"points must be vectors [N, d] of at least 2 clients, got shape {rows.shape}; give a row for each client."
+        )
+    if not np.isfinite(rows).all():
+        raise ValueError(
+            f"points must be finite, got {int((~np.isfinite(rows)).any(1).sum())} clients with NaN or infinity; leave "
+            "them out."
+        )
+    return rows

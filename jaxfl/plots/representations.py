@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxfl.methods.representation import checked
 from jaxfl.plots import maps, style
 from jaxfl.typing import Array
 
@@ -50,16 +51,7 @@ def representations(
     >>> [axes.get_title() for axes in figure.axes]
     ['round 1: 4 clusters', 'round 2: 3 clusters']
     """
-    rows = np.asarray(points, np.float64)
-    if rows.ndim != 2 or len(rows) < 2 or not rows.shape[1]:
-        raise ValueError(
-            f"points must be vectors [N, d] of at least 2 clients, got shape {rows.shape}; give a row for each client."
-        )
-    if not np.isfinite(rows).all():
-        raise ValueError(
-            f"points must be finite, got {int((~np.isfinite(rows)).any(1).sum())} clients with NaN or infinity; leave "
-            "them out."
-        )
+    rows = checked(points).astype(np.float64)
     if not clusterings:
         raise ValueError('clusterings must name at least one clustering, got none; {"round 5": state.cluster} is fine.')
     found = {name: _labels(f"clusterings[{name!r}]", slots, len(rows)) for name, slots in clusterings.items()}
