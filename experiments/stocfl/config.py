@@ -250,38 +250,16 @@ EXPERIMENT = Experiment(
             (
                 *(mnist(row, size, share) for size in SIZES for share in COHORTS for row in METHODS),
                 *(cifar(row, share) for share in COHORTS for row in METHODS),
-                *(
-                    femnist(
-                        row,
-                        "writers-femnist",
-                        FEMNIST,
-                        rounds=100,
-                        cohort=0.05,
-                        seeds=SEEDS,
-                    )
-                    for row in FOUND
-                ),
+                *(femnist(row, "writers-femnist", FEMNIST, rounds=100, cohort=0.05, seeds=SEEDS) for row in FOUND),
                 *(one for skew in SKEWS for one in strengths(skew, MNIST, rounds=50)),
                 *(
                     one
                     for column in UNSEEN_BY
-                    for one in unseen(
-                        column,
-                        "writers-femnist",
-                        FEMNIST,
-                        rounds=100,
-                        cohort=0.05,
-                        seeds=SEEDS,
-                    )
+                    for one in unseen(column, "writers-femnist", FEMNIST, rounds=100, cohort=0.05, seeds=SEEDS)
                 ),
                 *(
                     shifted(
-                        row,
-                        MNIST_AS_CFL,
-                        "shifted-mnist",
-                        ("rows_per_client=9600", *MNIST),
-                        rounds=100,
-                        seeds=SEEDS,
+                        row, MNIST_AS_CFL, "shifted-mnist", ("rows_per_client=9600", *MNIST), rounds=100, seeds=SEEDS
                     )
                     for row in AS_CFL
                 ),
