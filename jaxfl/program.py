@@ -44,6 +44,8 @@ def compile_rounds(
 ) -> Callable[..., tuple[Any, Log, Array, Array]]:
     """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
 
+    It stops at a round whose slots do not suffice, which is undone; `overflow []` is that of its `Info`, otherwise 0.
+
     Args:
         method: the method.
         key: the key of the run.
@@ -74,7 +76,7 @@ def _lower(
         cohort = engine.by_size(data, sampler(key, state.round, data, size, plan))
         new, info = method.round(key, state, data, cohort)
         if method.grow is not None:  # a round that ran out of slots has not happened
-            new = jax.tree.map(lambda old, new: jnp.where(info.overflow, old, new), state, new)
+            new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
         return new, Log(cohort.ids, cohort.mask, info)
 
     def advance(key: Key, state: Any, data: FederatedData, count: Array) -> tuple[Any, Log, Array, Array]:
@@ -83,15 +85,16 @@ def _lower(
 
         def go(carry: tuple) -> Array:
             _, _, done, overflow = carry
-            return (done < count) & ~overflow
+            return (done < count) & (overflow == 0)
 
         def body(carry: tuple) -> tuple:
             state, log, done, _ = carry
             state, row = one_round(key, state, data)
             log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, row)
-            return state, log, done + (~row.info.overflow).astype(done.dtype), row.info.overflow
+            overflow = row.info.overflow.astype(jnp.int32)
+            return state, log, done + (overflow == 0).astype(done.dtype), overflow
 
-        return jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.array(False)))
+        return jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0)))
 
     return jax.jit(advance, donate_argnums=1).lower(key, state, data, jnp.int32(0))
 

@@ -172,12 +172,13 @@ def run(
             event = Event(done, rounds, tally.num_clusters, tally.last_loss, pace[-1], record)
             for callback in callbacks:
                 callback(event)
-        if bool(overflow):
+        if int(overflow):
             if method.grow is None:
                 raise RuntimeError(
                     f"round {done + 1} needs more clusters than the method has slots, and it cannot grow; give it more."
                 )
-            state = method.grow(state)
+            for _ in range(int(overflow)):
+                state = method.grow(state)
             began = time.perf_counter()
             advance = compile_rounds(method, key, state, data, size, plan, sampler=sampler)
             compile_seconds += time.perf_counter() - began

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxfl
-from jaxfl import checkpoint, methods, program, sampling, tree
+from jaxfl import checkpoint, methods, program, sampling, simulate, tree
 from jaxfl.data import conditions
 from jaxfl.data.clients import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear
@@ -151,6 +151,19 @@ def test_slots_that_double_on_the_way_change_nothing(tmp_path):
         for name, value in one.items():
             # the same sums, compiled for another number of slots
             np.testing.assert_allclose(value, other[name], rtol=1e-5, atol=1e-6)
+
+
+def test_slots_double_as_often_as_it_takes_at_once(monkeypatch):
+    """A round that is undone costs as much as one that is not, and a compilation."""
+    compiled = []
+
+    def compile_rounds(method, key, state, *args, **options):
+        compiled.append(state.models["bias"].shape[0])
+        return program.compile_rounds(method, key, state, *args, **options)
+
+    monkeypatch.setattr(simulate, "compile_rounds", compile_rounds)
+    result = jaxfl.run(stocfl(1, threshold=1.1), DATA, rounds=1, plan=Plan())
+    assert compiled == [1, 8] and result.summary["num_clusters"] == 7  # of 8: one has no rows
 
 
 def test_a_method_that_cannot_grow_is_stopped():

@@ -12,11 +12,12 @@ needs, and by convention two fields that the simulator reads:
   model (the evaluation relies on it and the battery tests it). -1 is the model of clients that no cluster has yet.
 
 Clusters are slots `[K, ...]`: a split fills one, a merge frees one. A method whose number of clusters can grow beyond
-its slots says so with `info.overflow`; the simulator then undoes the round and calls `grow`.
+its slots says so with `info.overflow`; the simulator then undoes the round and calls `grow`, as often as it
+says.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +38,7 @@ class Info(NamedTuple):
     diverged: Array  # [] int32 clients left out because their model was not finite
     bytes_up: Array  # [] float32, all clients together
     bytes_down: Array  # [] float32
-    overflow: Array  # [] bool: more clusters were needed than there are slots; the round must be undone
+    overflow: Array  # [] int32: how often the slots must double to be enough; unless 0 the round must be undone
     extra: dict[str, Array]
 
 
@@ -98,7 +99,7 @@ def info(
     diverged: Array,
     up: Params,
     down: Params,
-    overflow: Array | bool = False,
+    overflow: Array | int = 0,
     **extra: Array,
 ) -> Info:
     """Returns an `Info`; `up` and `down` are what one client sends and receives, counted for every real client.
@@ -122,9 +123,32 @@ def info(
         diverged=diverged,
         bytes_up=real * tree.num_bytes(up),
         bytes_down=real * tree.num_bytes(down),
-        overflow=jnp.asarray(overflow),
+        overflow=jnp.asarray(overflow, jnp.int32),
         extra=extra,
     )
+
+
+def from_preset(presets: Mapping[str, Mapping[str, Any]], preset: str, **given: Any) -> dict[str, Any]:
+    """Returns the options of a preset; what is given (not None) wins.
+
+    Raises:
+        ValueError: the preset is unknown.
+
+    >>> from_preset({"paper": {"mu": 0.1, "layers": ".*"}}, "paper", mu=0.5, layers=None)
+    {'mu': 0.5, 'layers': '.*'}
+    """
+    check_known("preset", preset, presets)
+    return {**presets[preset], **{name: value for name, value in given.items() if value is not None}}
+
+
+def doublings(needed: Array, slots: int) -> Array:
+    """Returns how often the slots must double to hold the needed clusters `[]` int32.
+
+    >>> [int(doublings(jnp.int32(needed), 4)) for needed in (0, 4, 5, 8, 9, 400)]
+    [0, 0, 1, 1, 2, 7]
+    """
+    sizes = slots * 2 ** jnp.arange(31 - slots.bit_length(), dtype=jnp.int32)  # below 2^31
+    return (needed.astype(jnp.int32) > sizes).sum(dtype=jnp.int32)
 
 
 def serve_one(model: Params, ids: Array) -> Params:

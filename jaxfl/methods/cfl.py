@@ -170,22 +170,21 @@ def cfl(
     >>> result.summary["num_clusters"], result.summary["ari"]
     (4, 1.0)
     """
-    check_known("preset", preset, PRESETS)
-    given = {
-        "relative": relative,
-        "eps1": eps1,
-        "eps2": eps2,
-        "gamma_max": gamma_max,
-        "linkage": linkage,
-        "weighting": weighting,
-        "layers": layers,
-        "warmup_rounds": warmup_rounds,
-        "rounds_between": rounds_between,
-        "min_clients": min_clients,
-    }
-    rule = PRESETS[preset] | {name: value for name, value in given.items() if value is not None}
-    for name in ("eps1", "eps2", "gamma_max"):
-        if PRESETS[preset]["relative"] and not rule["relative"] and given[name] is None:
+    bounds = {"eps1": eps1, "eps2": eps2, "gamma_max": gamma_max}
+    rule = base.from_preset(
+        PRESETS,
+        preset,
+        relative=relative,
+        linkage=linkage,
+        weighting=weighting,
+        layers=layers,
+        warmup_rounds=warmup_rounds,
+        rounds_between=rounds_between,
+        min_clients=min_clients,
+        **bounds,
+    )
+    for name, given in bounds.items():
+        if PRESETS[preset]["relative"] and not rule["relative"] and given is None:
             raise ValueError(f"{name} must be given with relative=False; its default, {rule[name]}, is relative.")
     _check(rule, metric, compare, sketch_size, slots)
     chosen = compared(task, rule["layers"])

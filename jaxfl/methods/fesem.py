@@ -38,7 +38,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.clustering.from_centres import DISTANCES
-from jaxfl.methods.base import Method, check_known
+from jaxfl.methods.base import Method, check_known, from_preset
 from jaxfl.methods.multi_centre import Rule, multi_centre
 from jaxfl.methods.points import LAST_KERNEL, compared
 from jaxfl.tasks import Task
@@ -98,9 +98,9 @@ def fesem(
     Raises:
         ValueError: an option is out of range, a pattern matches no parameter, or there are more clusters than clients.
     """
-    for name, value, known in (("preset", preset, PRESETS), ("distance", distance, DISTANCES)):
-        check_known(name, value, known)
-    chosen = compared(task, PRESETS[preset]["layers"] if layers is None else layers)
+    rule = from_preset(PRESETS, preset, layers=layers, proximal_weight=proximal_weight)
+    check_known("distance", distance, DISTANCES)
+    chosen = compared(task, rule["layers"])
     measure = DISTANCES[distance]
 
     def part(model: Params) -> Params:
@@ -117,7 +117,7 @@ def fesem(
         optimizer,
         by_index,
         num_clusters=num_clusters,
-        proximal_weight=PRESETS[preset]["proximal_weight"] if proximal_weight is None else proximal_weight,
+        proximal_weight=rule["proximal_weight"],
         loss_weighting=loss_weighting,
         local_epochs=local_epochs,
         batch_size=batch_size,

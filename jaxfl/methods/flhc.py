@@ -162,7 +162,7 @@ def flhc(
             diverged=total.diverged,
             up=theta,
             down=theta,
-            overflow=number > places,
+            overflow=base.doublings(number, places),
         )
         asked = data.num_clients if data.held_out is None else (~data.held_out).sum()
         times = jnp.where(due, asked, 0).astype(jnp.float32)

@@ -42,7 +42,7 @@ from jaxfl.methods import base, stocfl_clusters
 from jaxfl.methods.averaging import fedavg
 from jaxfl.methods.base import Info, Method, check_known
 from jaxfl.methods.representation import represent
-from jaxfl.methods.stocfl_joining import grow, joining, slots_of, sums_of
+from jaxfl.methods.stocfl_joining import grow, joining, regrouping, slots_of, sums_of
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -159,16 +159,16 @@ def stocfl(
         ValueError: an option is out of range or unknown, two of them contradict each other, or the solver learns
             another task.
     """
-    check_known("preset", preset, PRESETS)
-    given = {
-        "representation": representation,
-        "normalise": normalise,
-        "members": members,
-        "compare": compare,
-        "newcomers": newcomers,
-        "update": update,
-    }
-    rule = PRESETS[preset] | {name: value for name, value in given.items() if value is not None}
+    rule = base.from_preset(
+        PRESETS,
+        preset,
+        representation=representation,
+        normalise=normalise,
+        members=members,
+        compare=compare,
+        newcomers=newcomers,
+        update=update,
+    )
     rule |= {"linkage": linkage, "merged": merged, "keep": keep}
     _check(rule, threshold, weighting, slots)
     auto = threshold == "auto"
@@ -192,7 +192,6 @@ def stocfl(
         size=representation_size,
         normalise=rule["normalise"],
     )
-    group = stocfl_clusters.groups(linkage, threshold)
 
     def init(key: Key, data: FederatedData) -> StoCFLState:
         model = task.init(key_for(key, Stream.INIT))
@@ -213,6 +212,8 @@ def stocfl(
     def omega(state: StoCFLState) -> Params:
         return tree.take(global_part.client_params(state.solver, jnp.zeros(1, jnp.int32)), 0)
 
+    regroup = regrouping(rule, threshold, omega)
+
     def observe(
         key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort, wanted: Array
     ) -> tuple[Array, Array]:
@@ -230,44 +231,6 @@ def stocfl(
             return (), jax.lax.cond(wanted, sent, lambda: nothing)
 
         return over_clients(client, (key, state.anchor, data, halves), cohort, wanted)[1]
-
-    def regroup(
-        state: StoCFLState, rows: Array, cohort: Cohort, sent: tuple[Array, Array], newcomer: Array
-    ) -> tuple[StoCFLState, stocfl_clusters.Merged]:
-        """Lets newcomers in and merges; returns the state and what happened."""
-        psi, agreement = sent
-        order = jnp.argsort(cohort.ids)
-        ids, mask, newcomer, psi = cohort.ids[order], cohort.mask[order], newcomer[order], psi[order]
-        new = jnp.where(newcomer, ids, state.cluster.shape[0])  # out of range: dropped
-        state = state._replace(agreement=state.agreement.at[new].set(agreement[order], mode="drop"))
-        count, size = slots_of(state), stocfl_clusters.sizes(state.cluster, slots_of(state))
-        present = jnp.where(mask, ids, state.cluster.shape[0])
-        here = jnp.zeros(state.cluster.shape, bool).at[present].set(True, mode="drop")
-        sampled = jnp.where(here, state.cluster, -1)  # [N]
-        represents = sampled if rule["members"] == "sampled" else state.cluster
-        sums = sums_of(state, represents, keep)
-        may_merge = stocfl_clusters.sizes(sampled, count) > 0 if rule["compare"] == "sampled" else size > 0
-        nodes = jnp.concatenate([sums, psi])  # [K + C, d]
-        noise = jnp.zeros(nodes.shape[0], jnp.float32)
-        if auto:
-            observed = (state.cluster >= 0).at[new].set(True, mode="drop")
-            of_clients = stocfl_clusters.noise_of(state.agreement, rows, observed)  # [N]
-            of_clusters = stocfl_clusters.sums_by_cluster(of_clients[:, None], represents, count)[:, 0]
-            noise = jnp.concatenate([of_clusters, of_clients[ids]])
-        after = stocfl_clusters.merge(nodes, noise, size, may_merge, state.cluster, ids, newcomer, group)
-        if keep == "clients":
-            known = state.representation.at[new].set(psi, mode="drop")
-        else:
-            known = stocfl_clusters.sums_by_cluster(nodes, after.to, count)
-        models = state.models
-        if merged != "largest":
-            joint = tree.repeat(omega(state), count)
-            if merged == "mean":
-                joint = stocfl_clusters.mean_of_merged(models, size, after)
-            models = tree.where(after.joined, joint, models)
-        fresh = state.initial if rule["newcomers"] == "initial" else omega(state)
-        models = tree.where(after.opened, tree.repeat(fresh, count), models)
-        return state._replace(models=models, representation=known, cluster=after.cluster), after
 
     def round(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> tuple[StoCFLState, Info]:
         newcomer = cohort.mask & (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)

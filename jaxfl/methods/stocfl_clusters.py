@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.clustering import components, distances
 from jaxfl.clustering.agglomerate import agglomerate
+from jaxfl.methods.base import doublings
 from jaxfl.typing import Array, Params
 
 # (nodes [M, d], noise in their squared lengths [M], alive [M]) -> the smallest node of each one's group [M], or -1
@@ -38,7 +39,7 @@ class Merged(NamedTuple):
     opened: Array  # [K] bool, slots that a new cluster has taken
     joined: Array  # [K] bool, slots in which two or more clusters that had one have merged
     num_clusters: Array  # [] int32
-    overflow: Array  # [] bool, some new cluster found no free slot
+    overflow: Array  # [] int32, how often the slots must double for all of them
 
 
 def groups(linkage: str, threshold: float | str) -> Group:
@@ -117,7 +118,7 @@ def merge(
     opens = alive & first & (keeper < 0)
     turn = jnp.cumsum(opens) - 1
     free = jnp.argsort(kept, stable=True).astype(jnp.int32)  # free slots first, in ascending order
-    overflow = opens.sum() > (~kept).sum()
+    overflow = doublings(kept.sum() + opens.sum(), slots)
     slot = jnp.where(opens, free[jnp.clip(turn, 0, slots - 1)], keeper).astype(jnp.int32)  # [K + C], by group
     opened = jnp.zeros(slots, bool).at[jnp.where(opens, slot, slots)].set(True, mode="drop")
     joined = jnp.zeros(slots, bool).at[jnp.where(parts > 1, keeper, slots)].set(True, mode="drop")

@@ -1,6 +1,7 @@
-"""Clients that come and go while StoCFL runs.
+"""Clients that come and go while StoCFL runs: the newcomers of a round, and those who join or leave between two.
 
-Zeng et al., "Stochastic Clustered Federated Learning", 2023, section 4.4. A client that joins sends Psi, and
+Zeng et al., "Stochastic Clustered Federated Learning", 2023. In a round, newcomers come in as clusters of their own and
+all clusters merge (Algorithm 1, lines 7-13). Between rounds (section 4.4) a client that joins sends Psi, and
 
     1. its candidate is the cluster whose representation has the largest cosine with it;
     2. if that cosine is >= tau it joins the candidate, otherwise it opens a cluster with the candidate's model.
@@ -9,7 +10,7 @@ Nothing else merges; the next rounds see to that. A client whose data have chang
 that leave take nothing with them but their part of its representation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,61 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.data.clients import Cohort, FederatedData, Plan
 from jaxfl.methods import stocfl_clusters
-from jaxfl.typing import Array, Key
+from jaxfl.methods.base import doublings
+from jaxfl.typing import Array, Key, Params
+
+
+def regrouping(
+    rule: Mapping[str, Any], threshold: float | str, omega: Callable[[Any], Params]
+) -> Callable[..., tuple[Any, stocfl_clusters.Merged]]:
+    """Returns `regroup(state, rows [N], cohort, sent, newcomer [C]) -> (state, merged)`: a round up to its training.
+
+    `sent` is what `observe` returns, see `joining`.
+
+    Args:
+        rule: options of `stocfl`: `members`, `compare`, `linkage`, `merged`, `newcomers` and `keep`.
+        threshold: tau, or `"auto"`.
+        omega: of a state, the current global model.
+    """
+    group = stocfl_clusters.groups(rule["linkage"], threshold)
+
+    def regroup(
+        state: Any, rows: Array, cohort: Cohort, sent: tuple[Array, Array], newcomer: Array
+    ) -> tuple[Any, stocfl_clusters.Merged]:
+        psi, agreement = sent
+        order = jnp.argsort(cohort.ids)
+        ids, mask, newcomer, psi = cohort.ids[order], cohort.mask[order], newcomer[order], psi[order]
+        new = jnp.where(newcomer, ids, state.cluster.shape[0])  # out of range: dropped
+        state = state._replace(agreement=state.agreement.at[new].set(agreement[order], mode="drop"))
+        count = slots_of(state)
+        size = stocfl_clusters.sizes(state.cluster, count)
+        present = jnp.where(mask, ids, state.cluster.shape[0])
+        here = jnp.zeros(state.cluster.shape, bool).at[present].set(True, mode="drop")
+        sampled = jnp.where(here, state.cluster, -1)  # [N]
+        represents = sampled if rule["members"] == "sampled" else state.cluster
+        may_merge = stocfl_clusters.sizes(sampled, count) > 0 if rule["compare"] == "sampled" else size > 0
+        nodes = jnp.concatenate([sums_of(state, represents, rule["keep"]), psi])  # [K + C, d]
+        noise = jnp.zeros(nodes.shape[0], jnp.float32)
+        if isinstance(threshold, str):  # "auto"
+            observed = (state.cluster >= 0).at[new].set(True, mode="drop")
+            of_clients, of_sums = _noise(state, rows, observed, represents)
+            noise = jnp.concatenate([of_sums, of_clients[ids]])
+        after = stocfl_clusters.merge(nodes, noise, size, may_merge, state.cluster, ids, newcomer, group)
+        if rule["keep"] == "clients":
+            known = state.representation.at[new].set(psi, mode="drop")
+        else:
+            known = stocfl_clusters.sums_by_cluster(nodes, after.to, count)
+        models = state.models
+        if rule["merged"] != "largest":
+            joint = tree.repeat(omega(state), count)
+            if rule["merged"] == "mean":
+                joint = stocfl_clusters.mean_of_merged(models, size, after)
+            models = tree.where(after.joined, joint, models)
+        fresh = state.initial if rule["newcomers"] == "initial" else omega(state)
+        models = tree.where(after.opened, tree.repeat(fresh, count), models)
+        return state._replace(models=models, representation=known, cluster=after.cluster), after
+
+    return regroup
 
 
 def joining(
@@ -57,9 +112,8 @@ def joining(
         state = state._replace(agreement=state.agreement.at[ids].set(agreement))
         if isinstance(threshold, str):  # "auto"
             observed = (state.cluster >= 0).at[ids].set(able)
-            noise = stocfl_clusters.noise_of(state.agreement, data.train.size, observed)  # [N]
-            of_clusters = stocfl_clusters.sums_by_cluster(noise[:, None], state.cluster, count)[:, 0]
-            reaches = stocfl_clusters.reaches(psi, noise[ids], sums[nearest], of_clusters[nearest])
+            noise, of_sums = _noise(state, data.train.size, observed, state.cluster)
+            reaches = stocfl_clusters.reaches(psi, noise[ids], sums[nearest], of_sums[nearest])
         else:
             reaches = cosine >= threshold
         apart = able & ~reaches
@@ -78,7 +132,7 @@ def joining(
             representation=known,
             cluster=state.cluster.at[ids].set(found),
         )
-        return state, found, apart.sum() > (size == 0).sum()
+        return state, found, doublings(apart.sum() + (size > 0).sum(), count)
 
     def join(key: Key, state: Any, data: FederatedData, ids: Sequence[int]) -> tuple[Any, Array]:
         known = np.asarray(ids, int)
@@ -91,9 +145,10 @@ def joining(
             entered, clusters, overflow = enter(
                 key, state, jax.device_put(data), Cohort.of(known.tolist(), Plan(chunk=1))
             )
-            if not bool(overflow):
+            if not int(overflow):
                 return entered, clusters
-            state = grow(state, keep=keep)
+            for _ in range(int(overflow)):
+                state = grow(state, keep=keep)
 
     return join
 
@@ -136,6 +191,12 @@ def sums_of(state: Any, cluster: Array, keep: str) -> Array:
     if keep == "clusters":
         return state.representation
     return stocfl_clusters.sums_by_cluster(state.representation, cluster, slots_of(state))
+
+
+def _noise(state: Any, rows: Array, observed: Array, cluster: Array) -> tuple[Array, Array]:
+    """Returns the noise in the squared lengths of the clients' Psi `[N]`, and of their sums by cluster `[K]`."""
+    of_clients = stocfl_clusters.noise_of(state.agreement, rows, observed)
+    return of_clients, stocfl_clusters.sums_by_cluster(of_clients[:, None], cluster, slots_of(state))[:, 0]
 
 
 def _with_room(state: Any, num_clients: int, keep: str) -> Any:
