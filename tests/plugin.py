@@ -12,9 +12,11 @@ import pytest
 
 # JAX reads these once: they stand before its first import. A run on an accelerator says JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_DEVICES = "--xla_force_host_platform_device_count"
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=4".strip()
+# Four devices; and XLA's older code generator: small programs compile in half the time, and differ by rounding alone.
+# Whoever names a flag decides: XLA_FLAGS=--xla_cpu_use_fusion_emitters=true compiles as users compile.
+for _flag, _value in (("--xla_force_host_platform_device_count", 4), ("--xla_cpu_use_fusion_emitters", "false")):
+    if _flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}={_value}".strip()
 os.environ.setdefault("MPLBACKEND", "Agg")
 # The tests compile the same programs many times, in processes of their own too: a fifth to a third of their time. Each
 # worker has a folder to itself, since JAX does not lock its cache.
@@ -42,7 +44,7 @@ def pytest_configure(config):
     hypothesis.settings.load_profile("jaxfl")
 
 
-# The engine and the layers are compiled as users compile; the rest quickly, the same but for rounding.
+# The engine and the layers are optimised as for users; the rest is compiled quickly, the same but for rounding.
 _OPTIMISED = {
     "test_engine",
     "test_layers",
