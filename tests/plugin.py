@@ -12,11 +12,9 @@ import pytest
 
 # JAX reads these once: they stand before its first import. A run on an accelerator says JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Four devices; and XLA's older code generator: small programs compile in half the time, and differ by rounding alone.
-# Whoever names a flag decides: XLA_FLAGS=--xla_cpu_use_fusion_emitters=true compiles as users compile.
-for _flag, _value in (("--xla_force_host_platform_device_count", 4), ("--xla_cpu_use_fusion_emitters", "false")):
-    if _flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}={_value}".strip()
+_DEVICES = "--xla_force_host_platform_device_count"
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=4".strip()
 os.environ.setdefault("MPLBACKEND", "Agg")
 # The tests compile the same programs many times, in processes of their own too: a fifth to a third of their time. Each
 # worker has a folder to itself, since JAX does not lock its cache.
@@ -42,14 +40,29 @@ def pytest_configure(config):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("jaxfl")
+    _let_quick_programs_take_the_old_code_generator()
 
 
-# The engine and the layers are optimised as for users; the rest is compiled quickly, the same but for rounding.
+def _let_quick_programs_take_the_old_code_generator():
+    """Halves the time that XLA takes for small programs; JAX has no setting for this flag but for a whole process."""
+    import jax
+    from jax._src import compiler
+
+    options_for = compiler.get_compile_options
+
+    def get_compile_options(*args, env_options_overrides=None, **options):
+        flags = dict(env_options_overrides or {})
+        if jax.config.values["jax_disable_most_optimizations"]:
+            flags.setdefault("xla_cpu_use_fusion_emitters", False)
+        return options_for(*args, env_options_overrides=flags, **options)
+
+    compiler.get_compile_options = get_compile_options
+
+
+# The engine is compiled as users compile; the rest quickly, the same but for rounding.
 _OPTIMISED = {
     "test_engine",
-    "test_layers",
     "test_local",
-    "test_models",
     "test_resume",
     "test_simulate",
 }

@@ -104,8 +104,33 @@ def test_max_pool_equals_flax_forward_and_gradient(size, window, padding):
         outputs, pull_back = jax.vjp(pool, inputs)
         return outputs, pull_back(images(jax.random.key(4), *outputs.shape))
 
-    ours = evaluate(lambda x: layers.max_pool(x, window, padding))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, evaluate(flax_pool))
+    wanted = evaluate(flax_pool)
+    for by_place in (False, True):
+        ours = evaluate(lambda x, by_place=by_place: layers.max_pool(x, window, padding, by_place=by_place))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, wanted)
+
+
+def test_max_pool_by_place_gives_a_tie_to_the_first_and_passes_nan_on():
+    pool = functools.partial(layers.max_pool, by_place=True)
+    inputs = jnp.array([[2.0, 1.0], [2.0, 2.0]])[None, :, :, None]
+    assert jax.grad(lambda x: pool(x).sum())(inputs).ravel().tolist() == [1.0, 0.0, 0.0, 0.0]
+    for place in range(4):
+        spoilt = inputs.ravel().at[place].set(jnp.nan).reshape(inputs.shape)
+        assert bool(jnp.isnan(pool(spoilt)).all()) and bool(jnp.isnan(jax.vjp(pool, spoilt)[0]).all())
+
+
+def test_max_pool_by_place_under_vmap_and_scan(key):
+    """As clients train: mapped, in steps."""
+    inputs = images(key, 3, 2, 4, 4, 2)
+
+    def two_steps(x):
+        def step(x, _):
+            return x - jax.grad(lambda x: jnp.square(layers.max_pool(x, by_place=True)).sum())(x), None
+
+        return jax.lax.scan(step, x, None, length=2)[0]
+
+    alone = jnp.stack([two_steps(x) for x in inputs])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(two_steps))(inputs), alone)
 
 
 def test_relu_after_pooling_is_relu_before_pooling(key):
