@@ -62,9 +62,7 @@ def _let_quick_programs_take_the_old_code_generator():
 # The engine is compiled as users compile; the rest quickly, the same but for rounding.
 _OPTIMISED = {
     "test_engine",
-    "test_local",
     "test_resume",
-    "test_simulate",
 }
 
 

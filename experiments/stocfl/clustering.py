@@ -115,7 +115,7 @@ def over_rounds(source: str, clients: Mapping[str, int], rows: int | None, hidde
         pictures[name] = plots.gap_curves(rounds, lines, ylabel=name)
     return Made(
         "Clients of four skews, a tenth of them in each of 50 rounds. The pictures of one skew are at tau 0.5: places "
-        "are t-SNE's of the representations of all who were ever seen, grey is who was not seen yet. The paper's "
+        "are t-SNE's of the representations of all who were ever seen, hollow is who was not seen yet. The paper's "
         "clusters converge to 4, 4, 4 and 2; it does not say at which threshold.",
         table=table,
         pictures=pictures,
