@@ -12,8 +12,8 @@ needs, and by convention two fields that the simulator reads:
   model (the evaluation relies on it and the battery tests it). -1 is the model of clients that no cluster has yet.
 
 Clusters are slots `[K, ...]`: a split fills one, a merge frees one. A method whose number of clusters can grow beyond
-its slots says so with `info.overflow`; the simulator then undoes the round and calls `grow`, as often as it
-says.
+its slots says with `info.overflow` how often they must double; the simulator then undoes the round and calls `grow` so
+often.
 """
 
 import inspect
