@@ -179,6 +179,7 @@ def battery(setting: Setting) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *files, *chosen, "-n", str(workers), "-q", f"--junitxml={report}"]
+        command += ["-p", "no:benchmark"]  # warns of xdist where it is installed, and warnings are errors here
         environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "")}
         if not environment["JAX_PLATFORMS"]:
             environment["JAX_PLATFORMS"] = "cpu" if setting.smoke else "cuda,cpu"
@@ -342,10 +343,10 @@ PARTS: dict[str, tuple[Callable[[Setting], None], int]] = {  # with the seconds 
     "machine": (machine, 60),
     "precision": (precision, 120),
     "reductions": (reductions, 60),
-    "battery": (battery, 420),
+    "battery": (battery, 270),
     "w6": (w6, 240),
-    "w2": (w2, 240),
-    "w3": (w3, 240),
+    "w2": (w2, 150),
+    "w3": (w3, 130),
     "w8": (w8, 120),
     "w5": (w5, 120),
     "w1": (w1, 240),
