@@ -52,7 +52,9 @@ def _let_quick_programs_take_the_old_code_generator():
 
     def get_compile_options(*args, env_options_overrides=None, **options):
         flags = dict(env_options_overrides or {})
-        if jax.config.values["jax_disable_most_optimizations"] and jax.default_backend() == "cpu":  # a flag of the CPU's
+        if (
+            jax.config.values["jax_disable_most_optimizations"] and jax.default_backend() == "cpu"
+        ):  # a flag of the CPU's
             flags.setdefault("xla_cpu_use_fusion_emitters", False)
         return options_for(*args, env_options_overrides=flags, **options)
 
