@@ -16,9 +16,8 @@ its slots says with `info.overflow` how often they must double; the simulator th
 often.
 """
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
+from jaxfl.schema import check, options_of
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -76,6 +76,7 @@ class Row(NamedTuple):
         paper: where it is from.
         small: options for the battery's small federation of two planted groups.
         finds_clusters: the battery asks for the planted groups, exactly.
+        presets: by preset, what an option stands for whose default is None; the first is the usual one.
     """
 
     factory: Callable[..., Method]
@@ -83,12 +84,12 @@ class Row(NamedTuple):
     paper: str
     small: dict[str, Any] = {}
     finds_clusters: bool = False
+    presets: Mapping[str, Mapping[str, Any]] = {}
 
     @property
     def options(self) -> dict[str, Any]:
-        """Returns the keyword-only options of the factory and their defaults."""
-        parameters = inspect.signature(self.factory).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        """Returns the keyword-only options of the factory and their defaults; `jaxfl.schema` tells more of them."""
+        return {name: option.default for name, option in options_of(self.factory).items()}
 
 
 def info(
@@ -179,8 +180,7 @@ def check_clusters(num_clusters: int, data: FederatedData) -> None:
 
 def check_known(name: str, value: str, known: Collection[str]) -> None:
     """Raises ValueError unless an option has one of the known values."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+    check(name, value, Literal[tuple(known)])
 
 
 def takes_part(data: FederatedData) -> Array:
