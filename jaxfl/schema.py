@@ -118,6 +118,19 @@ def check(name: str, value: Any, hint: Any) -> None:
         raise ValueError(f"{name} must be {describe(hint)}, got {quoted(value)}{did_you_mean(value, words)}")
 
 
+def check_word(name: str, value: Any, words: Iterable[str]) -> None:
+    """Raises ValueError unless a value is one of the words, which may depend on the data.
+
+    >>> check_word("recommended", "Conv_3", ["Conv_0", "Dense_0"])
+    Traceback (most recent call last):
+    ValueError: recommended must be "Conv_0" or "Dense_0", got "Conv_3"; did you mean "Conv_0"?
+    """
+    words = list(words)
+    if value not in words:
+        known = listed(list(map(quoted, words)))
+        raise ValueError(f"{name} must be {known}, got {quoted(value)}{did_you_mean(value, words)}")
+
+
 def check_name(what: str, name: Any, known: Iterable[str]) -> None:
     """Raises ValueError, with all the names there are, unless a name is one of them.
 

@@ -57,7 +57,7 @@ def fit(value: Any, hint: Any) -> tuple[bool, Any]:
             return False, value
         fitted = [fit(one, inner[index] if length else inner[0]) for index, one in enumerate(many)]
         return all(fits for fits, _ in fitted), tuple(one for _, one in fitted)
-    return isinstance(value, hint), value
+    return isinstance(value, kind or hint), value
 
 
 def can_say(hint: Any) -> bool:

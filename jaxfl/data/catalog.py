@@ -19,7 +19,7 @@ from jaxfl.data import conditions, natural, shift, skews, sources
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.sources import domains
 from jaxfl.random import host_rng
-from jaxfl.schema import Option, check_name, did_you_mean, options_of, quoted
+from jaxfl.schema import Option, check_name, checked, did_you_mean, options_of, quoted
 
 SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "rotated": (shift.rotated, "each group of clients sees the images turned by its own angle"),
@@ -252,6 +252,7 @@ def _hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
     return dataclasses.replace(data, held_out=held_out)
 
 
+@checked
 def _impose(
     data: FederatedData,
     *,

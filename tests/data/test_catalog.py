@@ -79,7 +79,7 @@ def test_nothing_is_held_out_unless_asked():
         ("rotated-digits", {"angles": (0, 360)}, r"angles must be different for every group \(modulo 360\)"),
         ("hybrid-digits", {"other": "fasion-mnist"}, 'unknown source for other "fasion-mnist"; did you mean "fashion'),
         ("shards-digits", {"shards_per_client": 100}, "shards_per_client must leave a row .* got 100: 20 clients"),
-        ("quantity-digits", {"law": "pareto"}, "law must be 'lognormal' or 'power', got 'pareto'"),
+        ("quantity-digits", {"law": "pareto"}, 'law must be "lognormal" or "power", got "pareto"'),
         ("writers-digits", {}, 'unknown data "writers-digits"'),
         ("rotated-tfds:", {}, 'unknown data "rotated-tfds:"'),
         ("rotated-digits", {"num_client": 8}, '"num_client"; did you mean "num_clients".* Known: num_clients, rows'),

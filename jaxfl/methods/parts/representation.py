@@ -7,7 +7,7 @@ direction. Clients are comparable only by the same anchor, loss and number of ep
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,14 @@ from jaxfl.client.training import full_gradient, local_train
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.methods import base
 from jaxfl.methods.parts.points import compared, point
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import check
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-KINDS = ("gradient", "displacement")
+Kind = Literal["gradient", "displacement"]
+KINDS = get_args(Kind)
 
 
 class Representation(NamedTuple):
@@ -46,7 +47,7 @@ def represent(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    kind: str = "gradient",
+    kind: Kind = "gradient",
     epochs: int = 10,
     batch_size: int | None = None,
     layers: str | Sequence[str] = ".*",
@@ -77,7 +78,7 @@ def represent(
     >>> psi.shape, jnp.linalg.norm(psi[0]).round(3).item()
     ((8, 650), 1.0)
     """
-    base.check_known("representation", kind, KINDS)
+    check("representation", kind, Kind)
     if size is not None and size < 1:
         raise ValueError(f"representation_size must be at least 1, got {size}; none keeps all numbers.")
     if epochs < 1:
