@@ -90,7 +90,7 @@ def heatmaps(
     arrays = {name: np.asarray(matrix, float) for name, matrix in matrices.items()}
     group = None if group is None else np.asarray(group)
     _check(arrays, group)
-    kinds = {name: of.get(name) if isinstance(of, Mapping) else of for name in arrays}
+    kinds: dict[str, Any] = {name: of.get(name) if isinstance(of, Mapping) else of for name in arrays}
     for name, kind in kinds.items():
         check(f"of {quoted(name)}" if isinstance(of, Mapping) else "of", kind, Kind)
 
