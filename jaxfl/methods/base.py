@@ -17,8 +17,9 @@ often.
 """
 
 import inspect
+import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,8 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
+
+State = TypeVar("State")
 
 
 class Info(NamedTuple):
@@ -152,6 +155,19 @@ def doublings(needed: Array, slots: int) -> Array:
     return (needed.astype(jnp.int32) > sizes).sum(dtype=jnp.int32)
 
 
+def doubled(grow: Callable[[State], State], state: State, times: int | Array) -> State:
+    """Returns the state after its slots were doubled so often.
+
+    Args:
+        grow: of the method.
+        state: before.
+        times: `info.overflow`.
+    """
+    for _ in range(int(times)):
+        state = grow(state)
+    return state
+
+
 def serve_one(model: Params, ids: Array) -> Params:
     """Returns the one global model for every id: `[C, ...]` views of it."""
     return tree.repeat(model, ids.shape[0])
@@ -168,6 +184,11 @@ def shape_of(model: Params) -> Params:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), model)
 
 
+def slots_of(models: Params) -> int:
+    """Returns K, the number of models of a stack `[K, ...]`."""
+    return jax.tree.leaves(models)[0].shape[0]
+
+
 def check_clusters(num_clusters: int, data: FederatedData) -> None:
     """Raises ValueError if there are more clusters than clients."""
     if num_clusters > data.num_clients:
@@ -181,6 +202,13 @@ def check_known(name: str, value: str, known: Collection[str]) -> None:
     """Raises ValueError unless an option has one of the known values."""
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+
+
+def check_words(rule: NamedTuple) -> None:
+    """Raises ValueError unless every field of the rule that is annotated as a `Literal` has one of its values."""
+    for name, hint in typing.get_type_hints(type(rule)).items():
+        if typing.get_origin(hint) is Literal:
+            check_known(name, getattr(rule, name), typing.get_args(hint))
 
 
 def takes_part(data: FederatedData) -> Array:
