@@ -20,6 +20,7 @@ missing; it must be the clients' updates, and a convolution.
 
 import re
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import jax
 import optax
@@ -31,23 +32,23 @@ from jaxfl.tasks import Task
 from jaxfl.typing import Key, Params
 
 FOURTH = 3  # index of the layer that the paper takes under feature skew
-ENVIRONMENTS = ("feature", "label", "unknown")
+Environment = Literal["feature", "label", "unknown"]
 
 
 def layercfl(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    environment: str = "unknown",
+    environment: Environment = "unknown",
     layers: str | Sequence[str] | None = None,
     relative: bool = True,
     eps1: float | None = None,
     eps2: float | None = None,
     gamma_max: float | None = None,
-    linkage: str = "single",
+    linkage: Literal["single", "complete", "average"] = "single",
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: Literal["rows", "uniform"] = "rows",
     sketch_size: int | None = 4096,
     slots: int = 8,
 ) -> Method:
@@ -72,7 +73,7 @@ def layercfl(
     >>> result.state.vectors.shape, result.summary["num_clusters"]  # 64 inputs and a bias of each of 32 units
     ((8, 2080), 4)
     """
-    check_known("environment", environment, ENVIRONMENTS)
+    check_known("environment", environment, get_args(Environment))
     return cfl(
         task,
         optimizer,
@@ -99,10 +100,10 @@ def adacfl(
     eps1: float | None = None,
     eps2: float | None = None,
     gamma_max: float | None = None,
-    linkage: str = "single",
+    linkage: Literal["single", "complete", "average"] = "single",
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: Literal["rows", "uniform"] = "rows",
     sketch_size: int | None = 4096,
     slots: int = 8,
 ) -> Method:
@@ -137,7 +138,7 @@ def adacfl(
     )
 
 
-def layer_of(task: Task, environment: str) -> str | list[str]:
+def layer_of(task: Task, environment: Environment) -> str | list[str]:
     """Returns the pattern of the layer that the paper takes in an environment."""
     if environment == "unknown":
         return ".*"
