@@ -4,7 +4,7 @@ Which clusters merge is found in `merging.py`, in O(N^2) time; every shape is st
 """
 
 import functools
-from typing import Literal, get_args
+from typing import Literal
 
 import chex
 import jax
@@ -16,7 +16,6 @@ from jaxfl.schema import checked
 from jaxfl.typing import Array
 
 Bipartition = Literal["single", "complete", "average"]
-BIPARTITIONS = get_args(Bipartition)
 
 
 @functools.partial(jax.jit, static_argnames="method")

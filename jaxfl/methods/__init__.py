@@ -24,6 +24,7 @@ from jaxfl.methods.flhc import flhc as flhc
 from jaxfl.methods.hypcluster import hypcluster as hypcluster
 from jaxfl.methods.ifca import ifca as ifca
 from jaxfl.methods.kfed import kfed as kfed
+from jaxfl.methods.layercfl import PRESETS as LAYERCFL_PRESETS
 from jaxfl.methods.layercfl import adacfl as adacfl
 from jaxfl.methods.layercfl import layercfl as layercfl
 from jaxfl.methods.local import local as local
@@ -109,6 +110,7 @@ METHODS: dict[str, Row] = {
         "Yuan et al., Cybersecurity 2023",
         small={"sketch_size": None},
         finds_clusters=True,
+        presets=LAYERCFL_PRESETS,
     ),
     "adacfl": Row(
         adacfl,
@@ -116,6 +118,7 @@ METHODS: dict[str, Row] = {
         "Gong et al., Mobile Networks and Applications 2022",
         small={"sketch_size": None},
         finds_clusters=True,
+        presets=LAYERCFL_PRESETS,
     ),
     "stocfl": Row(
         stocfl,

@@ -16,8 +16,8 @@ its slots says with `info.overflow` how often they must double; the simulator th
 often.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,11 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.schema import check, options_of
+from jaxfl.schema import options_of
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
+
+State = TypeVar("State")
 
 
 class Info(NamedTuple):
@@ -133,13 +135,9 @@ def info(
 def from_preset(presets: Mapping[str, Mapping[str, Any]], preset: str, **given: Any) -> dict[str, Any]:
     """Returns the options of a preset; what is given (not None) wins.
 
-    Raises:
-        ValueError: the preset is unknown.
-
     >>> from_preset({"paper": {"mu": 0.1, "layers": ".*"}}, "paper", mu=0.5, layers=None)
     {'mu': 0.5, 'layers': '.*'}
     """
-    check_known("preset", preset, presets)
     return {**presets[preset], **{name: value for name, value in given.items() if value is not None}}
 
 
@@ -151,6 +149,19 @@ def doublings(needed: Array, slots: int) -> Array:
     """
     sizes = slots * 2 ** jnp.arange(31 - slots.bit_length(), dtype=jnp.int32)  # below 2^31
     return (needed.astype(jnp.int32) > sizes).sum(dtype=jnp.int32)
+
+
+def doubled(grow: Callable[[State], State], state: State, times: int | Array) -> State:
+    """Returns the state after its slots were doubled so often.
+
+    Args:
+        grow: of the method.
+        state: before.
+        times: `info.overflow`.
+    """
+    for _ in range(int(times)):
+        state = grow(state)
+    return state
 
 
 def serve_one(model: Params, ids: Array) -> Params:
@@ -169,6 +180,11 @@ def shape_of(model: Params) -> Params:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), model)
 
 
+def slots_of(models: Params) -> int:
+    """Returns K, the number of models of a stack `[K, ...]`."""
+    return jax.tree.leaves(models)[0].shape[0]
+
+
 def check_clusters(num_clusters: int, data: FederatedData) -> None:
     """Raises ValueError if there are more clusters than clients."""
     if num_clusters > data.num_clients:
@@ -176,11 +192,6 @@ def check_clusters(num_clusters: int, data: FederatedData) -> None:
             f"num_clusters must be at most the number of clients ({data.num_clients}), got {num_clusters}; "
             "lower num_clusters or use more clients."
         )
-
-
-def check_known(name: str, value: str, known: Collection[str]) -> None:
-    """Raises ValueError unless an option has one of the known values."""
-    check(name, value, Literal[tuple(known)])
 
 
 def takes_part(data: FederatedData) -> Array:

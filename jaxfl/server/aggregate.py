@@ -15,7 +15,7 @@ from flax import struct
 from jaxfl import tree
 from jaxfl.clustering import centres
 from jaxfl.data.clients import FederatedData
-from jaxfl.schema import check, checked
+from jaxfl.schema import checked
 from jaxfl.typing import Array, Params
 
 Weighting = Literal["rows", "uniform"]
@@ -56,11 +56,6 @@ def client_weight(data: FederatedData, client: Array, weighting: Weighting) -> A
     """
     size = data.train.size[client]
     return (size if weighting == "rows" else (size > 0)).astype(jnp.float32)
-
-
-def check_weighting(weighting: str) -> None:
-    """Raises ValueError unless the name is known."""
-    check("weighting", weighting, Weighting)
 
 
 def empty_total(contribution: Contribution) -> Total:

@@ -51,6 +51,11 @@ def test_defaults_are_those_of_the_preset_and_others_are_beside_them():
     assert re.search(r"\nlayers +\.\* .*\n +official: last kernel ", page("fesem"))
 
 
+def test_options_as_in_another_method_have_its_line():
+    shown = words(page("layercfl"))
+    assert "eps1 0.4 a mean update below it is stationary" in shown and "as in cfl" not in shown
+
+
 def test_words_that_the_line_does_not_say_follow_it(monkeypatch):
     def factory(task, optimizer, *, by: Literal["rows", "size"] = "rows", solver: Row | None = None, groups: int):
         """Returns it.

@@ -1,6 +1,7 @@
 """The options of a method and of every run, with what they do, in a table and ready for JSON."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,21 @@ def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
             "name": name,
             "summary": METHODS[name].summary,
             "paper": METHODS[name].paper,
-            "options": option_rows(options_of(METHODS[name].factory).values(), METHODS[name].presets),
+            "options": option_rows(of_method(name).values(), METHODS[name].presets),
         }
         for name in names
     ]
+
+
+def of_method(name: str) -> dict[str, Option]:
+    """Returns the options of a method; of those that are `as in` another method, it has the line of that one."""
+    own = options_of(METHODS[name].factory)
+    for option in own.values():
+        other = re.match(r"as in `(\w+)`", option.line)
+        if other and other[1] in METHODS:
+            line = options_of(METHODS[other[1]].factory)[option.name].line
+            own[option.name] = option._replace(line=line)
+    return own
 
 
 def option_rows(chosen: Iterable[Option], presets: Presets) -> dict[str, dict[str, Any]]:
@@ -67,19 +79,19 @@ def resolved(option: Option, presets: Presets) -> tuple[Any, dict[str, Any]]:
 def method_options(name: str) -> "list[Table | str]":
     """Returns the page of a method: its options and those of every run."""
     row = METHODS[name]
-    own = options_of(row.factory)
+    own = of_method(name)
     server = own.pop("server_optimizer", None)
-    of_method = [_entry(option, row.presets) for option in own.values()]
+    entries = [_entry(option, row.presets) for option in own.values()]
     if server is not None:
         line = _sentences(server.line, "Or one of these, with its options:", *_groups(options.SERVERS, "server."))
-        of_method.append(("server_optimizer", "none", line))
+        entries.append(("server_optimizer", "none", line))
     of_run = [
         ("optimizer", "sgd", _sentences("the local optimiser, with these options:", *_groups(options.OPTIMIZERS))),
         ("model", "", "a network, and its options beside it; each data set has one that suits it"),
         *(_entry(option, {}) for option in options.RUN),
     ]
     title = f"{name}: {row.summary} ({row.paper})"
-    return [title, "", "As --set OPTION=VALUE:", "", _table(of_method), "", "In every run:", "", _table(of_run)]
+    return [title, "", "As --set OPTION=VALUE:", "", _table(entries), "", "In every run:", "", _table(of_run)]
 
 
 def _table(entries: Iterable[tuple[str, str, str]]) -> "Table":
