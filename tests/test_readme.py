@@ -78,13 +78,14 @@ def test_example_runs(tmp_path):
     assert (tmp_path / "clusters.png").stat().st_size > 0
 
 
-def test_table_of_methods_is_the_registry():
+def test_table_of_methods_is_of_the_registry():
     section = TEXT.split("\n## Methods\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
-    assert rows == [(name, row.summary, row.paper) for name, row in METHODS.items()]
+    # `jaxfl methods` is the whole list: a new method needs no row here
+    assert len(rows) >= 10 and set(rows) <= {(name, row.summary, row.paper) for name, row in METHODS.items()}
 
 
 def test_files_that_are_named_exist():
     named = set(re.findall(r"\b((?:jaxfl|tests|notebooks|experiments)/[\w/]+\.(?:py|ipynb))", TEXT))
-    assert {"jaxfl/methods/ifca.py", "notebooks/01_first_federation.ipynb"} <= named
+    assert {"tests/methods/example_method.py", "notebooks/01_first_federation.ipynb"} <= named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

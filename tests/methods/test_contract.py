@@ -9,8 +9,10 @@ import pytest
 from flax import struct
 from jax.experimental import io_callback
 
+from jaxfl import methods
 from jaxfl.methods import METHODS, Row
 from jaxfl.methods.averaging import AveragingState
+from jaxfl.schema import describe, options_of, words_of
 from jaxfl.testing import CHECKS
 
 # method by method, so that the checks of one share what they compiled
@@ -22,6 +24,33 @@ def test_law(name, check):
     reason = CHECKS[check](METHODS[name])
     if reason:
         pytest.skip(reason)
+
+
+WORDS = [
+    pytest.param(row.factory, option, id=f"{name}-{option.name}")
+    for name, row in METHODS.items()
+    for option in options_of(row.factory).values()
+    if words_of(option.hint)
+]
+
+
+@pytest.mark.parametrize(("factory", "option"), WORDS)
+def test_other_words_are_refused_before_anything_else(factory, option):
+    with pytest.raises(ValueError) as refused:
+        factory(None, None, **{option.name: "nonsense"})
+    assert str(refused.value).startswith(f'{option.name} must be {describe(option.hint)}, got "nonsense"')
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_option_of_text_is_free(name):
+    """What takes a few words says which; only patterns of names of parameters are any text."""
+    free = [option for option in options_of(METHODS[name].factory).values() if option.hint in (str, str | None)]
+    assert free == []
+
+
+def test_the_registry_is_the_one_list():
+    assert set(METHODS) | {"METHODS", "Info", "Method", "Row"} == set(methods.__all__)
+    assert all(getattr(methods, name) is row.factory for name, row in METHODS.items())
 
 
 def after_round(change):
