@@ -40,7 +40,7 @@ from jaxfl import tree
 from jaxfl.clustering.from_centres import DISTANCES
 from jaxfl.methods.base import Method, check_known, from_preset
 from jaxfl.methods.parts.multi_centre import Rule, multi_centre
-from jaxfl.methods.parts.points import LAST_KERNEL, compared
+from jaxfl.methods.parts.vectors import LAST_KERNEL, compared_leaves
 from jaxfl.tasks import Task
 from jaxfl.typing import Params
 
@@ -100,7 +100,7 @@ def fesem(
     """
     rule = from_preset(PRESETS, preset, layers=layers, proximal_weight=proximal_weight)
     check_known("distance", distance, DISTANCES)
-    chosen = compared(task, rule["layers"])
+    chosen = compared_leaves(task, rule["layers"])
     measure = DISTANCES[distance]
 
     def part(model: Params) -> Params:
