@@ -27,6 +27,7 @@ from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
+from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -68,10 +69,10 @@ def multi_centre(
     *,
     num_clusters: int,
     proximal_weight: float,
-    loss_weighting: aggregate.Weighting,
+    loss_weighting: Weighting,
     local_epochs: int,
     batch_size: int | None,
-    weighting: aggregate.Weighting,
+    weighting: Weighting,
     empty: Empty,
     first_epochs: int | None,
     restarts: int,
@@ -118,9 +119,7 @@ def multi_centre(
     return Method(init, round, lambda state, ids: tree.take(state.centres, state.cluster[ids]), task)
 
 
-def expectation(
-    rule: Rule, learn: Learn, weighting: aggregate.Weighting
-) -> Callable[..., tuple[aggregate.Contribution, tuple]]:
+def expectation(rule: Rule, learn: Learn, weighting: Weighting) -> Callable[..., tuple[aggregate.Contribution, tuple]]:
     """Returns the local step and the E step of one client, `(shared, client) -> (sent, (loss, found, away, counts))`.
 
     `found []` is the nearest centre of the client's new model, `away []` how far it is, and `counts []` is False of a
@@ -152,7 +151,7 @@ def local_update(
     epochs: int,
     *,
     proximal_weight: float,
-    loss_weighting: aggregate.Weighting,
+    loss_weighting: Weighting,
     batch_size: int | None,
 ) -> Train:
     """Returns the local update of equation 7: `(key, model, data, client, *, anchor) -> (model, loss)`."""
@@ -173,7 +172,7 @@ def starting(
     update: Train,
     *,
     num_clusters: int,
-    weighting: aggregate.Weighting,
+    weighting: Weighting,
     restarts: int,
     sketch_size: int,
 ) -> Callable[[Key, FederatedData], FeSEMState]:
@@ -216,7 +215,7 @@ def starting(
     return init
 
 
-def reseeding(rule: Rule, learn: Learn, weighting: aggregate.Weighting) -> Callable[..., tuple[aggregate.Total, Array]]:
+def reseeding(rule: Rule, learn: Learn, weighting: Weighting) -> Callable[..., tuple[aggregate.Total, Array]]:
     """Returns `reseed(key, state, data, cohort, total, found [C], away [C]) -> (total, found [C])`.
 
     It moves the farthest clients of the cohort, one each, to the clusters without any; nobody is left alone. Their
