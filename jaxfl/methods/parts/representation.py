@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxfl import tree
+from jaxfl import schema, tree
 from jaxfl.client.training import full_gradient, local_train
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
@@ -23,7 +23,6 @@ from jaxfl.data.halves import hold_back
 from jaxfl.engine import over_clients
 from jaxfl.methods.parts.points import compared, point
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -54,7 +53,7 @@ class Sent(NamedTuple):
 Observe = Callable[[Key, Params, FederatedData, Cohort, Array], Sent]
 
 
-@checked
+@schema.checked
 def represent(
     task: Task,
     optimizer: optax.GradientTransformation,
