@@ -272,8 +272,8 @@ def find(key: str, options: Sequence[Option], where: str, others: Sequence[str] 
 
 def _choose_server(method: str, wanted: dict[str, Any]) -> str | None:
     """Takes `server_optimizer` out of what is wanted and returns its name, None for plain averaging."""
-    name = wanted.pop("server_optimizer", "none")
-    if literals.parse(name) is None:
+    name = str(wanted.pop("server_optimizer", None)).lower()
+    if name == "none":
         orphan = next((key for key in wanted if key.startswith("server.")), None)
         if orphan:
             ways = "|".join(SERVERS)

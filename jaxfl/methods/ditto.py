@@ -191,7 +191,7 @@ def learning(train: Train, solver: Method) -> Callable[..., tuple[Params, Array,
 
 
 def _check(weights: tuple[float, ...], validation_share: float) -> None:
-    """Raises ValueError if an option is out of range or unknown."""
+    """Raises ValueError if an option is out of range."""
     if not weights:
         raise ValueError(
             "proximal_weight must be a number or a tuple of at least one, got (); 0 switches the pull off."

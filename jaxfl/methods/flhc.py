@@ -202,7 +202,12 @@ def asking_all(
 
 
 def cluster(
-    distance: Array, known: Array, able: Array, linkage: Linkage, threshold: float, num_clusters: int | None
+    distance: Array,
+    known: Array,
+    able: Array,
+    linkage: Linkage,
+    threshold: float,
+    num_clusters: int | None,
 ) -> tuple[Array, Array]:
     """Clusters the known clients, and finds a place for everybody else.
 

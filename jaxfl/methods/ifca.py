@@ -42,6 +42,9 @@ from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
+Average = Literal["models", "gradients"]
+Rows = Literal["train", "test"]
+
 
 class IFCAState(NamedTuple):
     """K models, and who was served which one last."""
@@ -58,12 +61,12 @@ def ifca(
     optimizer: optax.GradientTransformation,
     *,
     num_clusters: int = 4,
-    average: Literal["models", "gradients"] = "models",
+    average: Average = "models",
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
     shared: str | Sequence[str] = (),
-    choose: Literal["train", "test"] = "train",
+    choose: Rows = "train",
     start: starts.Kind = "random",
     min_share: float = 0.1,
     max_draws: int = 100,
@@ -181,7 +184,7 @@ def choosing(losses: starts.Losses, *, grouped_rounds: int) -> Callable[[IFCASta
     return after_warmup if grouped_rounds else choose
 
 
-def assigning(losses: starts.Losses, choose: str) -> Callable[[Key, IFCAState, FederatedData, Cohort], IFCAState]:
+def assigning(losses: starts.Losses, choose: Rows) -> Callable[[Key, IFCAState, FederatedData, Cohort], IFCAState]:
     """Returns `assign`, which serves every client with rows the model of the lowest loss on its `choose` rows."""
 
     def assign(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> IFCAState:
@@ -301,7 +304,7 @@ def of_all_clusters(total: aggregate.Total) -> aggregate.Total:
 
 def _check(
     num_clusters: int,
-    average: str,
+    average: Average,
     shared: str | Sequence[str],
     server_optimizer: optax.GradientTransformation | None,
 ) -> None:

@@ -88,7 +88,7 @@ def test_layout_chooses_between_files_that_lie_together(tmp_path):
     assert len(femnist.load(tmp_path, layout="leaf-split").labels) == 4
     with pytest.raises(FileNotFoundError, match="femnist needs fed_emnist_train.h5, fed_emnist_test.h5: not found"):
         femnist.load(tmp_path, layout="tff")
-    with pytest.raises(ValueError, match="layout must be auto, leaf, leaf-split, tff, got 'json'"):
+    with pytest.raises(ValueError, match='layout must be "auto", "leaf", "leaf-split" or "tff", got "json"'):
         femnist.load(tmp_path, layout="json")
 
 

@@ -9,14 +9,17 @@ References: Caldas et al., "LEAF: a benchmark for federated settings", 2018; Gro
 import re
 import string
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from jaxfl.data.sources import leaf
 from jaxfl.data.sources.base import Folder, Remote, Row, Source, folders, locate, require
+from jaxfl.schema import checked
 
 SHAPE = (28, 28)
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+Layout = Literal["auto", "leaf", "leaf-split", "tff"]
 LAYOUTS = {
     "leaf": ("all_data*.json",),
     "leaf-split": ("train/*.json", "test/*.json"),
@@ -29,7 +32,8 @@ HELP = (
 )
 
 
-def load(data_dir: Folder = None, *, layout: str = "auto") -> Source:
+@checked
+def load(data_dir: Folder = None, *, layout: Layout = "auto") -> Source:
     """Returns FEMNIST with its writers, from `data_dir/femnist`, `data_dir`, or the folders that LEAF makes in them.
 
     The layouts, by name, in the order in which they are looked for:
@@ -51,10 +55,8 @@ def load(data_dir: Folder = None, *, layout: str = "auto") -> Source:
 
     Raises:
         FileNotFoundError: files are missing.
-        ValueError: a file is damaged, or `layout` is unknown.
+        ValueError: a file is damaged.
     """
-    if layout != "auto" and layout not in LAYOUTS:
-        raise ValueError(f"layout must be auto, {', '.join(LAYOUTS)}, got {layout!r}.")
     layouts = LAYOUTS if layout == "auto" else {layout: LAYOUTS[layout]}
     found, place = require("femnist", layouts, _places(data_dir), HELP)
     read = _read_hdf5 if found == "tff" else leaf.read

@@ -286,7 +286,7 @@ def _check(
     proximal_weight: float,
     first_epochs: int | None,
 ) -> None:
-    """Raises ValueError if an option is out of range or unknown."""
+    """Raises ValueError if an option is out of range."""
     for name, value in {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
