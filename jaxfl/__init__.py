@@ -2,16 +2,19 @@
 
 from importlib.metadata import version
 
-from jaxfl import callbacks, data, methods, models, plots, testing
-from jaxfl.choice import Choice, choose_num_clusters
-from jaxfl.data.clients import Plan
-from jaxfl.finetune import FineTune
-from jaxfl.layer_profile import LayerProfile, layer_profile
-from jaxfl.local_models import Sketches, local_sketches
-from jaxfl.mapped import Mapped, run_mapped
-from jaxfl.program import footprint
-from jaxfl.simulate import Event, Result, run
-from jaxfl.sweeps import threshold_sweep
+from jaxfl import data, methods, models, plots, testing
+from jaxfl.analysis.choice import Choice, choose_num_clusters
+from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
+from jaxfl.analysis.local_sketches import Sketches, local_sketches
+from jaxfl.analysis.thresholds import threshold_sweep
+from jaxfl.cohort import Plan
+from jaxfl.methods.parts import matching
+from jaxfl.models import layers
+from jaxfl.simulation import callbacks
+from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.mapped import Mapped, run_mapped
+from jaxfl.simulation.program import footprint
+from jaxfl.simulation.run import Event, Result, run
 from jaxfl.tasks import Task, classification
 
 __version__ = version("jaxfl")
@@ -32,7 +35,9 @@ __all__ = [
     "data",
     "footprint",
     "layer_profile",
+    "layers",
     "local_sketches",
+    "matching",
     "methods",
     "models",
     "plots",

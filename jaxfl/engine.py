@@ -13,9 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfl import aggregate, tree
-from jaxfl.aggregate import Contribution
-from jaxfl.data.clients import Cohort, FederatedData, Plan
+from jaxfl import tree
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.server import aggregate
+from jaxfl.server.aggregate import Contribution
 from jaxfl.typing import Array, Params
 
 COPIES = 6  # models alive per mapped client: its own, gradient, update, start, and room for activations
@@ -39,7 +41,7 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
         `sums` with every contribution replaced by its `aggregate.Total`, and `kept` stacked `[C, ...]` in the cohort's
         order (rows of padding clients hold anything).
 
-    >>> from jaxfl.data import Cohort
+    >>> from jaxfl.cohort import Cohort
     >>> double = lambda shared, client: (aggregate.contribute({"w": shared * client}, jnp.float32(1)), client)
     >>> sums, kept = over_clients(double, jnp.int32(2), Cohort.of([4, 1]))
     >>> sums.values["w"].tolist(), kept.tolist()

@@ -18,8 +18,9 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxfl.data import conditions
-from jaxfl.data.clients import Cohort, FederatedData, Plan
+from jaxfl.client import conduct
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
 from jaxfl.typing import Array, Key
 
@@ -100,7 +101,7 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
         cohort = sampler(root, round, data, size, plan)
 
         def fails(client: Array) -> Array:
-            return conditions.is_late(key_for(root, Stream.BATCHES, round, client), share)
+            return conduct.is_late(key_for(root, Stream.BATCHES, round, client), share)
 
         return dataclasses.replace(cohort, mask=cohort.mask & ~jax.vmap(fails)(cohort.ids))
 

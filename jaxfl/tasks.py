@@ -10,13 +10,13 @@ import optax
 from flax import linen as nn
 
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.layers import as_vectors
-from jaxfl.models import MLP, Logistic
+from jaxfl.models.layers import as_vectors
+from jaxfl.models.networks import MLP, Logistic
 from jaxfl.typing import Array, Key, Params
 
 
 class FirstDense(NamedTuple):
-    """A dense layer that rows enter before anything else, and nothing but it; `jaxfl.factored` trains it faster.
+    """A dense layer that rows enter before anything else, and nothing but it; `jaxfl.client.factored` trains it faster.
 
     Attributes:
         kernel: the name of its kernel `[d, h]`, as `tree.names` has it.

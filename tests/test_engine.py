@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfl import aggregate, engine
-from jaxfl.data.clients import Cohort, Plan
+from jaxfl import engine
+from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear
+from jaxfl.server import aggregate
 
 IDS = [5, 0, 3, 9, 2, 7, 8]
 

@@ -27,7 +27,7 @@ def test_first_command_is_the_main_job():
 
 @pytest.mark.parametrize("command", re.findall(r"^jaxfl run .*(?= --out)", TEXT, re.MULTILINE))
 def test_commands_are_accepted(command):
-    from jaxfl import job, options
+    from jaxfl.cli import job, options
 
     words = shlex.split(command)
     given = dict(zip(words[3::2], words[4::2], strict=True))
@@ -38,7 +38,8 @@ def test_commands_are_accepted(command):
 
 
 def test_data_commands_are_accepted():
-    from jaxfl import data, options
+    from jaxfl import data
+    from jaxfl.cli import options
 
     block = next(block for block in blocks("sh") if "jaxfl data" in block)
     commands = [shlex.split(line, comments=True) for line in block.splitlines()]

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxfl.client import conduct
+from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
-from jaxfl.data.clients import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.random import Stream, key_for
 from jaxfl.sampling import availability, cohort_size, dropouts, name_of, sample, uniform
@@ -121,7 +122,7 @@ def test_those_who_fail_are_those_who_would_be_late(share, key):
     np.testing.assert_array_equal(ids, plain)
     rounds = jnp.arange(len(ids))[:, None]
     keys = jax.vmap(jax.vmap(lambda t, i: key_for(key, Stream.BATCHES, t, i)))(jnp.broadcast_to(rounds, ids.shape), ids)
-    epochs = jax.vmap(jax.vmap(lambda one: conditions.epochs_of(one, data, 5)))(keys)
+    epochs = jax.vmap(jax.vmap(lambda one: conduct.epochs_of(one, data, 5)))(keys)
     np.testing.assert_array_equal(mask, np.asarray(epochs) == 5)
     # five standard deviations
     assert abs(mask.mean() - (1 - share)) < 5 * np.sqrt(share * (1 - share) / mask.size)

@@ -16,8 +16,8 @@ cannot serve all: digits in four rotations, and MNIST in four numberings of its 
 import dataclasses
 from collections.abc import Sequence
 
-from experiments.base import Cell, Experiment, Scale
 from experiments.cfl.studies import BOTH, RELATIVE, of
+from experiments.harness.base import Cell, Experiment, Scale
 
 METHODS = {
     "FedAvg": ("fedavg", ()),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import studies
-from experiments.base import Cell, Made, Study
+from experiments.harness import studies
+from experiments.harness.base import Cell, Made, Study
 from jaxfl import plots
 from jaxfl.methods.cfl import PRESETS
-from jaxfl.simulate import Result
+from jaxfl.simulation.run import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,8 +15,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.base import Cell, Experiment, Scale
 from experiments.fesem import studies
+from experiments.harness.base import Cell, Experiment, Scale
 
 METHODS = {
     "NoFed": ("local", ()),

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments import studies
-from experiments.base import Cell, Made, Study
-from jaxfl import choose_num_clusters, local_sketches, options, plots
-from jaxfl.choice import elbow
+from experiments.harness import studies
+from experiments.harness.base import Cell, Made, Study
+from jaxfl import choose_num_clusters, local_sketches, plots
+from jaxfl.analysis.choice import elbow
+from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import label_counts
 from jaxfl.methods.base import Method

@@ -13,7 +13,7 @@ and 9. The paper has no table; the one of clusters found is ours.
 import dataclasses
 from functools import partial
 
-from experiments.base import Cell, Experiment, Scale, Study
+from experiments.harness.base import Cell, Experiment, Scale, Study
 from experiments.layercfl.studies import Sweep, layers, of
 
 METHODS = {

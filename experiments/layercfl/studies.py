@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import studies
-from experiments.base import Cell, Made, Study
-from experiments.entries import EMPTY
-from jaxfl import LayerProfile, layer_profile, options, plots
+from experiments.harness import studies
+from experiments.harness.base import Cell, Made, Study
+from experiments.harness.entries import EMPTY
+from jaxfl import LayerProfile, layer_profile, plots
+from jaxfl.analysis.layer_profile import ALL
+from jaxfl.cli import options
 from jaxfl.clustering import distances
-from jaxfl.layer_profile import ALL
 
 FMTL, LAYERCFL = "Δcos (FMTL)", "Δcos^p (LayerCFL)"
 COLORS = {  # as in the paper: blue, gold, black, light blue, red

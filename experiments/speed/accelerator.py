@@ -290,7 +290,7 @@ def w7(setting: Setting) -> None:
 
     import jaxfl
     from experiments.speed import ours
-    from jaxfl.program import peak_bytes
+    from jaxfl.simulation.program import peak_bytes
 
     clients, rows = (6, 10) if setting.smoke else (3550, 60)
     data = ours.prototypes(clients, rows, (28, 28), 62)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.program import peak_bytes
+from jaxfl.simulation.program import peak_bytes
 
 TOLERANCE = 1e-3  # of the loss after round 1, from the same initial parameters and batches
 COPY_BYTES = 128 << 20

@@ -9,10 +9,11 @@ import numpy as np
 
 from experiments.speed.measure import Side
 from jaxfl import engine
-from jaxfl.data import FederatedData, Plan, federate
-from jaxfl.local import mean_loss
+from jaxfl.client.training import mean_loss
+from jaxfl.cohort import Plan
+from jaxfl.data import FederatedData, federate
 from jaxfl.methods import Method
-from jaxfl.program import compile_rounds
+from jaxfl.simulation.program import compile_rounds
 
 
 def prototypes(num_clients: int, rows: int, shape: tuple[int, ...], num_classes: int, **options: Any) -> FederatedData:

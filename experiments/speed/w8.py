@@ -18,7 +18,7 @@ import optax
 
 import jaxfl
 from experiments.speed import measure, ours
-from jaxfl.program import peak_bytes
+from jaxfl.simulation.program import peak_bytes
 
 ROWS, BATCH, LEARNING_RATE = 50, 10, 0.05
 COMPILED = "/jax/core/compile/backend_compile_duration"

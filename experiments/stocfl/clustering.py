@@ -15,15 +15,15 @@ import numpy as np
 import optax
 
 import jaxfl
-from experiments.base import Made
+from experiments.harness.base import Made
 from jaxfl import methods, models, plots, sampling
+from jaxfl.analysis.thresholds import clusters_at, threshold_sweep
 from jaxfl.clustering import scores
 from jaxfl.clustering.distances import cosine
 from jaxfl.data.clients import FederatedData, Split
-from jaxfl.methods.representation import of_clients, represent
+from jaxfl.methods.parts.representation import of_clients, represent
 from jaxfl.methods.stocfl import StoCFLState
 from jaxfl.random import Stream, host_rng, key_for
-from jaxfl.sweeps import clusters_at, threshold_sweep
 from jaxfl.tasks import Task
 
 if TYPE_CHECKING:

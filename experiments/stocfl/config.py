@@ -15,7 +15,7 @@ Rows called "official" and "chain" do what the paper's code does where it does n
 
 from typing import Any
 
-from experiments.base import Cell, Experiment, Scale
+from experiments.harness.base import Cell, Experiment, Scale
 from experiments.stocfl import studies
 
 METHODS = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments import studies
-from experiments.base import Cell, Made, Study
+from experiments.harness import studies
+from experiments.harness.base import Cell, Made, Study
 from experiments.stocfl import clustering
 from jaxfl import plots
 from jaxfl.methods.stocfl import StoCFLState

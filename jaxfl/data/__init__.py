@@ -1,8 +1,9 @@
 """Federated data: packed clients, skews with known groups, and the sources they are cut from."""
 
+from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import partition, synthetic
 from jaxfl.data.catalog import DATASETS, SHIFTS, SKEWS, Dataset, available, dataset, known_options, load, options
-from jaxfl.data.clients import Batch, Cohort, FederatedData, Plan, Split, federate
+from jaxfl.data.clients import Batch, FederatedData, Split, federate
 from jaxfl.data.shift import relabel, rotate, rotated, shifted
 from jaxfl.data.sources import Source
 

@@ -9,7 +9,7 @@ to the batch.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,43 +25,6 @@ class Batch(NamedTuple):
     x: Array  # [B, ...] float
     y: Array  # [B] int32
     mask: Array  # [B] bool, False on padding
-
-
-class Plan(NamedTuple):
-    """How the engine walks through a cohort; static, so every plan is a program of its own.
-
-    Attributes:
-        chunk: clients trained side by side (the mapped axis); None takes the whole cohort at once.
-        mesh: a `jax.sharding.Mesh` with one axis, `"clients"`, to spread the chunks over devices; None uses one device.
-    """
-
-    chunk: int | None = 1
-    mesh: Any = None
-
-
-@struct.dataclass
-class Cohort:
-    """The clients of one round.
-
-    Attributes:
-        ids: client ids `[C]`, int32.
-        mask: False on padding `[C]`; a padded entry changes nothing.
-        plan: how the engine walks through them.
-    """
-
-    ids: Array
-    mask: Array
-    plan: Plan = struct.field(pytree_node=False, default=Plan())
-
-    @classmethod
-    def of(cls, ids: Sequence[int] | Array, plan: Plan = Plan()) -> "Cohort":
-        """Returns the cohort of these clients, all of them real.
-
-        >>> Cohort.of([3, 1]).mask.tolist()
-        [True, True]
-        """
-        ids = jnp.asarray(ids, jnp.int32)
-        return cls(ids=ids, mask=jnp.ones(ids.shape, bool), plan=plan)
 
 
 @struct.dataclass

@@ -22,14 +22,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import aggregate, server, tree
-from jaxfl.corrections import proximal_pull
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl import tree
+from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.training import Train, full_gradient, local_train
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.local import Train, full_gradient, local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -49,7 +51,7 @@ def _init(task: Task, optimizer: optax.GradientTransformation | None = None):
     def init(key: Key, data: FederatedData) -> AveragingState:
         model = task.init(key_for(key, Stream.INIT))
         return AveragingState(
-            model, server.init(optimizer, model), jnp.zeros(data.num_clients, jnp.int32), jnp.int32(0)
+            model, optimizers.init(optimizer, model), jnp.zeros(data.num_clients, jnp.int32), jnp.int32(0)
         )
 
     return init
@@ -91,7 +93,7 @@ def averaging(
             )
         average = tree.take(aggregate.mean(total, empty=tree.repeat(state.model, 1)), 0)
         counted = total.weight[0] > 0
-        model, moments = server.step(server_optimizer, state.server, state.model, average, counted=counted)
+        model, moments = optimizers.step(server_optimizer, state.server, state.model, average, counted=counted)
         zero = jnp.zeros(cohort.ids.shape, jnp.int32)
         seen = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=model, down=model)
         return AveragingState(model, moments, state.cluster, state.round + 1), seen

@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import tree
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -54,7 +55,7 @@ class Method(NamedTuple):
             never sampled too, by the method's own rule. Evaluation calls it; training never sees its result.
         grow: `state -> state` with twice the slots, or None if the slots always suffice.
         join: `(key, state, data, ids) -> (state, clusters)`: lets clients of `data` in between two rounds, see
-            `jaxfl.methods.stocfl_joining`; None if the method has no rule for it.
+            `jaxfl.methods.parts.joining`; None if the method has no rule for it.
     """
 
     init: Callable[[Key, FederatedData], Any]

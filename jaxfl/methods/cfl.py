@@ -43,16 +43,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import aggregate, tree
+from jaxfl import tree
+from jaxfl.client.training import local_train
 from jaxfl.clustering import distances
 from jaxfl.clustering.linkage import BIPARTITIONS
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.local import local_train
-from jaxfl.methods import base, splitting
+from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, check_known, takes_part
-from jaxfl.methods.points import LAST_KERNEL, compared, point
+from jaxfl.methods.parts import splitting
+from jaxfl.methods.parts.points import LAST_KERNEL, compared, point
 from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 

@@ -27,11 +27,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.corrections import proximal_pull
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.training import local_train, mean_loss
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.data.halves import hold_back
 from jaxfl.engine import over_clients
-from jaxfl.local import local_train, mean_loss
 from jaxfl.methods.averaging import fedavg
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for

@@ -24,14 +24,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import aggregate, server, tree
-from jaxfl.corrections import gradient_correction, proximal_pull
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl import tree
+from jaxfl.client.corrections import gradient_correction, proximal_pull
+from jaxfl.client.training import full_gradient, local_train
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.local import full_gradient, local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -87,7 +89,7 @@ def feddane(
     def init(key: Key, data: FederatedData) -> FedDANEState:
         model = task.init(key_for(key, Stream.INIT))
         clusters = jnp.zeros(data.num_clients, jnp.int32)
-        return FedDANEState(model, server.init(server_optimizer, model), clusters, jnp.int32(0))
+        return FedDANEState(model, optimizers.init(server_optimizer, model), clusters, jnp.int32(0))
 
     def send_gradient(shared, client: Array):
         model, data = shared
@@ -110,7 +112,7 @@ def feddane(
         solutions, loss = over_clients(send_model, (key, state.round, model, together, data), cohort)
         average = tree.take(aggregate.mean(solutions, empty=tree.repeat(model, 1)), 0)
         counted = solutions.weight[0] > 0
-        new, moments = server.step(server_optimizer, state.server, model, average, counted=counted)
+        new, moments = optimizers.step(server_optimizer, state.server, model, average, counted=counted)
         seen = base.info(
             cohort,
             loss,

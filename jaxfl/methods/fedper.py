@@ -20,14 +20,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import aggregate, server, tree
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl import tree
+from jaxfl.client.training import local_train
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.local import local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.points import last_layer
+from jaxfl.methods.parts.points import last_layer
 from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -86,7 +88,7 @@ def fedper(
         head, rest = tree.partition(task.init(key_for(key, Stream.INIT)), chosen)
         clients = jnp.arange(data.num_clients, dtype=jnp.int32)
         heads = tree.repeat(head, data.num_clients)
-        return FedPerState(rest, heads, server.init(server_optimizer, rest), clients, jnp.int32(0))
+        return FedPerState(rest, heads, optimizers.init(server_optimizer, rest), clients, jnp.int32(0))
 
     def round(key: Key, state: FedPerState, data: FederatedData, cohort: Cohort) -> tuple[FedPerState, Info]:
         def client(shared, client: Array, head: Params):
@@ -102,7 +104,9 @@ def fedper(
         own = tree.take(state.heads, cohort.ids)
         total, (own, loss, diverged) = over_clients(client, (key, (state.base, state.round), data), cohort, own)
         average = tree.take(aggregate.mean(total, empty=tree.repeat(state.base, 1)), 0)
-        rest, moments = server.step(server_optimizer, state.server, state.base, average, counted=total.weight[0] > 0)
+        rest, moments = optimizers.step(
+            server_optimizer, state.server, state.base, average, counted=total.weight[0] > 0
+        )
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         seen = base.info(
             cohort,

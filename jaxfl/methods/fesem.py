@@ -6,8 +6,8 @@ m clients,
 
     sum_i alpha_i f_i(W_i) + (lambda / m) * sum_i |W_i - C_{r_i}|^2                                   (equation 5)
 
-is minimised by three steps in turn. Here (in `multi_centre`) a round begins with the last one, and the others follow in
-the same pass, so that no W_i is kept:
+is minimised by three steps in turn. Here (in `parts.multi_centre`) a round begins with the last one, and the others
+follow in the same pass, so that no W_i is kept:
 
     local   W_i <- E epochs from C_{r_i} on  alpha_i f_i(W) + (lambda / m) * |W - C_{r_i}|^2          (equation 7)
     E       r_i <- argmin_k |W_i - C_k|^2                                                             (equation 8)
@@ -39,8 +39,8 @@ import optax
 from jaxfl import tree
 from jaxfl.clustering.from_centres import DISTANCES
 from jaxfl.methods.base import Method, check_known, from_preset
-from jaxfl.methods.multi_centre import Rule, multi_centre
-from jaxfl.methods.points import LAST_KERNEL, compared
+from jaxfl.methods.parts.multi_centre import Rule, multi_centre
+from jaxfl.methods.parts.points import LAST_KERNEL, compared
 from jaxfl.tasks import Task
 from jaxfl.typing import Params
 

@@ -30,10 +30,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import matching, tree
+from jaxfl import tree
 from jaxfl.clustering.from_centres import squared_l2
 from jaxfl.methods.base import Method
-from jaxfl.methods.multi_centre import Rule, multi_centre
+from jaxfl.methods.parts import matching
+from jaxfl.methods.parts.multi_centre import Rule, multi_centre
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Params
 

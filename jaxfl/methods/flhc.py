@@ -30,16 +30,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import aggregate, tree
+from jaxfl import tree
+from jaxfl.client.training import local_train
 from jaxfl.clustering import distances, sketch
 from jaxfl.clustering import linkage as trees
 from jaxfl.clustering.merging import UPDATES
-from jaxfl.data.clients import Cohort, FederatedData, Plan
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.local import local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 

@@ -28,13 +28,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import aggregate, server, tree
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl import tree
+from jaxfl.client.training import full_gradient, local_train, mean_loss
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.local import full_gradient, local_train, mean_loss
-from jaxfl.methods import base, starts
+from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.parts import starts
 from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -132,7 +135,7 @@ def ifca(
     def init(key: Key, data: FederatedData) -> IFCAState:
         base.check_clusters(num_clusters, data)
         models = begin(key, data)
-        moments = jax.vmap(functools.partial(server.init, server_optimizer))(models)
+        moments = jax.vmap(functools.partial(optimizers.init, server_optimizer))(models)
         grouped = (
             starts.groups(key, data, num_clusters) if start == "groups" else jnp.zeros(data.num_clients, jnp.int32)
         )
@@ -157,7 +160,9 @@ def ifca(
     def average_models(state: IFCAState, total: aggregate.Total) -> tuple[Params, optax.OptState]:
         separate = aggregate.mean(total, empty=state.models)
         mean = pooled(separate, aggregate.mean(of_all_clusters(total), empty=state.models))
-        models, moments = jax.vmap(functools.partial(server.step, server_optimizer))(state.server, state.models, mean)
+        models, moments = jax.vmap(functools.partial(optimizers.step, server_optimizer))(
+            state.server, state.models, mean
+        )
         filled = total.weight > 0  # momentum alone must not move an empty cluster
         return tree.where(filled, models, mean), tree.where(filled, moments, state.server)
 

@@ -20,17 +20,19 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
-from jaxfl import aggregate, tree
+from jaxfl import tree
+from jaxfl.client.training import local_train
 from jaxfl.clustering import centres as centre_of
 from jaxfl.clustering import kmeans
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.local import local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.points import point
-from jaxfl.methods.robust import alone, nearest
+from jaxfl.methods.parts.one_shot import alone, nearest
+from jaxfl.methods.parts.points import point
 from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 

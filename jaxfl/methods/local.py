@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.client.training import local_train
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.local import local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for

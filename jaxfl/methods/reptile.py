@@ -15,7 +15,7 @@ Where the official code differs: it takes eps = 0.6 for FedDist; for FedDWS it t
 
 import optax
 
-from jaxfl.local import local_train
+from jaxfl.client.training import local_train
 from jaxfl.methods.averaging import averaging
 from jaxfl.methods.base import Method
 from jaxfl.tasks import Task

@@ -25,23 +25,25 @@ Memory: the w_i are kept as sketches of `sketch_size` numbers, which keep their 
 """
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import aggregate, engine, tree
+from jaxfl import tree
+from jaxfl.client.training import local_train
 from jaxfl.clustering import centres as centre_of
 from jaxfl.clustering import kmeans
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.local import Train, local_train
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.points import point
+from jaxfl.methods.parts.one_shot import alone, nearest
+from jaxfl.methods.parts.points import point
 from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -176,41 +178,3 @@ def robust(
         return again(key, state, cohort, sent, counts) if iterative else state, seen
 
     return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task)
-
-
-def alone(key: Key, model: Params, data: FederatedData, train: Train, point_of) -> tuple[Array, Array]:
-    """Trains every client from one model, one-shot.
-
-    Args:
-        key: of the run.
-        model: that all start from.
-        data: the federation.
-        train: a client's local training.
-        point_of: `(key, model) -> [d]`.
-
-    Returns:
-        The points `[N, d]` of what they send, and who has sent a finite model and takes part `[N]`; the others' point
-        is that of the model they started from, and clients kept out of training send theirs just to be served.
-    """
-
-    def client(shared, client: Array):
-        key, model, data = shared
-        trained, _ = train(key_for(key, Stream.START, client=client), model, data, client, anchor=model)
-        finite = tree.is_finite(trained)
-        return (), (point_of(key, tree.where(finite, trained, model)), finite)
-
-    _, (points, finite) = over_clients(client, (key, model, data), everybody(model, data))
-    known = finite & (jnp.asarray(data.train.size) > 0)
-    return points, known if data.held_out is None else known & ~jnp.asarray(data.held_out)
-
-
-def everybody(model: Params, data: FederatedData) -> Cohort:
-    """Returns the cohort of all clients, who are sent one model, in a plan for this machine."""
-    count = data.num_clients
-    plan = engine.auto_plan(SimpleNamespace(client_params=base.serve_one), model, count)
-    return Cohort.of(jnp.arange(count), plan)
-
-
-def nearest(points: Array, centres: Array) -> Array:
-    """Returns the nearest centre of every point `[N]` int32; ties to the lowest."""
-    return jnp.argmin(kmeans.squared_distances(points, centres), 1).astype(jnp.int32)

@@ -32,18 +32,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import aggregate, tree
-from jaxfl.corrections import proximal_pull
-from jaxfl.data.clients import Cohort, FederatedData
+from jaxfl import tree
+from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.training import local_train
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
 from jaxfl.data.halves import hold_back
 from jaxfl.engine import over_clients
-from jaxfl.local import local_train
-from jaxfl.methods import base, stocfl_clusters
+from jaxfl.methods import base
 from jaxfl.methods.averaging import fedavg
 from jaxfl.methods.base import Info, Method, check_known
-from jaxfl.methods.representation import represent
-from jaxfl.methods.stocfl_joining import grow, joining, regrouping, slots_of, sums_of
+from jaxfl.methods.parts import merging
+from jaxfl.methods.parts.joining import grow, joining, regrouping, slots_of, sums_of
+from jaxfl.methods.parts.representation import represent
 from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -125,7 +128,7 @@ def stocfl(
         preset: `"paper"` or `"official"`; their values are in brackets below, in this order. What is given besides
             wins.
         threshold: tau; above 1 nothing merges (Ditto), -1 merges everything at once. `"auto"`, beyond the paper, needs
-            no tuning: greedily, by cosines corrected for the noise of few rows, see `stocfl_clusters`; a client then
+            no tuning: greedily, by cosines corrected for the noise of few rows, see `parts.merging`; a client then
             sends one number more.
         proximal_weight: lambda, the pull of the cluster models to omega.
         local_epochs: E.
@@ -248,7 +251,7 @@ def stocfl(
 
         shared = key, (omega(state), start.models, start.cluster, state.round), data
         thetas, loss = over_clients(client, shared, cohort)
-        size = stocfl_clusters.sizes(start.cluster, slots_of(state))
+        size = merging.sizes(start.cluster, slots_of(state))
         of_theta = base.info(
             cohort,
             loss,
@@ -258,7 +261,7 @@ def stocfl(
             up=state.initial,
             down=state.initial,
             overflow=merged.overflow,
-            objective=stocfl_clusters.objective(sums_of(start, start.cluster, keep), size),
+            objective=merging.objective(sums_of(start, start.cluster, keep), size),
         )
         once = newcomer.sum().astype(jnp.float32) * tree.num_bytes(tree.take(sent, 0))  # when first seen
         of_theta = of_theta._replace(
@@ -271,8 +274,8 @@ def stocfl(
         """Serves clients that were never sampled by the cluster closest to their Psi (section 4.4, unseen clients)."""
         unseen = (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
         psi, _ = observe(key, state, data, cohort, unseen)
-        size = stocfl_clusters.sizes(state.cluster, slots_of(state))
-        nearest, _ = stocfl_clusters.closest(psi, sums_of(state, state.cluster, keep), size)
+        size = merging.sizes(state.cluster, slots_of(state))
+        nearest, _ = merging.closest(psi, sums_of(state, state.cluster, keep), size)
         found = jnp.where(unseen & (size > 0).any(), nearest, state.cluster[cohort.ids])
         return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
 

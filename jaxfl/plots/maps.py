@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxfl.local_models import Sketches
+from jaxfl.analysis.local_sketches import Sketches
 from jaxfl.plots import style
 from jaxfl.plots.runs import Run
 

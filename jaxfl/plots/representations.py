@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxfl.methods.representation import checked
+from jaxfl.methods.parts.representation import checked
 from jaxfl.plots import maps, style
 from jaxfl.typing import Array
 
@@ -36,7 +36,7 @@ def representations(
 
     Args:
         points: representations `[N, d]`, for example `representation` of a state of `methods.stocfl` or what
-            `methods.representation.of_clients` returns.
+            `methods.parts.representation.of_clients` returns.
         clusterings: slots `[N]` by title, in the order of the panels, such as `{"round 5": ..., "round 10": ...}`; -1
             for clients without a cluster.
         group: true groups `[N]`, for a panel of their own in front.

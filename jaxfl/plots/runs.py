@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.history import History
-from jaxfl.metrics import Evaluation
 from jaxfl.plots import style
 from jaxfl.plots.style import NOBODY
+from jaxfl.simulation.history import History
+from jaxfl.simulation.metrics import Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import checkpoint, engine, simulate, tree
-from jaxfl.data.clients import Cohort, FederatedData, Plan, Split
+from jaxfl import engine, tree
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import FederatedData, Split
 from jaxfl.methods.base import Info, Row
+from jaxfl.simulation import checkpoint
+from jaxfl.simulation.run import run
 from jaxfl.testing import small
 from jaxfl.testing.compare import assert_close, assert_equal, assert_finite, assert_same_partition, but_cluster, leaves
 from jaxfl.testing.small import COHORT, EMPTY, SICK, case, everyone, federation
@@ -295,7 +298,7 @@ def check_cuts(row: Row) -> None:
     """How often a run is evaluated changes nothing, and clients without rows are counted."""
     method, data = case(row).method, federation()
     options = {"rounds": 4, "cohort": 0.5, "seed": 1, "plan": Plan()}
-    often, seldom = (simulate.run(method, data, eval_every=every, **options) for every in (1, 3))
+    often, seldom = (run(method, data, eval_every=every, **options) for every in (1, 3))
     assert_equal(often.state, seldom.state, "the frequency of evaluation must change nothing")
     assert often.history[-1]["micro_accuracy"] == seldom.history[-1]["micro_accuracy"], "nor the last evaluation"
     assert often.summary["empty_clients"] == 1, f"one client has no rows, counted {often.summary['empty_clients']}"

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.data.clients import Batch, Cohort, FederatedData
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Info, Method, Row
 from jaxfl.tasks import Task, masked_mean

@@ -16,7 +16,7 @@ import jaxfl
 from jaxfl import methods, sampling, tree
 from jaxfl.clustering import scores
 from jaxfl.clustering.distances import cosine
-from jaxfl.data.clients import Cohort
+from jaxfl.cohort import Cohort
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.cfl import PRESETS
 from jaxfl.random import Stream, key_for

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
-from jaxfl.data.clients import Cohort
 from jaxfl.methods import METHODS
 from jaxfl.testing.compare import assert_close, assert_finite, leaves
 from jaxfl.testing.small import COHORT, case, federation

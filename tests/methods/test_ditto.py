@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfl import methods, sampling, tree
-from jaxfl.data.clients import Cohort, Split
+from jaxfl.client.training import full_gradient
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import Split
 from jaxfl.data.halves import hold_back
-from jaxfl.local import full_gradient
 from tests import problems, reference
 from tests.reference import close, equal
 

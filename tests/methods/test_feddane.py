@@ -7,8 +7,9 @@ import numpy as np
 import optax
 import pytest
 
-from jaxfl import corrections, methods, sampling
-from jaxfl.data.clients import Cohort
+from jaxfl import methods, sampling
+from jaxfl.client import corrections
+from jaxfl.cohort import Cohort
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
 from tests.reference import average, batches, close, combine, gradient

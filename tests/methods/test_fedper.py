@@ -9,8 +9,8 @@ from flax import linen as nn
 
 import jaxfl
 from jaxfl import methods, sampling, tree
-from jaxfl.data.clients import Cohort
-from jaxfl.methods.points import last_layer
+from jaxfl.cohort import Cohort
+from jaxfl.methods.parts.points import last_layer
 from jaxfl.tasks import Task
 from tests import problems, reference
 from tests.reference import close, equal

@@ -12,12 +12,12 @@ import pytest
 
 from jaxfl import engine, methods, models, sampling, tree
 from jaxfl.clustering import scores
-from jaxfl.data.clients import Cohort, Plan
+from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Row
 from jaxfl.methods.fesem import fesem
-from jaxfl.methods.multi_centre import FeSEMState
-from jaxfl.methods.points import compared
+from jaxfl.methods.parts.multi_centre import FeSEMState
+from jaxfl.methods.parts.points import compared
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, classification
 from jaxfl.testing import CHECKS

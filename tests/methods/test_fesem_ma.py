@@ -9,11 +9,13 @@ import optax
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from jaxfl import matching, tree
-from jaxfl.data.clients import Batch, Cohort
+from jaxfl import tree
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import Batch
 from jaxfl.methods.fesem import fesem
 from jaxfl.methods.fesem_ma import fesem_ma
-from jaxfl.methods.multi_centre import FeSEMState
+from jaxfl.methods.parts import matching
+from jaxfl.methods.parts.multi_centre import FeSEMState
 from jaxfl.tasks import Task, masked_mean
 from tests import problems, reference
 from tests.reference import equal

@@ -17,7 +17,7 @@ from scipy.spatial.distance import pdist, squareform
 import jaxfl
 from jaxfl import methods, sampling, tree
 from jaxfl.clustering import components, scores
-from jaxfl.data.clients import Cohort
+from jaxfl.cohort import Cohort
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.flhc import cluster
 from jaxfl.random import Stream, key_for

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxfl import methods, sampling, server, tree
-from jaxfl.data.clients import Cohort
+from jaxfl.cohort import Cohort
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
 from tests.reference import equal

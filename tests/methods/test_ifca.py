@@ -10,10 +10,11 @@ import optax
 import pytest
 
 from jaxfl import methods, sampling, tree
+from jaxfl.cohort import Cohort
 from jaxfl.data import federate
-from jaxfl.data.clients import Cohort
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.methods import Row, starts
+from jaxfl.methods import Row
+from jaxfl.methods.parts import starts
 from jaxfl.testing import CHECKS
 from jaxfl.testing.small import linear_task
 from tests import problems, reference

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxfl import methods, sampling, tree
 from jaxfl.clustering import scores
-from jaxfl.data.clients import Cohort
+from jaxfl.cohort import Cohort
 from jaxfl.methods.kfed import one_shot
 from jaxfl.random import Stream, key_for
 from tests import problems, reference

@@ -10,8 +10,8 @@ from flax import linen as nn
 
 import jaxfl
 from jaxfl import methods, models, tree
+from jaxfl.cohort import Cohort
 from jaxfl.data import federate
-from jaxfl.data.clients import Cohort
 from jaxfl.methods.layercfl import dense, kernels, layer_of, patterns
 from tests import problems, reference
 

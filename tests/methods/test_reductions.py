@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from jaxfl import methods, sampling, tree
-from jaxfl.data.clients import Cohort
-from jaxfl.local import full_gradient
+from jaxfl.client.training import full_gradient
+from jaxfl.cohort import Cohort
 from tests import problems
 from tests.reference import close, equal
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxfl import methods, sampling
-from jaxfl.data.clients import Cohort
+from jaxfl.cohort import Cohort
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
 from tests.reference import average, close, combine

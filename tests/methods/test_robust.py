@@ -12,10 +12,10 @@ from scipy import stats
 
 from jaxfl import methods, sampling, tree
 from jaxfl.clustering import kmeans, scores
+from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
-from jaxfl.data.clients import Cohort
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.methods.points import point
+from jaxfl.methods.parts.points import point
 from jaxfl.random import Stream, key_for
 from jaxfl.testing.small import linear_task
 from tests import problems, reference

@@ -1,168 +1,458 @@
-"""The merge against a plain union-find, newcomers, overflow, and clients that were never sampled."""
+"""StoCFL's switches against one NumPy loop, the chain, and clients that join and leave."""
 
+import functools
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from jaxfl import methods
-from jaxfl.clustering import components, distances
-from jaxfl.data.clients import Batch, Cohort
-from jaxfl.methods import stocfl_clusters
+import jaxfl
+from jaxfl import classification, methods, models, sampling, tree
+from jaxfl.clustering import scores
+from jaxfl.cohort import Cohort
+from jaxfl.data.halves import hold_back
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.methods.parts import merging, representation
+from jaxfl.methods.parts.joining import leave, sums_of
+from jaxfl.methods.stocfl import PRESETS
 from jaxfl.tasks import Task, masked_mean
-from tests import problems
+from tests import problems, reference
 from tests.reference import cosine
 
-SLOTS, CLIENTS = 6, 9
+RATE, EPOCHS, PULL = 0.4, 2, 0.3
+TASK = problems.softmax_task()
+PLAIN = {name: PRESETS["paper"][name] for name in PRESETS["paper"]} | {"linkage": "single", "merged": "largest"}
+
+close = functools.partial(reference.close, rtol=1e-9)  # some twenty steps amplify rounding
 
 
-@partial(jax.jit, static_argnames="slots")
-def merge(psi, cluster, ids, newcomer, threshold, slots):
-    """Single linkage of all observed clusters, represented by all their members."""
-
-    def group(nodes, noise, alive):
-        return components.threshold_components(distances.cosine(nodes), threshold, alive)
-
-    size = stocfl_clusters.sizes(cluster, slots)
-    nodes = jnp.concatenate([stocfl_clusters.sums_by_cluster(psi, cluster, slots), psi[ids]])
-    return stocfl_clusters.merge(nodes, jnp.zeros(len(nodes)), size, size > 0, cluster, ids, newcomer, group)
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
 
 
-def plainly(psi, cluster, ids, newcomer, threshold, slots):
-    """The same merge by union-find over dictionaries; None on overflow."""
-    parts = {k: [i for i in range(len(cluster)) if cluster[i] == k] for k in range(slots)}
-    parts = {("slot", k): members for k, members in parts.items() if members}
-    parts |= {("new", i): [i] for i, new in zip(ids, newcomer, strict=True) if new}
-    parent = {name: name for name in parts}
+class Loop:
+    """Algorithm 1 and its variants: a dictionary of slots (members, model), one client after the other."""
 
-    def root(name):
-        return name if parent[name] == name else root(parent[name])
+    def __init__(self, setting, model, threshold, **rule):
+        self.setting, self.threshold, self.rule = setting, threshold, rule
+        self.first = self.omega = model
+        self.psi, self.slots = {}, {}
 
-    sums = {name: psi[members].sum(0) for name, members in parts.items()}
-    for a in parts:
-        for b in parts:
-            if cosine(sums[a], sums[b]) >= threshold:
-                parent[root(a)] = root(b)
-    groups = {}
-    for name in parts:
-        groups.setdefault(root(name), []).append(name)
-    old = {}  # the slot that every group with one keeps: of its largest part, the lower of equals
-    for names in groups.values():
-        slots_of = [name for name in names if name[0] == "slot"]
-        if slots_of:
-            old[max(slots_of, key=lambda name: (len(parts[name]), -name[1]))[1]] = names
-    found, taken = np.full(len(cluster), -1), set()
-    for slot, names in old.items():
-        taken.add(slot)
-        found[sum((parts[n] for n in names), [])] = slot
-    free = [k for k in range(slots) if k not in taken]
-    fresh = [names for names in groups.values() if all(n[0] == "new" for n in names)]
-    if len(fresh) > len(free):
-        return None
-    opened = free[: len(fresh)]
-    for k, names in zip(opened, sorted(fresh, key=lambda names: min(n[1] for n in names)), strict=True):
-        found[sum((parts[n] for n in names), [])] = k
-    return found.tolist(), sorted(opened), len(taken) + len(opened)
+    def represent(self, client):
+        if self.rule["representation"] == "gradient":
+            found = reference.gradient(self.first, *self.setting.clients[client])[1]
+        else:
+            model = self.first
+            for _ in range(self.rule["epochs"]):
+                slope = reference.gradient(model, *self.setting.clients[client])[1]
+                model = reference.combine([(1, model), (-self.setting.rate, slope)])
+            found = reference.combine([(1, self.first), (-1, model)])
+        vector = np.concatenate([found[name].ravel() for name in sorted(found)])
+        return vector / np.linalg.norm(vector) if self.rule["normalise"] else vector
 
+    def group(self, parts, sums):
+        groups = [[name] for name in parts]
+        while True:
+            best, pair = -np.inf, None
+            for a, one in enumerate(groups):
+                for b, two in enumerate(groups[:a]):
+                    if self.rule["linkage"] == "greedy":
+                        near = cosine(sum(sums[name] for name in one), sum(sums[name] for name in two))
+                    else:
+                        near = max(cosine(sums[i], sums[j]) for i in one for j in two)
+                    if near > best:
+                        best, pair = near, (b, a)
+            if best < self.threshold or pair is None:
+                return groups
+            groups[pair[0]] += groups.pop(pair[1])
 
-@given(
-    seed=st.integers(0, 10**6),
-    threshold=st.sampled_from([-1.0, 0.3, 0.7, 0.95, 1.1]),
-    dimension=st.integers(2, 4),
-    known=st.integers(0, 6),
-)
-def test_merge_is_union_find(seed, threshold, dimension, known):
-    rng = np.random.default_rng(seed)
-    psi = rng.normal(size=(CLIENTS, dimension)).astype(np.float32)
-    psi[rng.integers(CLIENTS)] = 0  # a client whose gradient vanished: its cosine with everybody is 0
-    cluster = np.full(CLIENTS, -1, np.int32)
-    cluster[:known] = rng.integers(0, SLOTS, known)
-    ids = np.sort(rng.choice(CLIENTS, 5, replace=False))
-    newcomer = (cluster[ids] < 0) & (rng.random(5) < 0.8)
-    wanted = plainly(psi.astype(float), cluster, ids.tolist(), newcomer.tolist(), threshold, SLOTS)
-    got = merge(jnp.asarray(psi), jnp.asarray(cluster), jnp.asarray(ids), jnp.asarray(newcomer), threshold, slots=SLOTS)
-    if wanted is None:
-        assert bool(got.overflow)
-        return
-    found, opened, count = wanted
-    assert not bool(got.overflow)
-    assert got.cluster.tolist() == found
-    assert np.flatnonzero(got.opened).tolist() == opened
-    assert int(got.num_clusters) == count
+    def round(self, number, cohort):
+        cohort = sorted(reference.with_rows(self.setting, cohort))
+        new = [i for i in cohort if i not in self.psi]
+        self.psi |= {i: self.represent(i) for i in new}
+        there = {k: members for k, (members, _) in self.slots.items()}
+        if self.rule["compare"] == "sampled":
+            there = {k: members for k, members in there.items() if set(members) & set(cohort)}
+        parts = {("slot", k): members for k, members in there.items()} | {("new", i): [i] for i in new}
+        seen = set(cohort) if self.rule["members"] == "sampled" else set(self.psi)
+        sums = {name: sum(self.psi[i] for i in members if i in seen) for name, members in parts.items()}
+        fresh = []
+        for names in self.group(parts, sums):
+            old = sorted(k for kind, k in names if kind == "slot")
+            members = sorted(sum((parts[name] for name in names), []))
+            if not old:
+                fresh.append(members)
+                continue
+            keeper = max(old, key=lambda k: (len(self.slots[k][0]), -k))
+            model = self.slots[keeper][1]
+            if len(old) > 1 and self.rule["merged"] == "mean":
+                model = reference.average([self.slots[k][1] for k in old], [len(self.slots[k][0]) for k in old])
+            if len(old) > 1 and self.rule["merged"] == "global":
+                model = self.omega
+            for k in old:
+                del self.slots[k]
+            self.slots[keeper] = members, model
+        start = self.first if self.rule["newcomers"] == "initial" else self.omega
+        for members in sorted(fresh):
+            self.slots[next(k for k in range(99) if k not in self.slots)] = members, start
+        for k, (members, model) in self.slots.items():
+            chosen = [i for i in members if i in cohort]
+            if chosen:
+                pulled = [
+                    reference.train(self.setting, number, i, model, pull=PULL, anchor=self.omega)[0] for i in chosen
+                ]
+                self.slots[k] = members, reference.average(pulled, reference.weights(self.setting, chosen))
+        trained, model = [], self.omega
+        for i in cohort:
+            model = reference.train(self.setting, number, i, model)[0]
+            trained.append(model)
+            model = model if self.rule["update"] == "chain" else self.omega
+        self.omega = reference.average(trained, reference.weights(self.setting, cohort))
 
-
-EAST, NORTH, NEAR_EAST = [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]
-
-
-@pytest.mark.parametrize(
-    ("psi", "cluster", "ids", "found", "opened"),
-    [
-        pytest.param([EAST, EAST, EAST], [1, 2, 2], [], [2, 2, 2], [], id="the larger cluster keeps its slot"),
-        pytest.param([EAST, EAST, NORTH], [2, 1, 0], [], [1, 1, 0], [], id="of equals the lower slot"),
-        pytest.param([NEAR_EAST, NORTH, EAST], [2, 0, -1], [2], [2, 0, 2], [], id="a newcomer joins"),
-        pytest.param([NORTH, EAST, NEAR_EAST], [1, -1, -1], [1, 2], [1, 0, 0], [0], id="newcomers alone open one slot"),
-        pytest.param([EAST, EAST, NORTH], [0, 1, -1], [2], [0, 0, 1], [1], id="a slot freed by a merge is used again"),
-    ],
-)
-def test_slots(psi, cluster, ids, found, opened):
-    ids = jnp.asarray(ids, jnp.int32)
-    merged = merge(jnp.array(psi), jnp.array(cluster, jnp.int32), ids, jnp.ones(len(ids), bool), 0.8, slots=3)
-    assert merged.cluster.tolist() == found
-    assert np.flatnonzero(merged.opened).tolist() == opened
-
-
-def test_overflow_is_reported_and_not_below():
-    psi = jnp.eye(3)
-    nobody, ids, new = jnp.full(3, -1, jnp.int32), jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool)
-    assert [bool(merge(psi, nobody, ids, new, 0.5, slots=slots).overflow) for slots in (2, 3)] == [True, False]
+    def served(self, client):
+        return next((model for members, model in self.slots.values() if client in members), self.omega)
 
 
-def linear_loss_task():
-    """The mean over rows of x . w: its gradient is the mean row, so that Psi is whatever a test wants."""
-
-    def loss(model, batch: Batch, key=None):
-        return masked_mean(batch.x @ model["w"], batch.mask)
-
-    return Task(lambda key: {"w": jnp.zeros(3)}, loss, lambda model, batch: batch.x[:, :2] * model["w"][None, :2])
+def stocfl(threshold=0.6, **rule):
+    options = {"local_epochs": EPOCHS, "proximal_weight": PULL, "representation_size": None, "slots": 8}
+    return methods.stocfl(TASK, optax.sgd(RATE), threshold=threshold, **options | rule)
 
 
-def federation(rows):
-    """One row of this value a client."""
-    data = problems.linear_federation(sizes=(1,) * len(rows), groups=(0,) * len(rows))
-    inputs = np.zeros(data.inputs.shape, np.float32)
-    inputs[data.train.rows] = rows
+VARIANTS = {
+    "official": {"preset": "official", "representation_epochs": 3},
+    "chain": {"update": "chain"},
+    "displacement": {"representation": "displacement", "representation_epochs": 4},
+    "greedy": {"linkage": "greedy"},
+    "mean of merged": {"merged": "mean", "newcomers": "global"},
+    "global of merged": {"merged": "global"},
+    "sampled clusters": {"compare": "sampled", "merged": "mean"},
+    "sampled members, raw": {"compare": "sampled", "members": "sampled", "normalise": False},
+    "batches by rows": {"batch_size": 3, "weighting": "rows", "update": "chain"},
+    "only sums": {"keep": "clusters", "merged": "mean"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_is_its_loop(variant, key):
+    data, given, threshold = problems.linear_federation(), VARIANTS[variant], 0.5
+    method = stocfl(threshold, **given)
+    state = method.init(key, data)
+    rule = PLAIN | PRESETS[given.get("preset", "paper")] | given | {"epochs": given.get("representation_epochs", 10)}
+    setting = reference.Setting(
+        key, problems.rows_of(data), RATE, EPOCHS, given.get("batch_size"), given.get("weighting", "uniform")
+    )
+    loop = Loop(setting, jax.tree.map(np.asarray, state.solver.model), threshold, **rule)
+    step = jax.jit(method.round)
+    for number in range(6):
+        cohort = sampling.sample(key, state.round, data, 3)
+        state, info = step(key, state, data, cohort)
+        loop.round(number, cohort.ids.tolist())
+        found = {k: sorted(np.flatnonzero(np.asarray(state.cluster) == k).tolist()) for k in loop.slots}
+        assert found == {k: members for k, (members, _) in loop.slots.items()}
+        assert int(info.num_clusters) == len(loop.slots)
+        served = method.client_params(state, jnp.arange(7))
+        for i in range(7):
+            close(tree.take(served, i), loop.served(i))
+        means = [np.mean([loop.psi[i] for i in members], 0) for members, _ in loop.slots.values()]
+        wanted = sum(cosine(a, b) for n, a in enumerate(means) for b in means[:n])
+        np.testing.assert_allclose(float(info.extra["objective"]), wanted, rtol=1e-4, atol=1e-5)  # cosines in float32
+
+
+def test_switches_matter(key):
+    """Otherwise the loops above would agree whatever the switches did."""
+    data = problems.linear_federation((5, 0, 3, 8, 1, 6, 4, 2, 3, 5), (0, 0, 1, 1, 0, 1, 0, 1, 0, 1))
+    ends = []
+    for name in ("official", "chain", "displacement", "sampled clusters", "mean of merged", "batches by rows"):
+        method = stocfl(0.5, **VARIANTS[name])
+        state = method.init(key, data)
+        step = jax.jit(method.round)
+        for _ in range(6):
+            state, _ = step(key, state, data, sampling.sample(key, state.round, data, 3))
+        ends.append(np.asarray(tree.ravel(method.client_params(state, jnp.arange(10)))))
+    assert min(np.abs(a - b).max() for n, a in enumerate(ends) for b in ends[:n]) > 1e-6
+
+
+MERGES = {  # what a merged cluster goes on with: clusters 0 (two members) and 1 (one) meet when client 3 joins both
+    "largest": [5.0, 5.0],
+    "mean": [(2 * 5.0 + 7.0) / 3] * 2,
+    "global": [1.0, 1.0],
+}
+
+
+@pytest.mark.parametrize("merged", MERGES)
+def test_the_model_of_a_merged_cluster(merged, key):
+    """With a rate of 0 models stay where a merge puts them."""
+    rows = [[1, 0, 0], [1, 0, 0], [0.5, 0.9, 0], [0.8, 0.6, 0]]
+    data = one_row_federation(rows)
+    method = methods.stocfl(linear_loss_task(), optax.sgd(0.0), threshold=0.75, slots=4, merged=merged)
+    state, _ = method.round(key, method.init(key, data), data, Cohort.of([0, 1, 2]))
+    assert state.cluster.tolist() == [0, 0, 1, -1]
+    models = {"w": jnp.array([[5.0], [7.0], [9.0], [9.0]]) * jnp.ones((4, 3))}
+    state, info = method.round(key, state._replace(models=models), data, Cohort.of([3]))
+    assert state.cluster.tolist() == [0, 0, 0, 0] and int(info.num_clusters) == 1
+    close(np.asarray(method.client_params(state, jnp.array([0, 3]))["w"][:, 0]), np.array(MERGES[merged]))
+
+
+def test_round_one_with_everybody_is_the_tau_graph(key):
+    data = clustered_linear(num_clients=12, num_groups=3, rows=20)
+    task = classification(models.Logistic(num_classes=data.num_classes), data)
+    method = methods.stocfl(task, optax.sgd(0.1), threshold=0.8)
+    state = method.init(key, data)
+    psi = np.asarray(representation.of_clients(representation.represent(task, optax.sgd(0.1)), key, state.anchor, data))
+    state, info = method.round(key, state, data, Cohort.of(range(12)))
+    groups = reference.merge(list(psi), lambda a, b: cosine(a, b) >= 0.8)
+    label = np.zeros(12, int)
+    for number, members in enumerate(groups):
+        label[members] = number
+    assert scores.adjusted_rand_index(label, np.asarray(state.cluster)) == 1
+    assert int(info.num_clusters) == len(groups) > 1
+
+
+def one_row_federation(rows, extra=()):
+    """Clients of one row each; Psi is the row, by `linear_loss_task`. `extra` clients come last."""
+    everybody = [*rows, *extra]
+    data = problems.linear_federation(sizes=(1,) * len(everybody), groups=(0,) * len(everybody))
+    inputs = np.zeros(data.inputs.shape)
+    inputs[data.train.rows] = everybody
     return replace(data, inputs=inputs)
 
 
-def test_unseen_clients_join_the_closest_cluster(key):
-    data = federation([[1, 0, 0], [0, 1, 0], [1, 0.2, 0], [0.1, 1, 0], [0.3, 0.4, 0.1]])
+def linear_loss_task():
+    """The mean over rows of x . w, whose gradient is the mean row."""
+
+    def loss(model, batch, key=None):
+        return masked_mean(batch.x @ model["w"], batch.mask)
+
+    return Task(lambda key: {"w": jnp.ones(3)}, loss, lambda model, batch: batch.x[:, :2] * model["w"][None, :2])
+
+
+ROWS = [[1, 0, 0], [0, 1, 0], [1, 0.1, 0]]
+JOINERS = [[2, 0.2, 0], [0, 0, 1], [0, 3, 0.1]]
+
+
+@pytest.fixture(params=["clients", "clusters"])
+def trained(request, key):
+    """A method that has seen ROWS, its state: clusters 0 and 1, and how it keeps Psi."""
+    method = methods.stocfl(linear_loss_task(), optax.sgd(0.1), threshold=0.8, slots=4, keep=request.param)
+    data = one_row_federation(ROWS)
+    state, _ = method.round(key, method.init(key, data), data, Cohort.of(range(3)))
+    assert state.cluster.tolist() == [0, 1, 0]
+    return method, state, request.param
+
+
+@pytest.fixture(scope="module")
+def digits():
+    with jax.enable_x64(False):
+        data = jaxfl.data.load("rotated-digits", held_out=0.1)
+        return classification(models.MLP(num_classes=10, hidden=(128,)), data), data
+
+
+def test_auto_finds_the_rotations_and_lets_clients_join(digits, key):
+    """Forty clients of 80 rows, half of them in a round; those held out join where they belong."""
+    with jax.enable_x64(False):
+        task, data = digits
+        method = methods.stocfl(task, optax.sgd(0.1), threshold="auto", local_epochs=1)
+        result = jaxfl.run(method, data, rounds=10, cohort=0.5, seed=3)
+        new = np.flatnonzero(data.held_out)
+        state, clusters = method.join(jax.random.key(3), result.state, data, new)
+    assert (result.summary["num_clusters"], result.summary["ari"]) == (4, 1.0)
+    assert scores.adjusted_rand_index(data.group, np.asarray(state.cluster)) == 1
+    assert set(clusters.tolist()) <= set(range(16))
+
+
+def test_auto_does_not_split_one_distribution(key):
+    with jax.enable_x64(False):
+        data = jaxfl.data.load("iid-digits", num_clients=20, rows_per_client=60)
+        task = classification(models.MLP(num_classes=10, hidden=(64,)), data)
+        method = methods.stocfl(task, optax.sgd(0.1), threshold="auto", local_epochs=1)
+        counts = [jaxfl.run(method, data, rounds=6, cohort=0.5, seed=s).summary["num_clusters"] for s in range(3)]
+    assert counts == [1, 1, 1]
+
+
+def test_noise_is_pooled_as_spearman_and_brown_say(key):
+    """Equal rows: rho = 2 y / (1 + y) of the mean agreement; those unobserved or with one row have no say."""
+    agreement = jnp.array([0.1, 0.5, 0.9, 0.9], jnp.float32)
+    rows = jnp.array([40, 40, 1, 40], jnp.int32)
+    noise = merging.noise_of(agreement, rows, jnp.array([True, True, True, False]))
+    y = 0.3
+    kappa = 2 * y / (40 * (1 - y))
+    np.testing.assert_allclose(noise, [1 - 2 * y / (1 + y)] * 2 + [1 / (1 + kappa), 0], rtol=1e-5)
+    assert merging.noise_of(-agreement, rows, rows > 1).tolist() == [1, 1, 0, 1], "no signal at all"
+
+
+def test_agreement_is_of_disjoint_halves(key):
+    """A client whose halves say the same has agreement 1, one whose halves are orthogonal 0."""
+    data = problems.linear_federation(sizes=(2, 2), groups=(0, 0))
+    inputs = np.zeros(data.inputs.shape)
+    inputs[data.train.rows] = [[1, 2, 0], [1, 2, 0], [1, 0, 0], [0, 1, 0]]
+    data = jax.device_put(replace(data, inputs=inputs))
+    first, second = (replace(data, train=half) for half in hold_back(key, data.train, 0.5))
+    task = linear_loss_task()
+    found = [
+        representation.represent(task, optax.sgd(0.1), kind=kind).agreement(
+            key, {"w": jnp.ones(3)}, (first, second), jnp.int32(client)
+        )
+        for kind in representation.KINDS
+        for client in (0, 1)
+    ]
+    np.testing.assert_allclose(found, [1, 0, 1, 0], atol=1e-6)
+
+
+def test_copies_join_and_a_stranger_opens_a_cluster_with_the_closest_model(trained, key):
+    method, state, _ = trained
+    after, clusters = method.join(key, state, one_row_federation(ROWS, JOINERS), [3, 4, 5])
+    assert clusters.tolist() == [0, 2, 1]
+    assert after.cluster.tolist() == [0, 1, 0, 0, 2, 1]
+    cosines = [cosine(np.array(JOINERS[1]), np.array(rows)) for rows in ([2, 0.1, 0], [0, 1, 0])]
+    candidate = int(np.argmax(cosines))
+    reference.equal(tree.take(after.models, 2), tree.take(state.models, candidate))
+    reference.equal(tree.take(after.models, slice(0, 2)), tree.take(state.models, slice(0, 2)))
+    data = one_row_federation(ROWS, JOINERS)
+    later, info = method.round(key, after, data, Cohort.of(range(6)))
+    assert later.cluster.tolist() == after.cluster.tolist() and int(info.num_clusters) == 3
+
+
+def test_a_client_whose_data_change_moves(trained, key):
+    method, state, _ = trained
+    after, clusters = method.join(key, state, one_row_federation([*ROWS[:2], [0, 1, 0.1]]), [2])
+    assert clusters.tolist() == [1] and after.cluster.tolist() == [0, 1, 1]
+    sums = np.asarray(stocfl_sums(after, trained[2]))
+    assert cosine(sums[0], np.array([1, 0, 0])) > (1 - 1e-9 if trained[2] == "clients" else 0.99)
+
+
+def stocfl_sums(state, keep):
+    return sums_of(state, state.cluster, keep)
+
+
+def test_slots_grow_for_those_who_join(trained, key):
+    method, state, _ = trained
+    strangers = [[0, 0, 1], [0, 0, -1], [-1, 0, 0], [0, -1, 0]]
+    after, clusters = method.join(key, state, one_row_federation(ROWS, strangers), [3, 4, 5, 6])
+    assert clusters.tolist() == [2, 3, 4, 5] and jax.tree.leaves(after.models)[0].shape[0] == 8
+    later, info = method.round(key, after, one_row_federation(ROWS, strangers), Cohort.of(range(7)))
+    assert int(info.num_clusters) == 6 and later.cluster.tolist() == after.cluster.tolist()
+
+
+def test_who_leaves_leaves_no_trace_but_in_models(trained, key):
+    method, state, keep = trained
+    after = leave(state, [2], keep=keep)
+    assert after.cluster.tolist() == [0, 1, -1]
+    reference.equal(after.models, state.models)
+    gone = leave(after, [0], keep=keep)
+    assert np.abs(np.asarray(stocfl_sums(gone, keep))[0]).max() == 0, "an empty cluster attracts nobody"
+    reference.equal(method.client_params(gone, jnp.array([0])), tree.repeat(gone.solver.model, 1))
+
+
+def test_joining_before_the_first_round_starts_at_the_initial_model(key):
+    method, data = methods.stocfl(linear_loss_task(), optax.sgd(0.1), slots=4), one_row_federation(ROWS)
+    state, clusters = method.join(key, method.init(key, data), data, [0, 1])
+    assert clusters.tolist() == [0, 1] and state.cluster.tolist() == [0, 1, -1]
+    reference.equal(tree.take(state.models, slice(0, 2)), tree.repeat(state.initial, 2))
+
+
+@pytest.mark.parametrize(
+    ("ids", "data", "message"),
+    [
+        pytest.param([3], one_row_federation(ROWS), "0 to 2", id="unknown"),
+        pytest.param([1, 1], one_row_federation(ROWS), "every client once", id="twice"),
+        pytest.param([0], one_row_federation(ROWS[:2]), "the 3 clients", id="fewer clients than before"),
+    ],
+)
+def test_joining_refuses(ids, data, message, key):
     method = methods.stocfl(linear_loss_task(), optax.sgd(0.1), slots=4)
-    state, _ = method.round(key, method.init(key, data), data, Cohort.of([0, 1]))
-    assigned = method.assign(key, state, data, Cohort.of(range(5)))
-    assert state.cluster.tolist() == [0, 1, -1, -1, -1]
-    assert assigned.cluster.tolist() == [0, 1, 0, 1, 1]
+    state = method.init(key, one_row_federation(ROWS))
+    with pytest.raises(ValueError, match=message):
+        method.join(key, state, data, ids)
 
 
-def test_an_orthogonal_newcomer_opens_a_cluster_and_an_equal_one_joins(key):
-    data = federation([[1, 0, 0], [0, 1, 0], [2, 0, 0]])
-    method = methods.stocfl(linear_loss_task(), optax.sgd(0.1), slots=4)
-    state = method.init(key, data)
-    for cohort, wanted in (([0], [0, -1, -1]), ([1], [0, 1, -1]), ([2], [0, 1, 0])):
-        state, info = method.round(key, state, data, Cohort.of(cohort))
-        assert state.cluster.tolist() == wanted
-    assert int(info.num_clusters) == 2
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"members": "sampled"}, 'compare must be "sampled"'),
+        ({"preset": "official", "keep": "clusters"}, 'keep must be "clients"'),
+        ({"preset": "theirs"}, "preset must be one of paper, official"),
+        ({"linkage": "ward"}, "linkage must be one of"),
+        ({"representation": "weights"}, "representation must be one of"),
+        ({"representation_size": 0}, "none keeps all"),
+        ({"slots": 0}, "slots must be at least 1"),
+        ({"threshold": "auto", "preset": "official"}, "normalise must be on"),
+        ({"threshold": "best"}, "threshold must be a number"),
+        ({"update": "ring"}, "update must be one of"),
+        ({"representation_layers": "Conv_.*"}, "Conv_"),
+    ],
+)
+def test_it_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        methods.stocfl(TASK, optax.sgd(RATE), **options)
 
 
-def test_an_infinite_gradient_is_similar_to_nobody(key):
-    data = federation([[1, 0, 0], [np.inf, 0, 0], [1, 0.1, 0]])
-    method = methods.stocfl(linear_loss_task(), optax.sgd(0.1), slots=4)
-    state, info = method.round(key, method.init(key, data), data, Cohort.of([0, 1, 2]))
-    assert state.cluster[0] == state.cluster[2] != state.cluster[1]
-    assert np.isfinite(state.representation).all() and np.isfinite(state.models["w"]).all()
+def test_a_solver_of_its_own_trains_omega(key):
+    """FedProx as the solver: omega is FedProx's model, whatever the clusters do."""
+    data = problems.linear_federation()
+    solver = methods.fedprox(TASK, optax.sgd(RATE), proximal_weight=0.5, local_epochs=3, weighting="rows")
+    method = stocfl(0.5, solver=solver)
+    state, wanted = method.init(key, data), solver.init(key, data)
+    for _ in range(3):
+        cohort = sampling.sample(key, state.round, data, 4)
+        state, _ = method.round(key, state, data, cohort)
+        wanted, _ = solver.round(key, wanted, data, cohort)
+    close(state.solver.model, wanted.model)
+    with pytest.raises(ValueError, match="update must be left out"):
+        stocfl(solver=solver, update="chain")
+
+
+def test_another_anchor_has_its_own_size(key):
+    data = problems.linear_federation()
+    method = stocfl(anchor_task=linear_loss_task())
+    state, info = method.round(key, method.init(key, data), data, Cohort.of(range(7)))
+    assert state.representation.shape == (7, 3) and state.models["kernel"].shape == (8, 3, 2)
+    inputs = [x.mean(0) for x, _ in problems.rows_of(data) if len(x)]
+    wanted = [mean / np.linalg.norm(mean) for mean in inputs]
+    close(np.asarray(state.representation)[np.asarray(data.train.size) > 0], np.array(wanted))
+
+
+def test_layers_and_length_of_a_representation(key):
+    data = problems.linear_federation()
+    whole, bias = (
+        representation.of_clients(
+            representation.represent(TASK, optax.sgd(RATE), size=None, normalise=False, **options),
+            key,
+            TASK.init(key),
+            data,
+        )
+        for options in ({}, {"layers": "bias"})
+    )
+    assert whole.shape == (7, 8)
+    close(bias, whole[:, :2])
+    one_step = representation.represent(TASK, optax.sgd(RATE), kind="displacement", epochs=1, size=None)
+    unit = representation.represent(TASK, optax.sgd(RATE), size=None)
+    anchor = TASK.init(key)
+    close(*(representation.of_clients(fn, key, anchor, data) for fn in (one_step, unit)))
+
+
+def test_a_chain_passes_over_those_who_send_nothing_usable(key):
+    """Client 1 has no rows; client 3 diverges: both are as if they were not there."""
+    data = problems.linear_federation()
+    inputs = np.asarray(data.inputs).copy()
+    split = data.train
+    inputs[np.asarray(split.rows)[split.start[3] : split.start[3] + split.size[3]]] = 1e308
+    data = replace(data, inputs=inputs)
+    chain = methods.fedavg(TASK, optax.sgd(RATE), local_epochs=EPOCHS, update="chain")
+    (with_them, info), (without, _) = (
+        chain.round(key, chain.init(key, data), data, Cohort.of(ids)) for ids in ([6, 3, 0, 1, 2], [0, 2, 6])
+    )
     assert int(info.diverged) == 1
+    close(with_them.model, without.model)
+    assert not np.allclose(
+        np.asarray(without.model["kernel"]),
+        np.asarray(
+            methods.fedavg(TASK, optax.sgd(RATE), local_epochs=EPOCHS)
+            .round(key, chain.init(key, data), data, Cohort.of([0, 2, 6]))[0]
+            .model["kernel"]
+        ),
+    )

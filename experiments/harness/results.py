@@ -1,0 +1,122 @@
+"""What came of the runs: a file of JSON lines that grows, one for each run, and which line answers a run.
+
+A line holds the run's whole configuration, defaults filled in, and is called by a hash of what is not at its default:
+an option that the library gets later, with a default that leaves everything as it was, changes no name. If a default
+has changed since, the line does not answer any more.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.base import Cell
+from jaxfl.cli import options
+from jaxfl.cli.job import Job
+from jaxfl.simulation.history import plain
+from jaxfl.simulation.run import Result
+
+RESULTS, FAILURES, UNFINISHED = "results.jsonl", "failures.jsonl", "unfinished"
+CURVES = ("round", "micro_accuracy", "macro_accuracy", "loss", "train_loss", "num_clusters")
+DIGITS = 6
+
+
+def configuration(job: Job) -> dict[str, Any]:
+    """Returns all that the numbers of a run depend on, ready for JSON."""
+    return {**job.identity(), "rounds": job.rounds}
+
+
+def identifier(job: Job) -> str:
+    """Returns the hash of what a run has beside defaults: its names, rounds, cohort and seed, and options."""
+    bare = job.settings._replace(**{owner: {} for owner in options.OWNERS}).complete()
+    defaults = {
+        name: json.loads(json.dumps(value, default=str))  # as the configuration is read; some must be given
+        for name, value in bare.items()
+        if "." in name or value is None
+    }
+    given = {
+        name: value for name, value in configuration(job).items() if name not in defaults or value != defaults[name]
+    }
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def find(lines: Sequence[dict[str, Any]], job: Job) -> dict[str, Any] | None:
+    """Returns the last line that is about a run, or None."""
+    name, wanted = identifier(job), configuration(job)
+    for line in reversed(lines):
+        saved = line["configuration"]
+        if line["id"] == name and all(key in wanted and wanted[key] == value for key, value in saved.items()):
+            return line
+    return None
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a file, none if there is no file; what is no line, cut short by a crash, is left out."""
+    if not path.exists():
+        return []
+    found = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(line, dict) and {"id", "configuration"} <= set(line):
+            found.append(line)
+    return found
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Adds a line, on the disk when it returns; a line that a crash cut short before is closed first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
+        file.write((json.dumps(plain(line), allow_nan=False) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def result_line(cell: Cell, job: Job, result: Result) -> dict[str, Any]:
+    """Returns the line of a finished run.
+
+    Args:
+        cell: the first cell that the run is for.
+        job: the run.
+        result: of `jaxfl.cli.job.execute`.
+    """
+    summary = {name: value for name, value in result.summary.items() if name != "options"}
+    versions = summary.pop("versions") | {"jaxfl": importlib.metadata.version("jaxfl")}
+    last = result.history[-1]
+    return {
+        **_head(cell, job),
+        "seconds": _short(last["seconds"]),  # of all rounds, those before an interruption included
+        "summary": _short(summary | {name: last[name] for name in ("bytes_up", "bytes_down")}),
+        "history": {name: _short(result.history.column(name)) for name in CURVES},
+        "configuration": configuration(job),
+        "versions": versions,
+    }
+
+
+def failure_line(cell: Cell, job: Job, error: Exception) -> dict[str, Any]:
+    """Returns the line of a run that failed."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return {**_head(cell, job), "error": words, "configuration": configuration(job)}
+
+
+def _head(cell: Cell, job: Job) -> dict[str, Any]:
+    """Returns what every line begins with."""
+    return {"id": identifier(job), "cell": cell.label, "seed": job.seed, "command": cell.command(job.seed)}
+
+
+def _short(value: Any) -> Any:
+    """Returns a value with its numbers rounded to what is read."""
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_short(one) for one in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -1,0 +1,171 @@
+"""Makes the numbers of a paper's tables: one run for every cell and seed, none twice.
+
+    jaxfl reproduce ifca --scale smoke
+    jaxfl reproduce stocfl --scale laptop --data-dir DIR --only 'IFCA M=4'
+
+Results go to `results.jsonl` in `experiments/NAME/results/SCALE/` (or `--out`), a line as soon as a run is done. The
+same command makes what is missing: what has a line is not run again, and what was interrupted goes on from its
+checkpoint. A run that fails does not stop the others; its error goes to `failures.jsonl`, and the exit code is 1.
+"""
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from experiments.harness import base, report, results, studies
+from experiments.harness.base import Cell, Study
+from jaxfl.cli import job as jobs
+from jaxfl.cli import options
+from jaxfl.cli.job import Job
+from jaxfl.cli.tables.console import saying, stderr
+from jaxfl.data.clients import FederatedData
+from jaxfl.sampling import cohort_size
+from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.history import plain
+from jaxfl.simulation.run import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Planned(NamedTuple):
+    """A run that is to be made."""
+
+    cell: Cell  # the first one that it is for: cells may show several metrics of one run
+    job: Job
+
+
+def reproduce(
+    name: str,
+    scale: str,
+    *,
+    data_dir: str | None = None,
+    only: str | None = None,
+    out: Path | None = None,
+) -> int:
+    """Makes what is missing of an experiment, and writes its report.
+
+    Args:
+        name: of the experiment.
+        scale: `smoke`, `laptop` or `paper`.
+        data_dir: folder of the data's files.
+        only: makes only the cells and studies whose label, `table / row / column`, holds this pattern.
+        out: folder of the results.
+
+    Returns:
+        The exit code: 0 done, 1 some run failed, 130 interrupted.
+
+    Raises:
+        ValueError: an unknown name or scale, or a pattern that matches nothing.
+    """
+    experiment = base.load(name)
+    chosen = base.select([*experiment.scale(scale).cells, *experiment.scale(scale).studies], only)
+    cells = [one for one in chosen if isinstance(one, Cell)]
+    folder = experiment.results(scale) if out is None else out
+    lines = results.read(folder / results.RESULTS)
+    wanted = planned(cells, data_dir, folder)
+    missing = [one for one in wanted if results.find(lines, one.job) is None]
+    console = stderr()
+    _say(console, f"{name}, {scale}: {len(wanted)} runs, {len(wanted) - len(missing)} there, {len(missing)} to make")
+    failed, held = 0, Held(data_dir)
+    for place, one in enumerate(missing, 1):
+        label = f"[{place}/{len(missing)}] {one.cell.label}, seed {one.job.seed}:"
+        try:
+            result = _run(one.job, held, label)
+        except KeyboardInterrupt:
+            _say(console, f"{label} interrupted; the same command goes on", style="yellow")
+            return 130
+        except Exception as error:  # whatever it is, the other runs go on, and the exit code tells
+            failure = results.failure_line(one.cell, one.job, error)
+            results.append(folder / results.FAILURES, failure)
+            failed += 1
+            _say(console, f"{label} failed: {failure['error']}", style="red")
+            continue
+        results.append(folder / results.RESULTS, results.result_line(one.cell, one.job, result))
+        _clean(one.job)
+    for study in (one for one in chosen if isinstance(one, Study) and studies.read(folder, one) is None):
+        _say(console, f"{study.label}:")
+        try:
+            studies.write(folder, study, data_dir)
+        except KeyboardInterrupt:
+            _say(console, f"{study.label}: interrupted; the same command makes it again", style="yellow")
+            return 130
+        except Exception as error:  # as above
+            failed += 1
+            _say(console, f"{study.label} failed: {type(error).__name__}: {error}", style="red")
+    written = report.write(experiment, scale, folder)
+    made = f"{len(missing) - failed} made, {len(wanted) - len(missing)} were there, {failed} failed"
+    _say(console, f"{name}, {scale}: {made}; {written}", style="red" if failed else None)
+    return 1 if failed else 0
+
+
+def planned(cells: Sequence[Cell], data_dir: str | None, folder: Path) -> list[Planned]:
+    """Returns the runs of some cells, each once; all with the first seed before any with the second."""
+    found: dict[str, Planned] = {}
+    for turn in range(max((len(cell.seeds) for cell in cells), default=0)):
+        for cell in (cell for cell in cells if turn < len(cell.seeds)):
+            job = cell.job(cell.seeds[turn], data_dir=data_dir, resume=True)
+            name = results.identifier(job)
+            found.setdefault(name, Planned(cell, job._replace(out=folder / results.UNFINISHED / name)))
+    return list(found.values())
+
+
+class Held:
+    """The last federation that was loaded: the rows of a column share theirs."""
+
+    def __init__(self, data_dir: str | None):
+        self.data_dir = data_dir
+        self.key: str | None = None
+        self.data: FederatedData | None = None
+
+    def load(self, job: Job) -> FederatedData:
+        """Returns the federation of a run."""
+        key = repr((job.settings.data_name, sorted(job.settings.data.items()), job.seed))
+        if self.data is None or key != self.key:
+            self.data = None  # frees the old one first
+            with saying(stderr(), f"loading {job.settings.data_name}"):
+                self.data = options.load(job.settings, data_dir=self.data_dir, seed=job.seed)
+            self.key = key
+        return self.data
+
+
+def _run(job: Job, held: Held, label: str) -> Result:
+    """Makes a run, or goes on with it."""
+    _forget(job)
+    jobs.check(job)
+    data = held.load(job)
+    cohort_size(job.cohort, data)  # refuses what is too large, before anything compiles
+    with ProgressBar(label=label) as bar:
+        return jobs.execute(job, data, [bar])
+
+
+def _forget(job: Job) -> None:
+    """Removes what an interrupted run left behind if its defaults were others than they are now."""
+    if job.out is None or not (job.out / jobs.CONFIG).exists():
+        return
+    saved = json.loads((job.out / jobs.CONFIG).read_text(encoding="utf-8"))
+    if any(saved.get(name) != value for name, value in plain(job.identity()).items()):
+        shutil.rmtree(job.out)
+
+
+def _clean(job: Job) -> None:
+    """Removes checkpoint and history: their run has its line."""
+    if job.out is not None:
+        shutil.rmtree(job.out)
+        with contextlib.suppress(OSError):  # not empty: of an interrupted run
+            job.out.parent.rmdir()
+
+
+def _say(console: "Console", text: str, style: str | None = None) -> None:
+    """Prints a line."""
+    console.print(text, style=style, soft_wrap=True, markup=False)
+
+
+if __name__ == "__main__":
+    from jaxfl import cli
+
+    cli.main(["reproduce", *sys.argv[1:]])

@@ -1,0 +1,110 @@
+"""Studies of an experiment: made once, kept in `studies/` as JSON and pictures beside the results.
+
+A study has a file for its words and numbers, written last: where it is, the study is not made again. Delete it to make
+the study again.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.base import Cell, Made, Study
+from jaxfl.cli import options
+from jaxfl.cli.job import execute
+from jaxfl.cli.tables.console import stderr
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Method
+from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.history import plain
+from jaxfl.simulation.run import Result
+
+FOLDER = "studies"
+
+
+def read(folder: Path, study: Study) -> dict[str, Any] | None:
+    """Returns what a study found out: `text`, `numbers`, `table`, `pictures` (files by what they show); None if not."""
+    path = _path(folder, study)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def write(folder: Path, study: Study, data_dir: str | None) -> dict[str, Any]:
+    """Makes a study and returns what it found out.
+
+    Args:
+        folder: of the experiment's results.
+        study: of a scale.
+        data_dir: folder of the data's files.
+    """
+    began = time.perf_counter()
+    made: Made = study.make(data_dir)
+    path = _path(folder, study)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pictures = {}
+    for text, figure in made.pictures.items():
+        pictures[text] = f"{path.stem}-{slug(text)}.png"
+        figure.savefig(path.parent / pictures[text], dpi=100)
+    found = {
+        "label": study.label,
+        "text": made.text,
+        "numbers": made.numbers,
+        "table": made.table,
+        "pictures": pictures,
+        "seconds": round(time.perf_counter() - began, 1),
+        "versions": {name: importlib.metadata.version(name) for name in ("jaxfl", "jax")},
+    }
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(plain(found), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return found
+
+
+def train(cell: Cell, data_dir: str | None) -> tuple[Method, Result]:
+    """Runs a cell at its first seed, and returns the method and the result with its state, which tables do not keep."""
+    job = cell.job(cell.seeds[0])
+    data = load(cell, data_dir)
+    with ProgressBar(label=f"{cell.label}:") as bar:
+        result = execute(job, data, [bar])
+    return options.build(job.settings, data), result
+
+
+@contextlib.contextmanager
+def counting(label: str, rounds: int) -> Iterator[Callable[[int], None]]:
+    """Shows how far a study's own rounds are, on the standard error stream: `with counting(...) as count: count(1)`."""
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description} round {task.completed:.0f}/{task.total:.0f}"),
+        progress.BarColumn(),
+    )
+    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=stderr()) as bar:
+        shown = bar.add_task(label, total=rounds)
+        yield lambda done: bar.update(shown, completed=done)
+
+
+def load(cell: Cell, data_dir: str | None) -> FederatedData:
+    """Returns the federation of a cell at its first seed."""
+    return options.load(cell.job(cell.seeds[0]).settings, data_dir=data_dir, seed=cell.seeds[0])
+
+
+def method(cell: Cell, data: FederatedData, **changed: Any) -> Method:
+    """Returns the method of a cell, some of its options changed."""
+    items = (*cell.items, *(f"{name}={value}" for name, value in changed.items()))
+    return options.build(options.route(cell.method, cell.data, items), data)
+
+
+def slug(text: str) -> str:
+    """Returns a name for a file.
+
+    >>> slug("Figure 4 / PCA of 400 clients")
+    'figure-4-pca-of-400-clients'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _path(folder: Path, study: Study) -> Path:
+    return folder / FOLDER / f"{slug(study.label)}.json"

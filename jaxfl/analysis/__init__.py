@@ -1,0 +1,1 @@
+"""What one asks beside training: how many clusters, which layers, which threshold, where the clients' models lie."""

@@ -1,0 +1,253 @@
+"""How many clusters: a few rounds with a sample of the clients for every candidate.
+
+FeSEM's way (Long et al., "Multi-center Federated Learning", World Wide Web 2022, section 5.2): sample 100 clients, run
+three rounds for every K, and keep the K of the best accuracy or of the smallest intra-cluster distance. What is left
+open there is settled here:
+
+- The accuracy is of rows that every client has set aside from its training rows. Test rows are for the end.
+- The intra-cluster distance always falls with K, so that the smallest says nothing. The elbow of its curve is taken,
+  which is the K whose point is farthest below the chord from the first candidate to the last, both axes scaled to 0..1
+  (Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011).
+- Every K has the same clients, the same rows and the same seed, and all of the sampled clients are in every round.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.partition import train_test_split
+from jaxfl.methods.base import Method
+from jaxfl.random import host_rng
+from jaxfl.simulation.run import run
+
+CRITERIA = ("accuracy", "distance")
+
+
+class Choice(NamedTuple):
+    """The number of clusters, and what it was chosen by.
+
+    Attributes:
+        num_clusters: the chosen K.
+        criterion: `"accuracy"` or `"distance"`.
+        table: one row for every candidate, by K and ready for JSON: `num_clusters` (K), `accuracy` (micro, on the rows
+            set aside), `distance` (FeSEM's objective in the last round; None if the method has none), `clusters`
+            (those that have clients at the end), `seconds` (compilation included).
+    """
+
+    num_clusters: int
+    criterion: str
+    table: list[dict[str, Any]]
+
+
+def choose_num_clusters(
+    method: Callable[[int], Method],
+    data: FederatedData,
+    candidates: Sequence[int] = (1, 2, 3, 4, 5, 6),
+    *,
+    num_clients: int = 100,
+    rounds: int = 3,
+    criterion: str = "accuracy",
+    validation: float = 0.2,
+    seed: int = 0,
+) -> Choice:
+    """Returns the number of clusters that suits a federation, found on a sample of its clients.
+
+    Clients that are not sampled are neither trained nor read, and nobody's test rows are.
+
+    Args:
+        method: makes the method of K clusters, for example `lambda k: jaxfl.methods.fesem(task, optax.sgd(0.1),
+            num_clusters=k)`; any method whose number of clusters is given.
+        data: the federation.
+        candidates: the K to try.
+        num_clients: clients that are sampled, of those who are not held out and have at least two training rows; all
+            of these where they are fewer.
+        rounds: communication rounds for every K.
+        criterion: `"accuracy"`: the highest micro accuracy on the rows set aside, each client under the model of its
+            own cluster; among equals the smallest K. `"distance"`: the elbow of FeSEM's intra-cluster distance
+            (equation 6), which is neither the first nor the last K of a curve that falls; of a curve that is nowhere
+            below its chord, the first.
+        validation: share of a client's training rows that is set aside, at least one of them.
+        seed: of the sampled clients and of the rows set aside, and of every run.
+
+    Raises:
+        ValueError: an argument is out of range, or the criterion is `"distance"` and the method has no `objective`.
+        RuntimeError: no client's model was ever finite.
+
+    >>> import jaxfl, optax
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=40)  # two clients a rotation
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> choice = choose_num_clusters(
+    ...     lambda k: jaxfl.methods.fesem(task, optax.sgd(0.1), num_clusters=k), data, candidates=(1, 4)
+    ... )
+    >>> choice.num_clusters, [row["clusters"] for row in choice.table]
+    (4, [1, 4])
+    """
+    eligible = _eligible(data)
+    numbers = _check(method, candidates, criterion, validation, num_clients, rounds, min(num_clients, len(eligible)))
+    ids = np.sort(host_rng(seed, "choice", "clients").permutation(eligible)[:num_clients])
+    sample = _sample(data, ids, validation, seed)
+    methods = {number: method(number) for number in numbers}  # all of them are made, and refused, before one runs
+    if criterion == "distance":
+        _check_objective(methods[numbers[0]], sample)
+    table = [_try(number, methods[number], sample, rounds, seed) for number in numbers]
+    if criterion == "accuracy":
+        # rounded: the same hits, added up by other clusters, are the same accuracy
+        best = max(table, key=lambda row: (round(row["accuracy"], 12), -row["num_clusters"]))["num_clusters"]
+    else:
+        best = numbers[elbow(numbers, [row["distance"] for row in table])]
+    return Choice(best, criterion, table)
+
+
+def elbow(x: Sequence[float], y: Sequence[float]) -> int:
+    """Returns the place of the point that is farthest below the chord, the first one among equals.
+
+    Args:
+        x: ascending `[M]`.
+        y: `[M]`.
+
+    >>> elbow([1, 2, 3, 4], [10.0, 3.0, 2.0, 1.0])
+    1
+    """
+    across, down = (_scaled(np.asarray(values, float)) for values in (x, y))
+    chord = down[0] + (down[-1] - down[0]) * across
+    return int(np.argmax(np.round(chord - down, 12)))
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    """Returns values from 0 to 1; zeros where they are all the same."""
+    width = np.ptp(values)
+    return (values - values.min()) / (width if width else 1.0)
+
+
+def _eligible(data: FederatedData) -> np.ndarray:
+    """Returns the clients that can train on some of their rows and set others aside."""
+    able = np.asarray(data.train.size) >= 2
+    if data.held_out is not None:
+        able &= ~np.asarray(data.held_out)
+    return np.flatnonzero(able)
+
+
+def _check(
+    method: Any,
+    candidates: Sequence[int],
+    criterion: str,
+    validation: float,
+    num_clients: int,
+    rounds: int,
+    sampled: int,
+) -> list[int]:
+    """Returns the candidates in ascending order.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if isinstance(method, Method) or not callable(method):
+        raise ValueError(
+            f"method must be a function of the number of clusters, got a {type(method).__name__}; "
+            "write lambda k: jaxfl.methods.fesem(task, optimizer, num_clusters=k)."
+        )
+    if criterion not in CRITERIA:
+        raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}.")
+    if not 0 < validation < 1:
+        raise ValueError(
+            f"validation must be a share of the training rows, above 0 and below 1, got {validation}; 0.2 is usual."
+        )
+    for name, value in {"num_clients": num_clients, "rounds": rounds}.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if not sampled:
+        raise ValueError(
+            "data must have clients with at least 2 training rows, one to train on and one to set aside, that are not "
+            "held out; got none."
+        )
+    numbers = list(candidates)
+    if not all(isinstance(number, (int, np.integer)) and number >= 1 for number in numbers):
+        raise ValueError(f"candidates must be numbers of clusters, at least 1, got {candidates!r}.")
+    numbers = sorted(map(int, numbers))
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"candidates must be one or more different numbers, got {candidates!r}; (1, 2, 4) is fine.")
+    if numbers[-1] > sampled:
+        raise ValueError(
+            f"candidates must be at most the number of sampled clients ({sampled}), got {numbers[-1]}; lower it or "
+            "sample more clients (num_clients; those with 2 or more training rows that are not held out count)."
+        )
+    if criterion == "distance" and len(numbers) < 3:
+        raise ValueError(
+            f'candidates must be at least 3 for criterion="distance", whose curve has no elbow otherwise, got '
+            f'{candidates!r}; add some, or take criterion="accuracy".'
+        )
+    return numbers
+
+
+def _check_objective(method: Method, data: FederatedData) -> None:
+    """Raises ValueError if the method does not say the intra-cluster distance; nothing is compiled."""
+    key, cohort = jax.random.key(0), Cohort.of(range(data.num_clients))
+    state = jax.eval_shape(method.init, key, data)
+    _, info = jax.eval_shape(method.round, key, state, data, cohort)
+    if getattr(info.extra.get("objective"), "shape", None) != ():
+        raise ValueError(
+            'criterion must be "accuracy" for a method without an intra-cluster distance (info.extra["objective"], as '
+            'FeSEM has), got "distance".'
+        )
+
+
+def _sample(data: FederatedData, ids: np.ndarray, validation: float, seed: int) -> FederatedData:
+    """Returns the federation of these clients alone, of their training rows alone: some of them are the test rows."""
+    start, size, rows = (np.asarray(leaf) for leaf in (data.train.start, data.train.size, data.train.rows))
+    parts = [rows[start[i] : start[i] + size[i]] for i in ids]
+    pool, place = np.unique(np.concatenate(parts), return_inverse=True)  # clients may share rows
+    parts = np.split(place, np.cumsum(size[ids])[:-1])
+
+    def of_sampled(values: Any) -> np.ndarray | None:
+        return None if values is None else np.asarray(values)[ids]
+
+    train, test = (
+        dataclasses.replace(Split.pack(half), flipped=of_sampled(data.train.flipped))
+        for half in train_test_split(parts, validation, seed=seed)
+    )
+    attack = data.attack
+    if attack is not None:
+        attack = dataclasses.replace(attack, attacker=of_sampled(attack.attacker))
+        if np.asarray(attack.attacker).all():
+            raise ValueError(
+                f"num_clients must leave somebody honest in the sample, but all of the {len(ids)} sampled clients "
+                "attack; sample more clients or change the seed."
+            )
+    return dataclasses.replace(
+        data,
+        # indexed before it is an array of ours: nothing else of the pool is read
+        inputs=np.asarray(data.inputs[pool]),
+        labels=np.asarray(data.labels[pool]),
+        train=train,
+        test=test,
+        rotation=of_sampled(data.rotation),
+        tilt=of_sampled(data.tilt),
+        label_shift=of_sampled(data.label_shift),
+        group=of_sampled(data.group),
+        held_out=None,
+        attack=attack,
+    )
+
+
+def _try(number: int, method: Method, data: FederatedData, rounds: int, seed: int) -> dict[str, Any]:
+    """Returns the row of one candidate."""
+    began = time.perf_counter()
+    result = run(method, data, rounds=rounds, seed=seed, eval_every=rounds)
+    if result.summary["diverged"] == rounds * data.num_clients:
+        raise RuntimeError(
+            f"no client's model was finite in any round with K = {number} clusters; lower the method's learning rate."
+        )
+    record = result.history[-1]
+    return {
+        "num_clusters": number,
+        "accuracy": record["micro_accuracy"],
+        "distance": record.get("objective"),
+        "clusters": record["num_clusters"],
+        "seconds": time.perf_counter() - began,
+    }

@@ -1,0 +1,145 @@
+"""What the clients' own models look like, side by side: a short vector for each, never a stack of models."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import engine
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Method
+from jaxfl.methods.parts.points import point
+from jaxfl.random import host_rng
+from jaxfl.simulation.finetune import FineTune, trainer
+from jaxfl.typing import Array, Key
+
+
+class Finished(Protocol):
+    """What is needed of a `jaxfl.Result`."""
+
+    @property
+    def state(self) -> Any:
+        """The method's last state."""
+        ...
+
+    @property
+    def data(self) -> FederatedData:
+        """The federation."""
+        ...
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Its `seed` is the run's."""
+        ...
+
+
+class Sketches(NamedTuple):
+    """The local models of M clients as vectors: their distances are the models' distances, see `local_sketches`."""
+
+    points: np.ndarray  # [M, d] float32
+    clients: np.ndarray  # [M] int32, ids: as given, ascending if drawn
+    cluster: np.ndarray  # [M] int32, slot of the model that each client is served, -1 for none
+    trained: np.ndarray  # [M] bool; False: no training rows, or diverged; the point is that of the model served
+
+
+def local_sketches(
+    method: Method,
+    result: Finished,
+    train: FineTune,
+    *,
+    clients: int | Sequence[int] | np.ndarray | None = None,
+    size: int = 1024,
+    layers: str | Sequence[str] = ".*",
+    seed: int = 0,
+    plan: Plan | str = "auto",
+) -> Sketches:
+    """Returns what clients' local models are after a run: each trains, on its own rows, the model that it is served.
+
+    These are the models that `jaxfl.run(..., finetune=train)` tests after its last round, number for number: the same
+    start, the same batches, nobody late, nobody sending anything else. A model longer than `size` is kept as a sketch
+    (see `jaxfl.clustering.sketch`): distances and inner products stay as they are but for an error of about
+    1 / sqrt(size), so clusters and principal components do too; directions mean nothing. It costs a training of each
+    client, and a chunk of models is alive at a time.
+
+    Args:
+        method: that was run.
+        result: of `jaxfl.run(method, data, ...)`.
+        train: the optimiser, epochs and batch size that the clients train with; the run's own, for what they would
+            send in its next round.
+        clients: how many to draw at random, of those with training rows; or which, by id; None takes all with rows.
+        size: numbers kept of each model, if it is longer.
+        layers: patterns (see `jaxfl.tree.matching`) of the parameters to look at; all by default.
+        seed: of the drawing; the training goes by the run's seed.
+        plan: a `Plan` (chunk and devices), or `"auto"`.
+
+    Raises:
+        ValueError: an argument is out of range, `layers` matches nothing, or the result is of another method.
+
+    >>> import jaxfl, optax
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> method = jaxfl.methods.fesem(task, optax.sgd(0.1), num_clusters=2)
+    >>> result = jaxfl.run(method, data, rounds=2, seed=0)
+    >>> sketches = local_sketches(method, result, jaxfl.FineTune(optax.sgd(0.1), epochs=5), clients=6)
+    >>> sketches.points.shape, sketches.clients.shape
+    ((6, 650), (6,))
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}; the error of a distance is about 1 / sqrt(size).")
+    data, state, key = result.data, result.state, jax.random.key(result.summary["seed"])
+    expected = jax.eval_shape(method.init, key, data)
+    if jax.tree.structure(expected) != jax.tree.structure(state):
+        raise ValueError(
+            f"result must be of a run of this method, whose state is {type(expected).__name__}, "
+            f"got {type(state).__name__}; pass the method that was given to jaxfl.run."
+        )
+    chosen = _choose(data, clients, seed)
+    ids, place = np.unique(chosen, return_inverse=True)
+    plan = engine.auto_plan(method, state, len(ids)) if isinstance(plan, str) else plan
+    learn = trainer(method, train)
+
+    def client(shared: Any, client: Array) -> tuple[tuple, tuple[Array, Array]]:
+        key, state, data = shared
+        model, finite = learn(key, state, data, client)
+        return (), (point(key, model, layers, size).astype(jnp.float32), finite & (data.train.size[client] > 0))
+
+    @jax.jit
+    def sketch(key: Key, state: Any, data: FederatedData, ids: Array) -> tuple[Array, tuple[Array, Array]]:
+        state = method.assign(key, state, data, Cohort.of(jnp.arange(data.num_clients), plan))
+        cohort = engine.by_size(data, Cohort.of(ids, plan))
+        found = engine.over_clients(client, (key, state, data), cohort)[1]
+        back = jnp.searchsorted(ids, cohort.ids)
+        return state.cluster[ids], jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[back].set(leaf), found)
+
+    cluster, (points, trained) = jax.tree.map(np.asarray, sketch(key, state, jax.device_put(data), jnp.asarray(ids)))
+    return Sketches(points[place], chosen, cluster[place], trained[place])
+
+
+def _choose(data: FederatedData, clients: int | Sequence[int] | np.ndarray | None, seed: int) -> np.ndarray:
+    """Returns ids `[M]` int32.
+
+    Raises:
+        ValueError: more clients are asked for than have rows, or ids are not of this federation.
+    """
+    able = np.flatnonzero(np.asarray(data.train.size) > 0)
+    if clients is None:
+        clients = len(able)
+    if isinstance(clients, int | np.integer):
+        if not 1 <= clients <= len(able):
+            raise ValueError(
+                f"clients must be from 1 to the number of clients with training rows ({len(able)}), got {clients}; "
+                "None takes them all, a list of ids those named."
+            )
+        return np.sort(host_rng(seed, "local sketches").permutation(able)[:clients]).astype(np.int32)
+    ids = np.asarray(clients)
+    if ids.ndim != 1 or not len(ids) or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"clients must be a number, or a list of at least one id, got {clients!r}.")
+    wrong = ids[(ids < 0) | (ids >= data.num_clients)]
+    if len(wrong):
+        raise ValueError(
+            f"clients must be ids from 0 to {data.num_clients - 1}, got {wrong[0]}; a number alone is how many to draw."
+        )
+    return ids.astype(np.int32)

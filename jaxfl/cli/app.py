@@ -1,0 +1,339 @@
+"""The command line: `jaxfl run`, `methods`, `data`, `plan`, `reproduce`, `report`."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxfl import data as federations
+from jaxfl.cli import experiments, job, options, tables
+from jaxfl.cli.data_command import Wanted, show
+from jaxfl.cli.tables.console import saying, stderr, stdout
+from jaxfl.methods import METHODS
+from jaxfl.sampling import cohort_size
+from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.program import footprint
+from jaxfl.simulation.run import Result
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Simulate clustered and personalised federated learning: all clients of a round in one compiled program.",
+)
+
+MethodName = Annotated[str, typer.Argument(help="A method; [bold]jaxfl methods[/] lists them.", metavar="METHOD")]
+DataName = Annotated[str, typer.Option("--data", help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME")]
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", help="Folder of the data's files (or the one above it).", metavar="DIR")
+]
+CohortSize = Annotated[
+    str | None,
+    typer.Option(
+        help="Clients of a round: a share (0.1; 1.0 is everyone) or a count (120). Default 0.1, on the digits 0.5.",
+        metavar="SHARE|COUNT",
+    ),
+]
+Items = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="An option of the method, the data, the model or the optimiser, e.g. [bold]threshold=0.6[/], "
+        "[bold]num_clients=100[/], [bold]model=mlp[/], [bold]hidden=200[/], [bold]optimizer=adam[/], "
+        "[bold]learning_rate=0.05[/]. Repeat it. [bold]jaxfl methods METHOD[/] and [bold]jaxfl data NAME[/] list them.",
+        metavar="KEY=VALUE",
+    ),
+]
+DataItems = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="An option of the data set, e.g. [bold]alpha=0.1[/]. Repeat it. [bold]jaxfl data NAME[/] lists them.",
+        metavar="KEY=VALUE",
+    ),
+]
+Clone = Annotated[
+    Path | None,
+    typer.Option("--experiments", help="A clone of the repository, if this is not run inside one.", metavar="DIR"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("run")
+def run_command(
+    method: MethodName,
+    data: DataName,
+    data_dir: DataDir = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds in all. Default 100, on the digits 20.", metavar="R", show_default=False)
+    ] = None,
+    cohort: CohortSize = None,
+    seed: Annotated[int, typer.Option(help="Of data, initial models, cohorts and batches.", metavar="S")] = 0,
+    seeds: Annotated[
+        str | None, typer.Option(help="Several runs, one after another, and their mean.", metavar="0,1,2")
+    ] = None,
+    items: Items = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for config, history, checkpoint, summary and pictures.", metavar="DIR"),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out, bit for bit.")] = False,
+    eval_every: Annotated[
+        int | None, typer.Option(help="Rounds between evaluations; default ten in all.", metavar="R")
+    ] = None,
+    finetune: Annotated[
+        int | None,
+        typer.Option(
+            help="Test every client a second time, after this many epochs on its own training rows (the run's "
+            "optimiser and batch size): finetuned_micro_accuracy and so on, beside the others.",
+            metavar="EPOCHS",
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints; default after every evaluation.", metavar="R")
+    ] = None,
+) -> None:
+    """Run a method on a federation.
+
+    Try [bold]jaxfl run stocfl --data rotated-digits --out runs/first[/]: clients see digits in four rotations, and
+    StoCFL finds who sees which.
+
+    Clients may be late ([bold]--set stragglers=0.5[/] of a round's train for fewer epochs), fail ([bold]--set
+    dropouts=0.3[/] of them), be away ([bold]--set availability=diurnal[/] or [bold]random[/]) or attack ([bold]--set
+    attack=sign-flip --set attackers=0.2[/] of all; or [bold]label-flip[/], [bold]gaussian[/]; they are left out of the
+    metrics).
+    """
+    with errors():
+        tuning = [] if finetune is None else [f"run.finetune={finetune}"]
+        settings = options.route(method, data, [*(items or ()), *tuning])
+        rounds, share = _defaults(data, rounds, cohort)
+        numbers = [seed] if seeds is None else _seeds(seeds)
+        jobs = [
+            job.Job(
+                settings,
+                rounds,
+                share,
+                number,
+                data_dir,
+                eval_every,
+                checkpoint_every,
+                out / f"seed-{number}" if out is not None and seeds is not None else out,
+                resume,
+            )
+            for number in numbers
+        ]
+        for one in jobs:
+            job.check(one)
+        results = [_run(one, f"seed {one.seed}" if seeds is not None else "") for one in jobs]
+        spread = job.across(results, out) if seeds is not None else None
+        stdout().print(tables.results(results, spread))
+        for one in jobs:
+            if one.out is not None:
+                pictures = " and ".join(str(one.out / name) for name in job.PICTURES)
+                print(f"pictures: {pictures}")
+
+
+def _run(one: job.Job, label: str) -> Result:
+    """Runs one job under a progress bar."""
+    console = stderr()
+    with saying(console, f"loading {one.settings.data_name}"):
+        data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
+        cohort_size(one.cohort, data)  # refuses what is too large, before anything is said to compile
+    bar = ProgressBar(label=label)
+    if not console.is_terminal:
+        console.print(f"{label} compiling {one.settings.method_name} on {data.num_clients} clients".strip())
+    try:
+        with bar:
+            result = job.execute(one, data, [bar])
+    except KeyboardInterrupt:
+        kept = "nothing was kept; --out DIR would keep checkpoints"
+        if one.out is not None:
+            kept = "the same command with --resume goes on from the last checkpoint"
+        console.print(
+            f"interrupted after round {bar.last_round} of {one.rounds}; {kept}", style="yellow", soft_wrap=True
+        )
+        raise typer.Exit(130) from None
+    if count := result.summary["diverged"]:
+        console.print(
+            f"warning: {count} updates of clients were not finite and were left out; lower the learning rate "
+            "(--set learning_rate=...).",
+            style="yellow",
+            soft_wrap=True,
+        )
+    if count := result.summary["empty_clients"]:
+        console.print(f"note: {count} of {data.num_clients} clients have no training rows; they train nothing.")
+    return result
+
+
+@app.command("methods")
+def methods_command(
+    name: Annotated[str | None, typer.Argument(help="Show the options of this one.", metavar="[METHOD]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or the options of one."""
+    with errors():
+        if name is not None:
+            options.check_name("method", name, METHODS)
+        if as_json:
+            print(json.dumps(tables.method_rows(list(METHODS) if name is None else [name]), indent=2))
+        elif name is not None:
+            print(tables.method_options(name))
+        else:
+            stdout().print(tables.methods())
+
+
+@app.command("data")
+def data_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A data set, such as rotated-mnist, or a source, such as mnist.", metavar="NAME"),
+    ] = None,
+    data_dir: DataDir = None,
+    items: DataItems = None,
+    seed: Annotated[int, typer.Option(help="Of the choices that the skew makes.", metavar="S")] = 0,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Write NAME-labels.png (labels by client) and NAME-montage.png (examples).")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Directory for the pictures.", metavar="DIR")] = Path("."),
+    download: Annotated[
+        bool,
+        typer.Option("--download", help="Get the files first, verified, into the folder of the source in --data-dir."),
+    ] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the source's examples, before any skew, into one file: read faster.", metavar="FILE.npz"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what data there are, or what a federation looks like.
+
+    [bold]jaxfl data[/]: the sources, with size, licence and what is found on this machine, and the skews.
+
+    [bold]jaxfl data mnist[/]: a source, and which data sets can be cut from it.
+
+    [bold]jaxfl data rotated-mnist[/]: a data set: options and, if its files are found, clients, rows, classes, groups.
+
+    Try [bold]jaxfl data dirichlet-digits --set alpha=0.1 --plot[/]: it draws who has which labels, and examples.
+
+    Files are looked for in --data-dir, else in $JAXFL_DATA, else in ~/.cache/jaxfl. Only --download gets any.
+    """
+    with errors():
+        wanted = Wanted(name, data_dir, tuple(items or ()), seed, out if plot else None, download, save, as_json)
+        try:
+            show(wanted, stdout(), stderr())
+        except KeyboardInterrupt:
+            again = "; what has arrived is kept, the same command goes on" if download else ""
+            stderr().print(f"interrupted{again}", style="yellow", soft_wrap=True)
+            raise typer.Exit(130) from None
+
+
+@app.command("plan")
+def plan_command(
+    method: MethodName,
+    data: DataName,
+    data_dir: DataDir = None,
+    cohort: CohortSize = None,
+    items: Items = None,
+) -> None:
+    """Say what a run will take in memory; nothing is trained."""
+    with errors():
+        settings = options.route(method, data, items or ())
+        rounds, share = _defaults(data, None, cohort)
+        job.check(job.Job(settings, rounds, share))
+        console = stderr()
+        with saying(console, f"loading {data}"):
+            federation = options.load(settings, data_dir=data_dir)
+        with saying(console, f"compiling {method} for {federation.num_clients} clients"):
+            taken = footprint(
+                options.build(settings, federation), federation, cohort=share, plan=options.plan(settings)
+            )
+        print(taken)
+
+
+@app.command("reproduce")
+def reproduce_command(
+    name: Annotated[str, typer.Argument(help="A folder of experiments/, such as [bold]ifca[/].", metavar="NAME")],
+    scale: Annotated[str, typer.Option(help="smoke (seconds a row, no files), laptop or paper.")] = "smoke",
+    data_dir: DataDir = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Only cells whose [bold]table / row / column[/] holds this; * is anything.", metavar="PATTERN"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the results, if not the experiment's own.", metavar="DIR")
+    ] = None,
+    clone: Clone = None,
+) -> None:
+    """Make the numbers of a paper's tables that are still missing, and the report.
+
+    Try [bold]jaxfl reproduce ifca[/]. Results are appended to results.jsonl; the same command goes on after an
+    interruption, and does nothing where nothing is missing. The exit code is 1 if a run failed.
+    """
+    with errors():
+        code = experiments.module("run", clone).reproduce(name, scale, data_dir=data_dir, only=only, out=out)
+    raise typer.Exit(code)
+
+
+@app.command("report")
+def report_command(
+    name: Annotated[str | None, typer.Argument(help="One experiment; all if not given.", metavar="[NAME]")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="smoke, laptop or paper; all with results if not given.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory that reproduce --out wrote to.", metavar="DIR")] = None,
+    clone: Clone = None,
+) -> None:
+    """Set what was made beside what the papers say: tables, pictures and a page; nothing is trained."""
+    with errors():
+        print(experiments.module("report", clone).reports(name, scale, out), end="")
+
+
+@contextlib.contextmanager
+def errors() -> Iterator[None]:
+    """Shows what the library refuses as one red line, and exits with 2."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, MemoryError, ImportError) as error:
+        stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
+        raise typer.Exit(2) from None
+
+
+def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:
+    """Returns rounds and cohort; a share is a float, a count an int."""
+    small = federations.dataset(data).source == "digits"
+    rounds = (20 if small else 100) if rounds is None else rounds
+    if cohort is None:
+        return rounds, 0.5 if small else 0.1
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return rounds, number(cohort)
+    raise ValueError(
+        f"cohort must be a share in (0, 1] or a count, got {cohort!r}; write --cohort 0.1 or --cohort 120."
+    )
+
+
+def _seeds(text: str) -> list[int]:
+    """Returns the seeds of a list."""
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"seeds must be whole numbers with commas between, got {text!r}; write --seeds 0,1,2."
+        ) from None
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must differ, got {text!r}.")
+    return seeds
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits."""
+    app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="jaxfl")

@@ -1,0 +1,229 @@
+"""What `jaxfl data NAME` does beside telling: the files are fetched, the federation is loaded, drawn and saved."""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxfl import data as federations
+from jaxfl import plots
+from jaxfl.cli import options, tables
+from jaxfl.cli.tables.console import Transfer, saying
+from jaxfl.data import sources
+from jaxfl.data.clients import FederatedData
+from jaxfl.data.describe import describe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Wanted(NamedTuple):
+    """What was asked for.
+
+    Attributes:
+        name: of a data set or a source; None lists all.
+        data_dir: where files are looked for, and where they are downloaded to.
+        items: options of the data set, `key=value`.
+        seed: of the choices that the skew makes.
+        pictures: a directory for pictures, or None.
+        download: whether to get the files first.
+        save: where to write the source's examples, or None.
+        as_json: whether to print JSON.
+    """
+
+    name: str | None
+    data_dir: str | None = None
+    items: tuple[str, ...] = ()
+    seed: int = 0
+    pictures: Path | None = None
+    download: bool = False
+    save: Path | None = None
+    as_json: bool = False
+
+
+def show(wanted: Wanted, out: "Console", err: "Console") -> None:
+    """Prints what was asked for.
+
+    Args:
+        wanted: what was asked for.
+        out: gets the results.
+        err: gets everything else: what goes on, and where files were written.
+
+    Raises:
+        ValueError: an unknown name, or what cannot be had of it.
+        FileNotFoundError: files are missing that a picture or a copy needs.
+    """
+    if wanted.name is None:
+        _show_all(wanted, out)
+        return
+    name, data_dir = wanted.name, wanted.data_dir
+    if not is_source(name):
+        federations.dataset(name)  # refuses unknown names
+    chosen = settings(name, wanted.items)
+    if is_source(name) and wanted.pictures is not None:
+        raise ValueError(f"--plot needs a data set, got the source {name}; a source has no clients. Try iid-{name}.")
+    if wanted.download:
+        for source in names(name, chosen):
+            _download(source, data_dir, err)
+    row = tables.source_row(name, data_dir) if is_source(name) else tables.data_rows([name], data_dir)[0]
+    if not wanted.as_json:
+        _print(out, tables.source(name, data_dir) if is_source(name) else tables.dataset(name, data_dir))
+    # tensorflow-datasets alone knows what it has prepared
+    there = row["found"] or name.partition("-")[2].startswith("tfds:")
+    data = None
+    if not is_source(name) and (there or wanted.pictures is not None):
+        with saying(err, f"loading {name}"):
+            data = federations.load(name, data_dir=data_dir, seed=wanted.seed, **chosen)
+    federation = None if data is None else describe(data)
+    if wanted.as_json:
+        more = {} if is_source(name) else {"federation": None if federation is None else federation._asdict()}
+        print(json.dumps([{**row, **more}], indent=2))
+    elif federation is not None:
+        _print(out, "\n" + tables.description(federation))
+    if data is not None and wanted.pictures is not None:
+        paths = pictures(name, data, wanted.pictures, wanted.seed)
+        _print(err, f"pictures: {' and '.join(map(str, paths))}")
+        if len(paths) == 1:
+            _print(err, f"no montage: the inputs are {data.input_shape}, no images")
+    if wanted.save is not None:
+        with saying(err, f"writing {wanted.save}"):
+            source = save(name, chosen, data_dir, wanted.save)
+        _print(err, f"saved: {wanted.save}, {len(source.labels):,} training rows of {source.name}")
+
+
+def _show_all(wanted: Wanted, out: "Console") -> None:
+    """Prints the lists."""
+    for option, given in {
+        "--set": wanted.items,
+        "--plot": wanted.pictures,
+        "--download": wanted.download,
+        "--save": wanted.save,
+    }.items():
+        if given:
+            raise ValueError(f"{option} needs the NAME of a data set; jaxfl data lists them.")
+    if wanted.as_json:
+        print(json.dumps(tables.data_rows(list(federations.DATASETS), wanted.data_dir), indent=2))
+        return
+    for part in tables.data(wanted.data_dir):
+        if isinstance(part, str):
+            _print(out, part)
+        else:
+            out.print(part)
+
+
+def _download(source: str, data_dir: str | None, err: "Console") -> None:
+    """Gets the files of a source, and says how much it is and on which terms before it starts."""
+    if sources.located(source) == "embedded":
+        _print(err, f"{source} is embedded: there is nothing to download")
+        return
+    if not sources.row(source).remotes:
+        there = tables.place(source, data_dir)
+        where = f"they are in {there['found']}" if there["found"] else there["missing"]
+        raise ValueError(f"{source} cannot be downloaded by a program: {where}.")
+    _print(err, terms(source, data_dir))
+    with Transfer(err) as transfer:
+        folder = fetch(source, data_dir, transfer)
+    _print(err, f"{source}: verified, in {folder}")
+
+
+def _print(console: "Console", text: str) -> None:
+    """Prints text as it is: brackets are no markup, and a long line is left to the terminal."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def settings(name: str, items: Iterable[str]) -> dict[str, Any]:
+    """Returns the options of a data set, or of a source, that `key=value` items give.
+
+    Raises:
+        ValueError: an option that the data set does not have, or a value of the wrong type.
+
+    >>> settings("rotated-digits", ["num_clients=8", "rows_per_client=none"])
+    {'num_clients': 8, 'rows_per_client': None}
+    """
+    known, chosen = known_options(name), {}
+    for item in items:
+        key, _, text = item.partition("=")
+        key = key.strip().removeprefix("data.")
+        options.check_name(f"option of {name}", key, known)
+        chosen[key] = options.convert(key, text, options.Option("data", key, known[key].default, known[key].hint))
+    return chosen
+
+
+def known_options(name: str) -> dict[str, Any]:
+    """Returns the options of a data set; or those of a source, which all data sets cut from it have."""
+    if not is_source(name):
+        return dict(federations.known_options(name))
+    return {key: one for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
+
+
+def names(name: str, chosen: dict[str, Any]) -> list[str]:
+    """Returns the sources of a data set (two of hybrid domains), or of a source itself.
+
+    >>> names("hybrid-mnist", {}), names("mnist", {})
+    (['mnist', 'fashion-mnist'], ['mnist'])
+    """
+    if is_source(name):
+        return [name]
+    other = chosen.get("other", federations.options(name).get("other"))
+    return [federations.dataset(name).source, *([other] if other in sources.SOURCES else [])]
+
+
+def is_source(name: str) -> bool:
+    """Returns whether a name is that of a source that is no data set by itself."""
+    return name in sources.SOURCES and name not in federations.DATASETS
+
+
+def terms(source: str, data_dir: str | None) -> str:
+    """Returns what is said before a download: how much it is, where it goes, and on which terms.
+
+    >>> print(terms("fashion-mnist", "data"))
+    fashion-mnist: 30.9 MB to data/fashion-mnist; licence: MIT
+    """
+    row = sources.row(source)
+    size = sum(remote.num_bytes for remote in row.remotes)
+    known = f"{size / 1e6:,.1f} MB" if all(remote.num_bytes for remote in row.remotes) else "of unknown size"
+    folder = (sources.home() if data_dir is None else Path(data_dir)) / source
+    return f"{source}: {known} to {folder}; licence: {row.licence}"
+
+
+def fetch(source: str, data_dir: str | None, progress: Callable[[str, int, int], None]) -> Path:
+    """Downloads the files of a source, and returns their folder."""
+    from jaxfl.data.sources.download import download
+
+    return download(source, sources.row(source).remotes, data_dir, progress=progress)
+
+
+def save(name: str, chosen: dict[str, Any], data_dir: str | None, path: Path) -> sources.Source:
+    """Writes the examples of a data set's source, before any skew, into one npz file, and returns them."""
+    from jaxfl.data.sources import npz
+
+    source = name if is_source(name) else federations.dataset(name).source
+    own = {key: chosen.get(key, one.default) for key, one in known_options(name).items() if one.owner == "source"}
+    loaded = sources.load(source, data_dir, **own)
+    npz.save(loaded, path, origin={"source": source, "options": own})
+    return loaded
+
+
+def pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> list[Path]:
+    """Draws the labels by client and, of images, a montage; returns the paths.
+
+    Args:
+        name: of the data set; the files are called by it.
+        data: the federation.
+        out: a directory, made if it is not there.
+        seed: of the choice of examples.
+
+    Raises:
+        ValueError: `out` is no directory.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out must be a directory, got {out}, which is a file.")
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = {"labels": plots.labels(data)}
+    if plots.is_image(data.input_shape):
+        drawn["montage"] = plots.montage(data, seed=seed)
+    paths = [out / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{what}.png" for what in drawn]
+    for path, figure in zip(paths, drawn.values(), strict=True):
+        figure.savefig(path, dpi=150)
+    return paths

@@ -1,0 +1,54 @@
+"""Where the experiments of papers are: `experiments/` comes with the repository, not with the installed package."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+NAME = "experiments"
+
+
+def module(name: str, folder: Path | None = None) -> ModuleType:
+    """Returns a module of `experiments/harness/`, imported from where `find` finds it.
+
+    Args:
+        name: of the module, such as `"run"`.
+        folder: as `find` takes it.
+
+    Raises:
+        FileNotFoundError: there are no experiments.
+        ValueError: those of another folder are in use already.
+    """
+    place = find(folder)
+    if sys.path[0] != str(place.parent):
+        sys.path.insert(0, str(place.parent))  # before any other package of this name
+    found = importlib.import_module(f"{NAME}.harness.{name}")
+    origin = Path(str(found.__file__)).resolve().parents[1]
+    if origin != place:
+        raise ValueError(f"experiments must be those of {str(place)!r}, but Python has them from {str(origin)!r}.")
+    return found
+
+
+def find(folder: Path | None = None) -> Path:
+    """Returns the directory `experiments` of a clone.
+
+    Args:
+        folder: the directory or the clone that it is in; None looks in the working directory and those above it, then
+            beside the package, where it is if the clone was installed with `pip install -e`.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    if folder is None:
+        here = Path.cwd()
+        places = [above / NAME for above in (here, *here.parents, Path(__file__).resolve().parents[2])]
+    else:
+        places = [folder.resolve(), folder.resolve() / NAME]
+    for place in places:
+        if place.name == NAME and (place / "harness" / "base.py").is_file() and any(place.glob("*/targets.json")):
+            return place
+    where = "the working directory, above it or beside the package" if folder is None else repr(str(folder))
+    raise FileNotFoundError(
+        f"no experiments in {where}: they come with the repository, not with the package; run this inside a clone, or "
+        "give --experiments DIR, a clone's folder."
+    )

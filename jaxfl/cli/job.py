@@ -1,0 +1,164 @@
+"""A run with a directory of its own: what was asked for, what came of it, and the pictures.
+
+The directory holds `config.json` (before anything is computed), `history.jsonl` and `checkpoint.npz` (while it runs),
+`summary.json`, `convergence.png` and `clusters.png` (at the end).
+"""
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxfl import plots
+from jaxfl.cli import options
+from jaxfl.data.clients import FederatedData
+from jaxfl.simulation import checkpoint
+from jaxfl.simulation.history import plain
+from jaxfl.simulation.run import Callback, Result, run
+
+CONFIG, SUMMARY, HISTORY = "config.json", "summary.json", "history.jsonl"
+PICTURES = ("convergence.png", "clusters.png")
+
+
+class Job(NamedTuple):
+    """Everything that a run is."""
+
+    settings: options.Settings
+    rounds: int
+    cohort: int | float
+    seed: int = 0
+    data_dir: str | None = None
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    out: Path | None = None
+    resume: bool = False
+
+    def config(self) -> dict[str, Any]:
+        """Returns what `config.json` holds."""
+        return {
+            **self.identity(),
+            "rounds": self.rounds,
+            "eval_every": self.eval_every,
+            "checkpoint_every": self.checkpoint_every,
+            "data_dir": self.data_dir,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what the numbers depend on: rounds may be added, and where the data lie does not matter."""
+        plain = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
+        return json.loads(json.dumps(plain))  # as it is read back: tuples are lists
+
+
+def check(job: Job) -> None:
+    """Raises what can be said before anything is loaded.
+
+    Raises:
+        ValueError: a number is out of range, or the directory holds another run.
+    """
+    numbers = {"rounds": job.rounds, "eval_every": job.eval_every, "checkpoint_every": job.checkpoint_every}
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if isinstance(job.cohort, float) and not 0 < job.cohort <= 1:
+        raise ValueError(
+            f"cohort must be a share in (0, 1] or a count, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 "
+            "everyone, 120 as many clients."
+        )
+    if isinstance(job.cohort, int) and job.cohort < 1:
+        raise ValueError(f"cohort must be at least 1, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 everyone.")
+    if job.seed < 0:
+        raise ValueError(f"seed must be 0 or more, got {job.seed}.")
+    options.plan(job.settings)
+    options.sampler(job.settings)
+    options.finetune(job.settings)
+    if job.out is None:
+        if job.resume:
+            raise ValueError("resume needs out, the directory of the run to go on with; add --out DIR.")
+        return
+    if job.out.exists() and not job.out.is_dir():
+        raise ValueError(f"out must be a directory, got the file {str(job.out)!r}; choose another name.")
+    # a config alone is of a run that was refused before its first round
+    held = [name for name in (HISTORY, checkpoint.NAME, SUMMARY) if (job.out / name).exists()]
+    if held and not job.resume:
+        raise ValueError(
+            f"out {str(job.out)!r} holds another run ({held[0]}); go on with it (--resume) or choose another directory."
+        )
+    if held and (job.out / CONFIG).exists():
+        _check_same(job, json.loads((job.out / CONFIG).read_text()))
+
+
+def _check_same(job: Job, saved: dict[str, Any]) -> None:
+    """Raises if the directory was written by another configuration."""
+    for name, value in job.identity().items():
+        if saved.get(name) != value:
+            raise ValueError(
+                f"out {str(job.out)!r} holds a run with {name}={saved.get(name)}, got {value}; resume it with the "
+                "configuration that wrote it, or choose another directory."
+            )
+
+
+def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = ()) -> Result:
+    """Runs a job on its data, and writes its directory.
+
+    Args:
+        job: checked by `check`.
+        data: from `options.load`.
+        callbacks: called with every `Event`.
+
+    Returns:
+        The result, its summary completed with the method and all options.
+    """
+    method = options.build(job.settings, data)
+    if job.out is not None:
+        job.out.mkdir(parents=True, exist_ok=True)
+        _write(job.out / CONFIG, job.config())
+    result = run(
+        method,
+        data,
+        rounds=job.rounds,
+        cohort=job.cohort,
+        seed=job.seed,
+        sampler=options.sampler(job.settings),
+        eval_every=job.eval_every,
+        finetune=options.finetune(job.settings),
+        checkpoint_every=job.checkpoint_every,
+        callbacks=callbacks,
+        checkpoint_dir=job.out,
+        resume=job.resume,
+        plan=options.plan(job.settings),
+        config=job.identity(),
+    )
+    complete = job.settings.complete()
+    names = {"method": complete.pop("method"), "data": complete.pop("data")}
+    result = result._replace(summary={**names, **result.summary, "options": complete} | {"data": data.name})
+    if job.out is not None:
+        _write(job.out / SUMMARY, result.summary)
+        for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
+            draw(result).savefig(job.out / name, dpi=150)
+    return result
+
+
+def across(results: Sequence[Result], out: Path | None = None) -> dict[str, dict[str, float]]:
+    """Returns mean and standard deviation of every number of the summaries of several seeds, and writes them to `out`.
+
+    The standard deviation is that of a sample (n - 1); 0 for one run.
+    """
+    summaries = [result.summary for result in results]
+    spread = {}
+    for name in summaries[0]:
+        values = [summary[name] for summary in summaries]
+        if name != "seed" and all(isinstance(value, (int, float)) for value in values):
+            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            spread[name] = {"mean": statistics.fmean(values), "std": deviation}
+    if out is not None:
+        _write(out / SUMMARY, {"seeds": [summary["seed"] for summary in summaries], **spread})
+    return spread
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Writes JSON, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,237 @@
+"""The lists of sources and skews, the page of a source, the page of a data set, and a federation in the terminal."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxfl import data as federations
+from jaxfl.cli.tables.runs import items, plain
+from jaxfl.data import sources
+from jaxfl.data.describe import Description
+from jaxfl.plots.style import count
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BAR = 40  # characters of the longest bar of a histogram
+EIGHTHS = " ▏▎▍▌▋▊▉"
+MOST_GROUPS = 24  # of more, the rest is counted
+
+
+def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[str, Any]]:
+    """Returns what is known about data sets, ready for JSON; `found` is null where files are missing.
+
+    Args:
+        names: of data sets.
+        data_dir: where to look.
+    """
+    # One look at the disk for each source, not for each of its data sets.
+    places: dict[tuple[str, bool], dict[str, Any]] = {}
+    rows = []
+    for name in names:
+        row = federations.dataset(name)
+        key = (row.source, row.skew == "writers")
+        if key not in places:
+            places[key] = place(row.source, data_dir, makers=key[1])
+        known = {"skew": row.skew, "shifts": list(row.shifts), "source": row.source, "classes": row.num_classes}
+        about = {"options": federations.options(name), "model": row.model[0]}
+        rows.append(
+            {"name": name, "description": row.description, **known, **places[key], **about, **_terms(row.source)}
+        )
+    return rows
+
+
+def source_row(name: str, data_dir: str | None = None) -> dict[str, Any]:
+    """Returns what is known about a source, ready for JSON, with the data sets that can be cut from it."""
+    row = sources.row(name)
+    known = {"name": name, "description": row.summary, "classes": row.num_classes, "model": row.model[0]}
+    own = {key: one.default for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
+    cuts = [cut for cut, of in federations.DATASETS.items() if of.source == name and cut != name]
+    return {**known, **place(name, data_dir), "options": own, **_terms(name), "datasets": cuts}
+
+
+def data(data_dir: str | None = None) -> "list[Table | str]":
+    """Returns all sources and skews, how their names make data sets, and what to put where for what is missing."""
+    from rich.table import Table
+
+    rows = [source_row(name, data_dir) for name in sources.SOURCES]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("source", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column("classes", justify="right", no_wrap=True)
+    table.add_column("MB", justify="right", no_wrap=True)
+    table.add_column("licence", max_width=20)
+    table.add_column("files", no_wrap=True)
+    for row in rows:
+        found = row["found"] if row["found"] in (None, "embedded") else "found"
+        cells = [str(row["classes"] or "-"), _megabytes(row["bytes"]), _brief(row["licence"]), found or "missing"]
+        table.add_row(row["name"], _brief(row["description"]), *cells)
+    skews = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    skews.add_column("skew", no_wrap=True)
+    skews.add_column("who has what")
+    for name, (_, words) in federations.SKEWS.items():
+        skews.add_row(name, words)
+    alone = [name for name in sources.SOURCES if name in federations.DATASETS]
+    shifts = " and ".join(f"{name}+" for name in federations.SHIFTS)
+    names = [
+        "A data set is <skew>-<source>, as in rotated-mnist.",
+        f"{shifts} also go before another skew, as in rotated+pathological-mnist.",
+        "<skew>-tfds:<name> reads what tensorflow-datasets has prepared.",
+        f"By their own name, a client for each maker: {', '.join(alone)}.",
+        "jaxfl data NAME tells more about a source or a data set.",
+    ]
+    found = [f"  {row['name']}: {row['found']}" for row in rows if row["found"] not in (None, "embedded")]
+    missing = [f"  {row['name']}: {_way(row)}" for row in rows if row["missing"]]
+    lists = [["", title, *lines] for title, lines in (("Found:", found), ("Missing:", missing)) if lines]
+    return [table, "", skews, "", *names, *(line for lines in lists for line in lines)]
+
+
+def source(name: str, data_dir: str | None = None) -> str:
+    """Returns the page of a source that is no data set by itself.
+
+    >>> print(source("digits").splitlines()[3])
+      files     embedded
+    """
+    row = source_row(name, data_dir)
+    cuts = [f"  {cut:<28}{federations.SKEWS[federations.dataset(cut).skew][1]}" for cut in row["datasets"]]
+    own = ["Options:", *items(row["options"])] if row["options"] else []
+    return "\n".join([f"{name}: {row['description']}", *_facts(row), *own, "Data sets:", *cuts])
+
+
+def dataset(name: str, data_dir: str | None = None) -> str:
+    """Returns the page of a data set: what it is, its files, and its options as `--set` takes them.
+
+    >>> print(dataset("rotated-digits").splitlines()[5])
+      --set num_clients=40
+    """
+    (row,) = data_rows([name], data_dir)
+    model, suited = federations.dataset(name).model
+    own = f"  --set model={model}" + (f", and of it: {plain(suited)}" if suited else "")
+    more = []
+    if name in sources.SOURCES:
+        more = ["", f"Other data sets of this source: {', '.join(source_row(name)['datasets'])}"]
+    return "\n".join([f"{name}: {row['description']}", *_facts(row), "Options:", *items(row["options"]), own, *more])
+
+
+def description(found: Description) -> str:
+    """Returns a federation in words, with a histogram of the clients' training rows.
+
+    >>> from jaxfl.data.describe import describe
+    >>> print(description(describe(federations.load("rotated-digits"))).splitlines()[1])
+      clients   40
+    """
+    some = {"held out": found.held_out_clients, "without training rows": found.empty_clients}
+    marks = ", ".join(f"{number:,} {words}" for words, number in some.items() if number)
+    shape = " x ".join(map(str, found.input_shape)) or "one number"
+    names = f": {', '.join(found.class_names)}" if found.class_names else ""
+    absent = found.num_classes - found.classes_present
+    lines = [
+        "Federation:",
+        f"  clients   {found.num_clients:,}" + (f" ({marks})" if marks else ""),
+        f"  training  {_split(found.train)}",
+        f"  test      {_split(found.test)}",
+        f"  pool      {count(found.num_rows, 'row')} of {shape} {found.input_dtype}, {_megabytes(found.pool_bytes)} MB",
+        f"  classes   {found.num_classes:,}" + (f" ({absent:,} without a row)" if absent else "") + names,
+        f"  groups    {len(found.groups) or 'unknown'}",
+    ]
+    wide = max([len(group["name"]) for group in found.groups[:MOST_GROUPS]], default=0)
+    for group in found.groups[:MOST_GROUPS]:
+        clients, rows = count(group["clients"], "client"), count(group["train_rows"], "training row")
+        lines.append(f"    {group['name']:<{wide}}  {clients:>14}, {rows}")
+    if len(found.groups) > MOST_GROUPS:
+        lines.append(f"    and {len(found.groups) - MOST_GROUPS:,} more")
+    return "\n".join([*lines, "Clients by training rows:", *_bars(**found.histogram)])
+
+
+def _bars(edges: Sequence[int], counts: Sequence[int]) -> list[str]:
+    """Returns a histogram, a bin a line.
+
+    >>> print("\\n".join(_bars([0, 1, 5], [2, 80])))
+          0  █ 2
+      1 - 4  ████████████████████████████████████████ 80
+    """
+    bins = zip(edges[:-1], edges[1:], strict=True)
+    words = [f"{low:,}" if high == low + 1 else f"{low:,} - {high - 1:,}" for low, high in bins]
+    wide, most = max(map(len, words), default=0), max([*counts, 1])
+    lines = []
+    for word, clients in zip(words, counts, strict=True):
+        full, rest = divmod(round(8 * BAR * clients / most), 8)
+        bar = "█" * full + (EIGHTHS[rest] if rest else "")
+        lines.append(f"  {word:>{wide}}  {bar or ('▏' if clients else '')} {clients:,}")
+    return lines
+
+
+def _split(rows: dict[str, float]) -> str:
+    """Returns what is known of the rows of a split."""
+    total = count(int(rows["rows"]), "row")
+    distinct = f" ({int(rows['distinct']):,} distinct)" if rows["distinct"] < rows["rows"] else ""
+    if rows["min"] == rows["max"]:
+        return f"{total}{distinct}; each client has {rows['min']:,}"
+    middle = f"median {rows['median']:,g}, mean {rows['mean']:,.1f}"
+    return f"{total}{distinct}; a client has {rows['min']:,} to {rows['max']:,}, {middle}"
+
+
+def _facts(row: dict[str, Any]) -> list[str]:
+    """Returns what source and data set have in common."""
+    facts = {
+        "classes": f"{row['classes']:,}" if row["classes"] else "as many as the files say",
+        "makers": row["makers"],
+        "licence": row["licence"],
+        "size": f"{_megabytes(row['bytes'])} MB" if row["bytes"] else None,
+        "files": row["found"] or f"missing: {_remedy(row)}",
+    }
+    return [f"  {fact:<9} {words}" for fact, words in facts.items() if words]
+
+
+def _terms(source: str) -> dict[str, Any]:
+    """Returns licence, size and makers of a source, and whether `--download` gets it."""
+    row = sources.row(source)
+    size = row.num_bytes or sum(remote.num_bytes for remote in row.remotes)
+    terms = {"licence": row.licence, "bytes": size, "makers": row.makers or None}
+    return {**terms, "downloadable": bool(row.remotes)}
+
+
+def place(source: str, data_dir: str | None, *, makers: bool = False) -> dict[str, Any]:
+    """Returns where a source was found, or what to put where."""
+    found = sources.located(source, data_dir, makers=makers)
+    return {"found": found, "missing": None if found else _missing(source, data_dir)}
+
+
+def _missing(source: str, data_dir: str | None) -> str:
+    """Returns what to put where, of a source whose files are missing."""
+    row = sources.row(source)
+    if source.startswith("tfds:"):
+        return f"{source} is read by tensorflow-datasets when it is asked for"
+    if row.find(data_dir) is not None:
+        return row.help  # the files are there, and who made the examples is not
+    try:
+        row.load(data_dir)
+    except (FileNotFoundError, ValueError) as error:
+        return str(error).rstrip(".")
+    return row.help
+
+
+def _brief(words: str) -> str:
+    """Returns the first part of a sentence, without what is in brackets.
+
+    >>> _brief("CC BY-SA 3.0 (as commonly stated); labels BSD-3-Clause")
+    'CC BY-SA 3.0'
+    """
+    return words.split(";")[0].split(" (")[0].strip()
+
+
+def _way(row: dict[str, Any]) -> str:
+    """Returns the shortest way to the files of a source: a command, or what to put where."""
+    if row["downloadable"]:
+        return f"jaxfl data {row['name']} --download gets it; jaxfl data {row['name']} says what to put where"
+    return row["missing"].partition("; ")[2] or row["missing"].removeprefix(f"{row['name']} ")
+
+
+def _remedy(row: dict[str, Any]) -> str:
+    """Returns what to put where, or the command that does it."""
+    command = f"; or jaxfl data {row['name']} --download" if row["downloadable"] else ""
+    return f"{row['missing']}{command}"
+
+
+def _megabytes(size: int) -> str:
+    """Returns a number of megabytes."""
+    return "-" if not size else f"{size / 1e6:,.0f}" if size >= 1e7 else f"{size / 1e6:,.1f}"

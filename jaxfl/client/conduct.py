@@ -1,0 +1,70 @@
+"""What stragglers and attackers do, as functions that `client.training` and `sampling` call.
+
+Who they are, and the papers, is in `data.conditions`; a federation without conditions costs nothing.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.data.clients import Attack, FederatedData
+from jaxfl.random import Stream, key_for
+from jaxfl.typing import Array, Key, Params
+
+
+def is_late(key: Key, share: Array | float) -> Array:
+    """Returns whether a client is among the `share` of stragglers `[]`, by its key of the round."""
+    return jax.random.uniform(key_for(key, Stream.STRAGGLE), (), jnp.float32) < share
+
+
+def epochs_of(key: Key, data: FederatedData, local_epochs: int) -> int | Array:
+    """Returns how many of E = `local_epochs` a client trains for: E itself where nobody straggles, else `[]` int32."""
+    if data.stragglers is None:
+        return local_epochs
+    fewer = jax.random.randint(key_for(key, Stream.STRAGGLE, 1), (), 1, max(local_epochs, 2), jnp.int32)
+    return jnp.where(is_late(key, data.stragglers), fewer, jnp.int32(local_epochs))
+
+
+def sent_model(key: Key, start: Params, trained: Params, data: FederatedData, client: Array) -> Params:
+    """Returns what a client sends after training: `trained`, or what an attacker makes of it."""
+    attack = data.attack
+    if attack is None or attack.kind == "label-flip":
+        return trained
+
+    def sign_flip() -> Params:
+        return jax.tree.map(lambda a, b: a - attack.scale.astype(a.dtype) * (b - a), start, trained)
+
+    def gaussian() -> Params:
+        return jax.tree.map(lambda a, z: a + z, start, _noise(key, start, attack))
+
+    change = {"sign-flip": sign_flip, "gaussian": gaussian}[attack.kind]
+    # a client without rows has made no step, and sends none
+    attacks = attack.attacker[client] & (data.train.size[client] > 0)
+    return jax.lax.cond(attacks, change, lambda: trained)
+
+
+def sent_gradient(key: Key | None, gradient: Params, data: FederatedData, client: Array) -> Params:
+    """Returns what a client sends of its gradient; without a key, the noise is the same in every round."""
+    attack = data.attack
+    if attack is None or attack.kind == "label-flip":
+        return gradient
+
+    def sign_flip() -> Params:
+        return jax.tree.map(lambda leaf: -attack.scale.astype(leaf.dtype) * leaf, gradient)
+
+    def gaussian() -> Params:
+        own = key_for(jax.random.key(attack.seed), Stream.ATTACK, client=client) if key is None else key
+        return _noise(own, gradient, attack)
+
+    change = {"sign-flip": sign_flip, "gaussian": gaussian}[attack.kind]
+    attacks = attack.attacker[client] & (data.train.size[client] > 0)
+    return jax.lax.cond(attacks, change, lambda: gradient)
+
+
+def _noise(key: Key, like: Params, attack: Attack) -> Params:
+    """Returns `scale * z` in the shapes of a model, every leaf at an address of its own."""
+    leaves, structure = jax.tree.flatten(like)
+    noise = [
+        attack.scale.astype(leaf.dtype) * jax.random.normal(key_for(key, Stream.ATTACK, index), leaf.shape, leaf.dtype)
+        for index, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, noise)

@@ -1,0 +1,79 @@
+"""Local objectives as optax transformations: what a client adds to its gradient before the optimiser sees it.
+
+Chain one in front of a local optimiser: `optax.chain(proximal_pull(0.1), optax.sgd(0.1))`. What a
+transformation refers to (an anchor, a correction) is passed to the update by name, so that the inner loop of
+`jaxfl.client.training` is one for all methods.
+"""
+
+import jax
+import optax
+from jax.core import Tracer
+
+from jaxfl.typing import Array, Params
+
+
+def proximal_pull(weight: float | Array) -> optax.GradientTransformationExtraArgs:
+    """Adds the gradient of `weight / 2 * ||model - anchor||^2`.
+
+    The proximal term of FedProx (mu), Ditto, StoCFL (lambda) and FeSEM (2 lambda). The update takes as extra arguments
+    `anchor`, a model, and `pull_scale []`, a factor of `weight` that is the client's own; None for 1.
+    Plain gradient steps of size `learning_rate` are stable only while `learning_rate * (weight + curvature) < 2`.
+
+    Args:
+        weight: mu; 0 adds nothing. It may be traced (see `jaxfl.run_mapped`); whoever traces it checks it before.
+
+    Raises:
+        ValueError: `weight` is negative.
+
+    >>> pull = proximal_pull(0.5)
+    >>> updates, _ = pull.update(1.0, pull.init(3.0), 3.0, anchor=1.0)
+    >>> updates
+    2.0
+    """
+    if not isinstance(weight, Tracer) and weight < 0:
+        raise ValueError(f"proximal_weight must be at least 0, got {weight}; 0 switches the proximal term off.")
+
+    def update(
+        updates: Params,
+        state: optax.OptState,
+        params: Params | None = None,
+        *,
+        anchor: Params = None,
+        pull_scale: Array | None = None,
+        **extra,
+    ):
+        del extra
+        if anchor is None:
+            raise ValueError("anchor must be passed to the update: the model that the proximal term pulls to.")
+
+        def pull(u: Array, p: Array, a: Array) -> Array:
+            strength = weight if pull_scale is None else weight * pull_scale
+            strength = strength.astype(p.dtype) if isinstance(strength, jax.Array) else strength
+            return u + strength * (p - a)
+
+        return jax.tree.map(pull, updates, params, anchor), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def gradient_correction() -> optax.GradientTransformationExtraArgs:
+    """Adds the same correction to every gradient of a round: the linear term `<correction, model>` of an objective.
+
+    FedDANE's correction turns a client's gradient towards the cohort's. The update takes `correction`, a tree like the
+    gradient, as extra argument.
+
+    >>> correct = gradient_correction()
+    >>> updates, _ = correct.update(1.0, correct.init(3.0), 3.0, correction=-0.25)
+    >>> updates
+    0.75
+    """
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params | None = None, *, correction: Params = None, **extra
+    ):
+        del params, extra
+        if correction is None:
+            raise ValueError("correction must be passed to the update: a tree like the gradient, which is added to it.")
+        return jax.tree.map(lambda u, c: u + c, updates, correction), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

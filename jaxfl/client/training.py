@@ -1,0 +1,236 @@
+"""The inner loop, written once: a client's local training, its gradient and its loss.
+
+Trip counts depend on the data (each client runs through its own number of batches), so ragged clients cost what they
+have; under vmap a chunk runs to its largest client. The last, partial batch of an epoch is used, masked, and averaged
+over its true count; a client without rows makes no step.
+
+What a federation says of its clients (who is late, who attacks) is done here, see `jaxfl.data.conditions`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl.client import conduct, factored
+from jaxfl.data.clients import Batch, FederatedData, Split
+from jaxfl.random import Stream, key_for
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+# Rows taken at once where a whole split is passed over (full-batch gradients, losses, evaluation). Splits of at most
+# this many rows are one masked batch; longer ones are walked through in as many blocks as the client needs, so that one
+# client of 5,000 rows does not make 300 clients of 100 rows pay for 5,000.
+BLOCK = 256
+
+Train = Callable[..., tuple[Params, Array]]
+
+
+def fold_rows(
+    step: Callable[[Params, Batch], Params],
+    carry: Params,
+    data: FederatedData,
+    split: Split,
+    client: Array,
+    block: int = BLOCK,
+) -> Params:
+    """Folds `step` over all rows of a client, in blocks of at most `block` rows.
+
+    Args:
+        step: `(carry, batch) -> carry`; the batch is masked.
+        carry: what the fold starts from.
+        data: the federation.
+        split: `data.train` or `data.test`.
+        client: the client's id `[]`.
+        block: rows of one batch.
+
+    Returns:
+        The last carry.
+    """
+    if split.max_size <= block:
+        return step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
+    blocks = -(-split.size[client] // block)
+    positions = jnp.arange(block, dtype=jnp.int32)
+    return jax.lax.fori_loop(0, blocks, lambda i, c: step(c, data.batch(split, client, i * block + positions)), carry)
+
+
+def mean_loss(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedData, Array], Array]:
+    """Returns `(model, data, client) -> []`: the model's mean loss on the client's training rows; 0 without rows."""
+
+    def run(model: Params, data: FederatedData, client: Array) -> Array:
+        def step(total: Array, batch: Batch) -> Array:
+            loss = task.loss(model, batch, None)
+            return total + loss * batch.mask.sum().astype(loss.dtype)
+
+        zero = jnp.zeros((), jax.eval_shape(task.loss, model, _batch_shape(data), None).dtype)
+        total = fold_rows(step, zero, data, data.train, client, block)
+        return total / jnp.maximum(data.train.size[client], 1).astype(total.dtype)
+
+    return run
+
+
+def full_gradient(task: Task, *, block: int = BLOCK) -> Callable[..., tuple[Array, Params]]:
+    """Returns `(model, data, client, key) -> (loss, gradient)` of the mean loss over all of a client's training rows.
+
+    A client without rows has loss 0 and gradient 0. An attacker's gradient is what it sends in its place.
+    """
+    gradient_of = _true_gradient(task, block)
+
+    def run(model: Params, data: FederatedData, client: Array, key: Key | None = None) -> tuple[Array, Params]:
+        loss, gradient = gradient_of(model, data, client, key)
+        return loss, conduct.sent_gradient(key, gradient, data, client)
+
+    return run
+
+
+def _true_gradient(task: Task, block: int) -> Callable[..., tuple[Array, Params]]:
+    """Returns `full_gradient` as it is computed, whoever the client is."""
+
+    def run(model: Params, data: FederatedData, client: Array, key: Key | None = None) -> tuple[Array, Params]:
+        if data.train.max_size <= block:
+            batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
+            return jax.value_and_grad(task.loss)(model, batch, key)
+
+        def step(carry: tuple[Array, Params], batch: Batch) -> tuple[Array, Params]:
+            part = jax.value_and_grad(task.loss)(model, batch, key)
+            rows, size = batch.mask.sum(), jnp.maximum(data.train.size[client], 1)
+
+            def add(total: Array, leaf: Array) -> Array:
+                return total + rows.astype(leaf.dtype) / size.astype(leaf.dtype) * leaf
+
+            return jax.tree.map(add, carry, part)
+
+        shapes = jax.eval_shape(jax.value_and_grad(task.loss), model, _batch_shape(data), key)
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return fold_rows(step, zero, data, data.train, client, block)
+
+    return run
+
+
+def local_train(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    local_epochs: int,
+    batch_size: int | None,
+    block: int = BLOCK,
+) -> Train:
+    """Returns a client's local training.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser; its state starts fresh in every round.
+        local_epochs: E, passes over the client's rows; a straggler makes fewer.
+        batch_size: B, rows of a step, reshuffled in every epoch; None takes all rows at once: one full-batch step an
+            epoch.
+        block: rows taken at once in a full-batch pass, see `BLOCK`.
+
+    Returns:
+        `(key, model, data, client, **extra) -> (model, loss)`: `key` is the client's key of this round, `extra` goes to
+        the optimiser (`anchor=...`), `loss` is the mean training loss seen on the way, 0 for a client without rows. An
+        attacker's model is what it sends.
+
+    Raises:
+        ValueError: `local_epochs` or `batch_size` is below 1.
+    """
+    if local_epochs < 1:
+        raise ValueError(f"local_epochs must be at least 1, got {local_epochs}.")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}; None takes all of a client's rows at once.")
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def descend(model, state, gradient, extra):
+        gradient = _after_all(gradient)
+        updates, state = optimizer.update(gradient, state, model, **extra)
+        return optax.apply_updates(model, updates), state
+
+    def full_batch(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+        epochs = conduct.epochs_of(key, data, local_epochs)
+        # without rows no step is made: momentum and proximal terms would move the model at gradient zero
+        steps = jnp.where(data.train.size[client] > 0, epochs, 0)
+        start, finish = model, None
+        if data.train.max_size <= block:  # the same rows in every step: gathered and normalised once
+            batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
+
+            def of_batch(model: Params, key: Key) -> tuple[Array, Params]:
+                return jax.value_and_grad(task.loss)(model, batch, key)
+
+            gradient_at = of_batch
+            shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs)
+            if shorter is not None:  # the same training with less work
+                start, extra, gradient_at, finish = shorter
+        else:
+
+            def of_blocks(model: Params, key: Key) -> tuple[Array, Params]:
+                return _true_gradient(task, block)(model, data, client, key)
+
+            gradient_at = of_blocks
+
+        def epoch(index: Array, carry):
+            model, state, total = carry
+            loss, gradient = gradient_at(model, key_for(key, Stream.DROPOUT, index))
+            return *descend(model, state, gradient, extra), total + loss
+
+        dtype = jax.eval_shape(task.loss, model, _batch_shape(data), key).dtype
+        carry = (start, optimizer.init(start), jnp.zeros((), dtype))
+        trained, _, total = jax.lax.fori_loop(0, steps, epoch, carry)
+        if finish is not None:
+            trained = finish(trained)
+        return trained, total / jnp.asarray(epochs).astype(dtype)
+
+    def mini_batches(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+        size = data.train.size[client]
+        width = min(batch_size or 1, max(data.train.max_size, 1))
+        slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
+
+        def epoch(carry, index: Array):
+            # real rows sort first in a random order, padding after them
+            bits = jax.random.bits(key_for(key, Stream.BATCHES, index), (slots,), jnp.uint32) >> 1
+            padding = jnp.where(jnp.arange(slots, dtype=jnp.int32) < size, jnp.uint32(0), jnp.uint32(1) << 31)
+            order = jnp.argsort(bits | padding).astype(jnp.int32)
+
+            def step(number: Array, carry):
+                model, state, total = carry
+                positions = jax.lax.dynamic_slice(order, (number * width,), (width,))
+                batch = data.batch(data.train, client, positions)
+                dropout = key_for(key, Stream.DROPOUT, index, number)
+                loss, gradient = jax.value_and_grad(task.loss)(model, batch, dropout)
+                return *descend(model, state, gradient, extra), total + loss * batch.mask.sum().astype(loss.dtype)
+
+            return jax.lax.fori_loop(0, -(-size // width), step, carry), None
+
+        dtype = jax.eval_shape(task.loss, model, _batch_shape(data), key).dtype
+        carry = (model, optimizer.init(model), jnp.zeros((), dtype))
+        epochs = conduct.epochs_of(key, data, local_epochs)
+        if isinstance(epochs, int):
+            (model, _, total), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
+        else:
+            model, _, total = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
+        return model, total / (epochs * jnp.maximum(size, 1)).astype(dtype)
+
+    run = full_batch if batch_size is None else mini_batches
+
+    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+        trained, loss = run(key, model, data, client, **extra)
+        return conduct.sent_model(key, model, trained, data, client), loss
+
+    return train
+
+
+def _after_all(gradient: Params) -> Params:
+    """Returns the gradient, each leaf of which waits for all the others.
+
+    XLA updates a weight in place only if nothing can read it later. The product that carries the gradient below a layer
+    reads that layer's weights, but their update does not wait for it, so XLA copies them first, in every step: 26 MB
+    for LEAF's FEMNIST network. Adding nothing, made of every leaf, orders the two
+    (`optimization_barrier` does not: the CPU compiler drops it before it decides on copies). A gradient that is not
+    finite anywhere is so everywhere: the client has diverged either way.
+    """
+    first = [leaf.ravel()[0] for leaf in jax.tree.leaves(gradient) if leaf.size]
+    return jax.tree.map(lambda leaf: leaf + sum(0 * one.astype(leaf.dtype) for one in first), gradient)
+
+
+def _batch_shape(data: FederatedData) -> Batch:
+    """Returns the shapes of a one-row batch."""
+    return jax.eval_shape(lambda: data.batch(data.train, jnp.int32(0), jnp.arange(1, dtype=jnp.int32)))

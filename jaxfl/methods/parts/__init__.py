@@ -1,0 +1,1 @@
+"""What several methods share: how clients are compared, and how clusters start, split, merge and are joined."""

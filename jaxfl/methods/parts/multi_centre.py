@@ -1,0 +1,220 @@
+"""The three steps of FeSEM and FeSEM-MA, streamed: no client's model is kept.
+
+`fesem` has the paper and its equations. A round begins with the local step, and the E and M step follow in the same
+pass over the clients: a client's model is compared with the centres as soon as it is trained, and goes into the sum of
+its cluster.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import tree
+from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.training import local_train
+from jaxfl.clustering import centres as centre_of
+from jaxfl.clustering import kmeans
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
+from jaxfl.engine import over_clients
+from jaxfl.methods import base
+from jaxfl.methods.base import Info, Method, check_known, takes_part
+from jaxfl.methods.parts.one_shot import alone, everybody, nearest
+from jaxfl.methods.parts.points import point
+from jaxfl.random import Stream, key_for
+from jaxfl.server import aggregate
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+EMPTY = ("keep", "farthest")
+
+
+class FeSEMState(NamedTuple):
+    """K centres, and the cluster that each client was last found in."""
+
+    centres: Params  # [K, ...]
+    cluster: Array  # [N] int32
+    round: Array  # [] int32
+
+
+class Rule(NamedTuple):
+    """How models are compared and averaged: what sets FeSEM and FeSEM-MA apart.
+
+    Attributes:
+        distances: `(model, centres [K, ...]) -> [K]`, of the E step.
+        shown: `model -> tree`, what the first clustering is shown of it.
+        align: `(model, centre) -> model`, what goes into the mean of the cluster whose centre it was.
+        settle: `(means [K, ...], members [K]) -> centres`, of the M step.
+    """
+
+    distances: Callable[[Params, Params], Array]
+    shown: Callable[[Params], Params]
+    align: Callable[[Params, Params], Params]
+    settle: Callable[[Params, Array], Params]
+
+
+def multi_centre(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    rule: Rule,
+    *,
+    num_clusters: int,
+    proximal_weight: float,
+    loss_weighting: str,
+    local_epochs: int,
+    batch_size: int | None,
+    weighting: str,
+    empty: str,
+    first_epochs: int | None,
+    restarts: int,
+    sketch_size: int,
+) -> Method:
+    """Returns FeSEM under a rule; the options are those of `fesem`."""
+    aggregate.check_weighting(weighting)
+    for name, value in {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    check_known("empty", empty, EMPTY)
+    check_known("loss_weighting", loss_weighting, aggregate.WEIGHTINGS)
+    if proximal_weight < 0:
+        raise ValueError(f"proximal_weight must be at least 0, got {proximal_weight}; 0 switches the pull off.")
+    epochs = local_epochs if first_epochs is None else first_epochs
+    if epochs < 1:
+        raise ValueError(f"first_epochs must be at least 1, got {epochs}; None is local_epochs.")
+    pull = proximal_pull(2 * proximal_weight)  # mu = 2 lambda
+    local = optax.chain(pull, optimizer) if proximal_weight else optimizer
+
+    def update_of(epochs: int) -> Callable[..., tuple[Params, Array]]:
+        """Returns the local update of equation 7: `(key, model, data, client, *, anchor) -> (model, loss)`."""
+        train = local_train(task, local, local_epochs=epochs, batch_size=batch_size)
+
+        def run(key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params):
+            scale = {"pull_scale": share_of_rows(data, client)} if loss_weighting == "rows" else {}
+            return train(key, model, data, client, anchor=anchor, **scale)
+
+        return run
+
+    update, update_first = update_of(local_epochs), update_of(epochs)
+
+    def first(key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params) -> tuple[Params, Array]:
+        sent, loss = update_first(key, model, data, client, anchor=anchor)
+        return rule.align(sent, anchor), loss
+
+    def init(key: Key, data: FederatedData) -> FeSEMState:
+        base.check_clusters(num_clusters, data)
+        model = task.init(key_for(key, Stream.INIT))
+        points, known = alone(
+            key, model, data, first, lambda key, sent: point(key, rule.shown(sent), ".*", sketch_size)
+        )
+        start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
+        found = kmeans.kmeans(start_key, points, num_clusters, mask=known, restarts=restarts)
+        cluster = nearest(points, found.centres)
+
+        def client(shared, client: Array):
+            key, model, cluster, data = shared
+            sent, _ = first(key_for(key, Stream.START, client=client), model, data, client, anchor=model)  # as `alone`
+            return aggregate.contribute(sent, weigh(data, client), cluster[client], num_clusters), ()
+
+        heard = jnp.where(known, cluster, -1)
+        total, _ = over_clients(client, (key, model, heard, data), everybody(model, data))
+        means = aggregate.mean(total, empty=tree.repeat(model, num_clusters))
+        return FeSEMState(rule.settle(means, centre_of.counts(heard, num_clusters)), cluster, jnp.int32(0))
+
+    def weigh(data: FederatedData, client: Array) -> Array:
+        return aggregate.client_weight(data, client, weighting)
+
+    def learn(key: Key, state: FeSEMState, data: FederatedData, client: Array) -> tuple[Params, Array]:
+        centre = tree.take(state.centres, state.cluster[client])
+        return update(key_for(key, Stream.BATCHES, state.round, client), centre, data, client, anchor=centre)
+
+    def round(key: Key, state: FeSEMState, data: FederatedData, cohort: Cohort) -> tuple[FeSEMState, Info]:
+        def client(shared, client: Array):
+            key, state, data = shared
+            model, loss = learn(key, state, data, client)
+            away = rule.distances(model, state.centres)  # [K]
+            counts = (data.train.size[client] > 0) & tree.is_finite(model) & jnp.isfinite(away).all()
+            found = jnp.where(counts, jnp.argmin(away).astype(jnp.int32), state.cluster[client])
+            aligned = rule.align(model, tree.take(state.centres, found))
+            sent = aggregate.contribute(aligned, weigh(data, client), found, num_clusters)
+            return sent, (loss, found, jnp.where(counts, away[found], 0), counts)
+
+        total, (loss, found, away, counts) = over_clients(client, (key, state, data), cohort)
+        counts &= cohort.mask
+        objective = jnp.where(counts, away, 0).sum() / jnp.maximum(counts.sum(), 1).astype(away.dtype)
+        if empty == "farthest":
+            total, found = reseed(key, state, data, cohort, total, found, jnp.where(counts, away, 0))
+        cluster = base.write_clusters(state.cluster, cohort, found)
+        one = base.shape_of(state.centres)
+        seen = base.info(
+            cohort,
+            loss,
+            state.cluster[cohort.ids],
+            num_clusters=(members(cluster, data, num_clusters) > 0).sum(),
+            diverged=total.diverged,
+            up=one,
+            down=one,
+            distance=away,
+            objective=objective,
+            changed=(cohort.mask & (found != state.cluster[cohort.ids])).sum(dtype=jnp.int32),
+        )
+        heard = centre_of.counts(jnp.where(counts, found, -1), num_clusters)
+        centres = rule.settle(aggregate.mean(total, empty=state.centres), heard)
+        return FeSEMState(centres, cluster, state.round + 1), seen
+
+    def reseed(
+        key: Key,
+        state: FeSEMState,
+        data: FederatedData,
+        cohort: Cohort,
+        total: aggregate.Total,
+        found: Array,
+        away: Array,
+    ) -> tuple[aggregate.Total, Array]:
+        """Moves the farthest clients of the cohort, one each, to the clusters without any; nobody is left alone.
+
+        Their models are gone by now: they are trained again, and taken out of the sums that they went into.
+        """
+
+        def fill(slot: Array, carry: tuple) -> tuple:
+            total, found, away, left = carry
+            place = jnp.argmax(jnp.where(left[found] > 1, away, 0))
+
+            def move() -> tuple:
+                client, old = cohort.ids[place], found[place]
+                model, _ = learn(key, state, data, client)
+                weight = weigh(data, client)
+
+                def shift(sums: Array, sent: Array, model: Array) -> Array:
+                    by = weight.astype(sent.dtype)
+                    return sums.at[old].add(-by * sent).at[slot].set(by * model)
+
+                sent = rule.align(model, tree.take(state.centres, old))
+                values = jax.tree.map(shift, total.values, sent, model)
+                weights = total.weight.at[old].add(-weight).at[slot].set(weight)
+                moved = aggregate.Total(values, weights, total.diverged)
+                return moved, found.at[place].set(slot), away.at[place].set(0), left.at[old].add(-1).at[slot].add(1)
+
+            wanted = (left[slot] == 0) & (away[place] > 0) & (left[found[place]] > 1)
+            return jax.lax.cond(wanted, move, lambda: carry)
+
+        left = members(base.write_clusters(state.cluster, cohort, found), data, num_clusters)
+        total, found, _, _ = jax.lax.fori_loop(0, num_clusters, fill, (total, found, away, left))
+        return total, found
+
+    return Method(init, round, lambda state, ids: tree.take(state.centres, state.cluster[ids]), task)
+
+
+def members(cluster: Array, data: FederatedData, num_clusters: int) -> Array:
+    """Returns how many clients that take part are in every cluster `[K]` int32."""
+    return centre_of.counts(jnp.where(takes_part(data), cluster, -1), num_clusters)
+
+
+def share_of_rows(data: FederatedData, client: Array) -> Array:
+    """Returns 1 / (m alpha_i) for alpha_i = n_i / n `[]`: the mean number of rows over the client's own."""
+    real = takes_part(data)
+    dtype = jnp.result_type(float)
+    mean = jnp.where(real, data.train.size, 0).sum().astype(dtype) / jnp.maximum(real.sum(), 1).astype(dtype)
+    return mean / jnp.maximum(data.train.size[client], 1).astype(dtype)

@@ -1,0 +1,156 @@
+"""What StoCFL knows a client by: a vector that says where its data pull a fixed model, the anchor.
+
+Zeng et al., "Stochastic Clustered Federated Learning", 2023, section 3.1: `Psi(D) = Normalize(grad of loss(psi; D))`,
+the full-batch gradient at the anchor psi. The official code takes the displacement instead, anchor minus the model
+after some local epochs, and does not normalise it; one full-batch epoch is a gradient step, which has the gradient's
+direction. Clients are comparable only by the same anchor, loss and number of epochs; dropout is off.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxfl import tree
+from jaxfl.client.training import full_gradient, local_train
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.engine import over_clients
+from jaxfl.methods import base
+from jaxfl.methods.parts.points import compared, point
+from jaxfl.random import Stream, key_for
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+KINDS = ("gradient", "displacement")
+
+
+class Representation(NamedTuple):
+    """What a client sends of itself.
+
+    Attributes:
+        psi: `(key, anchor, data, client) -> Psi [d]`; 0, similar to nobody, for a client without rows or where it is
+            not finite.
+        agreement: `(key, anchor, halves, client) -> []`, 2 <a, b> / (|a|^2 + |b|^2) of the representations of the two
+            `halves` of a client's rows, before they are normalised: 1 without noise, 0 if they are nothing but noise.
+    """
+
+    psi: Callable[[Key, Params, FederatedData, Array], Array]
+    agreement: Callable[[Key, Params, tuple[FederatedData, FederatedData], Array], Array]
+
+
+def represent(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    kind: str = "gradient",
+    epochs: int = 10,
+    batch_size: int | None = None,
+    layers: str | Sequence[str] = ".*",
+    size: int | None = 4096,
+    normalise: bool = True,
+) -> Representation:
+    """Returns the representation of single clients.
+
+    Args:
+        task: what the anchor has learned, or has not: an initial model will do.
+        optimizer: of the displacement's local epochs.
+        kind: `"gradient"` (the paper) or `"displacement"` (the official code).
+        epochs: of the displacement.
+        batch_size: of the displacement; None takes all of a client's rows at once.
+        layers: patterns (see `tree.matching`) of the parameters that are compared, or `"last kernel"`.
+        size: numbers kept; a longer vector is sketched (see `clustering.sketch`), with an error of a cosine of about
+            `1 / sqrt(size)`. None keeps it whole.
+        normalise: Psi to length 1; otherwise long vectors weigh more in a cluster.
+
+    Raises:
+        ValueError: an option is out of range or unknown, or a pattern matches no parameter.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=40)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> key = jax.random.key(0)
+    >>> psi = of_clients(represent(task, optax.sgd(0.1)), key, task.init(key), data)
+    >>> psi.shape, jnp.linalg.norm(psi[0]).round(3).item()
+    ((8, 650), 1.0)
+    """
+    base.check_known("representation", kind, KINDS)
+    if size is not None and size < 1:
+        raise ValueError(f"representation_size must be at least 1, got {size}; none keeps all numbers.")
+    if epochs < 1:
+        raise ValueError(f"representation_epochs must be at least 1, got {epochs}.")
+    chosen = compared(task, layers)
+    gradient_of = full_gradient(task)
+    train = local_train(task, optimizer, local_epochs=epochs, batch_size=batch_size)
+
+    def vector(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
+        if kind == "gradient":
+            _, found = gradient_of(anchor, data, client)  # without a key dropout is off
+        else:
+            batches = key_for(key, Stream.REPRESENTATION, client=client)
+            model, _ = train(batches, anchor, data, client, anchor=anchor)
+            found = jax.tree.map(jnp.subtract, anchor, model)
+        part = tree.partition(found, chosen)[0]
+        return tree.ravel(part) if size is None else point(key, part, size=size)
+
+    def psi(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
+        found = vector(key, anchor, data, client)
+        norm = jnp.linalg.norm(found)
+        usable = (norm > 0) & jnp.isfinite(norm)  # inf / inf would be a NaN in the sums of every cluster
+        scale = jnp.where(usable, norm, 1) if normalise else jnp.ones((), found.dtype)
+        return jnp.where(usable, found / scale, 0)
+
+    def agreement(key: Key, anchor: Params, halves: tuple[FederatedData, FederatedData], client: Array) -> Array:
+        one, other = (vector(key, anchor, half, client) for half in halves)
+        power = jnp.square(one).sum() + jnp.square(other).sum()
+        usable = (power > 0) & jnp.isfinite(power)
+        return jnp.where(usable, 2 * (one * other).sum() / jnp.where(usable, power, 1), 0).astype(jnp.float32)
+
+    return Representation(psi, agreement)
+
+
+def of_clients(
+    representation: Representation, key: Key, anchor: Params, data: FederatedData, plan: Plan | None = None
+) -> Array:
+    """Returns Psi of every client `[N, d]`.
+
+    Args:
+        representation: from `represent`.
+        key: of the run; decides the sketch, and the batches of a displacement.
+        anchor: the model.
+        data: the federation.
+        plan: how many clients are worked on side by side; None takes one at a time.
+    """
+
+    @jax.jit
+    def run(key: Key, anchor: Params, data: FederatedData) -> Array:
+        def client(shared, client: Array):
+            key, anchor, data = shared
+            return (), representation.psi(key, anchor, data, client)
+
+        everybody = Cohort.of(range(data.num_clients), plan or Plan(chunk=1))
+        return over_clients(client, (key, anchor, data), everybody)[1]
+
+    return run(key, anchor, jax.device_put(data))
+
+
+def checked(points: np.ndarray | Array) -> np.ndarray:
+    """Returns representations `[N, d]` as float32.
+
+    Raises:
+        ValueError: they are not vectors of at least two clients, or a number is not finite.
+    """
+    rows = np.asarray(points, np.float32)
+    if rows.ndim != 2 or len(rows) < 2 or not rows.shape[1]:
+        raise ValueError(
+            f"points must be vectors [N, d] of at least 2 clients, got shape {rows.shape}; give a row for each client."
+        )
+    if not np.isfinite(rows).all():
+        raise ValueError(
+            f"points must be finite, got {int((~np.isfinite(rows)).any(1).sum())} clients with NaN or infinity; leave "
+            "them out."
+        )
+    return rows

@@ -1,0 +1,29 @@
+"""What is learned: the networks of the papers, and the layers that keep any network fast where clients are many."""
+
+from jaxfl.models.networks import (
+    MLP,
+    MODELS,
+    CifarBenchmarkCNN,
+    LeafCelebaCNN,
+    LeafFemnistCNN,
+    LenetEMNIST,
+    Logistic,
+    StoCFLCifarCNN,
+    StoCFLFemnistCNN,
+    create,
+)
+from jaxfl.models.vgg import VGG16
+
+__all__ = [
+    "MLP",
+    "MODELS",
+    "VGG16",
+    "CifarBenchmarkCNN",
+    "LeafCelebaCNN",
+    "LeafFemnistCNN",
+    "LenetEMNIST",
+    "Logistic",
+    "StoCFLCifarCNN",
+    "StoCFLFemnistCNN",
+    "create",
+]

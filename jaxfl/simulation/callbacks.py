@@ -1,0 +1,224 @@
+"""What looks on while a run goes: a progress bar, and loggers of the metrics. A callback is called with an `Event`.
+
+>>> import io, jaxfl, optax
+>>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+>>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+>>> method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+>>> with ProgressBar(file=io.StringIO()) as bar:
+...     result = jaxfl.run(method, data, rounds=2, cohort=0.5, callbacks=[bar])
+"""
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from jaxfl.simulation.run import Callback, Event
+
+
+class ProgressBar:
+    """Shows round, training loss, accuracy and number of clusters of the last evaluation, rounds per second, time left.
+
+    A bar in a terminal, one updated line in a notebook, and a plain line per evaluation everywhere else. Use it as a
+    context manager to see something while the run compiles; alone, it starts with the first event. It closes itself
+    when the last round is done.
+
+    Args:
+        file: where to; None is the standard error stream.
+        label: shown in front.
+    """
+
+    def __init__(self, file: TextIO | None = None, label: str = ""):
+        self.file, self.label = file or sys.stderr, label
+        self.record: dict[str, Any] = {}
+        self.diverged = 0
+        self.last_round = 0
+        self._show: Callable[[Event], None] | None = None
+        self._close: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> "ProgressBar":
+        """Starts it; until the first event it says that the run compiles."""
+        self._open()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        """Takes it off the screen's care."""
+        self._close()
+
+    def __call__(self, event: Event) -> None:
+        """Shows an event."""
+        show = self._show or self._open()
+        self.last_round = event.round
+        if event.record is not None:
+            self.record = event.record
+            self.diverged += event.record.get("diverged", 0)
+        show(event)
+        if event.round >= event.rounds:
+            self._close()
+
+    def _open(self) -> Callable[[Event], None]:
+        if self.file is sys.stderr and _in_a_notebook():
+            self._show = self._notebook()
+        elif self.file.isatty():
+            self._show = self._terminal()
+        else:
+            self._show = self._lines
+        return self._show
+
+    def _terminal(self) -> Callable[[Event], None]:
+        from rich import console, progress
+
+        bar = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn("{task.fields[text]}"),
+            console=console.Console(file=self.file),
+        )
+        started = time.monotonic()
+        task = bar.add_task(f"{self.label} compiling".strip(), total=None, text="")
+        bar.start()
+        self._close = bar.stop
+
+        def show(event: Event) -> None:
+            bar.update(
+                task,
+                description=f"{self.label} round {event.round}/{event.rounds}".strip(),
+                completed=event.round,
+                total=event.rounds,
+                text=self._text(event, time.monotonic() - started),
+            )
+            bar.refresh()  # a short run would be over before the next frame
+
+        return show
+
+    def _notebook(self) -> Callable[[Event], None]:
+        display = importlib.import_module("IPython.display")  # there, if there is a notebook
+        started = time.monotonic()
+        handle = display.display({"text/plain": f"{self.label} compiling".strip()}, raw=True, display_id=True)
+
+        def show(event: Event) -> None:
+            full = round(24 * event.round / event.rounds)
+            line = f"{'█' * full}{'░' * (24 - full)} {self._line(event, time.monotonic() - started)}"
+            handle.update({"text/plain": line}, raw=True)
+
+        return show
+
+    def _lines(self, event: Event) -> None:
+        if event.record is not None:
+            print(self._line(event, event.record.get("seconds", 0.0)), file=self.file, flush=True)
+
+    def _line(self, event: Event, seconds: float) -> str:
+        return f"{self.label} round {event.round}/{event.rounds}  {self._text(event, seconds)}".strip()
+
+    def _text(self, event: Event, seconds: float) -> str:
+        accuracy = self.record.get("micro_accuracy")
+        parts = [
+            f"loss {event.train_loss:.3f}",
+            "" if accuracy is None else f"accuracy {accuracy:.3f}",
+            f"clusters {event.num_clusters}",
+            f"{self.diverged} diverged" if self.diverged else "",
+            f"{1 / max(event.seconds_per_round, 1e-9):.3g} rounds/s",
+        ]
+        left = (event.rounds - event.round) * event.seconds_per_round
+        parts.append(f"ETA {_clock(left)}" if event.round < event.rounds else f"took {_clock(seconds)}")
+        return "  ".join(part for part in parts if part)
+
+
+def _in_a_notebook() -> bool:
+    """Returns whether a Jupyter kernel runs this; one that was imported, to start others, does not."""
+    shell = sys.modules.get("IPython")
+    return "ipykernel" in sys.modules and shell is not None and shell.get_ipython() is not None
+
+
+def _clock(seconds: float) -> str:
+    """Returns `m:ss`, or `h:mm:ss`, or what is less than a minute in seconds.
+
+    >>> _clock(0.42), _clock(75), _clock(4000)
+    ('0.4 s', '1:15', '1:06:40')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, second = divmod(round(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def tensorboard(directory: str) -> Callback:
+    """Returns a callback that writes each evaluation's numbers for TensorBoard.
+
+    Args:
+        directory: the log directory.
+
+    Raises:
+        ImportError: the extra is not installed.
+    """
+    writer = _optional("tensorboardX", "tensorboard").SummaryWriter(directory)
+
+    def log(event: Event) -> None:
+        for name, value in scalars(event).items():
+            writer.add_scalar(name, value, event.round)
+        writer.flush()
+
+    return log
+
+
+def wandb(**options: Any) -> Callback:
+    """Returns a callback that writes each evaluation's numbers to Weights & Biases.
+
+    Args:
+        **options: of `wandb.init`, e.g. `project="federations"`.
+
+    Raises:
+        ImportError: the extra is not installed.
+    """
+    run = _optional("wandb", "wandb").init(**options)
+
+    def log(event: Event) -> None:
+        if values := scalars(event):
+            run.log(values, step=event.round)
+
+    return log
+
+
+def mlflow(**options: Any) -> Callback:
+    """Returns a callback that writes each evaluation's numbers to MLflow, into the active run or a new one.
+
+    Args:
+        **options: of `mlflow.start_run`, e.g. `run_name="first"`; used if no run is active.
+
+    Raises:
+        ImportError: the extra is not installed.
+    """
+    client = _optional("mlflow", "mlflow")
+    if client.active_run() is None:
+        client.start_run(**options)
+
+    def log(event: Event) -> None:
+        if values := scalars(event):
+            client.log_metrics(values, step=event.round)
+
+    return log
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """Returns the numbers of the evaluation that was just made; nothing if none was.
+
+    >>> scalars(Event(1, 2, 4, 0.5, 0.1, {"round": 1, "micro_accuracy": 0.5, "ari": None, "clusters": []}))
+    {'micro_accuracy': 0.5}
+    """
+    record = event.record or {}
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def _optional(module: str, extra: str) -> Any:
+    """Imports a logger, or says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"the {extra} callback needs {module}: pip install 'jaxfl[{extra}]'.") from error

@@ -1,0 +1,69 @@
+"""Training that is no part of a run: what a client makes of the model that it is served."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from jaxfl import tree
+from jaxfl.client.training import local_train
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Method
+from jaxfl.random import Stream, key_for
+from jaxfl.typing import Array, Key, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTune:
+    """What every client does with the model that it is served before it is tested a second time.
+
+    It trains the whole model on its own training rows with the task's loss, as in the first version of FeSEM ("one
+    extra local epoch"). Nothing of it is kept or sent: the run is the same with and without. Nobody is late or attacks.
+    Models are then one for each client, so an evaluation costs N trainings and N tests, where models and test sets that
+    clients share are otherwise tested once; with E local epochs on a tenth of the clients in a round, `epochs=1` on all
+    of them costs as much as 10 / E rounds, so evaluate seldom.
+
+    Attributes:
+        optimizer: its state starts fresh.
+        epochs: passes over the client's training rows.
+        batch_size: rows of a step, reshuffled in every epoch; None takes all at once.
+
+    Raises:
+        ValueError: `epochs` or `batch_size` is below 1.
+
+    >>> import optax
+    >>> FineTune(optax.sgd(0.1), batch_size=10).epochs
+    1
+    """
+
+    optimizer: optax.GradientTransformation
+    epochs: int = 1
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        if self.epochs < 1:
+            raise ValueError(f"epochs must be at least 1, got {self.epochs}; finetune=None tests models as they are.")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}; None takes all rows at once.")
+
+
+def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, Array]]:
+    """Returns `(key, state, data, client) -> (model, finite)`: what a client's model becomes; traceable.
+
+    Args:
+        method: gives the model that the client starts from, the one that it is served, and the task.
+        finetune: how it trains; a model that is not finite then is given up for the one that the client is served.
+    """
+    train = local_train(method.task, finetune.optimizer, local_epochs=finetune.epochs, batch_size=finetune.batch_size)
+
+    def run(key: Key, state: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
+        honest = dataclasses.replace(data, stragglers=None, attack=None)  # conditions of rounds: this is none
+        served = tree.take(method.client_params(state, client[None]), 0)
+        trained: Params = train(key_for(key, Stream.FINETUNE, state.round, client), served, honest, client)[0]
+        finite = jnp.isfinite(tree.ravel(trained)).all()
+        return tree.where(finite, trained, served), finite
+
+    return run

@@ -1,0 +1,177 @@
+"""A method at several values of a number, in one program."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import engine, sampling
+from jaxfl.cohort import Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Method
+from jaxfl.sampling import Sampler, cohort_size
+from jaxfl.simulation import program
+from jaxfl.simulation.evaluate import evaluator
+from jaxfl.simulation.metrics import Evaluation
+from jaxfl.typing import Array, Key
+
+UNKNOWN = (  # what JAX says of a value that is traced
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+class Mapped(NamedTuple):
+    """What a method has come to at one value."""
+
+    value: float
+    state: Any  # the method's last
+    evaluation: Evaluation
+
+
+class _Valued(NamedTuple):
+    """A state that knows its value, so that one program evaluates all."""
+
+    value: Array  # [] float32
+    own: Any
+
+    @property
+    def cluster(self) -> Array:
+        return self.own.cluster
+
+
+def run_mapped(
+    make: Callable[[Any], Method],
+    values: Sequence[float],
+    data: FederatedData,
+    *,
+    rounds: int,
+    cohort: int | float = 1.0,
+    seed: int = 0,
+    sampler: Sampler = sampling.uniform,
+    plan: Plan | str = "auto",
+) -> list[Mapped]:
+    """Runs a method at several values of a number, side by side in one program.
+
+    The results are those of `jaxfl.run(make(value), ...)`, but for rounding. What the value does not reach is computed
+    once for all: the data and cohorts; of StoCFL at several lambdas also the representations, the clusters and the
+    global model, which do not depend on lambda. The method is traced with a value that is not known yet: it may be
+    computed with, as `proximal_weight` of FedProx, Ditto and StoCFL is, but decide neither a branch nor a shape.
+
+    Args:
+        make: returns the method of a value, for example `lambda weight: jaxfl.methods.stocfl(task, optax.sgd(0.1),
+            proximal_weight=weight)`. It is called with every value first, and may refuse it.
+        values: the numbers.
+        data: the federation.
+        rounds: communication rounds; evaluated is the last one.
+        cohort: clients sampled in a round, a share or a count.
+        seed: of the initial models, the cohorts and the batches; the same at every value.
+        sampler: draws the cohorts.
+        plan: a `Plan`, or `"auto"`: fewer clients side by side than in a run, since each has a model for every value.
+
+    Returns:
+        One `Mapped(value, state, evaluation)` for each value.
+
+    Raises:
+        ValueError: an argument is out of range, or the method needs to know the value.
+        MemoryError: so many states do not fit.
+        RuntimeError: a round needs more clusters than the method has slots: they cannot grow here.
+
+    >>> import jaxfl, optax
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> make = lambda weight: jaxfl.methods.fedprox(task, optax.sgd(0.1), proximal_weight=weight)
+    >>> [one.value for one in run_mapped(make, [0.0, 0.1, 1.0], data, rounds=2, cohort=0.5)]
+    [0.0, 0.1, 1.0]
+    """
+    numbers = [float(value) for value in values]
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"values must be one or more finite numbers, got {values!r}; [0.0, 0.1, 1.0] is fine.")
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}.")
+    size, key = cohort_size(cohort, data), jax.random.key(seed)
+    methods = [make(number) for number in numbers]  # a value that is out of range is refused here
+    if not isinstance(methods[0], Method):
+        raise ValueError(f"make must return a method from a factory of jaxfl.methods, got {methods[0]!r}.")
+    if isinstance(plan, str):
+        plan = engine.auto_plan(methods[0], jax.eval_shape(methods[0].init, key, data), size)
+        plan = plan._replace(chunk=max(1, (plan.chunk or size) // len(numbers)))
+    data = jax.device_put(data)
+    traced = jnp.asarray(numbers, jnp.float32)  # [V]
+    try:
+        advance = mapped_rounds(make, size, rounds, sampler, plan).lower(traced, key, data).compile()
+    except UNKNOWN as error:
+        raise ValueError(
+            "make must return a method that can be traced: somewhere a branch, a shape or a check needs to know the "
+            "value; run the values one after the other with jaxfl.run, or vary a number that is only computed with."
+        ) from error
+    _check_memory(advance, len(numbers))
+    states, overflow = advance(traced, key, data)
+    late = np.asarray(overflow)  # [V, R]
+    if late.any():
+        value, round = np.argwhere(late)[0]
+        raise RuntimeError(
+            f"round {round + 1} at value {numbers[value]} needs more clusters than the method has slots, and they do "
+            "not grow in run_mapped; make methods with more, such as slots=64, or use jaxfl.run."
+        )
+    look = evaluator(_evaluated(make, methods[0]), data, plan)
+    results = []
+    for place, number in enumerate(numbers):
+        state = jax.tree.map(lambda leaf, place=place: leaf[place], states)
+        results.append(Mapped(number, state, look(key, _Valued(traced[place], state))))
+    return results
+
+
+def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler: Sampler, plan: Plan) -> Any:
+    """Returns the jitted `(values [V], key, data) -> (states [V, ...], overflow [V, R])`.
+
+    What does not depend on the value stays unbatched: where vmap meets a scan it maps only that part of the carry which
+    is mapped after some round.
+
+    Args:
+        make: of the method.
+        size: clients of a cohort.
+        rounds: R.
+        sampler: draws the cohorts.
+        plan: chunk and devices.
+    """
+
+    def one(value: Array, key: Key, data: FederatedData) -> tuple[Any, Array]:
+        method = make(value)
+
+        def step(state: Any, _: None) -> tuple[Any, Array]:
+            drawn = engine.by_size(data, sampler(key, state.round, data, size, plan))
+            state, info = method.round(key, state, data, drawn)
+            return state, info.overflow
+
+        return jax.lax.scan(step, method.init(key, data), None, length=rounds)
+
+    return jax.jit(jax.vmap(one, in_axes=(0, None, None)))
+
+
+def _evaluated(make: Callable[[Any], Method], known: Method) -> Method:
+    """Returns the method of states with a value, as far as the evaluation needs it."""
+
+    def assign(key: Key, state: _Valued, data: FederatedData, cohort: Any) -> _Valued:
+        return state._replace(own=make(state.value).assign(key, state.own, data, cohort))
+
+    return known._replace(
+        assign=assign, client_params=lambda state, ids: make(state.value).client_params(state.own, ids)
+    )
+
+
+def _check_memory(compiled: Any, count: int) -> None:
+    """Raises MemoryError if the program's states and intermediate results need more than the device has left."""
+    analysis, available = compiled.memory_analysis(), program.available_bytes()
+    if analysis is None or available is None:
+        return
+    needed = int(analysis.temp_size_in_bytes) + int(analysis.output_size_in_bytes)
+    if needed > available:
+        raise MemoryError(
+            f"values must be at most {count * available // needed} to fit, got {count}: their states need about "
+            f"{needed / 1e9:.1f} GB beside the data and {available / 1e9:.1f} GB are free; run some at a time."
+        )

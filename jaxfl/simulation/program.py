@@ -1,0 +1,182 @@
+"""The compiled program of a run, and what it takes.
+
+One program advances any number of rounds up to a bound: sample, train, aggregate, again. How many is an argument, so
+that evaluation, checkpoints and a progress bar decide when Python looks, and never what is computed. The state is
+donated: there is one of it.
+"""
+
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl import engine, sampling, tree
+from jaxfl.cohort import Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Info, Method
+from jaxfl.sampling import Sampler, cohort_size
+from jaxfl.typing import Array, Key
+
+CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks
+
+
+class Log(NamedTuple):
+    """The rounds that one call advanced, in buffers of `CAPACITY` rounds; the rest is empty."""
+
+    ids: Array  # [R, C]
+    mask: Array  # [R, C] bool, False for clients that did not take part
+    info: Info  # [R, ...]
+
+
+def compile_rounds(
+    method: Method,
+    key: Key,
+    state: Any,
+    data: FederatedData,
+    size: int,
+    plan: Plan,
+    *,
+    limit: int = CAPACITY,
+    sampler: Sampler = sampling.uniform,
+) -> Callable[..., tuple[Any, Log, Array, Array]]:
+    """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
+
+    It stops at a round whose slots do not suffice, which is undone; `overflow []` is that of its `Info`, otherwise 0.
+
+    Args:
+        method: the method.
+        key: the key of the run.
+        state: a state or its shapes.
+        data: the federation or its shapes.
+        size: clients of a cohort.
+        plan: chunk and devices.
+        limit: the most rounds that one call can advance.
+        sampler: draws the cohorts.
+
+    Raises:
+        MemoryError: the program needs more memory than the device has left.
+    """
+    memory = _lower(method, key, state, data, size, plan, limit, sampler).compile()
+    needed, available = _program_bytes(memory) + tree.num_bytes(state), available_bytes()
+    if available is not None and needed > available:
+        raise MemoryError(
+            f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free; lower "
+            f"plan.chunk (now {plan.chunk}), the model or the number of models; jaxfl.footprint shows what takes it."
+        )
+    return memory
+
+
+def _lower(
+    method: Method, key: Key, state: Any, data: FederatedData, size: int, plan: Plan, limit: int, sampler: Sampler
+):
+    def one_round(key: Key, state: Any, data: FederatedData) -> tuple[Any, Log]:
+        cohort = engine.by_size(data, sampler(key, state.round, data, size, plan))
+        new, info = method.round(key, state, data, cohort)
+        if method.grow is not None:  # a round that ran out of slots has not happened
+            new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
+        return new, Log(cohort.ids, cohort.mask, info)
+
+    def advance(key: Key, state: Any, data: FederatedData, count: Array) -> tuple[Any, Log, Array, Array]:
+        _, row = jax.eval_shape(one_round, key, state, data)
+        log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), row)
+
+        def go(carry: tuple) -> Array:
+            _, _, done, overflow = carry
+            return (done < count) & (overflow == 0)
+
+        def body(carry: tuple) -> tuple:
+            state, log, done, _ = carry
+            state, row = one_round(key, state, data)
+            log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, row)
+            overflow = row.info.overflow.astype(jnp.int32)
+            return state, log, done + (overflow == 0).astype(done.dtype), overflow
+
+        return jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0)))
+
+    return jax.jit(advance, donate_argnums=1).lower(key, state, data, jnp.int32(0))
+
+
+class Footprint(NamedTuple):
+    """Bytes that a run takes on the device; `print` it."""
+
+    data: int
+    state: int
+    working: int  # beside data and state, while rounds run: the chunk's models, gradients, activations, sums
+    model: int  # one model
+    available: int | None
+    plan: Plan
+
+    def __str__(self) -> str:
+        """Returns a small table."""
+        lines = {"data": self.data, "state": self.state, "working": self.working}
+        lines |= {"total": sum(lines.values()), "one model": self.model}
+        lines |= {} if self.available is None else {"available": self.available}
+        table = [f"{name:<10} {value / 1e6:>12,.1f} MB" for name, value in lines.items()]
+        return "\n".join([*table, f"{'chunk':<10} {self.plan.chunk or 'whole':>12}"])
+
+
+def footprint(
+    method: Method, data: FederatedData, *, cohort: int | float = 1.0, plan: Plan | str = "auto"
+) -> Footprint:
+    """Returns what a run will take, from the compiled program, before anything is allocated.
+
+    Args:
+        method: the method.
+        data: the federation.
+        cohort: clients of a round, a share or a count.
+        plan: a `Plan` or `"auto"`.
+
+    >>> import jaxfl, optax
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> footprint(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data).model
+    2600
+    """
+    size = cohort_size(cohort, data)
+    key = jax.random.key(0)
+    state = jax.eval_shape(method.init, key, data)
+    plan = engine.auto_plan(method, state, size) if isinstance(plan, str) else plan
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
+    program = _lower(method, key, state, shapes, size, plan, CAPACITY, sampling.uniform).compile()
+    model = jax.eval_shape(method.task.init, key)
+    return Footprint(
+        tree.num_bytes(data),
+        tree.num_bytes(state),
+        _program_bytes(program),
+        tree.num_bytes(model),
+        available_bytes(),
+        plan,
+    )
+
+
+def _program_bytes(program: Any) -> int:
+    """Returns the bytes of a compiled program's intermediate results."""
+    analysis = program.memory_analysis()
+    return 0 if analysis is None else int(analysis.temp_size_in_bytes)
+
+
+def available_bytes() -> int | None:
+    """Returns the bytes that are free on the device (or in the machine, for the CPU); None if it does not say."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        stats = device.memory_stats() or {}
+        return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+    except OSError:  # not Linux
+        return None
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+
+
+def peak_bytes() -> int:
+    """Returns the most bytes held so far: by the device, or by this process on the CPU."""
+    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    if stats and "peak_bytes_in_use" in stats:
+        return int(stats["peak_bytes_in_use"])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

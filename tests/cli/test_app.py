@@ -1,0 +1,270 @@
+"""The command line: what it refuses, in one line and before anything compiles, and what a run leaves behind."""
+
+import gzip
+import json
+import re
+import struct
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from jaxfl.cli import job
+from jaxfl.cli.app import app
+from jaxfl.simulation import program, run
+from jaxfl.simulation.callbacks import ProgressBar
+
+SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
+SUMMARY = {
+    "method", "data", "rounds", "seed", "num_clients", "num_clusters", "micro_accuracy", "macro_accuracy", "micro_f1",
+    "macro_f1", "worst_decile_accuracy", "ari", "nmi", "purity", "seconds_per_round", "compile_seconds", "peak_bytes",
+    "device", "versions", "options",
+}  # fmt: skip
+
+
+def jaxfl(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def never_compiles(monkeypatch):
+    def compile_rounds(*arguments, **options):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(program, "compile_rounds", compile_rounds)
+    monkeypatch.setattr(run, "compile_rounds", compile_rounds)
+
+
+def refused(*arguments):
+    """Returns the one line of an error."""
+    result = jaxfl(*arguments)
+    assert result.exit_code == 2, (result.output, result.exception)
+    errors = [line for line in result.stderr.splitlines() if not re.match("loading|compiling", line)]
+    assert len(errors) == 1 and errors[0].startswith("error: "), result.stderr
+    assert result.stdout == ""
+    return errors[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["stocfll", *SMALL], "unknown method: 'stocfll'; did you mean 'stocfl'. Known: .*ifca"),
+        (["stocfl", "--data", "rotated-digit"], "did you mean 'rotated-digits'.*Sources: .*mnist"),
+        (
+            ["stocfl", *SMALL, "--set", "threshhold=1"],
+            "unknown option 'threshhold'.*did you mean 'threshold'.*weighting",
+        ),
+        (["stocfl", *SMALL, "--set", "hidden=9"], "unknown option 'hidden'"),  # logistic has none
+        (["stocfl", *SMALL, "--set", "data.threshold=1"], "unknown option 'data.threshold'"),
+        (["stocfl", *SMALL, "--set", "model=mpl"], "unknown model: 'mpl'; did you mean 'mlp'"),
+        (["stocfl", *SMALL, "--set", "optimizer=sdg"], "unknown optimizer: 'sdg'; did you mean 'sgd'"),
+        (["stocfl", *SMALL, "--set", "threshold"], "--set must be key=value, got 'threshold'"),
+        (
+            ["stocfl", *SMALL, "--set", "threshold=high"],
+            "threshold must be a number or 'auto', got 'high'; its default is 0.5",
+        ),
+        (["stocfl", *SMALL, "--set", "local_epochs=1.5"], "local_epochs must be a whole number, got '1.5'"),
+        (["stocfl", *SMALL, "--set", "local_epochs=0"], "local_epochs must be at least 1, got 0"),
+        (["stocfl", *SMALL, "--set", "weighting=equal"], "weighting .*'equal'"),
+        (["stocfl", *SMALL, "--set", "learning_rate=1e999"], "learning_rate must be a number, got '1e999'"),
+        (["stocfl", *SMALL, "--set", "chunk=0"], "chunk must be at least 1, got 0"),
+        (["stocfl", *SMALL, "--set", "num_clients=0"], "num_clients .*0"),
+        (["stocfl", *SMALL, "--set", "angles=__import__('os')"], "angles must be a list.*got"),
+        (["stocfl", *SMALL, "--cohort", "0"], "cohort must be at least 1, got 0"),
+        (["stocfl", *SMALL, "--cohort", "0.0"], "cohort must be a share in .0, 1. or a count, got 0.0"),
+        (["stocfl", *SMALL, "--cohort", "-3"], "cohort must be at least 1, got -3"),
+        (["stocfl", *SMALL, "--cohort", "1.5"], "cohort must be a share in .0, 1. or a count, got 1.5"),
+        (
+            ["stocfl", *SMALL, "--cohort", "9"],
+            "cohort must be from 1 to the number of participating clients .8., got 9",
+        ),
+        (["stocfl", *SMALL, "--cohort", "half"], "cohort must be a share .*got 'half'"),
+        (["stocfl", *SMALL, "--rounds", "0"], "rounds must be at least 1, got 0"),
+        (["stocfl", *SMALL, "--eval-every", "0"], "eval_every must be at least 1, got 0"),
+        (["stocfl", *SMALL, "--seeds", "0,one"], "seeds must be whole numbers .*got '0,one'"),
+        (["stocfl", *SMALL, "--seeds", "1,1"], "seeds must differ"),
+        (["stocfl", *SMALL, "--seed", "-1"], "seed must be 0 or more, got -1"),
+        (["stocfl", *SMALL, "--resume"], "resume needs out"),
+        (["fedavg", *SMALL, "--set", "attack=sign-flop"], "attack must be .*'sign-flip' or .*got 'sign-flop'"),
+        (["fedavg", *SMALL, "--set", "attack=sign-flip"], "attackers must be given with attack=sign-flip.*such as 0.2"),
+        (["fedavg", *SMALL, "--set", "attackers=0.2"], "attack must be given with attackers=0.2: one of label-flip"),
+        (
+            ["fedavg", *SMALL, "--set", "attack=gaussian", "--set", "attackers=1"],
+            "attackers must be .* below 1, got 1.0; 0.2 is usual",
+        ),
+        (["fedavg", *SMALL, "--set", "stragglers=2"], "stragglers must be a share .* got 2.0; FedProx has 0.5"),
+        (["fedavg", *SMALL, "--set", "dropouts=1"], "dropouts must be a share .* got 1.0"),
+        (["fedavg", *SMALL, "--set", "availability=nightly"], "availability must be 'always' or .*got 'nightly'"),
+        (["fedavg", *SMALL, "--set", "availability_period=0"], "availability_period must be .* above 0, got 0.0; 24"),
+        (["ifca", *SMALL, "--set", "num_clusters=9"], "num_clusters must be at most the number of clients .8., got 9"),
+    ],
+)
+def test_bad_arguments_are_refused(never_compiles, arguments, words):
+    assert re.search(words, refused("run", *arguments))
+
+
+def write_idx(folder, kind, images, labels, *, cut=0, magic=0x803):
+    image_bytes = struct.pack(">IIII", magic, len(images), *images.shape[1:]) + images.tobytes()
+    (folder / f"{kind}-images-idx3-ubyte.gz").write_bytes(gzip.compress(image_bytes[: len(image_bytes) - cut]))
+    label_bytes = struct.pack(">II", 0x801, len(labels)) + labels.tobytes()
+    (folder / f"{kind}-labels-idx1-ubyte").write_bytes(label_bytes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("missing", "mnist needs train-images-idx3-ubyte.*not found in .*https://"),
+        ("truncated", "train-images-idx3-ubyte"),
+        ("wrong", "train-images-idx3-ubyte"),
+        ("other labels", "must hold classes 0..9, got 12"),
+    ],
+)
+def test_bad_files_are_named(never_compiles, tmp_path, damage, words):
+    if damage != "missing":
+        images, labels = np.zeros((20, 28, 28), np.uint8), np.arange(20, dtype=np.uint8) % 10
+        labels = np.where(labels == 9, 12, labels).astype(np.uint8) if damage == "other labels" else labels
+        write_idx(tmp_path, "train", images, labels, cut=9 * (damage == "truncated"), magic=0x803 + (damage == "wrong"))
+        write_idx(tmp_path, "t10k", images, labels)
+    line = refused("run", "fedavg", "--data", "rotated-mnist", "--data-dir", tmp_path)
+    assert re.search(words, line) and str(tmp_path) in line
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.full((40, 4), np.nan, np.float32), "y": np.arange(40) % 2}, "NaN or infinity in row 0"),
+        ({"x": np.zeros((40, 4), np.float32), "y": np.arange(40) % 2 - 1}, "y must be classes from 0, got -1"),
+        ({"x": np.zeros((40, 4), np.float32)}, "must hold the array y"),
+    ],
+)
+def test_bad_arrays_are_refused(never_compiles, tmp_path, arrays, words):
+    np.savez(tmp_path / "own.npz", **arrays)
+    line = refused(
+        "run", "fedavg", "--data", "iid-npz", "--data-dir", tmp_path / "own.npz", "--set", "num_clients=4",
+        "--set", "model=logistic",
+    )  # fmt: skip
+    assert re.search(words, line)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of three rounds, and its directory."""
+    out = tmp_path_factory.mktemp("runs") / "a" / "b"
+    return jaxfl("run", "stocfl", *SMALL, "--rounds", "3", "--cohort", "4", "--eval-every", "1", "--out", out), out
+
+
+def test_a_run_leaves_its_files(finished):
+    result, out = finished
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in out.iterdir()} == {
+        "config.json", "history.jsonl", "summary.json", "checkpoint.npz", "convergence.png", "clusters.png",
+    }  # fmt: skip
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary) >= SUMMARY
+    assert (summary["method"], summary["data"], summary["rounds"]) == ("stocfl", "rotated-digits", 3)
+    assert summary["options"]["data.num_clients"] == 8 and summary["options"]["method.threshold"] == 0.5
+    history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in history] == [1, 2, 3]
+    assert history[-1]["micro_accuracy"] == summary["micro_accuracy"]
+    config = json.loads((out / "config.json").read_text())
+    assert (config["rounds"], config["cohort"], config["model"]) == (3, 4, "logistic")
+    for word in (f"{summary['micro_accuracy']:.4f}", str(out / "clusters.png"), str(out / "convergence.png")):
+        assert word in result.stdout.replace("\n", "")
+    assert [line.split()[1] for line in result.stderr.splitlines() if line.startswith("round")] == ["1/3", "2/3", "3/3"]
+
+
+def test_another_run_is_not_overwritten(never_compiles, finished):
+    _, out = finished
+    same = ["run", "stocfl", *SMALL, "--rounds", "3", "--cohort", "4", "--out", out]
+    before = (out / "config.json").read_bytes()
+    assert re.search("holds another run.*--resume", refused(*same))
+    assert "method.threshold=0.5, got 0.6" in refused(*same, "--resume", "--set", "threshold=0.6")
+    assert "method=stocfl, got fedavg" in refused("run", "fedavg", *same[2:], "--resume")
+    assert "seed=0, got 1" in refused(*same, "--resume", "--seed", "1")
+    assert "cohort=4, got 3" in refused(*same, "--resume", "--cohort", "3")
+    assert "out must be a directory" in refused(*same[:-1], out / "config.json")
+    assert (out / "config.json").read_bytes() == before
+
+
+def test_a_refused_run_does_not_block_its_directory(tmp_path):
+    assert "num_clusters" in refused("run", "ifca", *SMALL, "--set", "num_clusters=9", "--out", tmp_path / "a")
+    good = ["run", "ifca", *SMALL, "--set", "num_clusters=2", "--rounds", "1", "--out", tmp_path / "a"]
+    assert jaxfl(*good).exit_code == 0
+
+
+def test_interrupted_runs_go_on(tmp_path, monkeypatch):
+    call = ProgressBar.__call__
+
+    def interrupt(self, event):
+        call(self, event)
+        if event.round == 2:
+            raise KeyboardInterrupt
+
+    command = ["run", "fedavg", *SMALL, "--rounds", "3", "--eval-every", "1", "--out", tmp_path / "a"]
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressBar, "__call__", interrupt)
+        result = jaxfl(*command)
+    assert result.exit_code == 130
+    assert "interrupted after round 2 of 3" in result.stderr and "--resume" in result.stderr
+    assert jaxfl(*command, "--resume").exit_code == 0
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
+    assert rounds == [1, 2, 3]
+
+
+def test_seeds_are_averaged(tmp_path):
+    result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "0,3", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    one, two = (json.loads((tmp_path / f"seed-{seed}" / "summary.json").read_text()) for seed in (0, 3))
+    both = json.loads((tmp_path / job.SUMMARY).read_text())
+    assert both["seeds"] == [0, 3]
+    assert both["micro_accuracy"]["mean"] == pytest.approx((one["micro_accuracy"] + two["micro_accuracy"]) / 2)
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
+    assert rows["mean"][0] == f"{both['micro_accuracy']['mean']:.4f}"
+    assert rows["std"][0] == f"{both['micro_accuracy']['std']:.4f}"
+
+
+def test_conditions_at_the_clients(tmp_path):
+    conditions = ["attack=sign-flip", "attackers=0.25", "stragglers=0.5", "dropouts=0.3", "availability=diurnal"]
+    settings = [word for item in conditions for word in ("--set", item)]
+    result = jaxfl("run", "fedavg", *SMALL, "--rounds", 5, "--cohort", 6, *settings, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    summary = json.loads((tmp_path / job.SUMMARY).read_text())
+    assert summary["attackers"] == 2 and 0 < summary["mean_participants"] < 6
+    assert summary["options"]["data.attack"] == "sign-flip" and summary["options"]["run.availability"] == "diurnal"
+    words = ["--resume", "--rounds", 7, "--cohort", 6, *settings, "--out", tmp_path]
+    assert jaxfl("run", "fedavg", *SMALL, *words).exit_code == 0
+    assert "dropouts" in refused("run", "fedavg", *SMALL, *words, "--set", "dropouts=0.4")
+
+
+def test_help_and_lists_tell_of_the_conditions():
+    shown = re.sub(r"\s+", " ", jaxfl("run", "--help").stdout)
+    for word in ("stragglers=0.5", "dropouts=0.3", "availability=diurnal", "attack=sign-flip", "label-flip"):
+        assert word in shown, word
+    assert "availability=always|diurnal|random" in jaxfl("methods", "local").stdout
+    assert "attack_scale=1.0" in jaxfl("data", "rotated-digits").stdout
+
+
+def test_divergence_is_said(tmp_path):
+    result = jaxfl("run", "fedavg", *SMALL, "--rounds", "2", "--set", "learning_rate=1e38", "--cohort", "1.0")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"warning: \d+ updates of clients were not finite.*lower the learning rate", result.stderr)
+
+
+def test_lists():
+    methods = json.loads(jaxfl("methods", "--json").stdout)
+    assert {"name", "summary", "paper", "options"} <= set(methods[0])
+    (stocfl,) = json.loads(jaxfl("methods", "stocfl", "--json").stdout)
+    assert stocfl["options"]["threshold"] == 0.5
+    data = {row["name"]: row for row in json.loads(jaxfl("data", "--json").stdout)}
+    assert data["rotated-digits"]["found"] == "embedded"
+    assert data["rotated-mnist"]["found"] is None and "train-images" in data["rotated-mnist"]["missing"]
+    assert data["rotated-mnist"]["classes"] == 10
+    for command in (["methods"], ["methods", "ifca"], ["data"], ["data", "rotated-digits"]):
+        assert jaxfl(*command).exit_code == 0
+    assert "did you mean 'ifca'" in refused("methods", "ifka")
+
+
+def test_plan_says_what_it_takes():
+    result = jaxfl("plan", "ifca", *SMALL)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"total +[\d.,]+ MB", result.stdout)

@@ -1,0 +1,199 @@
+"""Options are parsed safely, checked against their types and given to whoever knows them."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Literal
+
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxfl import data as federations
+from jaxfl import sampling
+from jaxfl.cli import literals, options
+from jaxfl.cli.tables import runs
+from jaxfl.methods import METHODS, Row, fedavg
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "default", "value"),
+    [
+        ("1", float, 0.5, 1.0),
+        ("1e-3", float | None, None, 0.001),
+        ("none", int | None, 5, None),
+        ("2048", Sequence[int] | int, (128,), (2048,)),
+        ("(64,32)", Sequence[int] | int, (128,), (64, 32)),
+        ("[64, 32]", tuple[int, ...], (128,), (64, 32)),
+        ("0.1,0.2", tuple[float, float], (0.25, 0.5), (0.1, 0.2)),
+        ("TRUE", bool, False, True),
+        ("auto", int | None | Literal["auto"], "auto", "auto"),
+        ("uniform", str, "rows", "uniform"),
+        ("((0,1),(2,3))", Sequence[Sequence[int]], ((0,),), ((0, 1), (2, 3))),
+    ],
+)
+def test_values(text, hint, default, value):
+    found = options.convert("key", text, options.Option("method", "key", default, hint))
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("1.0", int),
+        ("true", int),
+        ("true", float),
+        ("1", bool),
+        ("nan", float),
+        ("3", str),
+        ("(1,2,3)", tuple[float, float]),
+        ("(1,a)", Sequence[int]),
+        ("{1:2}", Sequence[int]),
+        ("half", int | None | Literal["auto"]),
+    ],
+)
+def test_wrong_types_are_refused(text, hint):
+    with pytest.raises(ValueError, match="key must be"):
+        options.convert("key", text, options.Option("method", "key", None, hint))
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_literal_or_itself(text):
+    value = literals.parse(text)
+    assert value == text or not isinstance(value, str) or repr(value)[1:-1] in text
+
+
+def test_an_option_of_two_owners_needs_its_owner(monkeypatch):
+    def both(task, optimizer, *, num_clients: int = 3, learning_rate: float = 1.0):
+        raise AssertionError("not built")
+
+    monkeypatch.setitem(METHODS, "both", Row(both, "", ""))
+    with pytest.raises(ValueError, match="ambiguous; write data.num_clients or method.num_clients"):
+        options.route("both", "rotated-digits", ["num_clients=8"])
+    settings = options.route("both", "rotated-digits", ["method.num_clients=8", "optimizer.learning_rate=0.2"])
+    assert (settings.method, settings.data, settings.optimizer) == ({"num_clients": 8}, {}, {"learning_rate": 0.2})
+    complete = settings.complete()
+    assert (complete["data.num_clients"], complete["method.num_clients"]) == (40, 8)
+
+
+def test_an_option_without_default_must_be_given(monkeypatch):
+    def needy(task, optimizer, *, groups: int):
+        raise AssertionError("not built")
+
+    monkeypatch.setitem(METHODS, "needy", Row(needy, "", ""))
+    with pytest.raises(ValueError, match="groups must be given"):
+        options.route("needy", "rotated-digits")
+    assert options.route("needy", "rotated-digits", ["groups=3"]).method == {"groups": 3}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_default_fits_its_own_type(method):
+    for option in options.known(method, "rotated-mnist", "stocfl-femnist-cnn", "momentum"):
+        if option.default is not options.REQUIRED:
+            assert options.convert(option.name, str(option.default), option) == option.default
+
+
+def test_another_model_leaves_the_suited_options_behind():
+    assert "model.hidden" not in options.route("fedavg", "rotated-digits", ["model=logistic"]).complete()
+    assert options.route("fedavg", "rotated-digits").complete()["model.hidden"] == (128,)
+
+
+def test_a_server_optimizer_and_its_options():
+    items = ["server_optimizer=fedadam", "server.learning_rate=0.02", "tau=0.1", "optimizer.learning_rate=0.5"]
+    settings = options.route("fedprox", "rotated-digits", items)
+    assert (settings.server_name, settings.server) == ("fedadam", {"learning_rate": 0.02, "tau": 0.1})
+    complete = settings.complete()
+    assert complete["server_optimizer"] == "fedadam" and "method.server_optimizer" not in complete
+    served = {name: complete[f"server.{name}"] for name in ("learning_rate", "b1", "b2", "tau")}
+    assert served == {"learning_rate": 0.02, "b1": 0.9, "b2": 0.99, "tau": 0.1}
+    assert complete["optimizer.learning_rate"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "items", [[], ["server_optimizer=none"], ["server_optimizer=fedyogi", "server_optimizer=None"]]
+)
+def test_plain_averaging_is_stored_as_such(items):
+    complete = options.route("fedavg", "rotated-digits", items).complete()
+    assert complete["server_optimizer"] is None
+    assert not [name for name in complete if name.startswith("server.")]
+    assert "server_optimizer" not in options.route("fedsgd", "rotated-digits").complete()
+
+
+@pytest.mark.parametrize(
+    ("method", "items", "words"),
+    [
+        ("fedsgd", ["server_optimizer=fedadam"], "method fedsgd takes no server_optimizer, got 'fedadam'; .* fedavg, "),
+        ("fedavg", ["server_optimizer=fedadm"], "unknown server_optimizer: 'fedadm'; did you mean 'fedadam'"),
+        ("fedavg", ["server.tau=1"], r"server\.tau is an option of a server optimiser; add --set server_optimizer="),
+        ("fedavg", ["server_optimizer=fedavgm", "server.tau=1"], r"unknown option 'server\.tau'"),
+        ("fedavg", ["server_optimiser=fedavgm"], "did you mean 'server_optimizer'"),
+        (
+            "fedavg",
+            ["server_optimizer=fedavgm", "learning_rate=1"],
+            r"optimizer\.learning_rate or server\.learning_rate",
+        ),
+        ("fedavg", ["server_optimizer=fedadam", "server.b1=much"], "server.b1 must be a number, got 'much'"),
+    ],
+)
+def test_server_optimizers_are_refused(method, items, words):
+    with pytest.raises(ValueError, match=words):
+        options.route(method, "rotated-digits", items)
+
+
+@pytest.mark.parametrize("name", options.SERVERS)
+def test_the_factory_is_given_the_server_optimizer(name, monkeypatch):
+    """It is built from the defaults and what was given; without one the factory is not told of it."""
+    seen = []
+
+    def spy(task, optimizer, *, server_optimizer: optax.GradientTransformation | None = None):
+        seen.append(server_optimizer)
+        return fedavg(task, optimizer)
+
+    monkeypatch.setitem(METHODS, "spy", Row(spy, "", ""))
+    data = federations.load("rotated-digits", num_clients=8, rows_per_client=20)
+    for items in ([], [f"server_optimizer={name}"], [f"server_optimizer={name}", "server.learning_rate=0"]):
+        options.build(options.route("spy", "rotated-digits", items), data)
+    default, moving, still = seen
+    assert default is None
+    steps = [optimizer.update(1.0, optimizer.init(0.0), 0.0)[0] for optimizer in (moving, still)]
+    assert steps[0] < 0 == steps[1]
+
+
+@pytest.mark.parametrize("name", options.SERVERS)
+def test_the_defaults_are_those_of_the_function(name):
+    make, defaults = options.SERVERS[name]
+    parameters = inspect.signature(make).parameters
+    assert set(defaults) <= set(parameters)
+    if name != "fedavgm":  # it is optax's SGD
+        assert defaults == {key: parameter.default for key, parameter in parameters.items()}
+
+
+def test_server_optimizers_are_shown_where_they_apply():
+    shown = runs.method_options("fedprox")
+    assert "--set server_optimizer=none|fedavgm|fedadam|fedyogi, and of these:" in shown
+    assert "fedyogi: server.learning_rate=0.01, server.b1=0.9, server.b2=0.99, server.tau=0.001" in shown
+    assert shown.count("server_optimizer") == 1
+    assert "server" not in runs.method_options("fedsgd")
+
+
+@pytest.mark.parametrize(
+    ("items", "name"),
+    [
+        ([], "uniform"),
+        (["dropouts=0", "availability=always"], "uniform"),
+        (["dropouts=0.3"], "dropouts(0.3, uniform)"),
+        (["availability=random"], "availability(random, lowest=0.1)"),
+        (["availability=diurnal", "availability_period=7"], "availability(diurnal, period=7.0, threshold=0.0)"),
+        (["availability=random", "run.dropouts=0.5"], "dropouts(0.5, availability(random, lowest=0.1))"),
+    ],
+)
+def test_samplers_are_chosen(items, name):
+    settings = options.route("fedavg", "rotated-digits", items)
+    assert sampling.name_of(options.sampler(settings)) == name
+
+
+def test_attackers_are_options_of_every_data_set():
+    settings = options.route("local", "rotated-digits", ["attack=label-flip", "attackers=.25", "num_clients=8"])
+    assert settings.data == {"attack": "label-flip", "attackers": 0.25, "num_clients": 8}
+    assert int(options.load(settings).attack.attacker.sum()) == 2
+    assert options.load(settings._replace(data={"num_clients": 8})).attack is None

@@ -1,0 +1,273 @@
+"""Training in coordinates is the same training; what cannot be trained so is told from its program."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxfl import classification, methods, models, tree
+from jaxfl.client import factored
+from jaxfl.client.corrections import gradient_correction, proximal_pull
+from jaxfl.client.training import local_train
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data import conditions, federate
+from jaxfl.methods.ditto import best_of
+from jaxfl.random import Stream, key_for
+from jaxfl.tasks import FirstDense, Task, masked_mean
+
+SIZES, INPUTS, HIDDEN, CLASSES = (5, 0, 3, 8, 1, 6, 4), 60, 7, 3
+EMPTY = SIZES.index(0)
+SGD = optax.sgd(0.2)
+SCHEDULE = optax.exponential_decay(0.3, 1, 0.7)
+LINEAR = {
+    "sgd": SGD,
+    "momentum": optax.sgd(0.2, momentum=0.9),
+    "nesterov": optax.sgd(SCHEDULE, momentum=0.9, nesterov=True),
+    "decay": optax.chain(optax.add_decayed_weights(0.1), SGD),
+    "masked decay": optax.chain(optax.add_decayed_weights(0.1, lambda m: jax.tree.map(lambda p: p.ndim > 1, m)), SGD),
+    "pull": optax.chain(proximal_pull(0.5), optax.sgd(0.2, momentum=0.9)),
+    "pull to two": optax.chain(proximal_pull(0.5), gradient_correction(), SGD),
+    "ditto's pull": best_of([optax.chain(proximal_pull(0.5), SGD)]),
+    "hyperparameters": optax.inject_hyperparams(optax.sgd)(learning_rate=0.2),
+    "every other": optax.chain(optax.apply_every(2), SGD),
+}
+OTHERS = {
+    "adam": optax.adam(0.01),
+    "rmsprop": optax.rmsprop(0.01),
+    "adagrad": optax.adagrad(0.01),
+    "sign": optax.sign_sgd(0.1),
+    "clip": optax.chain(optax.clip(1.0), SGD),
+    "clip by norm": optax.chain(optax.clip_by_global_norm(1e30), SGD),
+    "clip by norm, tight": optax.chain(optax.clip_by_global_norm(1e-30), SGD),
+    "clip by leaf": optax.chain(optax.clip_by_block_rms(1.0), SGD),
+    "centred": optax.chain(optax.centralize(), SGD),
+    "noise": optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), SGD),
+    "trust": optax.lars(0.1),
+    "best of two": best_of([SGD, optax.sgd(0.4)]),
+    "positive": optax.chain(SGD, optax.keep_params_nonnegative()),
+}
+
+
+SAME = ("nesterov", "masked decay", "pull", "pull to two", "ditto's pull")  # trained with, the others are traced
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def promotion():
+    """Optax takes a float to the power of a counter, in Adam."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@functools.cache
+def federation():
+    """Ragged clients with more inputs than rows, one of them without any."""
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.normal(0.1, 0.4, (sum(SIZES), INPUTS)), rng.integers(0, CLASSES, sum(SIZES))
+    rows = np.split(np.arange(len(inputs)), np.cumsum(SIZES)[:-1])
+    shift = np.arange(len(SIZES)) % CLASSES
+    return federate(inputs, labels, rows, rows, num_classes=CLASSES, label_shift=shift)
+
+
+def network() -> Task:
+    """A network with a hidden layer in float64; what its dropout leaves out depends on the key."""
+
+    def init(key):
+        keys = jax.random.split(key, 4)
+        shapes = {"b": (HIDDEN,), "c": (HIDDEN, CLASSES), "d": (CLASSES,), "w": (INPUTS, HIDDEN)}
+        return {
+            name: 0.4 * jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+        }
+
+    def logits(model, products, key=None):
+        hidden = jnp.tanh(products + model["b"][None])
+        kept = jnp.ones(hidden.shape, bool) if key is None else jax.random.bernoulli(key, 0.8, hidden.shape)
+        return jnp.where(kept, hidden, 0) @ model["c"] + model["d"][None]
+
+    def loss_of(model, products, batch, key=None):
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(model, products, key)), batch.y[:, None], 1)[:, 0]
+        return masked_mean(-chosen, batch.mask)
+
+    def loss(model, batch, key=None):
+        return loss_of(model, batch.x @ model["w"], batch, key)
+
+    first = FirstDense("w", lambda batch: batch.x, loss_of)
+    return Task(init, loss, lambda model, batch: logits(model, batch.x @ model["w"]), first)
+
+
+TASK = network()
+PLAIN = TASK._replace(first=None)
+
+
+def extras(optimizer_name, key):
+    """The extra arguments that an optimiser takes."""
+    anchor, correction = (TASK.init(key_for(key, Stream.INIT, i)) for i in (1, 2))
+    return {"anchor": anchor, "correction": correction} if optimizer_name == "pull to two" else {"anchor": anchor}
+
+
+def trained(task, optimizer, data, key, epochs=4, **extra):
+    """What all clients make of one model, and their losses; mapped, as in a chunk."""
+    train, start = local_train(task, optimizer, local_epochs=epochs, batch_size=None), TASK.init(key)
+
+    def run(client):
+        return train(key_for(key, Stream.BATCHES, 0, client), start, jax.device_put(data), client, **extra)
+
+    return jax.jit(jax.vmap(run))(jnp.arange(data.num_clients, dtype=jnp.int32))
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Whether training was in coordinates, one entry for each time it was decided."""
+    decisions, factor = [], factored.factor
+
+    def watched(*args):
+        found = factor(*args)
+        decisions.append(found is not None)
+        return found
+
+    monkeypatch.setattr(factored, "factor", watched)
+    return decisions
+
+
+def close(left, right, rtol=1e-10, atol=1e-12):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), left, right)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_it_is_the_same_training(name, key, used, float64):
+    extra, optimizer = extras(name, key), LINEAR[name]
+    fast = trained(TASK, optimizer, federation(), key, **extra)
+    usual = trained(PLAIN, optimizer, federation(), key, **extra)
+    assert used == [True, False]
+    close(fast, usual)
+    start = TASK.init(key)["w"]
+    np.testing.assert_array_equal(fast[0]["w"][EMPTY], start)
+    assert abs(fast[0]["w"][0] - start).max() > 1e-3
+
+
+def test_late_and_hostile_clients_are_the_same(key, used, float64):
+    data = conditions.attack(conditions.straggle(federation(), 0.5), "sign-flip", 0.4, scale=2.0)
+    extra = extras("pull", key) | {"pull_scale": jnp.float64(0.3)}
+    fast, usual = (trained(task, LINEAR["pull"], data, key, epochs=6, **extra) for task in (TASK, PLAIN))
+    assert used == [True, False]
+    close(fast, usual)
+
+
+def test_a_traced_rate_is_the_same(key, used, float64):
+    rates = jnp.array([0.05, 0.3])
+    fast, usual = (
+        jax.vmap(lambda rate, task=task: trained(task, optax.sgd(rate), federation(), key))(rates)
+        for task in (TASK, PLAIN)
+    )
+    assert used == [True, False]
+    close(fast, usual)
+    assert abs(fast[0]["w"][0] - fast[0]["w"][1]).max() > 1e-3
+
+
+def follows(optimizer, key):
+    """Whether the kernel may be trained in coordinates."""
+    model = TASK.init(key)
+    others = {"pull_scale": jnp.float32(2), "judge": lambda model: sum(leaf.sum() for leaf in jax.tree.leaves(model))}
+    alike = {"anchor": model, "correction": model}
+    program = factored.Program.of(optax.with_extra_args_support(optimizer), model, alike, others)
+    return program.follows(tree.names(model).index("w"))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_what_adds_and_scales_is_told(name, key, promotion):
+    assert follows(LINEAR[name], key)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_does_more_is_told(name, key, promotion):
+    assert not follows(OTHERS[name], key)
+
+
+def test_other_leaves_may_be_trained_by_anything(key, used, float64, promotion):
+    labels = {"b": "adam", "c": "adam", "d": "sgd", "w": "sgd"}
+    optimizer = optax.multi_transform({"adam": optax.adam(0.01), "sgd": optax.sgd(0.2, momentum=0.5)}, labels)
+    fast, usual = (trained(task, optimizer, federation(), key) for task in (TASK, PLAIN))
+    assert used == [True, False]
+    close(fast, usual)
+
+
+def by_size(model):
+    """Weight decay for large leaves: as coordinates, the kernel is none."""
+    return jax.tree.map(lambda leaf: leaf.size > 400, model)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "epochs"),
+    [
+        pytest.param(SGD, 1, id="one epoch"),
+        pytest.param(optax.adam(0.1), 4, id="adam"),
+        pytest.param(optax.chain(optax.add_decayed_weights(0.1, by_size), SGD), 4, id="looks at shapes"),
+    ],
+)
+def test_elsewhere_training_is_the_usual_one(optimizer, epochs, key, used, promotion):
+    data = replace(federation(), inputs=federation().inputs.astype(np.float32))
+    shapes = jax.eval_shape(lambda: trained(TASK, optimizer, data, key, epochs))
+    assert used == [False]
+    assert shapes[0]["w"].shape == (len(SIZES), INPUTS, HIDDEN)
+
+
+def test_an_unused_anchor_costs_nothing(key):
+    model = TASK.init(key)
+    program = factored.Program.of(optax.with_extra_args_support(SGD), model, {"anchor": model}, {})
+    assert program.used(tree.names(model).index("w")) == []
+    pulled = factored.Program.of(LINEAR["pull"], model, {"anchor": model}, {})
+    assert pulled.used(tree.names(model).index("w")) == ["anchor"]
+
+
+def digits(rows=12):
+    """Small uint8 images of rotated clients."""
+    rng = np.random.default_rng(1)
+    pixels, labels = rng.integers(0, 256, (6 * rows, 8, 8), np.uint8), rng.integers(0, CLASSES, 6 * rows)
+    parts = np.split(np.arange(6 * rows), 6)
+    return federate(pixels, labels, parts, parts, num_classes=CLASSES, rotation=np.arange(6) % 4)
+
+
+class Dropped(models.MLP):
+    """Not what its parent is: half of its inputs are left out."""
+
+    def __call__(self, inputs):
+        return super().__call__(inputs[:, ::2])
+
+
+def test_modules_whose_first_layer_is_known(key):
+    data = digits()
+    batch = data.batch(data.train, jnp.int32(1), jnp.arange(14, dtype=jnp.int32))  # two rows of padding
+    for module in (models.MLP(hidden=(9, 5), num_classes=CLASSES), models.Logistic(num_classes=CLASSES)):
+        task = classification(module, data)
+        assert task.first is not None
+        model = task.init(key)
+        products = task.first.inputs(batch) @ model["Dense_0"]["kernel"]
+        unread = {**model, "Dense_0": {**model["Dense_0"], "kernel": jnp.full((3, 2), jnp.nan)}}
+        close(task.first.loss(unread, products, batch, key), task.loss(model, batch, key), 1e-6, 0)
+    for module in (models.LenetEMNIST(num_classes=CLASSES), Dropped(num_classes=CLASSES)):
+        assert classification(module, replace(data, inputs=np.repeat(data.inputs, 4, 2).repeat(4, 1))).first is None
+
+
+@pytest.mark.parametrize(("method", "chunk"), [("fedavg", 1), ("stocfl", 4)])
+def test_rounds_are_the_same(method, chunk, key, used):
+    data = digits()
+    task = classification(models.MLP(hidden=(16,), num_classes=CLASSES), data)
+    cohort, ends = Cohort.of([4, 0, 3, 1, 5], Plan(chunk=chunk)), []
+    for learned in (task, task._replace(first=None)):
+        made = getattr(methods, method)(learned, optax.sgd(0.1), local_epochs=5)
+        state, step = made.init(key, data), jax.jit(made.round)
+        for _ in range(2):
+            state, info = step(key, state, jax.device_put(data), cohort)
+        ends.append((made.client_params(state, cohort.ids), info.loss))
+    assert set(used[: len(used) // 2]) == {True}
+    assert set(used[len(used) // 2 :]) == {False}
+    close(*ends, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,592 @@
+"""The experiments: what their files refuse, that nothing is made twice or lost, and what the report says."""
+
+import base64
+import dataclasses
+import doctest
+import functools
+import importlib
+import importlib.util
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.harness import base, entries, figures, page, report, results, run, studies, targets
+from experiments.harness.base import Cell, Experiment, Made, Scale, Study
+from jaxfl import data
+from jaxfl.cli import experiments, job, options
+from jaxfl.cli.app import app
+from jaxfl.plots import style
+from jaxfl.simulation.history import History
+from jaxfl.simulation.run import Result
+
+ROOT = Path(__file__).parents[2]
+PNG = b"\x89PNG\r\n\x1a\n"
+ITEMS = ("num_clients=8", "rows_per_client=20", "model=logistic")
+EVERY = [(name, scale) for name in base.names() for scale in base.SCALES]
+
+
+def jaxfl(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def cell(row="FedAvg", method="fedavg", **changes):
+    return Cell("T", row, "C", method, "rotated-digits", **{"items": ITEMS, "rounds": 2, "cohort": 0.5} | changes)
+
+
+CELLS = (cell(seeds=(0, 1)), cell("IFCA", "ifca", items=(*ITEMS, "num_clusters=4")))
+PRINTED = {"T / FedAvg / C": targets.Target("T", "FedAvg", "C", 91.5, 0.2, "%", "as the paper says.", "")}
+PAPER = {name: Scale("Cuts nothing.", CELLS) for name in base.SCALES}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """An experiment of three runs that never compile: its accuracies are 0.91, 0.93 and 0.5, or an error if listed."""
+    broken, made = [], []
+
+    def execute(one, federation, callbacks=()):
+        row = "IFCA" if one.settings.method_name == "ifca" else "FedAvg"
+        made.append((row, one.seed))
+        one.out.mkdir(parents=True, exist_ok=True)
+        if row in broken:
+            raise RuntimeError("no luck\nat all")
+        value = 0.5 if row == "IFCA" else 0.91 + 0.02 * one.seed
+        summary = {"micro_accuracy": value, "num_clusters": 1, "ari": None, "options": {}, "versions": {"jax": "1"}}
+        history = History()
+        numbers = dict.fromkeys(results.CURVES, value) | {"seconds": 2.0, "bytes_up": 1.0, "bytes_down": 1.0}
+        for round in (1, 2):
+            history.append(numbers | {"round": round, "loss": math.nan})
+        return Result(None, history, None, federation, summary)
+
+    monkeypatch.setattr(job, "execute", execute)
+    monkeypatch.setattr(base, "load", lambda name: Experiment("small", "Small", "Nobody, 2000.", PAPER))
+    monkeypatch.setattr(base, "targets", lambda name: PRINTED)
+    return broken, made
+
+
+@pytest.mark.parametrize(
+    "module", [base, entries, figures, page, report, results, run, studies, targets], ids=lambda one: one.__name__
+)
+def test_doctests(module):
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.testmod(module, optionflags=flags).failed == 0
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "fedavgg"}, "unknown method: 'fedavgg'; did you mean 'fedavg'"),
+        ({"items": ("clusters=4",)}, "unknown option 'clusters'"),
+        ({"items": ("local_epochs=many",)}, "local_epochs must be a whole number, got 'many'"),
+        ({"items": ("availability=never",)}, "availability"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"cohort": 1.5}, "cohort must be a share"),
+        ({"seeds": ()}, "seeds must be one or more"),
+        ({"seeds": (1, 1)}, "seeds must be one or more, and differ"),
+        ({"metric": "finetuned_macro_f1"}, "finetuned_macro_f1 needs an item that asks for it, such as finetune=1"),
+        ({"metric": "accuracy"}, "unknown metric: 'accuracy'; did you mean '.*_accuracy'"),
+        ({"unit": "points"}, "unknown unit: 'points'"),
+    ],
+)
+def test_cells_that_cannot_be(changes, words):
+    with pytest.raises(ValueError, match=f"T / FedAvg / C: .*{words}"):
+        cell(**changes)
+
+
+def test_error_in_a_config_is_one_of_its_import(tmp_path):
+    source = (base.HERE / "ifca" / "config.py").read_text(encoding="utf-8")
+    (tmp_path / "config.py").write_text(source.replace("num_clusters=4", "clusters=4"), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("broken_config", tmp_path / "config.py")
+    with pytest.raises(ValueError, match="Digits / IFCA / m=8, n=80: unknown option 'clusters'.*num_clusters"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_scales_and_places_are_checked():
+    with pytest.raises(ValueError, match="each there once, got T / FedAvg / C"):
+        Scale("", (cell(), cell(rounds=3)))
+    with pytest.raises(ValueError, match="scales of small must be smoke, laptop, paper"):
+        Experiment("small", "", "", {"paper": PAPER["paper"]})
+    small = Experiment("small", "", "", PAPER)
+    with pytest.raises(ValueError, match="must be where targets.json has a number, got T / IFCA / C;"):
+        base.check_places(small, PRINTED)
+    base.check_places(small, {})  # a paper of figures alone
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rows": {"A": ["1"]}}, "row 'A' of T must have 2 numbers, one a column, got 1"),
+        ({"rows": {"A": ["1", "2 +- 1"]}}, "got '2 \\+- 1'"),
+        ({"notes": {"B": ""}}, "notes of T must be about its rows, got B"),
+        ({"missing": {"B": ""}}, "missing of T must be about its rows, got B"),
+        ({"row": {}}, "a table must have caption, columns, name, rows, unit"),
+        ({"columns": ["x", "x"]}, "T / A / x must be in targets.json once"),
+    ],
+)
+def test_targets_that_cannot_be(tmp_path, changes, words):
+    table = {"name": "T", "caption": "", "unit": "%", "columns": ["x", "y"], "rows": {"A": ["1", "2 ± 1"]}}
+    path = tmp_path / "targets.json"
+    path.write_text(json.dumps({"tables": [table]}), encoding="utf-8")
+    assert [(one.value, one.std) for one in targets.read(path).values()] == [(1.0, None), (2.0, 1.0)]
+    path.write_text(json.dumps({"tables": [table | changes]}), encoding="utf-8")
+    with pytest.raises(ValueError, match=words):
+        targets.read(path)
+
+
+# the papers
+
+
+def shape(name):
+    """Returns rows and columns of every table."""
+    printed, axes = base.targets(name).values(), {}
+    for one in printed:
+        rows, columns = axes.setdefault(one.table, (set(), set()))
+        rows.add(one.row)
+        columns.add(one.column)
+    assert len(printed) == sum(len(rows) * len(columns) for rows, columns in axes.values())  # no table has gaps
+    return {table: (len(rows), len(columns)) for table, (rows, columns) in axes.items()}
+
+
+def test_every_number_of_the_papers_is_there():
+    assert shape("ifca") == {"Rotated MNIST": (3, 3), "Rotated CIFAR": (3, 1)}
+    assert shape("stocfl") == {
+        "Table 1": (9, 8),  # seven in print, and two as the paper's code does it
+        "Table 2": (10, 1),
+        "Table 3": (4, 7),
+        "Table 4": (2, 4),
+        "Table 6": (5, 2),
+    }
+    table = {key: one.std for key, one in base.targets("stocfl").items() if one.table == "Table 1"}
+    assert None not in table.values()
+    assert base.targets("stocfl")["Table 1 / IFCA M=6 / MNIST 1200 x 200, 10 %"][3:5] == (92.15, 0.07)
+
+
+@pytest.mark.parametrize("name", base.names())
+def test_every_number_is_made_or_says_why_not(name):
+    printed = base.targets(name)
+    tables = {one.table for one in printed.values()}
+    made = {one.label for one in base.load(name).scales["paper"].cells if one.table in tables}
+    assert made <= set(printed)
+    assert [key for key, one in printed.items() if (key in made) == bool(one.missing)] == []
+    assert all(0 < one.value < 100 for one in printed.values())
+
+
+def test_laptop_scale_of_stocfl():
+    """One column of table 1 has every row as the paper states it."""
+    cells = {
+        one.row: one for one in base.load("stocfl").scales["laptop"].cells if one.column == "MNIST 1200 x 200, 10 %"
+    }
+    assert list(cells) == list(
+        dict.fromkeys(one.row for one in base.targets("stocfl").values() if one.table == "Table 1")
+    )
+    for one in cells.values():
+        full = one.job(0).settings.complete()
+        assert (full["data"], full["data.num_clients"], full["data.rows_per_client"]) == ("rotated-mnist", 1200, 200)
+        assert (one.rounds, one.cohort, one.seeds) == (100, 0.1, (0,))
+        assert (full["model.hidden"], full["method.local_epochs"], full["optimizer.learning_rate"]) == ((2048,), 5, 0.1)
+    given = {row: one.job(0).settings.method for row, one in cells.items()}
+    assert [given[row]["proximal_weight"] for row in ("FedProx", "Ditto", "StoCFL", "StoCFL, official")] == [
+        *(0.05, 0.1, 0.05, 0.05)
+    ]
+    assert [given[f"IFCA M={k}"]["num_clusters"] for k in (2, 4, 6)] == [2, 4, 6]
+    assert given["FedAvg, chain"]["update"] == "chain" and given["StoCFL, official"]["preset"] == "official"
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_every_cell_is_what_its_command_says_and_can_be_built(name, scale):
+    federation = data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    images = np.zeros((len(federation.labels), 32, 32, 3), np.uint8)  # large enough for every network
+    federation = dataclasses.replace(federation, inputs=images)
+    jobs = {}
+    for one in base.load(name).scales[scale].cells:
+        words = shlex.split(one.command(one.seeds[-1]))
+        items = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+        given = {word: words[place + 1] for place, word in enumerate(words) if word.startswith("--")}
+        settings = options.route(words[2], given["--data"], items)
+        cohort = (int if isinstance(one.cohort, int) else float)(given["--cohort"])
+        again = job.Job(settings, int(given["--rounds"]), cohort, int(given["--seed"]))
+        assert results.identifier(again) == results.identifier(one.job(one.seeds[-1]))
+        assert ("--data-dir" in words) == one.needs_files and not (one.needs_files and scale == "smoke")
+        options.build(settings, federation)  # values that the factories refuse
+        jobs |= {(results.identifier(one.job(seed)), one.table, one.metric): one for seed in one.seeds}
+    # no two runs have one name, but a run may fill several cells, each with another metric or in another table
+    assert len(jobs) == sum(len(one.seeds) for one in base.load(name).scales[scale].cells)
+
+
+# results
+
+
+def test_with_and_without_fine_tuning_are_one_run(tmp_path):
+    items = (*ITEMS, "finetune=1")
+    cells = [cell("served", items=items), cell("tuned", items=items, metric="finetuned_micro_accuracy")]
+    (planned,) = run.planned(cells, None, tmp_path)
+    assert planned.cell is cells[0] and results.identifier(planned.job) != results.identifier(cell().job(0))
+
+
+def test_later_options_rename_nothing(monkeypatch):
+    one = cell().job(0)
+    line = {"id": results.identifier(one), "configuration": results.configuration(one), "value": 1}
+    assert results.find([line | {"value": 0}, line], one) == line
+    assert results.find([line], cell().job(1)) is None
+    assert results.find([line], cell(rounds=3).job(0)) is None
+    assert results.find([line], cell(items=(*ITEMS, "local_epochs=4")).job(0)) is None
+    assert results.find([line], cell(items=(*ITEMS, "local_epochs=5")).job(0)) == line  # its default, said
+
+    monkeypatch.setitem(options.RUN, "novel", (3, int))
+    assert "run.novel" not in line["configuration"] and results.configuration(one)["run.novel"] == 3
+    assert results.identifier(one) == line["id"]
+    assert results.find([line], one) == line
+    assert results.find([line], cell(items=(*ITEMS, "novel=4")).job(0)) is None
+
+    monkeypatch.setitem(options.RUN, "dropouts", (0.25, float))  # a default that has changed
+    assert results.find([line], one) is None
+
+
+def test_lines_are_added_and_broken_ones_left_out(tmp_path):
+    path = tmp_path / "new" / "results.jsonl"
+    assert results.read(path) == []
+    line = {"id": "a", "configuration": {}, "loss": math.inf}
+    results.append(path, line)
+    with path.open("ab") as file:
+        file.write(b'{"id": "cut sho')
+    before = path.read_bytes()
+    results.append(path, line | {"id": "b"})
+    assert path.read_bytes().startswith(before)
+    assert [one["id"] for one in results.read(path)] == ["a", "b"]
+    assert results.read(path)[0]["loss"] is None
+
+
+def test_failures_stop_nothing_and_are_tried_again(small, tmp_path, capsys):
+    broken, made = small
+    broken.append("FedAvg")
+    assert run.reproduce("small", "paper", out=tmp_path) == 1
+    assert made == [("FedAvg", 0), ("IFCA", 0), ("FedAvg", 1)]  # the first seed of all cells first
+    assert [line["cell"] for line in results.read(tmp_path / "results.jsonl")] == ["T / IFCA / C"]
+    failures = results.read(tmp_path / "failures.jsonl")
+    assert [line["seed"] for line in failures] == [0, 1]
+    assert {line["error"] for line in failures} == {"RuntimeError: no luck at all"}
+    assert "2 failed" in capsys.readouterr().err
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "FedAvg, C: failed, RuntimeError: no luck at all" in text and "| FedAvg | – (91.50 ± 0.20) |" in text
+
+    broken.clear()
+    made.clear()
+    before = (tmp_path / "results.jsonl").read_bytes()
+    assert run.reproduce("small", "paper", out=tmp_path, only="fedavg") == 0
+    assert made == [("FedAvg", 0), ("FedAvg", 1)]
+    assert (tmp_path / "results.jsonl").read_bytes().startswith(before)
+    assert not (tmp_path / "unfinished").exists()
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "failed" not in text
+
+    made.clear()
+    assert run.reproduce("small", "paper", out=tmp_path) == 0
+    assert made == []
+
+
+class Interrupted(run.ProgressBar):
+    """A bar that is stopped with control-C after a round; `rounds` are those that it saw."""
+
+    after, rounds = 2, []
+
+    def __call__(self, event):
+        super().__call__(event)
+        self.rounds.append(event.round)
+        if event.round == self.after:
+            raise KeyboardInterrupt
+
+
+def test_interrupted_run_goes_on_where_it_was(smoke, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "ProgressBar", Interrupted)
+    monkeypatch.setattr(Interrupted, "rounds", [])
+    arguments = ["reproduce", "ifca", "--only", "local models", "--out", tmp_path]
+    stopped = jaxfl(*arguments)
+    assert stopped.exit_code == 130 and "the same command goes on" in stopped.stderr
+    assert results.read(tmp_path / "results.jsonl") == []
+    (work,) = (tmp_path / "unfinished").iterdir()
+    assert (work / "checkpoint.npz").exists()
+
+    monkeypatch.setattr(Interrupted, "after", None)
+    assert jaxfl(*arguments).exit_code == 0
+    assert Interrupted.rounds == [1, 2, 3, 4]  # none twice
+    assert not work.parent.exists()
+    (line,) = results.read(tmp_path / "results.jsonl")
+    (whole,) = [one for one in results.read(smoke / "results.jsonl") if one["id"] == line["id"]]
+    assert line["history"]["round"] == [1, 2, 3, 4]
+    assert line["history"] == whole["history"]
+    assert line["summary"]["micro_accuracy"] == whole["summary"]["micro_accuracy"]
+
+
+def test_work_of_other_defaults_is_begun_anew(tmp_path):
+    one = cell().job(0, out=tmp_path / "unfinished" / "name", resume=True)
+    one.out.mkdir(parents=True)
+    (one.out / job.CONFIG).write_text(json.dumps(one.config()))
+    run._forget(one)
+    assert one.out.exists()
+    (one.out / job.CONFIG).write_text(json.dumps(one.config() | {"method.local_epochs": 6}))
+    run._forget(one)
+    assert not one.out.exists()
+
+
+# the report
+
+
+def test_numbers_of_the_report(small, tmp_path):
+    run.reproduce("small", "paper", out=tmp_path)
+    fedavg, ifca = entries.collect(base.load("small"), "paper", tmp_path)
+    # 91 and 93 %: the mean is 92, the deviation of a sample the root of (1 + 1) / (2 - 1), the gap 92 - 91.5
+    assert fedavg.mean == pytest.approx(92.0, abs=1e-9)
+    assert fedavg.std == pytest.approx(math.sqrt(2.0), abs=1e-9)
+    assert fedavg.gap == pytest.approx(0.5, abs=1e-9)
+    assert (ifca.mean, ifca.std, ifca.gap) == (50.0, None, None)
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "| FedAvg | 92.00 ± 1.41 (91.50 ± 0.20; +0.50) |" in text
+    assert "| FedAvg | C | 92.00 ± 1.41 | 91.50 ± 0.20 | +0.50 | 2 of 2 | 1.0 | – | 2 | `jaxfl reproduce small" in text
+    assert "FedAvg: as the paper says." in text
+    assert "Nobody, 2000. Cuts nothing." in text
+
+
+def test_missing_cells_show_the_command_that_makes_them(tmp_path):
+    for name in base.names():
+        said = jaxfl("report", name, "--scale", "laptop", "--out", tmp_path / name)
+        assert said.exit_code == 0, said.output
+        printed = base.targets(name)
+        assert ("– (" in said.stdout) == bool(printed), "beside a dash, the paper's number"
+        text = (tmp_path / name / "report" / "report.md").read_text(encoding="utf-8")
+        experiment = base.load(name)
+        scale, found = experiment.scales["laptop"], entries.collect(experiment, "laptop", tmp_path / name)
+        own = [[entry for entry in found if entry.cell.table == table] for table in entries.tables(found)]
+        wanted = [*(entry.cell for table in own for entry in entries.runs(table)), *scale.studies]
+        commands = [shlex.split(found) for found in re.findall(r"`(jaxfl reproduce .*?)`", text)]
+        assert len(commands) == len(wanted)
+        for words, one in zip(commands, wanted, strict=True):
+            assert words[:5] == ["jaxfl", "reproduce", name, "--scale", "laptop"]
+            assert (words[5:7] == ["--data-dir", "DIR"]) == one.needs_files
+            assert base.select([*scale.cells, *scale.studies], words[words.index("--only") + 1]) == [one]
+        assert ("0 of 1" in text) == bool(scale.cells)
+        assert ("nowhere: " in text) == any(one.missing for one in printed.values())
+        assert list((tmp_path / name).rglob("*.png")) == []
+
+
+# studies
+
+
+@pytest.fixture
+def with_studies(small, monkeypatch):
+    """The small experiment with two studies; what is listed as broken fails."""
+    broken, made = small
+
+    def make(label, data_dir):
+        made.append((label, data_dir))
+        if label in broken:
+            raise RuntimeError("no luck")
+        figure = style.figure((2, 2))
+        figure.subplots().plot([1, 2])
+        rows = [{"K": 2, "accuracy": 0.51234, "distance": None}]
+        return Made(f"What {label} says.", {"best": 2}, {"all of it": figure}, rows)
+
+    scales = {
+        name: Scale(
+            "", CELLS, tuple(Study(label, functools.partial(make, label)) for label in ("Figure 1", "Figure 2"))
+        )
+        for name in base.SCALES
+    }
+    monkeypatch.setattr(base, "load", lambda name: Experiment("small", "Small", "Nobody, 2000.", scales))
+    return broken, made
+
+
+def test_studies_are_made_once_and_shown(with_studies, tmp_path):
+    broken, made = with_studies
+    broken.append("Figure 1")
+    assert run.reproduce("small", "paper", out=tmp_path, data_dir="files") == 1
+    assert made[-2:] == [("Figure 1", "files"), ("Figure 2", "files")] and len(made) == 5
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "## Figure 1\n\nNot made." in text and "--only 'Figure 1'`" in text
+    assert "What Figure 2 says." in text and "| K | accuracy | distance |" in text and "| 2 | 0.5123 | – |" in text
+    assert "![all of it](../studies/figure-2-all-of-it.png)" in text
+    picture = (tmp_path / "studies" / "figure-2-all-of-it.png").read_bytes()
+    html = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert picture.startswith(PNG) and base64.b64encode(picture).decode() in html
+    assert json.loads((tmp_path / "studies" / "figure-2.json").read_text())["numbers"] == {"best": 2}
+
+    broken.clear()
+    made.clear()
+    assert run.reproduce("small", "paper", out=tmp_path, only="figure*2") == 0
+    assert run.reproduce("small", "paper", out=tmp_path) == 0
+    assert made == [("Figure 1", None)], "what is there is not made again"
+    with pytest.raises(ValueError, match="only 'figure 3' matches no cell; there are: T / FedAvg / C; .*; Figure 2"):
+        run.reproduce("small", "paper", out=tmp_path, only="figure 3")
+
+
+def test_labels_of_studies_and_cells_differ():
+    with pytest.raises(ValueError, match="each there once, got T / FedAvg / C"):
+        Scale("", (cell(),), (Study("T / FedAvg / C", lambda data_dir: Made("")),))
+
+
+def test_smoke_of_fesem(tmp_path):
+    """One row, whose run makes all its numbers and figure 3, and the studies; choosing K compiles six programs."""
+    for only in ("/ FeSEM(2) /", "Table 1", "Figure 4", "Figure 5"):
+        done = jaxfl("reproduce", "fesem", "--only", only, "--out", tmp_path)
+        assert done.exit_code == 0, done.output
+    (line,) = results.read(tmp_path / "results.jsonl")
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    tuned, plain = (
+        f"| FeSEM(2) | {100 * line['summary'][name]:.2f} |" for name in ("finetuned_micro_accuracy", "micro_accuracy")
+    )
+    assert tuned in text and text.count(plain) >= 2, "models as they are served, and figure 3"
+    (data_row,) = json.loads((tmp_path / "studies" / "table-1-data.json").read_text())["table"]
+    assert (data_row["devices"], data_row["classes"]) == (8, 10) and data_row["data points"] > 8 * 60
+    (row,) = json.loads((tmp_path / "studies" / "figure-4-local-models.json").read_text())["table"]
+    assert row["clients drawn"] == 8 and sum(map(int, row["sizes"].split(", "))) == 8
+    rows = json.loads((tmp_path / "studies" / "figure-5-two-clusters.json").read_text())["table"]
+    assert sum(one["clients"] for one in rows) == 8 and len(list((tmp_path / "studies").glob("*.png"))) == 2
+    assert [one["cluster"] for one in rows] == list(range(1, len(rows) + 1)), "numbered as in the picture"
+
+
+def test_smoke_of_cfl(tmp_path):
+    """One row, which fills both tables, and the study: its splits are those of the run, drawn and counted."""
+    for only in ("/ CFL /", "Norms"):
+        done = jaxfl("reproduce", "cfl", "--only", only, "--out", tmp_path)
+        assert done.exit_code == 0, done.output
+    (line,) = results.read(tmp_path / "results.jsonl")
+    assert (line["summary"]["ari"], line["summary"]["num_clusters"]) == (1.0, 4), "the default finds the rotations"
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "| CFL | 1.00 |" in text and f"| CFL | {100 * line['summary']['micro_accuracy']:.2f} |" in text
+    (row,) = json.loads((tmp_path / "studies" / "norms-and-splits-digits.json").read_text())["table"]
+    assert row["accuracy"] == pytest.approx(line["summary"]["micro_accuracy"])
+    splits = [int(one) for one in row["splits after round"].split(", ")]
+    counts = dict(zip(line["history"]["round"], line["history"]["num_clusters"], strict=True))  # every second round
+    assert len(splits) == 3 and all(count == 1 + sum(one <= round for one in splits) for round, count in counts.items())
+    assert len(list((tmp_path / "studies").glob("*.png"))) == 3
+
+
+def test_smoke_of_layercfl(tmp_path):
+    """Figures of layers and of rows: every layer has its gap, every amount of rows its round, l2 twice."""
+    for only in ("Figures 8 and 9", "Figures 6 and 7"):
+        done = jaxfl("reproduce", "layercfl", "--only", only, "--out", tmp_path)
+        assert done.exit_code == 0, done.output
+    folder = tmp_path / studies.FOLDER
+    by_layer, by_rows = (json.loads(next(folder.glob(f"figures-{name}*.json")).read_text()) for name in (8, 6))
+    assert [row["layer"] for row in by_layer["table"]] == ["Conv_0", "Conv_1", "Dense_0", "Dense_1", "all"]
+    assert by_layer["numbers"]["recommended"] in ("Conv_0", "Conv_1", "Dense_0", "Dense_1")
+    assert [row["rows"] for row in by_rows["table"]] == [20, 40]
+    for gaps in by_rows["numbers"]["gaps by round"]["digits"].values():
+        np.testing.assert_allclose(gaps["l2^p (AdaCFL)"], gaps["Δl2^p"], atol=1e-5)  # float32: weights minus weights
+    for found in (by_layer, by_rows):
+        assert all((folder / file).stat().st_size > 5000 for file in found["pictures"].values())
+
+
+def test_select():
+    cells = base.load("stocfl").scales["paper"].cells
+    assert [one.row for one in base.select(cells, "ifca m=* / cifar*100 %")] == ["IFCA M=2", "IFCA M=4", "IFCA M=6"]
+    assert base.select(cells, None) == list(cells)
+    with pytest.raises(ValueError, match="only 'fesem' matches no cell; there are: Table 1 / FedAvg"):
+        base.select(cells, "fesem")
+
+
+# the command line
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """Results of `jaxfl reproduce ifca --scale smoke`."""
+    folder = tmp_path_factory.mktemp("ifca")
+    made = jaxfl("reproduce", "ifca", "--scale", "smoke", "--out", folder)
+    assert made.exit_code == 0, made.output
+    return folder
+
+
+def check_smoke(name, folder, rows, monkeypatch):
+    """Checks what a smoke run left behind, and that neither another one nor the report trains anything."""
+
+    def execute(*arguments):
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(job, "execute", execute)
+    lines = results.read(folder / "results.jsonl")
+    assert [line["cell"].split(" / ")[1] for line in lines] == rows
+    assert not (folder / "failures.jsonl").exists()
+    asked = ("finetuned_", "unseen_")  # there only if they are asked for
+    plain = {metric for metric in base.METRICS if not metric.startswith(asked)}
+    assert all(plain <= set(line["summary"]) for line in lines)
+    again = jaxfl("report", name, "--scale", "smoke", "--out", folder)
+    assert again.exit_code == 0, again.output
+    for row, line in zip(rows, lines, strict=True):
+        assert f"| {row} | {100 * line['summary']['micro_accuracy']:.2f} |" in again.stdout
+    html = (folder / "report" / "report.html").read_text(encoding="utf-8")
+    inside = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
+    beside = sorted(path.read_bytes() for path in (folder / "report").glob("*.png"))
+    assert sorted(map(base64.b64decode, inside)) == beside
+    assert len(beside) == 2 and all(picture.startswith(PNG) for picture in beside)
+    scale = base.load(name).scales["smoke"]
+    assert html.count("<code>jaxfl reproduce") == len(scale.cells) + len(scale.studies)
+    assert "http" not in html and "src=" in html  # nothing is fetched
+
+
+def test_smoke_of_ifca(smoke, monkeypatch):
+    check_smoke("ifca", smoke, ["IFCA", "global model", "local models"], monkeypatch)
+    before = (smoke / "results.jsonl").read_bytes()
+    assert jaxfl("reproduce", "ifca", "--out", smoke).exit_code == 0
+    assert (smoke / "results.jsonl").read_bytes() == before
+
+
+def test_studies_of_stocfl(tmp_path):
+    """Those that train nothing: similarity falls with skew, and the threshold decides between eight groups and four."""
+    for only in ("Figure 2", "Figure 8"):
+        done = jaxfl("reproduce", "stocfl", "--only", only, "--out", tmp_path)
+        assert done.exit_code == 0, done.output
+    folder = tmp_path / studies.FOLDER
+    similar, by_threshold = (json.loads(next(folder.glob(f"figure-{n}-*.json")).read_text()) for n in (2, 8))
+    labels = [row["common labels"] for row in similar["table"]]
+    assert labels[0] == max(labels) and labels[-1] == min(labels) and len(labels) == 5
+    assert similar["table"][-1]["same domain"] > similar["table"][-1]["other domain"]
+    counts = [row["clusters"] for row in by_threshold["table"]]
+    assert counts == sorted(counts) and counts[0] < 8 <= counts[-1] <= 16
+    assert by_threshold["numbers"]["rotation and labels"] and by_threshold["numbers"]["labels alone"]
+    for found in (similar, by_threshold):
+        assert all((folder / file).stat().st_size > 5000 for file in found["pictures"].values())
+
+
+def test_smoke_of_stocfl(tmp_path, monkeypatch):
+    for row in ("FedProx", "Ditto"):  # two of nine: every program takes seconds to compile
+        made = jaxfl("reproduce", "stocfl", "--scale", "smoke", "--only", f"/ {row} /", "--out", tmp_path)
+        assert made.exit_code == 0, made.output
+    check_smoke("stocfl", tmp_path, ["FedProx", "Ditto"], monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reproduce", "ifac"], "unknown experiment: 'ifac'; did you mean 'ifca'"),
+        (["reproduce", "ifca", "--scale", "huge"], "unknown scale: 'huge'. Known: smoke, laptop, paper"),
+        (["reproduce", "ifca", "--only", "fesem"], "only 'fesem' matches no cell"),
+        (["report", "ifca", "--out", "."], "out needs the experiment's name and --scale"),
+    ],
+)
+def test_refusals(arguments, words):
+    result = jaxfl(*arguments)
+    assert result.exit_code == 2
+    assert re.fullmatch(f"error: .*{re.escape(words)}.*\n", result.stderr)
+
+
+def test_where_the_experiments_are(tmp_path, monkeypatch):
+    here = ROOT / "experiments"
+    assert experiments.find() == experiments.find(ROOT) == experiments.find(here) == here
+    monkeypatch.chdir(here / "ifca")
+    monkeypatch.setattr(experiments, "__file__", str(tmp_path / "site-packages" / "jaxfl" / "cli" / "experiments.py"))
+    assert experiments.find() == here  # above the working directory
+    monkeypatch.chdir(tmp_path)
+    alone = jaxfl("reproduce", "ifca")
+    assert alone.exit_code == 2
+    assert "run this inside a clone, or give --experiments DIR" in alone.stderr
+    assert jaxfl("report", "ifca", "--experiments", tmp_path).exit_code == 2
+    named = jaxfl("report", "ifca", "--scale", "laptop", "--out", tmp_path, "--experiments", ROOT)
+    assert named.exit_code == 0, named.output

@@ -1,0 +1,87 @@
+"""Montages of found clusters, and of the classes asked for, show what the clients see."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfl
+from jaxfl import plots
+from jaxfl.plots import examples
+
+
+def words(figure):
+    """Returns names of rows, words below images in the order of drawing, and the title."""
+    (axes,) = figure.axes
+    texts = [text.get_text() for text in axes.texts]
+    return (
+        [text for text in texts if "\n" in text],
+        [text for text in texts if "\n" not in text],
+        figure.texts[0].get_text(),
+    )
+
+
+@pytest.fixture(scope="module")
+def shifted():
+    """Eight clients whose labels are shifted; half of them are flipped besides, as attackers do."""
+    data = jaxfl.data.load("shifted-digits", num_clients=8, rows_per_client=60)
+    train = dataclasses.replace(data.train, flipped=np.arange(8) % 2 == 0)
+    return dataclasses.replace(data, train=train)
+
+
+def test_montage_draws_found_clusters(shifted):
+    cluster = np.array([5, 5, 2, 2, 2, -1, 2, 2])
+    names, _, title = words(plots.montage(dataclasses.replace(shifted, group=None), cluster=cluster, per_group=4))
+    assert names == ["cluster 1\n5 clients", "cluster 2\n2 clients"]
+    assert title == "shifted-digits: training examples by cluster, as the clients see them"
+    names, _, title = words(plots.montage(shifted))
+    assert "cluster" not in title and "by true group" in title and len(names) == 4
+    many = plots.montage(shifted, cluster=np.arange(8) + 1, per_group=1)
+    assert len(many.axes[0].images) == 8
+
+
+def test_montage_draws_the_classes_asked_for_as_clients_see_them(shifted):
+    cluster = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    figure = plots.montage(shifted, cluster=cluster, classes=["3", 8, 1], per_group=9)
+    _, below, _ = words(figure)
+    assert below == [*"333888111"] * 2 and len(figure.axes[0].images) == 18
+    clients = np.flatnonzero(cluster == 1)
+    picked = examples._pick_classes(shifted, clients, [3, 8, 1], 3, seed=0)
+    for place, one in enumerate(picked):
+        assert one is not None and one[0] in clients
+        batch = shifted.batch(shifted.train, one[0], jnp.array([one[1]]))
+        assert bool(batch.mask[0]) and int(batch.y[0]) == [3, 8, 1][place // 3]
+    writers = [client for client, _ in picked]
+    assert writers[:3] == writers[3:6] == writers[6:] and len(set(writers)) == 3  # each has all three classes
+    by_group = plots.montage(shifted, classes=[4])
+    assert set(words(by_group)[1]) == {"4"} and "by true group" in words(by_group)[2]
+
+
+def test_montage_leaves_gaps_where_a_cluster_has_no_such_rows():
+    inputs, labels = np.zeros((4, 2, 2), np.uint8), np.array([0, 1, 1, 2])
+    parts = [np.array([0, 1, 2]), np.array([3])]
+    data = jaxfl.data.federate(inputs, labels, parts, parts, num_classes=4, class_names="abcd")
+    figure = plots.montage(data, cluster=[0, 1], classes=["b", "c"], per_group=4)
+    _, below, _ = words(figure)
+    assert below == ["b", "b", "c"]
+    left = [image.get_extent()[0] for image in figure.axes[0].images]
+    assert left[0] < left[1] < left[2]  # the third is below no b
+    with pytest.raises(ValueError, match="no client of the clusters drawn has a training row of these classes"):
+        plots.montage(data, cluster=[0, 1], classes=["d"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cluster": np.zeros(3, int)}, r"cluster must be a slot for each of the 8 clients, got int64 of shape \(3,\)"),
+        ({"cluster": np.zeros(8)}, "cluster must be a slot for each of the 8 clients, got float64"),
+        ({"cluster": np.full(8, -1)}, "got -1 for all"),
+        ({"classes": [10]}, "classes must be numbers below 10 or names of 0, 1, .*got 10"),
+        ({"classes": ["ten"]}, "got 'ten'"),
+        ({"classes": []}, "classes must name at least one class"),
+    ],
+)
+def test_montage_refuses(shifted, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plots.montage(shifted, **arguments)

@@ -1,0 +1,114 @@
+"""The pictures show what the run found, for few and many clients, one cluster and a cluster per client."""
+
+import sys
+
+import matplotlib
+import numpy as np
+import optax
+import pytest
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import to_hex
+
+import jaxfl
+from jaxfl import plots
+from jaxfl.simulation.history import History
+from jaxfl.simulation.metrics import found
+
+
+@pytest.fixture(scope="module")
+def result():
+    data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    return jaxfl.run(jaxfl.methods.ifca(task, optax.sgd(0.1), num_clusters=2), data, rounds=4, cohort=0.5, eval_every=2)
+
+
+def having(result, cluster, group, names=()):
+    """Returns the result of a run in which these clusters were found."""
+    cluster = np.asarray(cluster)
+    parts = [np.zeros(1, int)] * len(cluster)
+    data = jaxfl.data.federate(
+        np.zeros((1, 2, 2), np.uint8), np.zeros(1, int), parts, parts, num_classes=2, group=group, group_names=names
+    )
+    metrics = result.evaluation.metrics | found(cluster, data, np.ones(len(cluster), bool))
+    return result._replace(data=data, evaluation=result.evaluation._replace(cluster=cluster, metrics=metrics))
+
+
+def squares(figure):
+    """Returns the corner `[N, 2]` and the colour of every square."""
+    (collection,) = [one for one in figure.axes[0].collections if isinstance(one, PatchCollection)]
+    corners = np.array([path.vertices.min(0) for path in collection.get_paths()])
+    return corners, [to_hex(color) for color in collection.get_facecolor()]
+
+
+def test_convergence_draws_the_history(result):
+    accuracy, loss, clusters = plots.convergence(result).axes
+    lines = {line.get_label(): line for axes in (accuracy, loss, clusters) for line in axes.get_lines()}
+    assert {"micro", "macro", "test", "training", "found", "true groups"} <= set(lines)
+    assert list(lines["micro"].get_xdata()) == [2, 4]
+    assert list(lines["micro"].get_ydata()) == result.history.column("micro_accuracy")
+    assert set(lines["true groups"].get_ydata()) == {4}
+    assert len(accuracy.collections) == 1  # the band
+
+
+def test_convergence_compares_runs(result):
+    history = History()
+    history.append({"round": 1, "micro_accuracy": 0.5, "macro_accuracy": None, "loss": float("nan")})
+    accuracy, loss, _ = plots.convergence({"first": result, "second": history}).axes
+    assert [text.get_text() for text in accuracy.get_legend().get_texts()] == ["first", "second"]
+    assert len({line.get_color() for line in accuracy.get_lines()}) == 2
+    assert len(loss.get_lines()) == 2  # nothing finite to draw of the second
+    with pytest.raises(ValueError, match="at least one run"):
+        plots.convergence({})
+
+
+def test_clusters_gives_groups_rows_and_clusters_colours(result):
+    group = np.array([1, 0, 1, 0, 2, 2])
+    corners, colors = squares(plots.clusters(having(result, [7, 3, 7, 3, 3, -1], group, ("a", "b", "c"))))
+    rows = corners[:, 1].round(2)
+    assert len(corners) == 6 and len(set(rows)) == 3
+    by_row = [{color for color, row in zip(colors, rows, strict=True) if row == one} for one in sorted(set(rows))]
+    assert by_row[0] == {plots.palette()[0].lower()}  # the first group's cluster has the first colour
+    assert by_row[1] == {plots.palette()[1].lower()}
+    assert by_row[2] == {plots.palette()[0].lower(), plots.NOBODY.lower()}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "group", "words"),
+    [
+        pytest.param(np.arange(40) % 4, np.arange(40) % 4, "40 clients, 4 clusters found, 4 true groups, ARI 1.000"),
+        pytest.param(np.zeros(40, int), np.arange(40) % 4, "40 clients, 1 cluster found, 4 true groups, ARI 0.000"),
+        pytest.param(np.arange(40), np.arange(40) % 4, "40 clients, 40 clusters found, 4 true groups, ARI 0.000"),
+        pytest.param(np.arange(4800) % 30, None, "4,800 clients, 30 clusters found"),
+        pytest.param(np.full(5, -1), None, "5 clients, 0 clusters found"),
+        pytest.param(np.zeros(1, int), np.zeros(1, int), "1 client, 1 cluster found, 1 true group, ARI 1.000"),
+    ],
+)
+def test_clusters_for_few_and_many(result, cluster, group, words):
+    figure = plots.clusters(having(result, cluster, group))
+    corners, _ = squares(figure)
+    assert len(np.unique(corners.round(3), axis=0)) == len(cluster)  # nobody hides another
+    assert words in [text.get_text() for text in figure.texts]
+    assert max(figure.get_size_inches()) < 16
+    figure.canvas.draw()
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x1 <= figure.bbox.x1 and 0 <= legend.y0  # nothing is cut off
+    labels = [tick.get_window_extent().x0 for tick in figure.axes[0].get_yticklabels()]
+    assert min(labels) >= 0
+
+
+def test_colours_are_distinct_and_the_rest_is_grey(result):
+    colors = plots.palette()
+    assert len(set(colors)) == len(colors) > 20
+    _, drawn = squares(plots.clusters(having(result, np.arange(40), None)))
+    assert len(set(drawn)) == len(colors) + 1
+    assert drawn.count(plots.OTHERS.lower()) == 40 - len(colors)
+
+
+def test_pictures_leave_no_trace(result):
+    settings = dict(matplotlib.rcParams)
+    figure = plots.convergence(result)
+    plots.clusters(result)
+    assert dict(matplotlib.rcParams) == settings
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == []
+    assert figure._repr_png_().startswith(b"\x89PNG")

@@ -1,0 +1,106 @@
+"""Sums and means by cluster against NumPy, empty clusters, and clients that have diverged."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.server import aggregate
+
+CLUSTERS = 4
+
+
+def stacked(rng, count):
+    """Contributions of `count` clients, some weightless, some out of range, some padding."""
+    many = aggregate.Contribution(
+        {
+            "w": jnp.asarray(rng.normal(size=(count, 2, 3)), jnp.float32),
+            "b": jnp.asarray(rng.normal(size=count), jnp.float32),
+        },
+        jnp.asarray(rng.integers(0, 5, count), jnp.float32),
+        jnp.asarray(rng.integers(-1, CLUSTERS + 1, count), jnp.int32),
+        CLUSTERS,
+    )
+    return many, jnp.asarray(rng.random(count) < 0.8)
+
+
+def one_by_one(total, many, mask):
+    def step(total, part):
+        one, real = part
+        return aggregate.add_one(total, one, real), None
+
+    return jax.lax.scan(step, total, (many, mask))[0]
+
+
+def nothing(many):
+    return aggregate.empty_total(jax.tree.map(lambda leaf: leaf[0], many))
+
+
+one_by_one, add_many = jax.jit(one_by_one), jax.jit(aggregate.add_many)
+
+
+@given(seed=st.integers(0, 10**6), poisoned=st.sampled_from([None, np.nan, np.inf, -np.inf]))
+def test_both_ways_of_adding_are_numpy(seed, poisoned):
+    rng = np.random.default_rng(seed)
+    many, mask = stacked(rng, 7)
+    if poisoned is not None:
+        many.values["w"] = many.values["w"].at[2, 1, 1].set(poisoned)
+    wanted = {"w": np.zeros((CLUSTERS, 2, 3)), "b": np.zeros(CLUSTERS)}
+    weight, diverged = np.zeros(CLUSTERS), 0
+    for i in range(7):
+        k, w = int(many.cluster[i]), float(many.weight[i])
+        if not (bool(mask[i]) and w > 0 and 0 <= k < CLUSTERS):
+            continue  # a client that does not count cannot diverge either
+        if poisoned is not None and i == 2:
+            diverged += 1
+            continue
+        weight[k] += w
+        for name, leaf in wanted.items():
+            leaf[k] += w * np.asarray(many.values[name][i], np.float64)
+    for add in (one_by_one, add_many):
+        total = add(nothing(many), many, mask)
+        np.testing.assert_array_equal(total.weight, weight)
+        assert int(total.diverged) == diverged
+        for name, leaf in wanted.items():
+            # float32 sums of seven numbers of about 5: an absolute error of some 1e-6
+            np.testing.assert_allclose(total.values[name], leaf, rtol=1e-5, atol=1e-5)
+
+
+def test_mean_divides_by_the_clusters_weight_and_keeps_empty_clusters():
+    total = aggregate.Total({"w": jnp.array([[6.0, 3.0], [0.0, 0.0]])}, jnp.array([3.0, 0.0]), jnp.int32(0))
+    kept = {"w": jnp.array([[9.0, 9.0], [7.0, jnp.nan]])}
+    mean = aggregate.mean(total, kept)["w"]
+    assert mean[0].tolist() == [2.0, 1.0]
+    np.testing.assert_array_equal(mean[1], kept["w"][1])
+
+
+def test_cohort_mean_divides_by_everybodys_weight():
+    total = aggregate.Total({"w": jnp.array([[6.0], [2.0]])}, jnp.array([3.0, 1.0]), jnp.int32(0))
+    assert aggregate.cohort_mean(total)["w"].ravel().tolist() == [1.5, 0.5]
+    none = aggregate.Total({"w": jnp.zeros((2, 1))}, jnp.zeros(2), jnp.int32(0))
+    assert aggregate.cohort_mean(none)["w"].ravel().tolist() == [0, 0]
+
+
+def test_gradient_through_nothing_is_no_nan():
+    """Division is guarded on both sides of its `where`."""
+    total = aggregate.Total({"w": jnp.zeros((1, 1))}, jnp.zeros(1), jnp.int32(0))
+
+    def loss(values):
+        return aggregate.mean(total.replace(values=values), {"w": jnp.ones((1, 1))})["w"].sum()
+
+    assert jax.grad(loss)(total.values)["w"].item() == 0
+
+
+def test_weights():
+    data = clustered_linear(6, rows=9, ragged=True)
+    rows, uniform = ([float(aggregate.client_weight(data, i, name)) for i in range(6)] for name in aggregate.WEIGHTINGS)
+    assert rows == data.train.size.tolist() and rows[1] == 0
+    assert uniform == [float(size > 0) for size in data.train.size]
+
+
+def test_unknown_weighting_names_the_remedy():
+    with pytest.raises(ValueError, match='weighting must be "rows".*"uniform".*got \'mean\''):
+        aggregate.check_weighting("mean")

@@ -1,0 +1,91 @@
+"""What looks on says what happens, and the loggers get the numbers of every evaluation."""
+
+import io
+import sys
+import types
+
+import pytest
+
+from jaxfl.simulation import callbacks
+from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.run import Event
+
+RECORD = {"round": 4, "micro_accuracy": 0.75, "ari": None, "clusters": [{"cluster": 0}], "diverged": 3, "seconds": 1.0}
+EVENTS = [Event(3, 8, 2, 0.5, 0.25, None), Event(4, 8, 2, 0.5, 0.25, RECORD), Event(8, 8, 4, 0.25, 0.25, RECORD)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_lines_are_written_for_evaluations_alone():
+    file = io.StringIO()
+    with ProgressBar(file, label="seed 1") as bar:
+        for event in EVENTS:
+            bar(event)
+    assert file.getvalue().splitlines() == [
+        "seed 1 round 4/8  loss 0.500  accuracy 0.750  clusters 2  3 diverged  4 rounds/s  ETA 1.0 s",
+        "seed 1 round 8/8  loss 0.250  accuracy 0.750  clusters 4  6 diverged  4 rounds/s  took 1.0 s",
+    ]
+
+
+def test_a_terminal_gets_a_bar(monkeypatch):
+    for name, value in {"TERM": "xterm", "COLUMNS": "140"}.items():
+        monkeypatch.setenv(name, value)
+    file = Terminal()
+    with ProgressBar(file) as bar:
+        for event in EVENTS:
+            bar(event)
+    screen = file.getvalue()
+    assert "compiling" in screen and "round 3/8" in screen
+    last = screen[screen.rindex("round 8/8") :]
+    assert all(word in last for word in ("accuracy 0.750", "clusters 4", "4 rounds/s", "took"))
+
+
+def test_a_kernel_that_is_only_imported_is_no_notebook(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    with ProgressBar() as bar:
+        for event in EVENTS:
+            bar(event)
+    assert "round 8/8" in capsys.readouterr().err
+
+
+class Fake(types.SimpleNamespace):
+    """Stands in for a logging library, and keeps what it is told."""
+
+    def __init__(self):
+        super().__init__(told=[])
+        self.SummaryWriter = lambda directory: types.SimpleNamespace(
+            add_scalar=lambda name, value, step: self.told.append((name, value, step)), flush=lambda: None
+        )
+        self.log = lambda values, step: self.told.extend((name, value, step) for name, value in values.items())
+        self.init = lambda **options: types.SimpleNamespace(log=self.log)
+        self.active_run = lambda: None
+        self.start_run = lambda **options: None
+        self.log_metrics = self.log
+
+
+LOGGERS = [
+    (callbacks.tensorboard, "tensorboardX", "tensorboard", {"directory": "logs"}),
+    (callbacks.wandb, "wandb", "wandb", {"project": "p"}),
+    (callbacks.mlflow, "mlflow", "mlflow", {"run_name": "r"}),
+]
+
+
+@pytest.mark.parametrize(("factory", "module", "extra", "options"), LOGGERS)
+def test_loggers_get_scalars(monkeypatch, factory, module, extra, options):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, module, fake)
+    log = factory(**options)
+    for event in EVENTS:
+        log(event)
+    numbers = {"micro_accuracy": 0.75, "diverged": 3.0, "seconds": 1.0}
+    assert fake.told == [(name, value, step) for step in (4, 8) for name, value in numbers.items()]
+
+
+@pytest.mark.parametrize(("factory", "module", "extra", "options"), LOGGERS)
+def test_a_missing_logger_says_what_to_install(monkeypatch, factory, module, extra, options):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"pip install 'jaxfl\[{extra}\]'"):
+        factory(**options)

@@ -1,0 +1,135 @@
+"""A mapped run is the runs one after the other."""
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfl
+from jaxfl import methods, sampling
+from jaxfl.cohort import Plan
+from jaxfl.data import synthetic
+from jaxfl.simulation import mapped, program
+from jaxfl.testing.small import linear_task
+
+WEIGHTS = (0.05, 1.5)
+DATA = synthetic.clustered_linear(8, rows=12, features=4)
+
+
+def made(name, **options):
+    optimizer = optax.sgd(0.3)
+    options = {"local_epochs": 2, "batch_size": 4} | options
+    task = linear_task()
+    return lambda weight: getattr(methods, name)(task, optimizer, proximal_weight=weight, **options)
+
+
+def assert_same_runs(make, data, *, compared=WEIGHTS, **options):
+    """Asserts that a mapped run is the runs at its values, those compared; returns it."""
+    found = jaxfl.run_mapped(make, WEIGHTS, data, **options)
+    assert tuple(one.value for one in found) == WEIGHTS
+    for one in (one for one in found if one.value in compared):
+        alone = jaxfl.run(make(one.value), data, **options)
+        assert jax.tree.structure(one.state) == jax.tree.structure(alone.state)
+        for leaf, wanted in zip(jax.tree.leaves(one.state), jax.tree.leaves(alone.state), strict=True):
+            np.testing.assert_allclose(leaf, wanted, rtol=2e-4, atol=2e-5)
+        np.testing.assert_array_equal(one.evaluation.cluster, alone.evaluation.cluster)
+        np.testing.assert_allclose(one.evaluation.loss, alone.evaluation.loss, rtol=1e-3, atol=1e-5)
+        assert one.evaluation.metrics["loss"] == pytest.approx(alone.summary["loss"], rel=1e-4)
+    return found
+
+
+@pytest.mark.parametrize("name", ["stocfl", "fedprox"])
+def test_mapped_digits_are_the_runs_one_after_the_other(name):
+    data = jaxfl.data.load("rotated-digits", num_clients=12, rows_per_client=40)
+    task = jaxfl.classification(jaxfl.models.MLP(num_classes=10, hidden=(16,)), data)
+    options = {"threshold": 0.3} if name == "stocfl" else {}
+
+    def make(weight):
+        return getattr(methods, name)(task, optax.sgd(0.1), proximal_weight=weight, local_epochs=2, **options)
+
+    one, other = assert_same_runs(make, data, rounds=3, cohort=0.5, seed=4)
+    assert abs(one.evaluation.loss - other.evaluation.loss).max() > 1e-3, "the weight is nothing"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "plan"),
+    [
+        ("ditto", {}, "auto"),
+        ("stocfl", {"threshold": 0.9, "preset": "official"}, Plan(chunk=3)),
+    ],
+)
+def test_mapped_with_other_methods_plans_and_samplers(name, options, plan):
+    assert_same_runs(made(name, **options), DATA, rounds=3, cohort=5, seed=1, plan=plan, sampler=sampling.dropouts(0.3))
+
+
+def carries(jaxpr):
+    """Yields the shapes of the carries of all scans, the outermost first."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            first, number = equation.params["num_consts"], equation.params["num_carry"]
+            yield [variable.aval.shape for variable in equation.invars[first : first + number]]
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from carries(inner)
+
+
+def test_only_what_the_value_reaches_is_mapped():
+    make, values = made("stocfl", slots=7), 31
+    key, traced = jax.random.key(0), jnp.linspace(0.0, 1.0, values)
+    state = jax.eval_shape(make(0.0).init, key, DATA)
+    rounds = mapped.mapped_rounds(make, 8, 2, sampling.uniform, Plan(chunk=1))
+    outer, *inner = carries(jax.make_jaxpr(rounds)(traced, key, DATA).jaxpr)
+    many = [shape for shape in outer if shape[:1] == (values,)]
+    assert many == [(values, *leaf.shape) for leaf in jax.tree.leaves(state.models)]
+    omega = [leaf.shape for leaf in jax.tree.leaves(state.initial)]
+    assert all(shape in outer for shape in [*omega, state.representation.shape, state.cluster.shape])
+    theta = [(values, *shape) for shape in omega]
+    for models, others in ((omega, theta), (theta, omega)):  # each has its own loops over clients and steps
+        assert any(set(models) <= set(shapes) and not set(others) & set(shapes) for shapes in inner)
+
+
+def test_too_few_slots_are_refused():
+    with pytest.raises(RuntimeError, match=r"round 1 at value 0.5 needs more clusters .*slots=64"):
+        jaxfl.run_mapped(made("stocfl", threshold=1.1, slots=3), [0.5, 1.0], DATA, rounds=2)
+
+
+def test_values_that_do_not_fit_are_refused(monkeypatch):
+    state = jax.eval_shape(made("ditto")(0.0).init, jax.random.key(0), DATA)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    monkeypatch.setattr(program, "available_bytes", lambda: 20 * size)
+    with pytest.raises(MemoryError, match=r"values must be at most (\d|1\d) to fit, got 40"):
+        jaxfl.run_mapped(made("ditto"), [0.1] * 40, DATA, rounds=1)
+
+
+def never(*args):
+    raise AssertionError("compiled")
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        (made("stocfl"), {"values": [0.1, -0.5]}, "proximal_weight must be at least 0, got -0.5"),
+        (made("stocfl"), {"values": []}, "values must be one or more finite numbers"),
+        (made("stocfl"), {"values": [np.nan]}, "values must be one or more finite numbers"),
+        (made("stocfl"), {"rounds": 0}, "rounds must be at least 1, got 0"),
+        (made("stocfl"), {"cohort": 9}, "cohort must be from 1"),
+        (lambda weight: weight, {}, "make must return a method"),
+    ],
+)
+def test_mapped_refuses_before_it_compiles(make, arguments, words, monkeypatch):
+    monkeypatch.setattr(mapped, "mapped_rounds", never)
+    with pytest.raises(ValueError, match=words):
+        jaxfl.run_mapped(make, **{"values": [0.1], "data": DATA, "rounds": 1} | arguments)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        made("fesem", num_clusters=2),  # asks whether the weight is 0
+        lambda epochs: methods.fedavg(linear_task(), optax.sgd(0.1), local_epochs=int(epochs)),
+    ],
+)
+def test_a_method_that_must_know_the_value_says_so(make):
+    with pytest.raises(ValueError, match="make must return a method that can be traced: .*one after the other"):
+        jaxfl.run_mapped(make, [1, 2], DATA, rounds=1)

@@ -1,0 +1,326 @@
+"""Runs: cut, interrupted, refused, counted; and slots that double on the way."""
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfl
+from jaxfl import methods, sampling, tree
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data import conditions
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.simulation import checkpoint, program, run
+from jaxfl.testing.compare import assert_equal, leaves
+from jaxfl.testing.small import linear_task
+
+DATA = clustered_linear(8, rows=8, features=4, ragged=True)
+OPTIONS = {"cohort": 3, "seed": 2, "plan": Plan()}
+TIMES = {"seconds", "seconds_per_round"}
+
+
+def fedavg():
+    return methods.fedavg(linear_task(), optax.sgd(0.3), local_epochs=1)
+
+
+def stocfl(slots, threshold=0.9):
+    return methods.stocfl(linear_task(), optax.sgd(0.3), local_epochs=1, slots=slots, threshold=threshold)
+
+
+def untimed(history):
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in history]
+
+
+@pytest.fixture(scope="module")
+def straight():
+    return jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, **OPTIONS)
+
+
+def test_records_are_made_when_due_and_at_the_end():
+    events = []
+    result = jaxfl.run(fedavg(), DATA, rounds=5, eval_every=2, callbacks=[events.append], **OPTIONS)
+    assert result.history.column("round") == [2, 4, 5]
+    assert [event.round for event in events if event.record] == [2, 4, 5]
+    assert events[-1].round == events[-1].rounds == 5 and events[-1].num_clusters == 1
+    assert int(result.state.round) == result.summary["rounds"] == 5
+
+
+def test_evaluating_and_saving_change_nothing(straight, tmp_path):
+    often = jaxfl.run(fedavg(), DATA, rounds=6, eval_every=1, checkpoint_every=3, checkpoint_dir=tmp_path, **OPTIONS)
+    assert_equal(often.state, straight.state, "the frequency of evaluation and checkpoints")
+    assert often.history[-1]["micro_accuracy"] == straight.history[-1]["micro_accuracy"]
+    assert often.history[-1]["bytes_up"] == straight.history[-1]["bytes_up"] > 0
+    losses = np.array(often.history.column("train_loss"))
+    # a record's loss is the mean over the rounds since the one before
+    np.testing.assert_allclose(losses.reshape(3, 2).mean(1), straight.history.column("train_loss"), rtol=1e-12)
+
+
+def test_the_summary_is_ready_for_json(straight):
+    summary = json.loads(json.dumps(straight.summary))
+    assert summary["num_clients"] == 8 and summary["cohort"] == 3 and summary["micro_accuracy"] > 0.3
+    assert summary["empty_clients"] == 1 and summary["diverged"] == 0
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_resumed_is_as_if_never_stopped(first, straight, tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path, "checkpoint_every": 1}
+    jaxfl.run(fedavg(), DATA, rounds=first, **options)
+    resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
+    assert_equal(resumed.state, straight.state, "a resumed run")
+    kept = [record for record in untimed(resumed.history) if record["round"] % 2 == 0]
+    if first == 4:  # nothing was evaluated out of turn
+        assert kept == untimed(straight.history)
+    assert [record["micro_accuracy"] for record in kept] == straight.history.column("micro_accuracy")
+    again = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)  # at its end already
+    assert_equal(again.state, straight.state, "a finished run that is resumed")
+    assert len(again.history) == len(resumed.history)
+
+
+def test_resuming_nothing_starts(straight, tmp_path):
+    result = jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, checkpoint_dir=tmp_path, resume=True, **OPTIONS)
+    assert_equal(result.state, straight.state, "a run resumed from an empty directory")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 3}, "holds a run with seed=2, got 3"),
+        ({"cohort": 4}, "holds a run with cohort=3, got 4"),
+        ({"config": {"method": "fedprox"}}, "holds a run with method='fedavg', got 'fedprox'"),
+        ({"resume": False}, "holds another run; resume it .* or choose another directory"),
+    ],
+)
+def test_another_configuration_is_refused(change, message, tmp_path):
+    options = {**OPTIONS, "checkpoint_dir": tmp_path, "config": {"method": "fedavg"}}
+    jaxfl.run(fedavg(), DATA, rounds=1, **options)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=message):
+        jaxfl.run(fedavg(), DATA, rounds=2, **{**options, "resume": True, **change})
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_other_data_and_other_methods_are_refused(tmp_path):
+    options = {**OPTIONS, "checkpoint_dir": tmp_path}
+    jaxfl.run(fedavg(), DATA, rounds=1, **options)
+    other = replace(DATA, labels=(DATA.labels + 1) % 3)
+    with pytest.raises(ValueError, match="holds a run with data="):
+        jaxfl.run(fedavg(), other, rounds=2, resume=True, **options)
+    with pytest.raises(ValueError, match="another method or model"):
+        jaxfl.run(stocfl(8), DATA, rounds=2, resume=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"rounds": 2, "eval_every": 0}, "eval_every must be at least 1, got 0"),
+        ({"rounds": 2, "checkpoint_every": -1}, "checkpoint_every must be at least 1, got -1"),
+        ({"rounds": 2, "cohort": 9}, "cohort must be from 1"),
+        ({"rounds": 2, "resume": True}, "resume needs checkpoint_dir"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        jaxfl.run(fedavg(), DATA, **options)
+
+
+def test_diverged_clients_are_counted_round_by_round():
+    inputs = np.array(DATA.inputs)
+    inputs[DATA.train.rows[DATA.train.start[0]]] = np.nan
+    result = jaxfl.run(fedavg(), replace(DATA, inputs=inputs), rounds=4, eval_every=2, plan=Plan())
+    assert result.summary["diverged"] == 4 and result.history.column("diverged") == [2, 2]
+    assert np.isfinite(result.history.column("train_loss")).all()
+
+
+def test_slots_that_double_on_the_way_change_nothing(tmp_path):
+    """From two slots to as many as it takes, and once more with an interruption after the first doubling."""
+    enough = jaxfl.run(stocfl(8), DATA, rounds=6, eval_every=2, **OPTIONS)
+    assert enough.summary["num_clusters"] > 2
+    few = jaxfl.run(stocfl(2), DATA, rounds=6, eval_every=2, **OPTIONS)
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+    jaxfl.run(stocfl(2), DATA, rounds=2, **options)
+    resumed = jaxfl.run(stocfl(2), DATA, rounds=6, resume=True, **options)
+    everyone = jnp.arange(8)
+    for result in (few, resumed):
+        assert untimed(result.history) == untimed(enough.history)
+        assert result.state.cluster.tolist() == enough.state.cluster.tolist()
+        one, other = (leaves(stocfl(8).client_params(r.state, everyone)) for r in (result, enough))
+        for name, value in one.items():
+            # the same sums, compiled for another number of slots
+            np.testing.assert_allclose(value, other[name], rtol=1e-5, atol=1e-6)
+
+
+def test_slots_double_as_often_as_it_takes_at_once(monkeypatch):
+    """A round that is undone costs as much as one that is not, and a compilation."""
+    compiled = []
+
+    def compile_rounds(method, key, state, *args, **options):
+        compiled.append(state.models["bias"].shape[0])
+        return program.compile_rounds(method, key, state, *args, **options)
+
+    monkeypatch.setattr(run, "compile_rounds", compile_rounds)
+    result = jaxfl.run(stocfl(1, threshold=1.1), DATA, rounds=1, plan=Plan())
+    assert compiled == [1, 8] and result.summary["num_clusters"] == 7  # of 8: one has no rows
+
+
+def test_a_method_that_cannot_grow_is_stopped():
+    method = fedavg()
+
+    def round(key, state, data, cohort):
+        state, info = method.round(key, state, data, cohort)
+        return state, info._replace(overflow=jnp.array(True))
+
+    with pytest.raises(RuntimeError, match="more clusters than the method has slots, and it cannot grow"):
+        jaxfl.run(method._replace(round=round), DATA, rounds=2, plan=Plan())
+
+
+def test_footprint_says_what_state_data_and_model_take():
+    method = stocfl(slots=5)
+    taken = jaxfl.footprint(method, DATA, cohort=3)
+    model = (4 * 3 + 3) * 4
+    state = method.init(jax.random.key(0), DATA)
+    assert taken.model == model
+    assert (
+        taken.state == tree.num_bytes(state) == (3 + 5 + 8) * model + 3 * 8 * 4 + 2 * 4
+    )  # omega, its start, the anchor
+    assert taken.data == sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(DATA))
+    assert "one model" in str(taken) and taken.working > 0
+    many = jaxfl.footprint(method, DATA, cohort=8, plan=Plan(None)).working
+    assert many > jaxfl.footprint(method, DATA, cohort=8, plan=Plan(1)).working
+
+
+def test_a_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):
+    monkeypatch.setattr(program, "available_bytes", lambda: 100)
+    with pytest.raises(MemoryError, match="lower plan.chunk"):
+        jaxfl.run(fedavg(), DATA, rounds=1, plan=Plan())
+
+
+def test_held_out_clients_are_served_and_not_trained():
+    held_out = np.arange(8) >= 6
+    result = jaxfl.run(stocfl(8, threshold=0.3), replace(DATA, held_out=held_out), rounds=4, cohort=1.0, plan=Plan())
+    assert (np.asarray(result.state.cluster)[held_out] == -1).all(), "nothing that they have reaches the state"
+    assert (result.evaluation.cluster[held_out] >= 0).all()
+    assert result.summary["unseen_micro_accuracy"] is not None
+
+
+SAMPLERS = {
+    "dropouts": lambda: sampling.dropouts(0.5),
+    "diurnal": lambda: sampling.availability("diurnal", period=6, threshold=0.7),
+    "both": lambda: sampling.dropouts(0.3, sampling.availability("random")),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_resumed_under_a_sampler_is_as_if_never_stopped(name, tmp_path):
+    """The same sampler built again; and of any other the run is refused."""
+    straight = jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, sampler=SAMPLERS[name](), **OPTIONS)
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+    jaxfl.run(fedavg(), DATA, rounds=4, sampler=SAMPLERS[name](), **options)
+    resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, sampler=SAMPLERS[name](), **options)
+    assert_equal(resumed.state, straight.state, "a resumed run")
+    assert untimed(resumed.history) == untimed(straight.history)
+    assert resumed.summary["mean_participants"] == straight.summary["mean_participants"] < 3
+    other = sampling.dropouts(0.51) if name != "diurnal" else sampling.uniform
+    with pytest.raises(ValueError, match="holds a run with sampler="):
+        jaxfl.run(fedavg(), DATA, rounds=8, resume=True, sampler=other, **options)
+
+
+def test_rounds_in_which_nobody_takes_part_are_counted_and_change_nothing():
+    def nobody_after_two(key, round, data, size, plan=Plan()):
+        cohort = sampling.uniform(key, round, data, size, plan)
+        return Cohort(cohort.ids, cohort.mask & (round < 2), plan)
+
+    two = jaxfl.run(fedavg(), DATA, rounds=2, eval_every=2, **OPTIONS)
+    six = jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, sampler=nobody_after_two, **OPTIONS)
+    assert_equal(six.state.model, two.state.model, "rounds without anybody")
+    assert int(six.state.round) == 6 and six.summary["mean_participants"] == 1
+    assert six.history.column("train_loss") == [two.history[-1]["train_loss"], None, None]
+    assert six.history[-1]["bytes_up"] == two.history[-1]["bytes_up"] > 0
+
+
+def test_losses_and_bytes_are_of_those_who_took_part():
+    seen = []
+
+    def half(key, round, data, size, plan=Plan()):
+        cohort = sampling.uniform(key, round, data, size, plan)
+        return Cohort(cohort.ids, cohort.ids % 2 == 0, plan)
+
+    everyone = np.arange(8) % 2 == 0
+    few = jaxfl.run(fedavg(), DATA, rounds=3, sampler=half, eval_every=3, plan=Plan(), callbacks=[seen.append])
+    alone = jaxfl.run(fedavg(), replace(DATA, held_out=~everyone), rounds=3, eval_every=3, plan=Plan())
+    assert_equal(few.state.model, alone.state.model, "clients under a False mask")
+    assert few.history[-1]["bytes_up"] == alone.history[-1]["bytes_up"]
+    np.testing.assert_allclose(few.history[-1]["train_loss"], alone.history[-1]["train_loss"], rtol=1e-6)
+
+
+def test_other_conditions_are_other_data(tmp_path):
+    options = {**OPTIONS, "checkpoint_dir": tmp_path}
+    jaxfl.run(fedavg(), conditions.attack(DATA, "sign-flip", 0.3), rounds=1, **options)
+    for other in (
+        DATA,
+        conditions.attack(DATA, "gaussian", 0.3),
+        conditions.attack(DATA, "sign-flip", 0.3, scale=2.0),
+        conditions.straggle(conditions.attack(DATA, "sign-flip", 0.3), 0.5),
+    ):
+        with pytest.raises(ValueError, match="holds a run with data="):
+            jaxfl.run(fedavg(), other, rounds=2, resume=True, **options)
+
+
+def test_the_summary_tells_of_attackers():
+    result = jaxfl.run(fedavg(), conditions.attack(DATA, "sign-flip", 0.3), rounds=1, **OPTIONS)
+    summary = json.loads(json.dumps(result.summary))
+    assert summary["attackers"] == 2 and 0 <= summary["attackers_micro_accuracy"] <= 1
+
+
+def telling(method, **extra):
+    """Returns the method with more to say of a round: a function of the state after it for every name."""
+
+    def round(key, state, data, cohort):
+        state, info = method.round(key, state, data, cohort)
+        return state, info._replace(extra=info.extra | {name: value(state) for name, value in extra.items()})
+
+    return method._replace(round=round)
+
+
+def test_what_a_method_says_in_one_number_is_recorded_of_the_last_round():
+    method = methods.fesem(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1, first_epochs=1)
+    result = jaxfl.run(method, DATA, rounds=5, eval_every=2, plan=Plan())
+    key, cohort = jax.random.key(0), Cohort.of(range(8))
+    state, expected, once = jax.jit(method.init)(key, DATA), [], jax.jit(method.round)
+    for _ in range(5):
+        state, info = once(key, state, DATA, cohort)
+        expected.append((float(info.extra["objective"]), int(info.extra["changed"])))
+    columns = (result.history.column("objective"), result.history.column("changed"))
+    for found, of_rounds in zip(columns, zip(*expected, strict=True), strict=True):
+        np.testing.assert_allclose(found, np.array(of_rounds)[[1, 3, 4]], rtol=1e-5)
+    assert columns[0][0] != columns[0][1] and "distance" not in result.history[-1]  # a number per client
+    json.dumps(result.history.records, allow_nan=False)
+
+
+def test_what_is_measured_wins_over_what_a_method_says():
+    method = telling(
+        fedavg(), round=lambda state: -state.round, loss=lambda state: jnp.float32(-1), own=lambda state: state.round
+    )
+    record = jaxfl.run(method, DATA, rounds=1, **OPTIONS).history[-1]
+    assert record["round"] == 1 and record["loss"] > 0 and record["own"] == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_checkpoints_keep_what_a_method_says(kept, tmp_path):
+    """And those written before it was kept are resumed."""
+    options = {**OPTIONS, "eval_every": 3, "checkpoint_dir": tmp_path, "checkpoint_every": 2}
+    method = telling(fedavg(), tenth=lambda state: state.round.astype(jnp.float32) / 10)
+    jaxfl.run(method, DATA, rounds=2, **options)
+    file = tmp_path / checkpoint.NAME
+    header = checkpoint.read_header(file)
+    assert header["tally"]["extra"] == {"tenth": pytest.approx(0.2)}
+    if not kept:
+        del header["tally"]["extra"]
+        shapes = jax.eval_shape(method.init, jax.random.key(0), DATA)
+        checkpoint.save(file, checkpoint.restore(file, shapes), header)
+    resumed = jaxfl.run(method, DATA, rounds=6, resume=True, **options)
+    assert resumed.history.column("tenth") == pytest.approx([0.2, 0.3, 0.6])
