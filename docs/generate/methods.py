@@ -254,8 +254,15 @@ def prose(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Returns text whose `<` outside of code cannot begin a tag."""
-    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in re.split(r"(`[^`]*`)", text))
+    """Returns text in which no `<` outside of code begins a tag, and no `#` at the start of a line a heading.
+
+    >>> print(escape("a < `b < c`\\n#1"))
+    a &lt; `b < c`
+    &#35;1
+    """
+    parts = re.split(r"(`[^`]*`)", text)
+    escaped = "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
+    return re.sub(r"^#", "&#35;", escaped, flags=re.MULTILINE)
 
 
 def literal(value: Any) -> str:

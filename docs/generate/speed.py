@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,13 @@ def machine() -> str:
     """Returns what it was measured on, in a sentence."""
     (one, *rest) = read()["machine"]["records"]
     rates = {record["product"]: record["gflops"] / 1000 for record in rest if "product" in record}
+    waits = sorted(_compilations(read()))
     versions = ", ".join(f"{name} {one['versions'][name]}" for name in ("jax", "torch", "fedjax"))
     return (
         f"One {one['devices'][0]}, {one['cpus']} CPU cores, {versions}. A large float32 matrix product runs at "
         f"{rates['default']:.0f} TFLOP/s with JAX's default precision and at {rates['float32']:.0f} with "
-        '`jax_default_matmul_precision="highest"`.'
+        f'`jax_default_matmul_precision="highest"`. Compilation, which is not in the times, took {waits[0]:.0f} to '
+        f"{waits[-1]:.0f} s."
     )
 
 
@@ -55,6 +58,16 @@ def read() -> dict[str, dict[str, Any]]:
     """Returns the parts of the measurement by name."""
     lines = RECORDS.read_text(encoding="utf-8").splitlines()
     return {part["part"]: part for part in map(json.loads, lines)}
+
+
+def _compilations(parts: Any) -> Iterator[float]:
+    """Yields all seconds of compilation, however deep."""
+    if isinstance(parts, dict):
+        if isinstance(parts.get("compile_seconds"), float):
+            yield parts["compile_seconds"]
+        parts = list(parts.values())
+    for part in parts if isinstance(parts, list) else ():
+        yield from _compilations(part)
 
 
 def _against_peers(record: dict[str, Any], command: str) -> str:

@@ -11,19 +11,26 @@ from docs.generate import methods, tables
 from jaxfl import data
 from jaxfl.cli import job, options
 from jaxfl.cli.app import app, main
+from jaxfl.data.sources import SOURCES
 from jaxfl.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "pages"
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def _read(name):
+    return (PAGES / name).read_text(encoding="utf-8")
+
+
 WRITTEN = sorted(path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md"))
-WITH_CODE = [name for name in WRITTEN if BLOCK.search((PAGES / name).read_text(encoding="utf-8"))]
+WITH_CODE = [name for name in WRITTEN if BLOCK.search(_read(name))]
 COMMANDS = sorted(
     {
         line
         for name in WRITTEN
-        for line in re.findall(r"^jaxfl (?:run|data|methods|plan) .*$", (PAGES / name).read_text("utf-8"), re.MULTILINE)
-        if not line.rstrip().endswith("...")
+        for line in re.findall(r"^jaxfl (?:run|data|methods|plan|reproduce|report)\b.*$", _read(name), re.MULTILINE)
+        if not re.search(r"[\[ ](METHOD|NAME|COMMAND)\b", line)
     }
 )
 
@@ -35,18 +42,10 @@ def commands(block):
 
 
 def is_quick(words):
-    """Whether a command needs no files: they are run, the others are only checked."""
-    return words[0] in ("methods", "plan") or not {"--download", "--data-dir"} & {*words} - _own(words)
-
-
-def _own(words):
-    """A folder that the page itself has written."""
-    return {"--data-dir"} if "my.npz" in words else set()
-
-
-def needs_files(words):
-    names = [word for word in words if re.fullmatch(r"[\w+]+-[\w-]+", word) and not word.endswith("-digits")]
-    return any(name.partition("-")[0].rpartition("+")[2] in data.SKEWS for name in names)
+    """Whether a command needs no files but those of its page: it is run, the others are only checked."""
+    elsewhere = [name for name in SOURCES if name not in ("digits", "npz")]
+    needs = any(word == name or word.endswith(f"-{name}") for word in words for name in elsewhere)
+    return words[0] in ("run", "data", "methods", "plan") and not needs and "DIR" not in words
 
 
 def call(words):
@@ -62,14 +61,15 @@ def call(words):
 def test_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "page"}
-    for language, block in BLOCK.findall((PAGES / name).read_text(encoding="utf-8")):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")  # whose example has a test of its own
+    text = BLOCK.sub(lambda found: "" if found[1] == "python" and found[2] in readme else found[0], _read(name))
+    for language, block in BLOCK.findall(text):
         if language == "python":
             exec(compile(block, name, "exec"), namespace)  # noqa: S102
         for words in commands(block) if language == "sh" else ():
-            if is_quick(words) and not needs_files(words):
+            if is_quick(words):
                 call(words)
-    page = (PAGES / name).read_text(encoding="utf-8")
-    pictures = re.findall(r"savefig\(\"(.+?)\"\)", page)
+    pictures = re.findall(r"savefig\(\"(.+?)\"\)", text)
     assert [picture for picture in pictures if not (tmp_path / picture).stat().st_size] == []
 
 
@@ -89,9 +89,7 @@ def test_command_is_accepted(command):
 
 
 def test_tables_of_sources_and_skews_are_complete():
-    from jaxfl.data.sources import SOURCES
-
-    text = (PAGES / "data.md").read_text(encoding="utf-8")
+    text = _read("data.md")
     rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     family = "emnist"  # its first name is whole, the others are endings
@@ -113,21 +111,21 @@ def test_tables_have_their_places():
 @pytest.mark.parametrize("name", [*WRITTEN, "../CONTRIBUTING.md"])
 def test_links_lead_somewhere(name):
     """In a code browser: files of the repository, not pages that only the site has."""
-    text = re.sub(r"^```.*?^```", "", (PAGES / name).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```", "", _read(name), flags=re.MULTILINE | re.DOTALL)
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
     assert [link for link in links if not ((PAGES / name).parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("name", [*WRITTEN, "../CONTRIBUTING.md"])
 def test_files_that_are_named_exist(name):
-    text = (PAGES / name).read_text(encoding="utf-8")
+    text = _read(name)
     named = set(re.findall(r"\b((?:jaxfl|tests|docs|experiments)/[\w/]+\.(?:py|md|ipynb|jsonl|yml))", text))
     assert [file for file in sorted(named) if not (ROOT / file).exists() and "NAME" not in file] == []
 
 
 def test_cpu_numbers_are_beside_a_command():
     """A row of a table of speeds ends in what makes it."""
-    text = (PAGES / "speed.md").read_text(encoding="utf-8")
+    text = _read("speed.md")
     rows = re.findall(r"^\| W\d.*\|$", text, re.MULTILINE)
     assert len(rows) == 15
     assert [row for row in rows if not re.search(r"`python -m experiments\.speed\.\w+[^`]*` \|$", row)] == []
