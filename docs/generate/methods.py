@@ -290,7 +290,7 @@ def _number(value: float) -> str:
 
 def _capital(text: str) -> str:
     """Returns a sentence that begins with a capital letter, unless it begins with a symbol or code."""
-    word = re.match(r"[a-z]{2,}\b", text)
+    word = re.match(r"(?:a|[a-z]{2,})\b", text)
     return text[0].upper() + text[1:] if word and word[0] not in SYMBOLS else text
 
 
