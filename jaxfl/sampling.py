@@ -13,7 +13,7 @@ which nobody is left changes nothing but the number of the round. `uniform` is t
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,11 @@ from jaxfl.client import conduct
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 
 Sampler = Callable[[Key, Array, FederatedData, int, Plan], Cohort]
 Pattern = Literal["always", "diurnal", "random"]
-PATTERNS: tuple[str, ...] = get_args(Pattern)
 
 
 def cohort_size(cohort: int | float, data: FederatedData) -> int:
@@ -108,8 +108,9 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
     return _called(f"dropouts({share}, {name_of(sampler)})", draw)
 
 
+@checked
 def availability(
-    pattern: str = "always", *, period: float = 24.0, threshold: float = 0.0, lowest: float = 0.1
+    pattern: Pattern = "always", *, period: float = 24.0, threshold: float = 0.0, lowest: float = 0.1
 ) -> Sampler:
     """Returns the sampler that draws uniformly among the clients that are available in a round.
 
@@ -132,8 +133,6 @@ def availability(
     Raises:
         ValueError: an unknown pattern, or a number out of range.
     """
-    if pattern not in PATTERNS:
-        raise ValueError(f"availability must be one of {', '.join(PATTERNS)}, got {pattern!r}.")
     if not 0 < period < float("inf"):
         raise ValueError(f"availability_period must be a number of rounds above 0, got {period}; 24 is a day of hours.")
     if not -1 < threshold < 1:

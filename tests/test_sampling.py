@@ -178,7 +178,7 @@ def test_random_availability_has_every_probability(key):
     [
         (lambda: dropouts(1.0), "dropouts must be a share of the cohort, 0 or more and below 1, got 1.0"),
         (lambda: dropouts(-0.2), "got -0.2"),
-        (lambda: availability("nightly"), "availability must be one of always, diurnal, random, got 'nightly'"),
+        (lambda: availability("nightly"), 'pattern must be "always", "diurnal" or "random", got "nightly"'),
         (lambda: availability("diurnal", period=0), "availability_period must be a number of rounds above 0, got 0"),
         (lambda: availability("diurnal", threshold=1), "threshold must be above -1 and below 1, got 1"),
         (lambda: availability("random", lowest=1.5), "lowest must be a probability, from 0 to 1, got 1.5"),

@@ -31,6 +31,7 @@ from experiments.harness.targets import Target, label, read
 from jaxfl import data as federations
 from jaxfl.cli import options
 from jaxfl.cli.job import Job, check
+from jaxfl.schema import check_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,8 +84,8 @@ class Cell:
         try:
             if not self.seeds or len(set(self.seeds)) < len(self.seeds):
                 raise ValueError(f"seeds must be one or more, and differ, got {self.seeds}.")
-            options.check_name("metric", self.metric, METRICS)
-            options.check_name("unit", self.unit, UNITS)
+            check_name("metric", self.metric, METRICS)
+            check_name("unit", self.unit, UNITS)
             for seed in self.seeds:
                 check(self.job(seed))
             if self.metric.startswith("finetuned_") and options.finetune(self.job(self.seeds[0]).settings) is None:
@@ -189,7 +190,7 @@ class Experiment:
 
     def scale(self, name: str) -> Scale:
         """Returns a scale, or says which there are."""
-        options.check_name("scale", name, SCALES)
+        check_name("scale", name, SCALES)
         return self.scales[name]
 
     def results(self, scale: str) -> Path:
@@ -212,7 +213,7 @@ def load(name: str) -> Experiment:
     Raises:
         ValueError: there is none of this name, one of its cells cannot be, or is not where the paper prints a number.
     """
-    options.check_name("experiment", name, names())
+    check_name("experiment", name, names())
     experiment: Experiment = importlib.import_module(f"experiments.{name}.config").EXPERIMENT
     check_places(experiment, targets(name))
     return experiment

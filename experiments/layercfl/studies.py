@@ -18,7 +18,7 @@ from experiments.harness import studies
 from experiments.harness.base import Cell, Made, Study
 from experiments.harness.entries import EMPTY
 from jaxfl import LayerProfile, layer_profile, plots
-from jaxfl.analysis.layer_profile import ALL
+from jaxfl.analysis.layer_profile import ALL, Distance
 from jaxfl.cli import options
 from jaxfl.clustering import distances
 
@@ -89,7 +89,7 @@ def profile(cell: Cell, data_dir: str | None, rounds: int, **changed: Any) -> La
 def layers(cell: Cell, feature: bool, data_dir: str | None) -> Made:
     """Draws matrices of a convolution and of a dense layer, and the gap of every layer."""
     found = profile(cell, data_dir, cell.rounds)
-    kinds = {"Δcos": "delta_cos", "Δl2": "delta_l2"}
+    kinds: dict[str, Distance] = {"Δcos": "delta_cos", "Δl2": "delta_l2"}
     maps = {
         f"{layer}, {name}": found.matrices[distance][-1, found.layers.index(layer)]
         for name, distance in kinds.items()

@@ -21,6 +21,7 @@ from jaxfl.analysis.thresholds import clusters_at, threshold_sweep
 from jaxfl.clustering import scores
 from jaxfl.clustering.distances import cosine
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.methods.base import doubled
 from jaxfl.methods.parts.representation import of_clients, represent
 from jaxfl.methods.stocfl import StoCFLState
 from jaxfl.random import Stream, host_rng, key_for
@@ -167,14 +168,13 @@ def clusters_over_rounds(
         after, info = step(key, state, data, cohort)
         if int(info.overflow):
             assert method.grow is not None
-            for _ in range(int(info.overflow)):
-                state = method.grow(state)
+            state = doubled(method.grow, state, info.overflow)
             continue
         state = after
         found.clusters.append(np.asarray(state.cluster))
         found.counts.append(float(info.num_clusters))
         found.objectives.append(float(info.extra["objective"]))
-    found.representation = np.asarray(state.representation)
+    found.representation = np.asarray(state.memory.psi)
     return found
 
 

@@ -100,7 +100,7 @@ def of_writers(cell: Cell, data_dir: str | None) -> Made:
     state: StoCFLState = result.state
     observed = np.asarray(state.cluster) >= 0
     cluster = np.asarray(result.evaluation.cluster)
-    psi = np.asarray(state.representation)[observed]
+    psi = np.asarray(state.memory.psi)[observed]
     sizes = np.sort(np.bincount(cluster[cluster >= 0]))[::-1]
     sizes = sizes[sizes > 0]
     largest = np.argsort(-np.bincount(cluster[cluster >= 0]))[:2]

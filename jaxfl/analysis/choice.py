@@ -14,7 +14,7 @@ open there is settled here:
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -24,9 +24,10 @@ from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.partition import train_test_split
 from jaxfl.methods.base import Method
 from jaxfl.random import host_rng
+from jaxfl.schema import checked
 from jaxfl.simulation.run import run
 
-CRITERIA = ("accuracy", "distance")
+Criterion = Literal["accuracy", "distance"]
 
 
 class Choice(NamedTuple):
@@ -41,10 +42,11 @@ class Choice(NamedTuple):
     """
 
     num_clusters: int
-    criterion: str
+    criterion: Criterion
     table: list[dict[str, Any]]
 
 
+@checked
 def choose_num_clusters(
     method: Callable[[int], Method],
     data: FederatedData,
@@ -52,7 +54,7 @@ def choose_num_clusters(
     *,
     num_clients: int = 100,
     rounds: int = 3,
-    criterion: str = "accuracy",
+    criterion: Criterion = "accuracy",
     validation: float = 0.2,
     seed: int = 0,
 ) -> Choice:
@@ -136,7 +138,7 @@ def _eligible(data: FederatedData) -> np.ndarray:
 def _check(
     method: Any,
     candidates: Sequence[int],
-    criterion: str,
+    criterion: Criterion,
     validation: float,
     num_clients: int,
     rounds: int,
@@ -152,8 +154,6 @@ def _check(
             f"method must be a function of the number of clusters, got a {type(method).__name__}; "
             "write lambda k: jaxfl.methods.fesem(task, optimizer, num_clusters=k)."
         )
-    if criterion not in CRITERIA:
-        raise ValueError(f"criterion must be one of {', '.join(CRITERIA)}, got {criterion!r}.")
     if not 0 < validation < 1:
         raise ValueError(
             f"validation must be a share of the training rows, above 0 and below 1, got {validation}; 0.2 is usual."

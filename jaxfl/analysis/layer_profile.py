@@ -12,7 +12,7 @@ figures 4, 5, 8 and 9.
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,15 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods.averaging import fedavg
 from jaxfl.methods.base import takes_part
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked, quoted
 from jaxfl.server import aggregate
 from jaxfl.simulation.program import available_bytes
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-DISTANCES = ("cos", "l2", "delta_cos", "delta_l2")  # equations 25, 23, 26, 24; the cosines are similarities
+Distance = Literal["cos", "l2", "delta_cos", "delta_l2"]  # equations 25, 23, 26, 24; the cosines are similarities
+DISTANCES: tuple[Distance, ...] = get_args(Distance)
+Form = Literal["all_pairs", "bipartition"]
 FORMS = {"all_pairs": gap_of.gap_all_pairs, "bipartition": gap_of.gap_bipartition}
 ALL = "all"  # what the last "layer" is called, all parameters together
 COPIES = 5  # of a layer of all clients that are alive while it is compared
@@ -59,7 +62,8 @@ class LayerProfile(NamedTuple):
     group: np.ndarray
     loss: np.ndarray
 
-    def gaps(self, distance: str = "delta_cos", form: str = "all_pairs") -> np.ndarray:
+    @checked
+    def gaps(self, distance: Distance = "delta_cos", form: Form = "all_pairs") -> np.ndarray:
         """Returns the gap of every layer after every round, float32 `[R, L]`; above 0, the layer tells the groups.
 
         Gap1 (equation 21) for cosines, Gap2 (equation 22) for Euclidean distances.
@@ -74,11 +78,9 @@ class LayerProfile(NamedTuple):
         """
         if distance not in self.matrices:
             raise ValueError(
-                f"distance must be one of {', '.join(self.matrices)}, got {distance!r}; "
-                f"layer_profile(..., distances=...) takes any of {', '.join(DISTANCES)}."
+                f"distance must be one that was profiled ({', '.join(self.matrices)}), got {quoted(distance)}; give "
+                f"it to layer_profile(..., distances=...)."
             )
-        if form not in FORMS:
-            raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}; choose one of them.")
         matrices = jnp.asarray(self.matrices[distance])
         similarity = matrices if distance.endswith("cos") else -matrices
         return np.asarray(jax.vmap(jax.vmap(FORMS[form], (0, None)), (0, None))(similarity, jnp.asarray(self.group)))
@@ -94,6 +96,7 @@ class LayerProfile(NamedTuple):
         return self.layers[int(self.gaps("delta_cos", "all_pairs")[-1, :-1].argmax())]
 
 
+@checked
 def layer_profile(
     data: FederatedData,
     task: Task,
@@ -102,10 +105,10 @@ def layer_profile(
     rounds: int = 30,
     local_epochs: int = 1,
     batch_size: int | None = 50,
-    weighting: str = "rows",
-    distances: Sequence[str] = DISTANCES,
+    weighting: aggregate.Weighting = "rows",
+    distances: Sequence[Distance] = DISTANCES,
     seed: int = 0,
-    plan: Plan | str = "auto",
+    plan: Plan | Literal["auto"] = "auto",
     callback: Callable[[int], None] | None = None,
 ) -> LayerProfile:
     """Trains one model by FedAvg with all clients in every round, and compares their local models layer by layer.
@@ -202,7 +205,13 @@ def by_layer(model: Params) -> dict[str, list[int]]:
 
 
 def _train_all(
-    train: Train, weighting: str, key: Key, model: Params, round: Array, data: FederatedData, everybody: Cohort
+    train: Train,
+    weighting: aggregate.Weighting,
+    key: Key,
+    model: Params,
+    round: Array,
+    data: FederatedData,
+    everybody: Cohort,
 ) -> tuple[Params, Params, Array]:
     """Returns the next global model, the local models `[N, ...]` and the losses `[N]`: a round of FedAvg."""
 

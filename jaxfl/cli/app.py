@@ -12,9 +12,10 @@ import typer
 from jaxfl import data as federations
 from jaxfl.cli import experiments, job, options, tables
 from jaxfl.cli.data_command import Wanted, show
-from jaxfl.cli.tables.console import saying, stderr, stdout
+from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.methods import METHODS
 from jaxfl.sampling import cohort_size
+from jaxfl.schema import REQUIRED, Option, check_name, quoted
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.program import footprint
 from jaxfl.simulation.run import Result
@@ -109,8 +110,8 @@ def run_command(
     metrics).
     """
     with errors():
-        tuning = [] if finetune is None else [f"run.finetune={finetune}"]
-        settings = options.route(method, data, [*(items or ()), *tuning])
+        tuning = {} if finetune is None else {"finetune": finetune}
+        settings = options.route(method, data, items or (), **tuning)
         rounds, share = _defaults(data, rounds, cohort)
         numbers = [seed] if seeds is None else _seeds(seeds)
         jobs = [
@@ -178,11 +179,11 @@ def methods_command(
     """List the methods, or the options of one."""
     with errors():
         if name is not None:
-            options.check_name("method", name, METHODS)
+            check_name("method", name, METHODS)
         if as_json:
             print(json.dumps(tables.method_rows(list(METHODS) if name is None else [name]), indent=2))
         elif name is not None:
-            print(tables.method_options(name))
+            write(stdout(), *tables.method_options(name))
         else:
             stdout().print(tables.methods())
 
@@ -313,25 +314,16 @@ def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, i
     rounds = (20 if small else 100) if rounds is None else rounds
     if cohort is None:
         return rounds, 0.5 if small else 0.1
-    for number in (int, float):
-        with contextlib.suppress(ValueError):
-            return rounds, number(cohort)
-    raise ValueError(
-        f"cohort must be a share in (0, 1] or a count, got {cohort!r}; write --cohort 0.1 or --cohort 120."
-    )
+    share_or_count = Option("cohort", REQUIRED, int | float)
+    return rounds, options.convert("cohort", cohort, share_or_count, "write --cohort 0.1 or --cohort 120")
 
 
 def _seeds(text: str) -> list[int]:
     """Returns the seeds of a list."""
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"seeds must be whole numbers with commas between, got {text!r}; write --seeds 0,1,2."
-        ) from None
+    seeds = options.convert("seeds", text, Option("seeds", REQUIRED, tuple[int, ...]), "write --seeds 0,1,2")
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must differ, got {text!r}.")
-    return seeds
+        raise ValueError(f"seeds must differ, got {quoted(text)}.")
+    return list(seeds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

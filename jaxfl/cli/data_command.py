@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxfl import data as federations
 from jaxfl import plots
 from jaxfl.cli import options, tables
-from jaxfl.cli.tables.console import Transfer, saying
+from jaxfl.cli.tables.console import Transfer, saying, write
 from jaxfl.data import sources
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
+from jaxfl.schema import Option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +69,7 @@ def show(wanted: Wanted, out: "Console", err: "Console") -> None:
             _download(source, data_dir, err)
     row = tables.source_row(name, data_dir) if is_source(name) else tables.data_rows([name], data_dir)[0]
     if not wanted.as_json:
-        _print(out, tables.source(name, data_dir) if is_source(name) else tables.dataset(name, data_dir))
+        write(out, tables.source(name, data_dir) if is_source(name) else tables.dataset(name, data_dir))
     # tensorflow-datasets alone knows what it has prepared
     there = row["found"] or name.partition("-")[2].startswith("tfds:")
     data = None
@@ -80,16 +81,16 @@ def show(wanted: Wanted, out: "Console", err: "Console") -> None:
         more = {} if is_source(name) else {"federation": None if federation is None else federation._asdict()}
         print(json.dumps([{**row, **more}], indent=2))
     elif federation is not None:
-        _print(out, "\n" + tables.description(federation))
+        write(out, "\n" + tables.description(federation))
     if data is not None and wanted.pictures is not None:
         paths = pictures(name, data, wanted.pictures, wanted.seed)
-        _print(err, f"pictures: {' and '.join(map(str, paths))}")
+        write(err, f"pictures: {' and '.join(map(str, paths))}")
         if len(paths) == 1:
-            _print(err, f"no montage: the inputs are {data.input_shape}, no images")
+            write(err, f"no montage: the inputs are {data.input_shape}, no images")
     if wanted.save is not None:
         with saying(err, f"writing {wanted.save}"):
             source = save(name, chosen, data_dir, wanted.save)
-        _print(err, f"saved: {wanted.save}, {len(source.labels):,} training rows of {source.name}")
+        write(err, f"saved: {wanted.save}, {len(source.labels):,} training rows of {source.name}")
 
 
 def _show_all(wanted: Wanted, out: "Console") -> None:
@@ -105,31 +106,22 @@ def _show_all(wanted: Wanted, out: "Console") -> None:
     if wanted.as_json:
         print(json.dumps(tables.data_rows(list(federations.DATASETS), wanted.data_dir), indent=2))
         return
-    for part in tables.data(wanted.data_dir):
-        if isinstance(part, str):
-            _print(out, part)
-        else:
-            out.print(part)
+    write(out, *tables.data(wanted.data_dir))
 
 
 def _download(source: str, data_dir: str | None, err: "Console") -> None:
     """Gets the files of a source, and says how much it is and on which terms before it starts."""
     if sources.located(source) == "embedded":
-        _print(err, f"{source} is embedded: there is nothing to download")
+        write(err, f"{source} is embedded: there is nothing to download")
         return
     if not sources.row(source).remotes:
         there = tables.place(source, data_dir)
         where = f"they are in {there['found']}" if there["found"] else there["missing"]
         raise ValueError(f"{source} cannot be downloaded by a program: {where}.")
-    _print(err, terms(source, data_dir))
+    write(err, terms(source, data_dir))
     with Transfer(err) as transfer:
         folder = fetch(source, data_dir, transfer)
-    _print(err, f"{source}: verified, in {folder}")
-
-
-def _print(console: "Console", text: str) -> None:
-    """Prints text as it is: brackets are no markup, and a long line is left to the terminal."""
-    console.print(text, markup=False, soft_wrap=True)
+    write(err, f"{source}: verified, in {folder}")
 
 
 def settings(name: str, items: Iterable[str]) -> dict[str, Any]:
@@ -141,19 +133,14 @@ def settings(name: str, items: Iterable[str]) -> dict[str, Any]:
     >>> settings("rotated-digits", ["num_clients=8", "rows_per_client=none"])
     {'num_clients': 8, 'rows_per_client': None}
     """
-    known, chosen = known_options(name), {}
-    for item in items:
-        key, _, text = item.partition("=")
-        key = key.strip().removeprefix("data.")
-        options.check_name(f"option of {name}", key, known)
-        chosen[key] = options.convert(key, text, options.Option("data", key, known[key].default, known[key].hint))
-    return chosen
+    known = [option._replace(owner="data") for option in known_options(name).values()]
+    return {option.name: value for option, value in options.read(options.split(items), known, f"data {name}")}
 
 
-def known_options(name: str) -> dict[str, Any]:
+def known_options(name: str) -> dict[str, Option]:
     """Returns the options of a data set; or those of a source, which all data sets cut from it have."""
     if not is_source(name):
-        return dict(federations.known_options(name))
+        return federations.known_options(name)
     return {key: one for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
 
 

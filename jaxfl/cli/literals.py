@@ -1,16 +1,15 @@
 """Values written as text, and whether they are of a type as annotations write it.
 
->>> fit(parse("64"), tuple[int, ...]), describe(int | None)
-((True, (64,)), 'a whole number or none')
+>>> fit(parse("64"), tuple[int, ...])
+(True, (64,))
 """
 
 import ast
-import inspect
 import math
-import types
-import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
+
+from jaxfl.schema import parts_of
 
 
 def parse(text: str) -> Any:
@@ -30,26 +29,27 @@ def parse(text: str) -> Any:
 
 def fit(value: Any, hint: Any) -> tuple[bool, Any]:
     """Returns whether a value is of a type, and the value in it: an int as a float, a number as a tuple of one."""
-    kind, parts = typing.get_origin(hint), typing.get_args(hint)
+    kind, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return True, value
-    if kind in (typing.Union, types.UnionType):
+    if len(members := parts_of(hint)) > 1:
         # exact types first: 1 is an int, not a float or a tuple, where both are welcome
-        for part in sorted(parts, key=lambda part: type(value) is not part):
+        exact = None if value is None else type(value)
+        for part in sorted(members, key=lambda part: part is not exact):
             fits, fitted = fit(value, part)
             if fits:
                 return True, fitted
         return False, value
-    if kind is typing.Literal:
+    if kind is Literal:
         return value in parts, value
-    if hint in (None, types.NoneType):
+    if hint is None:
         return value is None, value
     if hint is float:
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         return fits, float(value) if fits else value
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool), value
-    if inspect.isclass(kind or hint) and issubclass(kind or hint, Sequence) and hint is not str:
+    if (kind or hint) in (Sequence, tuple, list):
         many = value if isinstance(value, (list, tuple)) else (value,)
         length = None if not parts or parts[-1] is Ellipsis or kind is not tuple else len(parts)
         inner = [part for part in parts if part is not Ellipsis] or [Any]
@@ -57,17 +57,14 @@ def fit(value: Any, hint: Any) -> tuple[bool, Any]:
             return False, value
         fitted = [fit(one, inner[index] if length else inner[0]) for index, one in enumerate(many)]
         return all(fits for fits, _ in fitted), tuple(one for _, one in fitted)
-    return isinstance(value, hint), value
+    return isinstance(value, kind or hint), value
 
 
-def describe(hint: Any) -> str:
-    """Returns a type in words."""
-    kind, parts = typing.get_origin(hint), typing.get_args(hint)
-    names = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", types.NoneType: "none"}
-    if kind in (typing.Union, types.UnionType):
-        return " or ".join(describe(part) for part in parts)
-    if kind is typing.Literal:
-        return " or ".join(map(repr, parts))
-    if kind is not None:
-        return f"a list, each entry {describe(parts[0])}" if parts else "a list"
-    return names.get(hint, getattr(hint, "__name__", str(hint)))
+def can_say(hint: Any) -> bool:
+    """Returns whether text can be of a type, beside none.
+
+    >>> can_say(float | None), can_say(tuple[float, ...]), can_say(Exception | None)
+    (True, True, False)
+    """
+    kinds = [get_origin(part) or part for part in parts_of(hint)]
+    return any(kind in (Any, Literal, int, float, str, bool, tuple, list, Sequence) for kind in kinds)

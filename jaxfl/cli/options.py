@@ -5,13 +5,9 @@
 ({'threshold': 0.6}, {'hidden': (64,)}, {'learning_rate': 0.05})
 """
 
-import dataclasses
-import difflib
-import inspect
-import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import optax
 
@@ -22,6 +18,7 @@ from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
 from jaxfl.models import networks
+from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, options_of, quoted, words_of
 from jaxfl.server import optimizers
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.tasks import classification
@@ -38,30 +35,16 @@ SERVERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, 
     "fedadam": (optimizers.fedadam, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
     "fedyogi": (optimizers.fedyogi, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
 }
-# Chunk: clients trained side by side, none for all at once. Finetune: epochs before a second test, see
-# `jaxfl.FineTune`. The others say who takes part, see `jaxfl.sampling`.
-RUN: dict[str, tuple[Any, Any]] = {
-    "chunk": ("auto", int | None | typing.Literal["auto"]),
-    "dropouts": (0.0, float),
-    "availability": ("always", sampling.Pattern),
-    "availability_period": (24.0, float),
-    "finetune": (None, int | None),
-}
-# A method's option without a default must be given.
-REQUIRED = inspect.Parameter.empty
-
-
-class Option(NamedTuple):
-    """One option that somebody knows."""
-
-    owner: str
-    name: str
-    default: Any
-    hint: Any  # a type, as annotations write it
-
-    def __str__(self) -> str:
-        """Returns `name=default`."""
-        return f"{self.name}=..." if self.default is REQUIRED else f"{self.name}={self.default}"
+# Of every run. The middle three say who takes part, see `jaxfl.sampling`; the last one is `jaxfl.FineTune`.
+RUN = (
+    Option(
+        "chunk", "auto", int | None | Literal["auto"], 'clients trained side by side; "auto" chooses, none takes all'
+    ),
+    Option("dropouts", 0.0, float, "share of the sampled clients that fail"),
+    Option("availability", "always", sampling.Pattern, "who can be sampled"),
+    Option("availability_period", 24.0, float, "rounds of a day, of availability=diurnal"),
+    Option("finetune", None, int | None, "epochs of every client before a second test, as --finetune"),
+)
 
 
 class Settings(NamedTuple):
@@ -97,56 +80,53 @@ class Settings(NamedTuple):
 
 def known(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
     """Returns all options that apply to this choice of method, data, model and optimisers, with their defaults."""
-    factory, owned = METHODS[method].factory, federations.known_options(data)
+    of_method, of_model = options_of(METHODS[method].factory), networks.options(model)
+    of_method.pop("server_optimizer", None)  # it has a name and options of its own
     suits, suited = federations.dataset(data).model
-    fields = {field.name: field for field in dataclasses.fields(networks.MODELS[model])}
-    fields = {name: field for name, field in fields.items() if name not in ("parent", "name", "num_classes")}
-    hints = {
-        "data": {name: option.hint for name, option in owned.items()},
-        "method": typing.get_type_hints(factory),
-        "model": {name: field.type for name, field in fields.items()},
-        "run": {name: hint for name, (_, hint) in RUN.items()},
+    for name, default in suited.items() if model == suits else ():
+        of_model[name] = of_model[name]._replace(default=default)
+    owned: dict[str, Iterable[Option]] = {
+        "data": federations.known_options(data).values(),
+        "method": of_method.values(),
+        "model": of_model.values(),
+        "optimizer": _numbers(OPTIMIZERS[optimizer][1]),
+        "server": _numbers(SERVERS[server][1]) if server else (),
+        "run": RUN,
     }
-    defaults = {
-        "data": {name: option.default for name, option in owned.items()},
-        "method": {name: default for name, default in METHODS[method].options.items() if name != "server_optimizer"},
-        "model": {name: field.default for name, field in fields.items()} | (suited if model == suits else {}),
-        "optimizer": OPTIMIZERS[optimizer][1],
-        "server": SERVERS[server][1] if server else {},
-        "run": {name: default for name, (default, _) in RUN.items()},
-    }
-    return [
-        Option(owner, name, default, hints.get(owner, {}).get(name, type(default)))
-        for owner in OWNERS
-        for name, default in defaults[owner].items()
-    ]
+    return [option._replace(owner=owner) for owner in OWNERS for option in owned[owner]]
 
 
-def route(method: str, data: str, items: Iterable[str] = ()) -> Settings:
-    """Returns the settings of a run from its names and its `key=value` items; nothing is loaded.
+def _numbers(defaults: Mapping[str, float]) -> list[Option]:
+    """Returns the options of an optimiser."""
+    return [Option(name, default, float) for name, default in defaults.items()]
+
+
+def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Settings:
+    """Returns the settings of a run from its names and its options; nothing is loaded.
 
     Args:
         method: a key of `jaxfl.methods.METHODS`.
         data: a name of the catalogue.
         items: `key=value`, or `owner.key=value` where two owners know the key; later ones win. `model`,
             `optimizer` and `server_optimizer` choose those; everything else is an option of what was chosen.
+        **given: options that have their values already, such as `finetune=1`; they win over items.
 
     Raises:
         ValueError: a name or an option that nobody knows, an ambiguous one, or a value of the wrong type.
     """
     check_name("method", method, METHODS)
     row = federations.dataset(data)
-    texts = dict(map(_split, items))
-    model = texts.pop("model", row.model[0])
+    wanted: dict[str, Any] = {**split(items), **given}
+    model = wanted.pop("model", row.model[0])
     check_name("model", model, networks.MODELS)
-    optimizer = texts.pop("optimizer", "sgd")
+    optimizer = wanted.pop("optimizer", "sgd")
     check_name("optimizer", optimizer, OPTIMIZERS)
-    server = _choose_server(method, texts)
+    server = _choose_server(method, wanted)
     options = known(method, data, model, optimizer, server)
+    where = f"method {method}, data {data}, model {model}, optimizer {optimizer}"
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
-    for key, text in texts.items():
-        option = _find(key, options, f"method {method}, data {data}, model {model}, optimizer {optimizer}")
-        chosen[option.owner][option.name] = convert(key, text, option)
+    for option, value in read(wanted, options, where, ("model", "optimizer", "server_optimizer")):
+        chosen[option.owner][option.name] = value
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             raise ValueError(f"{option.name} must be given for {option.owner} {method}; add --set {option.name}=...")
@@ -180,7 +160,7 @@ def plan(settings: Settings) -> Plan | str:
 
 def sampler(settings: Settings) -> sampling.Sampler:
     """Returns the sampler that the settings ask for."""
-    chosen = {name: settings.run.get(name, default) for name, (default, _) in RUN.items()}
+    chosen = {option.name: settings.run.get(option.name, option.default) for option in RUN}
     available = sampling.availability(chosen["availability"], period=chosen["availability_period"])
     return sampling.dropouts(chosen["dropouts"], available)
 
@@ -206,71 +186,101 @@ def optimizer(settings: Settings) -> optax.GradientTransformation:
     return make(**defaults | settings.optimizer)
 
 
-def convert(key: str, text: str, option: Option) -> Any:
-    """Returns the value of an option.
+def split(items: Iterable[str]) -> dict[str, str]:
+    """Returns `key=value` items by key; later ones win.
+
+    Raises:
+        ValueError: an item that is not of this form.
+
+    >>> split(["local_epochs=5", " threshold = 0.6"])
+    {'local_epochs': '5', 'threshold': '0.6'}
+    """
+    texts = {}
+    for item in items:
+        key, _, value = (part.strip() for part in item.partition("="))
+        if not key or not value:
+            raise ValueError(f"--set must be key=value, got {quoted(item)}; write --set local_epochs=5.")
+        texts[key] = value
+    return texts
+
+
+def read(
+    wanted: Mapping[str, Any], options: Sequence[Option], where: str, others: Sequence[str] = ()
+) -> list[tuple[Option, Any]]:
+    """Returns the options that are wanted, with their values.
+
+    Args:
+        wanted: text or values, by key.
+        options: those that there are.
+        where: whose they are, for messages.
+        others: names that choose something else, and may be meant by an unknown key.
+
+    Raises:
+        ValueError: an option that is not there, or a value of the wrong type.
+    """
+    found = {key: find(key, options, where, others) for key in wanted}
+    return [(option, convert(key, wanted[key], option)) for key, option in found.items()]
+
+
+def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
+    """Returns the value of an option in the option's type: the only place where text becomes one.
+
+    Args:
+        key: what the option is called in messages.
+        given: text, or a value. One number is a tuple of one where there may be several.
+        option: whose type counts.
+        remedy: the end of the message; if empty, it tells the default.
 
     Raises:
         ValueError: it is not of the option's type.
+
+    >>> convert("sizes", "64", Option("sizes", (128,), tuple[int, ...]))
+    (64,)
     """
-    fits, value = literals.fit(literals.parse(text), option.hint)
+    fits, value = literals.fit(literals.parse(given) if isinstance(given, str) else given, option.hint)
     if not fits:
-        default = "" if option.default is REQUIRED else f"; its default is {option.default!r}"
-        raise ValueError(f"{key} must be {literals.describe(option.hint)}, got {text!r}{default}.")
+        if not remedy and option.default is not REQUIRED:
+            remedy = f"its default is {quoted(option.default)}"
+        near = did_you_mean(given, words_of(option.hint))
+        end = f"; {remedy}." if near == "." and remedy else near
+        raise ValueError(f"{key} must be {describe(option.hint)}, got {quoted(given)}{end}")
     one_of_many = isinstance(option.default, tuple) and not isinstance(value, tuple) and value is not None
     return (value,) if one_of_many else value
 
 
-def _split(item: str) -> tuple[str, str]:
-    """Returns key and value."""
-    key, equals, value = item.partition("=")
-    if not equals or not key.strip() or not value.strip():
-        raise ValueError(f"--set must be key=value, got {item!r}; write --set local_epochs=5.")
-    return key.strip(), value.strip()
+def find(key: str, options: Sequence[Option], where: str, others: Sequence[str] = ()) -> Option:
+    """Returns the option that a key means, `name` or `owner.name`.
+
+    Raises:
+        ValueError: there is none, or there are several.
+    """
+    owner, dot, name = key.rpartition(".")
+    found = [option for option in options if option.name == name and (not dot or option.owner == owner)]
+    if len(found) > 1:
+        ways = " or ".join(f"{option.owner}.{option.name}" for option in found)
+        raise ValueError(f"option {quoted(key)} is ambiguous; write {ways}.")
+    if found:
+        return found[0]
+    near = did_you_mean(name, [*(option.name for option in options), *others])
+    by_owner: dict[str, list[str]] = {}
+    for option in options:
+        by_owner.setdefault(option.owner, []).append(option.name)
+    listing = "; ".join(f"{owner}: {', '.join(names)}" for owner, names in by_owner.items())
+    also = f"; and {', '.join(others)} to choose those" if others else ""
+    raise ValueError(f"unknown option {quoted(key)} for {where}{near} Known: {listing}{also}.")
 
 
-def _choose_server(method: str, texts: dict[str, str]) -> str | None:
-    """Takes `server_optimizer` out of the texts and returns its name, None for plain averaging."""
-    name = texts.pop("server_optimizer", "none")
+def _choose_server(method: str, wanted: dict[str, Any]) -> str | None:
+    """Takes `server_optimizer` out of what is wanted and returns its name, None for plain averaging."""
+    name = wanted.pop("server_optimizer", "none")
     if literals.parse(name) is None:
-        orphan = next((key for key in texts if key.startswith("server.")), None)
+        orphan = next((key for key in wanted if key.startswith("server.")), None)
         if orphan:
             ways = "|".join(SERVERS)
             raise ValueError(f"{orphan} is an option of a server optimiser; add --set server_optimizer={ways}.")
         return None
     if "server_optimizer" not in METHODS[method].options:
-        able = [other for other, row in METHODS.items() if "server_optimizer" in row.options]
-        raise ValueError(f"method {method} takes no server_optimizer, got {name!r}; those that do: {', '.join(able)}.")
+        able = ", ".join(other for other, row in METHODS.items() if "server_optimizer" in row.options)
+        raise ValueError(f"method {method} takes no server_optimizer, got {quoted(name)}; those that do: {able}.")
     check_name("server_optimizer", name, ["none", *SERVERS])
     return name
-
-
-def _find(key: str, options: list[Option], where: str) -> Option:
-    """Returns the option that a key means."""
-    owner, dot, name = key.rpartition(".")
-    found = [option for option in options if option.name == name and (not dot or option.owner == owner)]
-    if len(found) > 1:
-        ways = " or ".join(f"{option.owner}.{option.name}" for option in found)
-        raise ValueError(f"option {key!r} is ambiguous; write {ways}.")
-    if found:
-        return found[0]
-    names = [option.name for option in options]
-    near = difflib.get_close_matches(name, [*names, "model", "optimizer", "server_optimizer"], n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    lists = [
-        f"{owner}: {', '.join(own)}"
-        for owner in OWNERS
-        if (own := [option.name for option in options if option.owner == owner])
-    ]
-    raise ValueError(
-        f"unknown option {key!r} for {where}{hint} Known: {'; '.join(lists)}; and model, optimizer, "
-        "server_optimizer to choose those."
-    )
-
-
-def check_name(what: str, name: str, names: Iterable[str]) -> None:
-    """Raises if there is no such name."""
-    names = list(names)
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"unknown {what}: {name!r}{hint} Known: {', '.join(names)}.")

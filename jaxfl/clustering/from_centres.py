@@ -6,6 +6,7 @@ precision; over 6.6 million float32 parameters they are off by 1e-7 of themselve
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,8 @@ def cosine(model: Params, centres: Params) -> Array:
     return 1 - jnp.clip(similarity, -1, 1)
 
 
-DISTANCES: dict[str, Callable[[Params, Params], Array]] = {"squared_l2": squared_l2, "l1": l1, "cosine": cosine}
+Distance = Literal["squared_l2", "l1", "cosine"]
+DISTANCES: dict[Distance, Callable[[Params, Params], Array]] = {"squared_l2": squared_l2, "l1": l1, "cosine": cosine}
 
 
 def _sums(term: Callable[[Array, Array], Array], model: Params, centres: Params) -> Array:

@@ -20,7 +20,7 @@ must not cost the others their digits.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import chex
 import jax
@@ -28,10 +28,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxfl.clustering import centres as centre_of
+from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 
 CENTRES = {"mean": centre_of.mean, "median": centre_of.median, "geometric_median": centre_of.geometric_median}
-TRIMS = ("all", "cluster")
+Trim = Literal["all", "cluster"]
+Centre = Literal["mean", "median", "geometric_median"]
 STATIC = ("max_iterations", "trimmed", "trim", "centre")
 
 
@@ -46,6 +48,7 @@ class KMeans(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("num_clusters", "restarts", *STATIC))
+@checked
 def kmeans(
     key: Key,
     points: Array,
@@ -55,8 +58,8 @@ def kmeans(
     restarts: int = 20,
     max_iterations: int = 100,
     trimmed: float = 0.0,
-    trim: str = "all",
-    centre: str = "mean",
+    trim: Trim = "all",
+    centre: Centre = "mean",
 ) -> KMeans:
     """Clusters points from k-means++ seeds; of several starts, the one of the lowest inertia, the first of equals.
 
@@ -102,6 +105,7 @@ def kmeans(
 
 
 @functools.partial(jax.jit, static_argnames=STATIC)
+@checked
 def lloyd(
     points: Array,
     centres: Array,
@@ -109,8 +113,8 @@ def lloyd(
     mask: Array | None = None,
     max_iterations: int = 100,
     trimmed: float = 0.0,
-    trim: str = "all",
-    centre: str = "mean",
+    trim: Trim = "all",
+    centre: Centre = "mean",
 ) -> KMeans:
     """Moves given centres until no label changes, `max_iterations` times at most; 0 only labels the points.
 
@@ -129,7 +133,10 @@ def lloyd(
     >>> lloyd(jnp.array([[0.0], [1.0], [9.0]]), jnp.array([[0.0], [1.0]])).labels.tolist()
     [0, 0, 1]
     """
-    check_options(trimmed=trimmed, trim=trim, centre=centre, max_iterations=max_iterations)
+    if not 0 <= trimmed < 1:
+        raise ValueError(f"trimmed must be at least 0 and below 1, got {trimmed}; it is a share of the points.")
+    if max_iterations < 0:
+        raise ValueError(f"max_iterations must be at least 0, got {max_iterations}.")
     chex.assert_equal_shape_suffix([points, centres], 1)
     points, mask = _present(points, mask)
 
@@ -208,23 +215,6 @@ def farthest_first(points: Array, first: Array, num_clusters: int, *, mask: Arra
 def squared_distances(points: Array, centres: Array) -> Array:
     """Returns the squared distance of every point from every centre `[N, K]`, exactly 0 for equal ones."""
     return lax.map(lambda centre: jnp.square(points - centre[None]).sum(1), centres).T
-
-
-def check_options(
-    *,
-    trimmed: float = 0.0,
-    trim: str = "all",
-    centre: str = "mean",
-    max_iterations: int = 100,
-) -> None:
-    """Raises ValueError if an option of `lloyd` is out of range."""
-    if not 0 <= trimmed < 1:
-        raise ValueError(f"trimmed must be at least 0 and below 1, got {trimmed}; it is a share of the points.")
-    if max_iterations < 0:
-        raise ValueError(f"max_iterations must be at least 0, got {max_iterations}.")
-    for name, value, known in (("trim", trim, TRIMS), ("centre", centre, CENTRES)):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
 
 
 def _present(points: Array, mask: Array | None) -> tuple[Array, Array]:

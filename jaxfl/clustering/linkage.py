@@ -4,6 +4,7 @@ Which clusters merge is found in `merging.py`, in O(N^2) time; every shape is st
 """
 
 import functools
+from typing import Literal
 
 import chex
 import jax
@@ -11,13 +12,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxfl.clustering import merging
+from jaxfl.schema import checked
 from jaxfl.typing import Array
 
-BIPARTITIONS = ("single", "complete", "average")
+Bipartition = Literal["single", "complete", "average"]
 
 
 @functools.partial(jax.jit, static_argnames="method")
-def linkage(distances: Array, method: str = "single") -> Array:
+@checked
+def linkage(distances: Array, method: merging.Linkage = "single") -> Array:
     """Merges the two nearest clusters again and again; the distance between clusters is the method's.
 
     | method | distance between two clusters |
@@ -99,7 +102,8 @@ def cut_by_threshold(tree: Array, threshold: Array | float) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames="linkage")
-def bipartition(similarity: Array, mask: Array, *, linkage: str = "single") -> tuple[Array, Array]:
+@checked
+def bipartition(similarity: Array, mask: Array, *, linkage: Bipartition = "single") -> tuple[Array, Array]:
     """Splits the members of a cluster in two: the last merge of their tree, undone.
 
     Single linkage finds the paper's optimum, the split with the least `max similarity[i, j]` across; complete and
@@ -126,8 +130,6 @@ def bipartition(similarity: Array, mask: Array, *, linkage: str = "single") -> t
     """
     similarity = _square("similarity", similarity)
     chex.assert_shape(mask, similarity.shape[:1])
-    if linkage not in BIPARTITIONS:
-        raise ValueError(f"linkage must be one of {', '.join(BIPARTITIONS)}, got {linkage!r}.")
     tree = _tree(merging.find(-similarity, mask, linkage))
     kept = jnp.arange(tree.shape[0], dtype=jnp.int32) < mask.sum(dtype=jnp.int32) - 2
     label = _cut(tree, kept)

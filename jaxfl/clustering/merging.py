@@ -6,14 +6,16 @@ place. Both take O(N^2) time.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxfl.schema import checked
 from jaxfl.typing import Array
 
+Linkage = Literal["single", "complete", "average", "ward"]
 Update = Callable[[Array, Array, Array, Array, Array, Array], Array]
 
 LEAST_PACKED = 1024  # rows of a packed matrix: smaller ones take less time than the compilation
@@ -27,7 +29,8 @@ class Merges(NamedTuple):
     height: Array
 
 
-def find(distances: Array, mask: Array, method: str) -> Merges:
+@checked
+def find(distances: Array, mask: Array, method: Linkage) -> Merges:
     """Returns the merges of the members, and infinite heights for the places that are left.
 
     Args:
@@ -41,8 +44,6 @@ def find(distances: Array, mask: Array, method: str) -> Merges:
     >>> find(jnp.array([[0.0, 3.0], [3.0, 0.0]]), jnp.ones(2, bool), "single").height
     Array([3.], dtype=float32)
     """
-    if method not in UPDATES:
-        raise ValueError(f"method must be one of {', '.join(UPDATES)}, got {method!r}.")
     update = UPDATES[method]
     if distances.shape[0] == 1:
         none = jnp.zeros(0, jnp.int32)

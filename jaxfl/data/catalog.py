@@ -9,10 +9,7 @@ own. A source that knows who made its examples (`unipen`, `femnist`) is a data s
 """
 
 import dataclasses
-import difflib
-import inspect
-import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +19,7 @@ from jaxfl.data import conditions, natural, shift, skews, sources
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.sources import domains
 from jaxfl.random import host_rng
+from jaxfl.schema import Option, check_name, checked, did_you_mean, options_of, quoted
 
 SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "rotated": (shift.rotated, "each group of clients sees the images turned by its own angle"),
@@ -100,14 +98,6 @@ class Dataset(NamedTuple):
     model: tuple[str, dict[str, Any]]
 
 
-class Option(NamedTuple):
-    """An option of a data set: its default, its type as annotations write it, and whose it is."""
-
-    default: Any
-    hint: Any
-    owner: str  # "source", "skew", a shift, "condition", or "catalog"
-
-
 def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
     """Makes the row of one skew (and shifts) and one source."""
     origin = sources.row(source)
@@ -164,35 +154,34 @@ def dataset(name: str) -> Dataset:
     distinct = len({*shifts, skew}) == len(shifts) + 1
     if known and skew in _cuts(source) and distinct and all(one in SHIFTS for one in shifts):
         return _dataset(skew, source, tuple(shifts))
-    near = difflib.get_close_matches(name, list(DATASETS), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
     alone = [source for source in sources.SOURCES if source in DATASETS]
     raise ValueError(
-        f"unknown data: {name!r}{hint} A name is <skew>-<source>. Skews: {', '.join(SKEWS)}, and before another one "
-        f"{' or '.join(f'{one}+' for one in SHIFTS)}. Sources: {', '.join(sources.SOURCES)}, or tfds:<name> for what "
-        f"tensorflow-datasets has prepared. By their own name: {', '.join(alone)}."
+        f"unknown data {quoted(name)}{did_you_mean(name, DATASETS)} A name is <skew>-<source>. "
+        f"Skews: {', '.join(SKEWS)}, and before another one {' or '.join(f'{one}+' for one in SHIFTS)}. Sources: "
+        f"{', '.join(sources.SOURCES)}, or tfds:<name> for what tensorflow-datasets has prepared. "
+        f"By their own name: {', '.join(alone)}."
     )
 
 
 def known_options(name: str) -> dict[str, Option]:
-    """Returns the options of a data set, all that `load` takes beside `data_dir` and `seed`."""
+    """Returns the options of a data set, all that `load` takes beside `data_dir` and `seed`.
+
+    Their owners are `"skew"`, a shift, `"source"`, `"condition"` and `"catalog"`.
+    """
     row = dataset(name)
-    load = sources.row(row.source).load
+    owners: dict[str, Callable[..., Any]] = {"skew": SKEWS[row.skew][0], **{one: SHIFTS[one] for one in row.shifts}}
+    owners |= {"source": sources.row(row.source).load, "condition": _impose}
     found: dict[str, Option] = {}
-    for owner, function in [
-        ("skew", SKEWS[row.skew][0]),
-        *((one, SHIFTS[one]) for one in row.shifts),
-        ("source", load),
-        ("condition", _impose),
-    ]:
-        hints = typing.get_type_hints(inspect.unwrap(getattr(function, "func", function)))
-        for word in inspect.signature(function).parameters.values():
-            if word.kind is word.KEYWORD_ONLY and word.name != "seed":
-                default = row.defaults.get(word.name, word.default) if owner == "skew" else word.default
-                found[word.name] = Option(default, hints[word.name], owner)
+    for owner, function in owners.items():
+        for option in options_of(function).values():
+            default = row.defaults.get(option.name, option.default) if owner == "skew" else option.default
+            found[option.name] = option._replace(default=default, owner=owner)
+    found.pop("seed")  # `load` has one for all
     if row.skew == "hybrid":
-        found["other"] = Option(OTHERS.get(row.source, "negative"), str, "catalog")
-    return found | {"held_out": Option(0.0, float, "catalog")}
+        line = 'the second domain: a source, or "negative"'
+        found["other"] = Option("other", OTHERS.get(row.source, "negative"), str, line, "catalog")
+    line = "share of the clients that are kept out of training and served as unseen ones, 0 or more and below 1"
+    return found | {"held_out": Option("held_out", 0.0, float, line, "catalog")}
 
 
 def options(name: str) -> dict[str, Any]:
@@ -228,8 +217,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     """
     row, known = dataset(name), known_options(name)
     for option in settings:
-        if option not in known:
-            raise ValueError(_unknown(f"option of {name}", option, known))
+        check_name(f"option of {name}", option, known)
     chosen = {option: settings.get(option, one.default) for option, one in known.items()}
 
     def of(owner: str) -> dict[str, Any]:
@@ -252,8 +240,7 @@ def _other(source: sources.Source, other: str, data_dir: str | Path | None) -> s
     """Returns the second domain."""
     if other == "negative":
         return domains.negative(source)
-    if other not in sources.SOURCES:
-        raise ValueError(_unknown("source for other", other, ["negative", *sources.SOURCES]))
+    check_name("source for other", other, ["negative", *sources.SOURCES])
     return sources.load(other, data_dir)
 
 
@@ -265,6 +252,7 @@ def _hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
     return dataclasses.replace(data, held_out=held_out)
 
 
+@checked
 def _impose(
     data: FederatedData,
     *,
@@ -274,7 +262,16 @@ def _impose(
     attack_scale: float = 1.0,
     seed: int = 0,
 ) -> FederatedData:
-    """Puts the federation under conditions."""
+    """Puts the federation under conditions.
+
+    Args:
+        data: the federation.
+        stragglers: share of a round's clients that are late, and train for fewer epochs.
+        attack: what attackers do: flip the labels of their rows, or send their update reversed or noise for it.
+        attackers: share of the clients that attack.
+        attack_scale: of what they send.
+        seed: of who attacks.
+    """
     data = conditions.straggle(data, stragglers)
     if attack is None:
         if attackers:
@@ -292,10 +289,3 @@ def available(data_dir: str | Path | None = None) -> dict[str, str | None]:
     'embedded'
     """
     return {name: sources.located(row.source, data_dir, makers=row.skew == "writers") for name, row in DATASETS.items()}
-
-
-def _unknown(what: str, name: str, known: Iterable[str] | Mapping[str, Any]) -> str:
-    """Returns a message that names the nearest of the known names and lists them all."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown {what}: {name!r}{hint} Known: {', '.join(known)}."

@@ -29,6 +29,7 @@ import numpy as np
 
 from jaxfl.data.clients import Attack, FederatedData
 from jaxfl.random import host_rng
+from jaxfl.schema import checked
 
 Kind = Literal["label-flip", "sign-flip", "gaussian"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -57,7 +58,8 @@ def straggle(data: FederatedData, share: float) -> FederatedData:
     return dataclasses.replace(data, stragglers=np.asarray(share, np.float32) if share else None)
 
 
-def attack(data: FederatedData, kind: str, share: float, *, seed: int = 0, scale: float = 1.0) -> FederatedData:
+@checked
+def attack(data: FederatedData, kind: Kind, share: float, *, seed: int = 0, scale: float = 1.0) -> FederatedData:
     """Returns the federation in which a share of the clients attacks.
 
     Args:
@@ -76,8 +78,6 @@ def attack(data: FederatedData, kind: str, share: float, *, seed: int = 0, scale
     >>> int(data.attack.attacker.sum()), data.attack.kind
     (2, 'sign-flip')
     """
-    if kind not in KINDS:
-        raise ValueError(f"attack must be one of {', '.join(KINDS)}, got {kind!r}.")
     if not 0 <= share < 1:
         raise ValueError(f"attackers must be a share of the clients, 0 or more and below 1, got {share}; 0.2 is usual.")
     if not 0 < scale < np.inf:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.schema import checked
 
 WIDE = 20  # from this ratio of largest to smallest client, a histogram has bins that grow
 
@@ -94,6 +95,7 @@ def describe(data: FederatedData) -> Description:
     )
 
 
+@checked
 def label_counts(data: FederatedData, split: Literal["train", "test"] = "train") -> np.ndarray:
     """Returns how many rows of each class every client has, as the client sees them: shifted labels are shifted.
 

@@ -9,8 +9,10 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.data.skews import pack
 from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
+from jaxfl.schema import checked
 
 
+@checked
 def writers(
     source: Source,
     *,
@@ -75,8 +77,6 @@ def writers(
 
 def _makers(source: Source, by: str) -> np.ndarray:
     """Returns whose each training example is `[P]`; raises where nobody knows."""
-    if by not in ("client", "group"):
-        raise ValueError(f"by must be 'client' or 'group', got {by!r}.")
     if by == "group" and source.client_groups is not None:
         return source.client_groups
     if by == "client" and source.clients is not None:

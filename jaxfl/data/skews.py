@@ -13,6 +13,7 @@ import numpy as np
 from jaxfl.data import partition
 from jaxfl.data.clients import FederatedData, Split, federate
 from jaxfl.data.sources import Source
+from jaxfl.schema import checked
 
 
 def iid(
@@ -80,6 +81,7 @@ def shards(
     return _federation(source, "shards", parts, test_share, seed)
 
 
+@checked
 def quantity(
     source: Source,
     *,

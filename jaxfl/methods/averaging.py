@@ -16,7 +16,7 @@ The stragglers of FedProx's experiments are a condition of the federation, see `
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +31,12 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-UPDATES = ("parallel", "chain")
+Update = Literal["parallel", "chain"]
 
 
 class AveragingState(NamedTuple):
@@ -57,13 +58,14 @@ def _init(task: Task, optimizer: optax.GradientTransformation | None = None):
     return init
 
 
+@checked
 def averaging(
     task: Task,
     train: Train,
     *,
-    weighting: str,
+    weighting: aggregate.Weighting,
     server_optimizer: optax.GradientTransformation | None = None,
-    update: str = "parallel",
+    update: Update = "parallel",
 ) -> Method:
     """Returns the method that averages what `train` makes of the global model, its anchor.
 
@@ -74,8 +76,6 @@ def averaging(
         server_optimizer: takes the server's step; None takes the average.
         update: `"parallel"`, or `"chain"`: in the order of the clients' ids.
     """
-    aggregate.check_weighting(weighting)
-    base.check_known("update", update, UPDATES)
 
     def train_from(model: Params, shared, client: Array):
         key, state, data = shared
@@ -134,15 +134,16 @@ def in_turn(
     return total, jnp.zeros_like(loss).at[order].set(loss)
 
 
+@checked
 def fedavg(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,
-    update: str = "parallel",
+    update: Update = "parallel",
 ) -> Method:
     """Returns FedAvg: the average of the sampled clients' locally trained models.
 
@@ -169,6 +170,7 @@ def fedavg(
     return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer, update=update)
 
 
+@checked
 def fedprox(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -176,7 +178,7 @@ def fedprox(
     proximal_weight: float = 0.1,
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Returns FedProx: FedAvg whose clients are pulled to the global model.
@@ -201,7 +203,8 @@ def fedprox(
     return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer)
 
 
-def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: str = "rows") -> Method:
+@checked
+def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: aggregate.Weighting = "rows") -> Method:
     """Returns FedSGD: one step per round along the average of the sampled clients' full-batch gradients.
 
     Args:
@@ -212,7 +215,6 @@ def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: st
     Raises:
         ValueError: an option is out of range.
     """
-    aggregate.check_weighting(weighting)
     gradient_of = full_gradient(task)
 
     def round(key: Key, state: AveragingState, data: FederatedData, cohort: Cohort) -> tuple[AveragingState, Info]:

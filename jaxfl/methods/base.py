@@ -1,8 +1,8 @@
 """The contract of a method: a few pure functions and what they return.
 
 To write a method, write a factory that returns a `Method`, add a `Row` to `jaxfl.methods.METHODS`, and run
-`jaxfl.testing.check_method(row)`: the battery that every method in jaxfl passes. `jaxfl/methods/ifca.py` is the file to
-imitate.
+`jaxfl.testing.check_method(row)`: the battery that every method in jaxfl passes. `tests/methods/example_method.py` is
+the file to imitate.
 
 A state is a pytree of arrays whose shapes and dtypes never change while a run goes on. It holds what the next round
 needs, and by convention two fields that the simulator reads:
@@ -16,9 +16,8 @@ its slots says with `info.overflow` how often they must double; the simulator th
 often.
 """
 
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,11 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
+from jaxfl.schema import options_of
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
+
+State = TypeVar("State")
 
 
 class Info(NamedTuple):
@@ -76,6 +78,7 @@ class Row(NamedTuple):
         paper: where it is from.
         small: options for the battery's small federation of two planted groups.
         finds_clusters: the battery asks for the planted groups, exactly.
+        presets: by preset, what an option stands for whose default is None; the first is the usual one.
     """
 
     factory: Callable[..., Method]
@@ -83,12 +86,12 @@ class Row(NamedTuple):
     paper: str
     small: dict[str, Any] = {}
     finds_clusters: bool = False
+    presets: Mapping[str, Mapping[str, Any]] = {}
 
     @property
     def options(self) -> dict[str, Any]:
-        """Returns the keyword-only options of the factory and their defaults."""
-        parameters = inspect.signature(self.factory).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        """Returns the keyword-only options of the factory and their defaults; `jaxfl.schema` tells more of them."""
+        return {name: option.default for name, option in options_of(self.factory).items()}
 
 
 def info(
@@ -132,13 +135,9 @@ def info(
 def from_preset(presets: Mapping[str, Mapping[str, Any]], preset: str, **given: Any) -> dict[str, Any]:
     """Returns the options of a preset; what is given (not None) wins.
 
-    Raises:
-        ValueError: the preset is unknown.
-
     >>> from_preset({"paper": {"mu": 0.1, "layers": ".*"}}, "paper", mu=0.5, layers=None)
     {'mu': 0.5, 'layers': '.*'}
     """
-    check_known("preset", preset, presets)
     return {**presets[preset], **{name: value for name, value in given.items() if value is not None}}
 
 
@@ -150,6 +149,19 @@ def doublings(needed: Array, slots: int) -> Array:
     """
     sizes = slots * 2 ** jnp.arange(31 - slots.bit_length(), dtype=jnp.int32)  # below 2^31
     return (needed.astype(jnp.int32) > sizes).sum(dtype=jnp.int32)
+
+
+def doubled(grow: Callable[[State], State], state: State, times: int | Array) -> State:
+    """Returns the state after its slots were doubled so often.
+
+    Args:
+        grow: of the method.
+        state: before.
+        times: `info.overflow`.
+    """
+    for _ in range(int(times)):
+        state = grow(state)
+    return state
 
 
 def serve_one(model: Params, ids: Array) -> Params:
@@ -168,6 +180,11 @@ def shape_of(model: Params) -> Params:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), model)
 
 
+def slots_of(models: Params) -> int:
+    """Returns K, the number of models of a stack `[K, ...]`."""
+    return jax.tree.leaves(models)[0].shape[0]
+
+
 def check_clusters(num_clusters: int, data: FederatedData) -> None:
     """Raises ValueError if there are more clusters than clients."""
     if num_clusters > data.num_clients:
@@ -175,12 +192,6 @@ def check_clusters(num_clusters: int, data: FederatedData) -> None:
             f"num_clusters must be at most the number of clients ({data.num_clients}), got {num_clusters}; "
             "lower num_clusters or use more clients."
         )
-
-
-def check_known(name: str, value: str, known: Collection[str]) -> None:
-    """Raises ValueError unless an option has one of the known values."""
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
 
 
 def takes_part(data: FederatedData) -> Array:

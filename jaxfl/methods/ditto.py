@@ -20,7 +20,7 @@ lambda.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,8 @@ from jaxfl.engine import over_clients
 from jaxfl.methods.averaging import fedavg
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
+from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -52,6 +54,7 @@ class DittoState(NamedTuple):
     round: Array  # [] int32
 
 
+@checked
 def ditto(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -60,10 +63,10 @@ def ditto(
     local_epochs: int = 5,
     personal_epochs: int | None = None,
     batch_size: int | None = None,
-    weighting: str = "uniform",
+    weighting: Weighting = "uniform",
     solver: Method | None = None,
     validation_share: float = 0.1,
-    newcomers: str = "global",
+    newcomers: Literal["global", "initial"] = "global",
 ) -> Method:
     """Returns Ditto.
 
@@ -102,8 +105,6 @@ def ditto(
         )
     if not 0 < validation_share < 1:
         raise ValueError(f"validation_share must be above 0 and below 1, got {validation_share}; 0.1 is usual.")
-    if newcomers not in ("global", "initial"):
-        raise ValueError(f'newcomers must be "global" or "initial" (the official code), got {newcomers!r}.')
     if solver is None:
         solver = fedavg(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, weighting=weighting)
     if not isinstance(solver, Method) or solver.task != task:

@@ -33,6 +33,7 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -47,6 +48,7 @@ class FedDANEState(NamedTuple):
     round: Array  # [] int32
 
 
+@checked
 def feddane(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -54,7 +56,7 @@ def feddane(
     proximal_weight: float = 0.0,
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Returns FedDANE.
@@ -81,7 +83,6 @@ def feddane(
     >>> int(result.state.round)
     2
     """
-    aggregate.check_weighting(weighting)
     local = optax.chain(proximal_pull(proximal_weight), gradient_correction(), optimizer)
     train = local_train(task, local, local_epochs=local_epochs, batch_size=batch_size)
     gradient_of = full_gradient(task)

@@ -29,6 +29,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.points import last_layer
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -44,6 +45,7 @@ class FedPerState(NamedTuple):
     round: Array  # [] int32
 
 
+@checked
 def fedper(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -51,7 +53,7 @@ def fedper(
     personal: str | tuple[str, ...] | None = None,
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
     """Returns FedPer.
@@ -77,7 +79,6 @@ def fedper(
     >>> jaxfl.tree.names(result.state.base), jaxfl.tree.names(result.state.heads)
     (['Dense_0/bias', 'Dense_0/kernel'], ['Dense_1/bias', 'Dense_1/kernel'])
     """
-    aggregate.check_weighting(weighting)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     if personal is None:
         chosen = last_layer(task)

@@ -33,14 +33,17 @@ absent clients' last kernels, and its tests give every centre to every client an
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import optax
 
 from jaxfl import tree
-from jaxfl.clustering.from_centres import DISTANCES
-from jaxfl.methods.base import Method, check_known, from_preset
-from jaxfl.methods.parts.multi_centre import Rule, multi_centre
+from jaxfl.clustering.from_centres import DISTANCES, Distance
+from jaxfl.methods.base import Method, from_preset
+from jaxfl.methods.parts.multi_centre import Empty, Rule, multi_centre
 from jaxfl.methods.parts.points import LAST_KERNEL, compared
+from jaxfl.schema import checked
+from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Params
 
@@ -50,20 +53,21 @@ PRESETS = {
 }
 
 
+@checked
 def fesem(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
     num_clusters: int = 4,
-    preset: str = "paper",
+    preset: Literal["paper", "official"] = "paper",
     layers: str | Sequence[str] | None = None,
     proximal_weight: float | None = None,
-    loss_weighting: str = "uniform",
-    distance: str = "squared_l2",
+    loss_weighting: Weighting = "uniform",
+    distance: Distance = "squared_l2",
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "uniform",
-    empty: str = "keep",
+    weighting: Weighting = "uniform",
+    empty: Empty = "keep",
     first_epochs: int | None = None,
     restarts: int = 20,
     sketch_size: int = 1024,
@@ -99,7 +103,6 @@ def fesem(
         ValueError: an option is out of range, a pattern matches no parameter, or there are more clusters than clients.
     """
     rule = from_preset(PRESETS, preset, layers=layers, proximal_weight=proximal_weight)
-    check_known("distance", distance, DISTANCES)
     chosen = compared(task, rule["layers"])
     measure = DISTANCES[distance]
 

@@ -34,11 +34,14 @@ from jaxfl import tree
 from jaxfl.clustering.from_centres import squared_l2
 from jaxfl.methods.base import Method
 from jaxfl.methods.parts import matching
-from jaxfl.methods.parts.multi_centre import Rule, multi_centre
+from jaxfl.methods.parts.multi_centre import Empty, Rule, multi_centre
+from jaxfl.schema import checked
+from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Params
 
 
+@checked
 def fesem_ma(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -46,11 +49,11 @@ def fesem_ma(
     num_clusters: int = 3,
     prior_weight: float = 0.0,
     proximal_weight: float = 0.1,
-    loss_weighting: str = "uniform",
+    loss_weighting: Weighting = "uniform",
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "uniform",
-    empty: str = "keep",
+    weighting: Weighting = "uniform",
+    empty: Empty = "keep",
     first_epochs: int | None = None,
     restarts: int = 20,
     sketch_size: int = 1024,

@@ -24,7 +24,7 @@ Clients held out of training are put with the nearest client that took part. Bef
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,17 +34,19 @@ from jaxfl import tree
 from jaxfl.client.training import local_train
 from jaxfl.clustering import distances, sketch
 from jaxfl.clustering import linkage as trees
-from jaxfl.clustering.merging import UPDATES
+from jaxfl.clustering.merging import Linkage
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
+Metric = Literal["l1", "l2", "cosine"]
 METRICS = {"l1": distances.l1, "l2": distances.l2, "cosine": lambda points: 1 - distances.cosine(points)}
 COSINE_THRESHOLD = 0.8  # see above; a mean cosine of 0.2 is enough to merge
 
@@ -58,21 +60,22 @@ class FLHCState(NamedTuple):
     round: Array  # [] int32
 
 
+@checked
 def flhc(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
     warmup_rounds: int = 10,
-    metric: str = "cosine",
-    linkage: str = "average",
+    metric: Metric = "cosine",
+    linkage: Linkage = "average",
     threshold: float | None = None,
     num_clusters: int | None = None,
-    compare: str = "updates",
+    compare: Literal["updates", "weights"] = "updates",
     layers: str | Sequence[str] = ".*",
     sketch_size: int | None = 4096,
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: aggregate.Weighting = "rows",
     slots: int = 16,
 ) -> Method:
     """Returns FL+HC.
@@ -105,8 +108,7 @@ def flhc(
     >>> result.state.cluster.tolist()
     [0, 0, 1, 1, 2, 2, 3, 3]
     """
-    aggregate.check_weighting(weighting)
-    _check(warmup_rounds, metric, linkage, threshold, num_clusters, compare, sketch_size, slots)
+    _check(warmup_rounds, metric, linkage, threshold, num_clusters, sketch_size, slots)
     height = COSINE_THRESHOLD if threshold is None else threshold
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
 
@@ -182,7 +184,7 @@ def flhc(
 
 
 def cluster(
-    distance: Array, known: Array, able: Array, linkage: str, threshold: float, num_clusters: int | None
+    distance: Array, known: Array, able: Array, linkage: Linkage, threshold: float, num_clusters: int | None
 ) -> tuple[Array, Array]:
     """Clusters the known clients, and finds a place for everybody else.
 
@@ -218,23 +220,18 @@ def cluster(
 
 def _check(
     warmup_rounds: int,
-    metric: str,
-    linkage: str,
+    metric: Metric,
+    linkage: Linkage,
     threshold: float | None,
     num_clusters: int | None,
-    compare: str,
     sketch_size: int | None,
     slots: int,
 ) -> None:
-    """Raises ValueError unless the options are known, in range, and go together."""
+    """Raises ValueError unless the options are in range and go together."""
     least = {"warmup_rounds": (warmup_rounds, 0), "threshold": (threshold, 0), "num_clusters": (num_clusters, 1)}
     for name, (value, low) in {**least, "sketch_size": (sketch_size, 1), "slots": (slots, 1)}.items():
         if value is not None and not value >= low:
             raise ValueError(f"{name} must be at least {low}, got {value}.")
-    known = {"metric": (metric, METRICS), "linkage": (linkage, UPDATES), "compare": (compare, ("updates", "weights"))}
-    for name, (value, names) in known.items():
-        if value not in names:
-            raise ValueError(f"{name} must be one of {', '.join(names)}, got {value!r}.")
     if linkage == "ward" and metric != "l2":
         raise ValueError(f"metric must be 'l2' with linkage='ward', got {metric!r}; take it, or another linkage.")
     if metric == "l1" and sketch_size is not None:

@@ -20,9 +20,13 @@ import optax
 
 from jaxfl.methods.base import Method
 from jaxfl.methods.ifca import ifca
+from jaxfl.methods.parts import starts
+from jaxfl.schema import checked
+from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
 
+@checked
 def hypcluster(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -30,8 +34,8 @@ def hypcluster(
     num_clusters: int = 2,
     local_epochs: int = 1,
     batch_size: int | None = 20,
-    weighting: str = "rows",
-    start: str = "groups",
+    weighting: Weighting = "rows",
+    start: starts.Kind = "groups",
     warmup_rounds: int = 20,
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:

@@ -22,7 +22,7 @@ how many clients every model won in a round; `start` has the ways out. Where the
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts import starts
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -51,18 +52,19 @@ class IFCAState(NamedTuple):
     round: Array  # [] int32
 
 
+@checked
 def ifca(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
     num_clusters: int = 4,
-    average: str = "models",
+    average: Literal["models", "gradients"] = "models",
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "uniform",
+    weighting: aggregate.Weighting = "uniform",
     shared: str | Sequence[str] = (),
-    choose: str = "train",
-    start: str = "random",
+    choose: Literal["train", "test"] = "train",
+    start: starts.Kind = "random",
     min_share: float = 0.1,
     max_draws: int = 100,
     warmup_rounds: int = 20,
@@ -96,13 +98,8 @@ def ifca(
     Raises:
         ValueError: an option is out of range, or there are more clusters than clients.
     """
-    aggregate.check_weighting(weighting)
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
-    if average not in ("models", "gradients"):
-        raise ValueError(f'average must be "models" (Option II) or "gradients" (Option I), got {average!r}.')
-    if choose not in ("train", "test"):
-        raise ValueError(f'choose must be "train" or "test", got {choose!r}.')
     if server_optimizer is not None and (average == "gradients" or shared):
         given = 'average="gradients"' if average == "gradients" else f"shared={shared!r}"
         raise ValueError(f"server_optimizer must be None with {given}, whose step is another; leave one of them out.")

@@ -32,6 +32,7 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.one_shot import alone, nearest
 from jaxfl.methods.parts.points import point
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -46,6 +47,7 @@ class KFedState(NamedTuple):
     round: Array  # [] int32
 
 
+@checked
 def kfed(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -53,7 +55,7 @@ def kfed(
     num_clusters: int = 4,
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: aggregate.Weighting = "rows",
     first_epochs: int = 5,
     layers: str | Sequence[str] = ".*",
     sketch_size: int = 1024,
@@ -81,7 +83,6 @@ def kfed(
     >>> result.state.models["Dense_0"]["kernel"].shape
     (2, 64, 10)
     """
-    aggregate.check_weighting(weighting)
     for name, value in {"num_clusters": num_clusters, "sketch_size": sketch_size, "first_epochs": first_epochs}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")

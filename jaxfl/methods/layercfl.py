@@ -20,34 +20,41 @@ missing; it must be the clients' updates, and a convolution.
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import optax
 
 from jaxfl import tree
-from jaxfl.methods.base import Method, check_known
+from jaxfl.clustering.linkage import Bipartition
+from jaxfl.methods.base import Method
+from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
 from jaxfl.methods.cfl import cfl
+from jaxfl.schema import checked
+from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Key, Params
 
 FOURTH = 3  # index of the layer that the paper takes under feature skew
-ENVIRONMENTS = ("feature", "label", "unknown")
+Environment = Literal["feature", "label", "unknown"]
+PRESETS = {"paper": {name: CFL_PRESETS["paper"][name] for name in ("eps1", "eps2", "gamma_max")}}  # where relative
 
 
+@checked
 def layercfl(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    environment: str = "unknown",
+    environment: Environment = "unknown",
     layers: str | Sequence[str] | None = None,
     relative: bool = True,
     eps1: float | None = None,
     eps2: float | None = None,
     gamma_max: float | None = None,
-    linkage: str = "single",
+    linkage: Bipartition = "single",
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: Weighting = "rows",
     sketch_size: int | None = 4096,
     slots: int = 8,
 ) -> Method:
@@ -62,7 +69,7 @@ def layercfl(
         relative, eps1, eps2, gamma_max, linkage, local_epochs, batch_size, weighting, sketch_size, slots: as in `cfl`.
 
     Raises:
-        ValueError: an option is out of range or unknown, or a pattern matches no parameter.
+        ValueError: an option is out of range, or a pattern matches no parameter.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=40)
@@ -72,7 +79,6 @@ def layercfl(
     >>> result.state.vectors.shape, result.summary["num_clusters"]  # 64 inputs and a bias of each of 32 units
     ((8, 2080), 4)
     """
-    check_known("environment", environment, ENVIRONMENTS)
     return cfl(
         task,
         optimizer,
@@ -90,6 +96,7 @@ def layercfl(
     )
 
 
+@checked
 def adacfl(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -99,10 +106,10 @@ def adacfl(
     eps1: float | None = None,
     eps2: float | None = None,
     gamma_max: float | None = None,
-    linkage: str = "single",
+    linkage: Bipartition = "single",
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "rows",
+    weighting: Weighting = "rows",
     sketch_size: int | None = 4096,
     slots: int = 8,
 ) -> Method:
@@ -116,7 +123,7 @@ def adacfl(
             gamma_max, in multiples of the distance of nearest peers, is used if it is relative.
 
     Raises:
-        ValueError: an option is out of range or unknown, or a pattern matches no parameter.
+        ValueError: an option is out of range, or a pattern matches no parameter.
     """
     return cfl(
         task,
@@ -137,7 +144,7 @@ def adacfl(
     )
 
 
-def layer_of(task: Task, environment: str) -> str | list[str]:
+def layer_of(task: Task, environment: Environment) -> str | list[str]:
     """Returns the pattern of the layer that the paper takes in an environment."""
     if environment == "unknown":
         return ".*"

@@ -18,6 +18,7 @@ import optax
 from jaxfl.client.training import local_train
 from jaxfl.methods.averaging import averaging
 from jaxfl.methods.base import Method
+from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
 
@@ -81,7 +82,7 @@ def _reptile(
     local_epochs: int,
     batch_size: int | None,
     *,
-    weighting: str,
+    weighting: Weighting,
 ) -> Method:
     """Returns averaging with a server that goes `step_size` of the way."""
     if step_size < 0:

@@ -43,6 +43,7 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.one_shot import alone, nearest
 from jaxfl.methods.parts.points import point
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -59,6 +60,7 @@ class RobustState(NamedTuple):
     round: Array  # [] int32
 
 
+@checked
 def robust(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -69,8 +71,8 @@ def robust(
     batch_size: int | None = None,
     first_epochs: int = 5,
     outliers: float = 0.25,
-    trim_by: str = "all",
-    centre: str = "mean",
+    trim_by: kmeans.Trim = "all",
+    centre: kmeans.Centre = "mean",
     restarts: int = 20,
     layers: str | Sequence[str] = ".*",
     sketch_size: int = 1024,
@@ -115,9 +117,6 @@ def robust(
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    for name, value, known in (("trim_by", trim_by, kmeans.TRIMS), ("centre", centre, kmeans.CENTRES)):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
     if not 0 <= trim <= 0.5:
         raise ValueError(f"trim must be from 0 (the mean) to 0.5 (the median), got {trim}; it is cut on either side.")
     if not 0 <= outliers < 1:

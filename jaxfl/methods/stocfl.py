@@ -23,10 +23,8 @@ StoCFL starts with N clusters but holds no N models: an unseen client is nowhere
 clusters that have been trained own a slot.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,18 +32,20 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.training import local_train
+from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.halves import hold_back
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.averaging import fedavg
-from jaxfl.methods.base import Info, Method, check_known
+from jaxfl.methods.averaging import Update, fedavg
+from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts import merging
-from jaxfl.methods.parts.joining import grow, joining, regrouping, slots_of, sums_of
-from jaxfl.methods.parts.representation import represent
+from jaxfl.methods.parts.joining import joining
+from jaxfl.methods.parts.memory import MEMORIES, StoCFLState, grow
+from jaxfl.methods.parts.regrouping import Rule, regrouping
+from jaxfl.methods.parts.representation import Kind, Representation, observing, represent
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
@@ -68,54 +68,33 @@ PRESETS: dict[str, dict[str, Any]] = {
         "update": "chain",
     },
 }
-# What an option of text may be.
-KNOWN = {
-    "members": ("observed", "sampled"),
-    "compare": ("observed", "sampled"),
-    "linkage": ("single", "greedy"),
-    "merged": ("largest", "mean", "global"),
-    "newcomers": ("initial", "global"),
-    "keep": ("clients", "clusters"),
-}
 
 
-class StoCFLState(NamedTuple):
-    """Slots of cluster models, the global model, and what the observed clients have sent of themselves."""
-
-    solver: Any  # state of the method that trains omega
-    initial: Params  # omega_0
-    anchor: Params  # psi, where representations are taken
-    models: Params  # [K, ...] theta
-    representation: Array  # [N, d] Psi, 0 for clients not observed yet; or [K, d], the sums of the clusters' members
-    agreement: Array  # [N] of the halves of their rows, for `threshold="auto"`
-    cluster: Array  # [N] int32 slot, -1 for clients not observed yet
-    round: Array  # [] int32
-
-
+@checked
 def stocfl(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    preset: str = "paper",
+    preset: Literal["paper", "official"] = "paper",
     threshold: float | Literal["auto"] = 0.5,
     proximal_weight: float = 0.05,
     local_epochs: int = 5,
     batch_size: int | None = None,
-    weighting: str = "uniform",
-    representation: str | None = None,
+    weighting: aggregate.Weighting = "uniform",
+    representation: Kind | None = None,
     representation_epochs: int = 10,
     representation_layers: str | Sequence[str] = ".*",
     representation_size: int | None = 4096,
     normalise: bool | None = None,
     anchor_task: Task | None = None,
-    members: str | None = None,
-    compare: str | None = None,
-    linkage: str = "single",
-    merged: str = "largest",
-    newcomers: str | None = None,
-    update: str | None = None,
+    members: Literal["observed", "sampled"] | None = None,
+    compare: Literal["observed", "sampled"] | None = None,
+    linkage: Literal["single", "greedy"] = "single",
+    merged: Literal["largest", "mean", "global"] = "largest",
+    newcomers: Literal["initial", "global"] | None = None,
+    update: Update | None = None,
     solver: Method | None = None,
-    keep: str = "clients",
+    keep: Literal["clients", "clusters"] = "clients",
     slots: int = 16,
 ) -> Method:
     """Returns StoCFL.
@@ -159,150 +138,166 @@ def stocfl(
         slots: cluster models held at first; the simulator doubles them when they run out.
 
     Raises:
-        ValueError: an option is out of range or unknown, two of them contradict each other, or the solver learns
+        ValueError: an option is out of range, two of them contradict each other, or the solver learns
             another task.
     """
-    rule = base.from_preset(
-        PRESETS,
-        preset,
-        representation=representation,
-        normalise=normalise,
-        members=members,
-        compare=compare,
-        newcomers=newcomers,
-        update=update,
-    )
-    rule |= {"linkage": linkage, "merged": merged, "keep": keep}
-    _check(rule, threshold, weighting, slots)
-    auto = threshold == "auto"
+    given = {"representation": representation, "normalise": normalise, "members": members, "compare": compare}
+    chosen = base.from_preset(PRESETS, preset, **given, newcomers=newcomers, update=update)
+    rule = Rule(**chosen, threshold=threshold, linkage=linkage, merged=merged, keep=keep)
+    rule.check()
+    if slots < 1:
+        raise ValueError(f"slots must be at least 1, got {slots}.")
+    local = {"local_epochs": local_epochs, "batch_size": batch_size}
     if solver is None:
-        options = {"local_epochs": local_epochs, "batch_size": batch_size, "weighting": weighting}
-        solver = fedavg(task, optimizer, **options, update=rule["update"])
+        solver = fedavg(task, optimizer, **local, weighting=weighting, update=rule.update)
     elif update is not None:
         raise ValueError(f"update must be left out with a solver, which has its own, got {update!r}.")
     if not isinstance(solver, Method) or solver.task != task:
         raise ValueError(f"solver must be a method that learns stocfl's task, got {solver!r}; build it from that task.")
-    global_part: Method = solver
-    pulled = optax.chain(proximal_pull(proximal_weight), optimizer)
-    train = local_train(task, pulled, local_epochs=local_epochs, batch_size=batch_size)
     represented = represent(
         anchor_task or task,
         optimizer,
-        kind=rule["representation"],
+        kind=rule.representation,
         epochs=representation_epochs,
         batch_size=batch_size,
         layers=representation_layers,
         size=representation_size,
-        normalise=rule["normalise"],
+        normalise=rule.normalise,
     )
+    train = local_train(task, optax.chain(proximal_pull(proximal_weight), optimizer), **local)
+    return clustered(rule, represented, solver, train, anchor_task=anchor_task, weighting=weighting, slots=slots)
+
+
+def clustered(
+    rule: Rule,
+    represented: Representation,
+    solver: Method,
+    train: Train,
+    *,
+    anchor_task: Task | None,
+    weighting: aggregate.Weighting,
+    slots: int,
+) -> Method:
+    """Returns StoCFL of these parts.
+
+    Args:
+        rule: what is compared, what merges, and what a merged or new cluster starts from.
+        represented: what clients send of themselves.
+        solver: trains omega.
+        train: trains theta, pulled to its anchor, omega.
+        anchor_task: see `stocfl`.
+        weighting: of a cluster's clients.
+        slots: at first.
+    """
+    observe = observing(represented, agreement=rule.threshold == "auto")
+
+    def omega(state: StoCFLState) -> Params:
+        return tree.take(solver.client_params(state.solver, jnp.zeros(1, jnp.int32)), 0)
+
+    regroup, learn = regrouping(rule, omega), learning(train, weighting)
 
     def init(key: Key, data: FederatedData) -> StoCFLState:
-        model = task.init(key_for(key, Stream.INIT))
+        model = solver.task.init(key_for(key, Stream.INIT))
         anchor = model if anchor_task is None else anchor_task.init(key_for(key, Stream.INIT))
         psi = jax.eval_shape(represented.psi, key, anchor, data, jnp.int32(0))
-        rows = data.num_clients if keep == "clients" else slots
         return StoCFLState(
-            solver=global_part.init(key, data),
+            solver=solver.init(key, data),
             initial=model,
             anchor=anchor,
             models=tree.repeat(model, slots),
-            representation=jnp.zeros((rows, *psi.shape), psi.dtype),
+            memory=MEMORIES[rule.keep].empty(psi, data.num_clients, slots),
             agreement=jnp.zeros(data.num_clients, jnp.float32),
             cluster=jnp.full(data.num_clients, -1, jnp.int32),
             round=jnp.int32(0),
         )
 
-    def omega(state: StoCFLState) -> Params:
-        return tree.take(global_part.client_params(state.solver, jnp.zeros(1, jnp.int32)), 0)
-
-    regroup = regrouping(rule, threshold, omega)
-
-    def observe(
-        key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort, wanted: Array
-    ) -> tuple[Array, Array]:
-        """Returns Psi `[C, d]` and, for `"auto"`, the agreement `[C]` of those of the cohort who are wanted."""
-        halves = tuple(replace(data, train=half) for half in hold_back(key, data.train, 0.5)) if auto else ()
-
-        def client(shared, client: Array, wanted: Array):
-            key, anchor, data, halves = shared
-
-            def sent() -> tuple[Array, Array]:
-                agreement = represented.agreement(key, anchor, halves, client) if auto else jnp.zeros((), jnp.float32)
-                return represented.psi(key, anchor, data, client), agreement
-
-            nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(sent))
-            return (), jax.lax.cond(wanted, sent, lambda: nothing)
-
-        return over_clients(client, (key, state.anchor, data, halves), cohort, wanted)[1]
-
     def round(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> tuple[StoCFLState, Info]:
-        newcomer = cohort.mask & (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
-        sent = observe(key, state, data, cohort, newcomer)
-        start, merged = regroup(state, data.train.size, cohort, sent, newcomer)
-        solved, seen = global_part.round(key, state.solver, data, cohort)
-
-        def client(shared, client: Array):
-            key, (anchor, models, cluster, round), data = shared
-            theta = tree.take(models, jnp.maximum(cluster[client], 0))
-            client_key = key_for(key, Stream.BATCHES, round, client)  # the batches of the global part
-            theta, loss = train(client_key, theta, data, client, anchor=anchor)
-            weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(theta, weight, cluster[client], slots_of(state)), loss
-
-        shared = key, (omega(state), start.models, start.cluster, state.round), data
-        thetas, loss = over_clients(client, shared, cohort)
-        size = merging.sizes(start.cluster, slots_of(state))
-        of_theta = base.info(
-            cohort,
-            loss,
-            start.cluster[cohort.ids],
-            num_clusters=merged.num_clusters,
-            diverged=jnp.maximum(thetas.diverged, seen.diverged),
-            up=state.initial,
-            down=state.initial,
-            overflow=merged.overflow,
-            objective=merging.objective(sums_of(start, start.cluster, keep), size),
-        )
-        once = newcomer.sum().astype(jnp.float32) * tree.num_bytes(tree.take(sent, 0))  # when first seen
-        of_theta = of_theta._replace(
-            bytes_up=of_theta.bytes_up + seen.bytes_up + once, bytes_down=of_theta.bytes_down + seen.bytes_down
-        )
-        models = aggregate.mean(thetas, empty=start.models)
-        return start._replace(solver=solved, models=models, round=state.round + 1), of_theta
+        newcomer = cohort.mask & unobserved(state, data, cohort)
+        sent = observe(key, state.anchor, data, cohort, newcomer)
+        start, merged = regroup(state, data.train.size, cohort, sent, newcomer)  # lines 7 to 13
+        solved, of_omega = solver.round(key, state.solver, data, cohort)  # line 22
+        total, loss = learn(key, start, omega(state), data, cohort)  # line 21
+        once = newcomer.sum().astype(jnp.float32) * tree.num_bytes(tree.take(sent, 0))  # bytes, when first seen
+        seen = info_of(cohort, start, merged, total, loss, of_omega, once)
+        models = aggregate.mean(total, empty=start.models)
+        return start._replace(solver=solved, models=models, round=state.round + 1), seen
 
     def assign(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> StoCFLState:
         """Serves clients that were never sampled by the cluster closest to their Psi (section 4.4, unseen clients)."""
-        unseen = (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
-        psi, _ = observe(key, state, data, cohort, unseen)
-        size = merging.sizes(state.cluster, slots_of(state))
-        nearest, _ = merging.closest(psi, sums_of(state, state.cluster, keep), size)
-        found = jnp.where(unseen & (size > 0).any(), nearest, state.cluster[cohort.ids])
+        unseen, size = unobserved(state, data, cohort), state.sizes()
+        sent = observe(key, state.anchor, data, cohort, unseen)
+        closest, _ = merging.closest(sent.psi, state.sums(), size)
+        found = jnp.where(unseen & (size > 0).any(), closest, state.cluster[cohort.ids])
         return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
 
     def client_params(state: StoCFLState, ids: Array) -> Params:
         slot = state.cluster[ids]
         own = tree.take(state.models, jnp.maximum(slot, 0))
-        return tree.where(slot >= 0, own, global_part.client_params(state.solver, ids))
+        return tree.where(slot >= 0, own, solver.client_params(state.solver, ids))
 
-    join = joining(observe, threshold, keep=keep)
-    return Method(init, round, client_params, task, assign, partial(grow, keep=keep), join)
+    return Method(init, round, client_params, solver.task, assign, grow, joining(observe, rule.threshold))
 
 
-def _check(rule: dict[str, Any], threshold: float | str, weighting: str, slots: int) -> None:
-    """Raises ValueError if an option is unknown or out of range, or two contradict each other."""
-    aggregate.check_weighting(weighting)
-    for name, values in KNOWN.items():
-        check_known(name, rule[name], values)
-    if isinstance(threshold, str) and threshold != "auto":
-        raise ValueError(f'threshold must be a number or "auto", got {threshold!r}.')
-    if threshold == "auto" and not rule["normalise"]:
-        raise ValueError('normalise must be on with threshold="auto", got off: noise is a share of a length of 1.')
-    if slots < 1:
-        raise ValueError(f"slots must be at least 1, got {slots}.")
-    if rule["members"] == "sampled" and rule["compare"] == "observed":
-        raise ValueError(
-            'compare must be "sampled" with members="sampled", got "observed": a cluster without a sampled member has '
-            "no representation then."
-        )
-    if rule["members"] == "sampled" and rule["keep"] == "clusters":
-        raise ValueError('keep must be "clients" with members="sampled", got "clusters": sums cannot be taken apart.')
+def learning(train: Train, weighting: aggregate.Weighting) -> Callable[..., tuple[aggregate.Total, Array]]:
+    """Returns `learn(key, state, omega, data, cohort) -> (sums by cluster, losses [C])`, the training of theta.
+
+    Args:
+        train: a client's local training, pulled to its anchor.
+        weighting: of a cluster's clients.
+    """
+
+    def learn(
+        key: Key, state: StoCFLState, omega: Params, data: FederatedData, cohort: Cohort
+    ) -> tuple[aggregate.Total, Array]:
+        def client(shared, client: Array):
+            key, (anchor, models, cluster, round), data = shared
+            theta = tree.take(models, jnp.maximum(cluster[client], 0))
+            client_key = key_for(key, Stream.BATCHES, round, client)  # the batches of the solver
+            theta, loss = train(client_key, theta, data, client, anchor=anchor)
+            weight = aggregate.client_weight(data, client, weighting)
+            return aggregate.contribute(theta, weight, cluster[client], state.slots), loss
+
+        return over_clients(client, (key, (omega, state.models, state.cluster, state.round), data), cohort)
+
+    return learn
+
+
+def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:
+    """Returns which of the cohort have rows and are in no cluster yet `[C]`."""
+    return (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
+
+
+def info_of(
+    cohort: Cohort,
+    state: StoCFLState,
+    merged: merging.Merged,
+    total: aggregate.Total,
+    loss: Array,
+    of_omega: Info,
+    once: Array,
+) -> Info:
+    """Returns what is seen of a round.
+
+    Args:
+        cohort: who took part.
+        state: after the merge.
+        merged: what the merge has done.
+        total: of the training of theta.
+        loss: as well `[C]`.
+        of_omega: of the solver's round.
+        once: bytes that newcomers have sent of themselves `[]`.
+    """
+    of_theta = base.info(
+        cohort,
+        loss,
+        state.cluster[cohort.ids],
+        num_clusters=merged.num_clusters,
+        diverged=jnp.maximum(total.diverged, of_omega.diverged),
+        up=state.initial,
+        down=state.initial,
+        overflow=merged.doublings,
+        objective=merging.objective(state.sums(), state.sizes()),
+    )
+    return of_theta._replace(
+        bytes_up=of_theta.bytes_up + of_omega.bytes_up + once, bytes_down=of_theta.bytes_down + of_omega.bytes_down
+    )

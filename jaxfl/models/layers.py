@@ -15,15 +15,17 @@ Parameters are named and shaped as in `flax.linen`, so that a model can be moved
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 
 Initializer = Callable[..., Array]  # (key, shape, dtype) -> array
-PADDINGS = ("SAME", "VALID")
+Padding = Literal["SAME", "VALID"]
 
 
 def torch_uniform(fan_in: int | None = None) -> Initializer:
@@ -53,7 +55,8 @@ def torch_uniform(fan_in: int | None = None) -> Initializer:
     return initialise
 
 
-def shifted_slices(inputs: Array, kernel_size: tuple[int, int], padding: str = "SAME") -> Array:
+@checked
+def shifted_slices(inputs: Array, kernel_size: tuple[int, int], padding: Padding = "SAME") -> Array:
     """Returns the patch under the kernel at every output position.
 
     Args:
@@ -67,7 +70,6 @@ def shifted_slices(inputs: Array, kernel_size: tuple[int, int], padding: str = "
     >>> shifted_slices(jnp.arange(9.0).reshape(1, 3, 3, 1), (2, 2), "VALID")[0, 1, 1].tolist()
     [4.0, 5.0, 7.0, 8.0]
     """
-    _check_padding(padding)
     if padding == "SAME":
         inputs = jnp.pad(inputs, ((0, 0), *(((size - 1) // 2, size // 2) for size in kernel_size), (0, 0)))
     rows, columns = kernel_size
@@ -82,7 +84,8 @@ def shifted_slices(inputs: Array, kernel_size: tuple[int, int], padding: str = "
     )
 
 
-def max_pool(inputs: Array, window: int = 2, padding: str = "VALID", *, by_place: bool = False) -> Array:
+@checked
+def max_pool(inputs: Array, window: int = 2, padding: Padding = "VALID", *, by_place: bool = False) -> Array:
     """Maximum over non-overlapping windows (stride = window), by reshape.
 
     The gradient of a tie is shared by the tied entries (`flax.linen.max_pool` gives it to the first). Since the maximum
@@ -103,7 +106,6 @@ def max_pool(inputs: Array, window: int = 2, padding: str = "VALID", *, by_place
     >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1)).ravel().tolist()
     [5.0, 7.0, 13.0, 15.0]
     """
-    _check_padding(padding)
     batch, height, width, channels = inputs.shape
     if padding == "SAME":
         rest = [-size % window for size in (height, width)]
@@ -172,7 +174,7 @@ class Conv(nn.Module):
 
     features: int
     kernel_size: tuple[int, int]
-    padding: str = "SAME"
+    padding: Padding = "SAME"
     kernel_init: Initializer = torch_uniform()
     bias_init: Initializer | None = None
 
@@ -261,8 +263,3 @@ def as_images(inputs: Array) -> Array:
             f"{inputs.shape}; reshape the rows to images or use 'mlp' or 'logistic'."
         )
     return (inputs[..., None] if inputs.ndim == 3 else inputs).astype(jnp.float32)
-
-
-def _check_padding(padding: str) -> None:
-    if padding not in PADDINGS:
-        raise ValueError(f"padding must be one of {', '.join(PADDINGS)}, got {padding!r}; choose one of them.")

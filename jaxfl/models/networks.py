@@ -10,14 +10,14 @@ codes of clustered federated learning are PyTorch codes, and methods that compar
 """
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flax import linen as nn
 
 from jaxfl.models.layers import BatchNorm, Conv, Dense, as_images, as_vectors, max_pool
 from jaxfl.models.vgg import VGG16
+from jaxfl.schema import Option, check_name, lines_of
 from jaxfl.typing import Array
 
 
@@ -226,13 +226,31 @@ MODELS: dict[str, type[nn.Module]] = {
 }
 
 
-def create(name: str, num_classes: int, **options: Any) -> nn.Module:
+def options(name: str) -> dict[str, Option]:
+    """Returns the options of a model: the attributes of its module but the number of classes.
+
+    Args:
+        name: a key of `MODELS`.
+
+    >>> options("mlp")["hidden"].default
+    (128,)
+    """
+    check_name("model", name, MODELS)
+    lines = lines_of(MODELS[name])
+    return {
+        field.name: Option(field.name, field.default, field.type, lines.get(field.name, ""))
+        for field in dataclasses.fields(MODELS[name])
+        if field.name not in ("parent", "name", "num_classes")
+    }
+
+
+def create(name: str, num_classes: int, **chosen: Any) -> nn.Module:
     """Returns the model of a name, for the command line and configuration files.
 
     Args:
         name: a key of `MODELS`.
         num_classes: number of logits.
-        **options: attributes of the module, e.g. `hidden=(2048,)`; a list counts as a tuple.
+        **chosen: attributes of the module, e.g. `hidden=(2048,)`; a list counts as a tuple.
 
     Raises:
         ValueError: for an unknown name or option, or `num_classes` below 1.
@@ -245,23 +263,12 @@ def create(name: str, num_classes: int, **options: Any) -> nn.Module:
     )
     >>> create("mpl", 10)
     Traceback (most recent call last):
-    ValueError: name must be one of cifar-benchmark-cnn, ..., got 'mpl'; did you mean 'mlp'?
+    ValueError: unknown model "mpl"; did you mean "mlp"? Known: logistic, mlp, ...
     """
-    if name not in MODELS:
-        raise ValueError(_unknown("name", name, MODELS))
+    known = options(name)
     if num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, got {num_classes}; pass the number of classes of the data.")
-    module = MODELS[name]
-    known = {field.name for field in dataclasses.fields(module)} - {"parent", "name", "num_classes"}
-    for option in options:
-        if option not in known:
-            raise ValueError(_unknown(f"an option of model {name!r}", option, known))
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    return module(**{"num_classes": num_classes, **values})
-
-
-def _unknown(what: str, value: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    nearest = difflib.get_close_matches(value, names, n=1, cutoff=0.4)
-    remedy = f"did you mean {nearest[0]!r}?" if nearest else "choose one of them."
-    return f"{what} must be one of {', '.join(names) or '(it has none)'}, got {value!r}; {remedy}"
+    for option in chosen:
+        check_name(f"option of model {name}", option, known)
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()}
+    return MODELS[name](**{"num_classes": num_classes, **values})

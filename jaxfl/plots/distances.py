@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +11,13 @@ from numpy.typing import ArrayLike
 
 from jaxfl.clustering import gaps
 from jaxfl.plots import style
+from jaxfl.schema import check, checked, quoted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = ("similarity", "distance")
+Kind = Literal["similarity", "distance"]
 SHADES = ("#001A2B", "#0072B2", "#56B4E9", "#FFFFFF")  # from the least to the most similar
 NEUTRAL = "#B8B0A4"  # the diagonal, and what is no number: outside the scale
 SEPARATOR = "#D55E00"
@@ -35,11 +36,12 @@ class Scale(NamedTuple):
     words: list[str]
 
 
+@checked
 def heatmap(
     matrix: ArrayLike,
     group: ArrayLike | None = None,
     *,
-    of: str = "similarity",
+    of: Kind = "similarity",
     group_names: Sequence[str] = (),
     title: str = "",
 ) -> "Figure":
@@ -62,7 +64,7 @@ def heatmaps(
     matrices: Mapping[str, ArrayLike],
     group: ArrayLike | None = None,
     *,
-    of: str | Mapping[str, str] = "similarity",
+    of: Kind | Mapping[str, Kind] = "similarity",
     group_names: Sequence[str] = (),
     columns: int | None = None,
     title: str = "",
@@ -88,10 +90,9 @@ def heatmaps(
     arrays = {name: np.asarray(matrix, float) for name, matrix in matrices.items()}
     group = None if group is None else np.asarray(group)
     _check(arrays, group)
-    kinds = {name: of if isinstance(of, str) else of.get(name, "") for name in arrays}
+    kinds: dict[str, Any] = {name: of.get(name) if isinstance(of, Mapping) else of for name in arrays}
     for name, kind in kinds.items():
-        if kind not in KINDS:
-            raise ValueError(f'of must be "similarity" or "distance" for every matrix, got {kind!r} for {name!r}.')
+        check(f"of {quoted(name)}" if isinstance(of, Mapping) else "of", kind, Kind)
 
     total = len(next(iter(arrays.values())))
     order = np.arange(total)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxfl.plots import style
+from jaxfl.schema import check_word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,8 +59,8 @@ def layer_gaps(
     for name, values in panels.items():
         if len(values) != len(layers):
             raise ValueError(f"gaps must be one for each of the {len(layers)} layers, got {len(values)} for {name!r}.")
-        if marked[name] not in (None, *layers):
-            raise ValueError(f"recommended must be one of {', '.join(layers)}, got {marked[name]!r}.")
+        if marked[name] is not None:
+            check_word("recommended", marked[name], layers)
 
     longest = max(map(len, layers))
     wide = float(np.clip(0.42 * len(layers), 3.4, 9.0))

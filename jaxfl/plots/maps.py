@@ -1,25 +1,27 @@
 """A picture of the clients' own models: who is near whom."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from jaxfl.analysis.local_sketches import Sketches
 from jaxfl.plots import style
 from jaxfl.plots.runs import Run
+from jaxfl.schema import check
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAPS = ("pca", "tsne")
+Map = Literal["pca", "tsne"]
+MAPS: tuple[Map, ...] = get_args(Map)
 PERPLEXITY = 30.0  # of t-SNE, about how many neighbours a client has; fewer among few
 EXACT = 500  # up to so many clients t-SNE takes seconds without approximating, and without threads in each other's way
 SIDE = 4.2  # inches, of a map
 
 
-def models(sketches: Sketches, *, by: str | Sequence[str] = MAPS, result: Run | None = None, seed: int = 0) -> "Figure":
+def models(sketches: Sketches, *, by: Map | Sequence[Map] = MAPS, result: Run | None = None, seed: int = 0) -> "Figure":
     """Draws every client's local model as a dot in the plane, in the colour of its cluster.
 
     `"pca"` (principal components) keeps distances as well as a plane can: clusters lie apart as far as their models do.
@@ -38,8 +40,10 @@ def models(sketches: Sketches, *, by: str | Sequence[str] = MAPS, result: Run | 
         ValueError: a map is unknown, or fewer than two clients have a model of their own.
     """
     maps = [by] if isinstance(by, str) else list(by)
-    if not maps or not set(maps) <= set(MAPS):
-        raise ValueError(f'by must be "pca", "tsne" or several of them, got {by!r}.')
+    if not maps:
+        raise ValueError('by must be "pca", "tsne" or several of them, got none.')
+    for one in maps:
+        check("by", one, Map)
     points, found = sketches.points[sketches.trained], sketches.cluster[sketches.trained]
     if len(points) < 2:
         raise ValueError(

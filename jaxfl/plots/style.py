@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
+from jaxfl.schema import checked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,6 +122,7 @@ def plain(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+@checked
 def figure(size: tuple[float, float], layout: Literal["constrained"] | None = "constrained") -> "Figure":
     """Returns an empty figure that no one but the caller holds."""
     return _figure_type()(figsize=size, layout=layout)

@@ -6,6 +6,7 @@ a `Total`; `mean` turns that into models.
 """
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,10 @@ from flax import struct
 from jaxfl import tree
 from jaxfl.clustering import centres
 from jaxfl.data.clients import FederatedData
+from jaxfl.schema import checked
 from jaxfl.typing import Array, Params
 
-WEIGHTINGS = ("rows", "uniform")
+Weighting = Literal["rows", "uniform"]
 
 
 @struct.dataclass
@@ -43,7 +45,8 @@ def contribute(values: Params, weight: Array, cluster: Array | int = 0, num_clus
     return Contribution(values, weight, jnp.asarray(cluster, jnp.int32), num_clusters)
 
 
-def client_weight(data: FederatedData, client: Array, weighting: str) -> Array:
+@checked
+def client_weight(data: FederatedData, client: Array, weighting: Weighting) -> Array:
     """Returns a client's weight in an average: its training rows, or 1; a client without rows weighs nothing.
 
     >>> from jaxfl.data import synthetic
@@ -53,12 +56,6 @@ def client_weight(data: FederatedData, client: Array, weighting: str) -> Array:
     """
     size = data.train.size[client]
     return (size if weighting == "rows" else (size > 0)).astype(jnp.float32)
-
-
-def check_weighting(weighting: str) -> None:
-    """Raises ValueError unless the name is known."""
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f'weighting must be "rows" (n_i / n) or "uniform" (1 / m), got {weighting!r}.')
 
 
 def empty_total(contribution: Contribution) -> Total:

@@ -1,23 +1,30 @@
-"""What the battery runs on: a linear classifier, eight clients, and a method compiled once for all checks."""
+"""What the battery runs on: a linear classifier, eight clients, and a method compiled once for all checks.
+
+Compiling takes nearly all of the battery's time. So all of its federations have arrays of the same shapes, and all
+cohorts eight entries, if need be under a False mask: most laws run the same program.
+"""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl import tree
-from jaxfl.cohort import Cohort
+from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Info, Method, Row
 from jaxfl.tasks import Task, masked_mean
 from jaxfl.typing import Array, Key, Params
 
-COHORT = (0, 1, 2, 3, 4, 6, 7)  # not a multiple of 3 or 4; client 5 is never sampled
+COHORT = (0, 1, 2, 3, 4, 6, 7)  # client 5 is never sampled
 EMPTY, SICK = 1, 3  # the client without rows; the one that is given NaN
+CLIENTS, ROWS = 8, 40  # N, and the most training rows of a client
 FEATURES, CLASSES = 4, 3
 
 
@@ -64,12 +71,22 @@ def linear_task() -> Task:
 
 def case(row: Row, batch_size: int | None = 4) -> Case:
     """Returns the row's method on the battery's task; the same object for the same row, so that it compiles once."""
+    return _case(*_address(row, batch_size))
+
+
+def case_anew(row: Row) -> Case:
+    """Returns what `case(row)` returns, made and compiled again."""
+    return _case.__wrapped__(*_address(row, 4))
+
+
+def _address(row: Row, batch_size: int | None) -> tuple[Callable[..., Method], tuple[tuple[str, Any], ...]]:
+    """Returns a row's factory and the options that the battery gives it."""
     options = {"local_epochs": 2, "batch_size": batch_size, **row.small}
-    return build(row.factory, tuple((name, value) for name, value in options.items() if name in row.options))
+    return row.factory, tuple((name, value) for name, value in options.items() if name in row.options)
 
 
 @functools.lru_cache(maxsize=4)
-def build(factory: Callable[..., Method], options: tuple[tuple[str, Any], ...]) -> Case:
+def _case(factory: Callable[..., Method], options: tuple[tuple[str, Any], ...]) -> Case:
     """Returns the method with these options, about to be compiled."""
     method = factory(linear_task(), optax.sgd(0.3), **dict(options))
     return Case(method, *map(jax.jit, (method.init, method.round, method.client_params, method.assign)))
@@ -77,10 +94,29 @@ def build(factory: Callable[..., Method], options: tuple[tuple[str, Any], ...]) 
 
 @functools.cache
 def federation(num_groups: int = 2, ragged: bool = True, rows: int = 12) -> FederatedData:
-    """Returns the battery's federation of eight clients."""
-    return clustered_linear(8, num_groups, rows, FEATURES, CLASSES, ragged=ragged)
+    """Returns the battery's federation of eight clients, in arrays of the same shapes whatever is asked for."""
+    data = clustered_linear(CLIENTS, num_groups, rows, FEATURES, CLASSES, ragged=ragged)
+    pool, owned = 2 * CLIENTS * ROWS, CLIENTS * ROWS
+    splits = {
+        name: replace(split, rows=_lengthened(split.rows, owned), max_size=ROWS)
+        for name, split in (("train", data.train), ("test", data.test))
+    }
+    return replace(data, inputs=_lengthened(data.inputs, pool), labels=_lengthened(data.labels, pool), **splits)
 
 
-def everyone(data: FederatedData) -> Cohort:
+def _lengthened(array: Any, length: int) -> np.ndarray:
+    """Returns the array with zeros behind it: rows of nobody."""
+    array = np.asarray(array)
+    return np.pad(array, [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)])
+
+
+def cohort_of(ids: Sequence[int] = COHORT, plan: Plan = Plan()) -> Cohort:
+    """Returns the cohort of these clients in eight entries; those that are left are client 5's, and do not count."""
+    rest = CLIENTS - len(ids)
+    mask = jnp.array([True] * len(ids) + [False] * rest)
+    return Cohort(jnp.array([*ids, *[5] * rest], jnp.int32), mask, plan)
+
+
+def everyone() -> Cohort:
     """Returns the cohort of all clients."""
-    return Cohort.of(jnp.arange(data.num_clients))
+    return cohort_of(range(CLIENTS))

@@ -180,7 +180,7 @@ def test_the_elbow_minds_how_far_apart_candidates_are():
         ({"candidates": (1, 17), "num_clients": 99}, r"at most the number of sampled clients \(16\), got 17"),
         ({"num_clients": 0}, "num_clients must be at least 1, got 0"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"criterion": "loss"}, "criterion must be one of accuracy, distance, got 'loss'"),
+        ({"criterion": "loss"}, 'criterion must be "accuracy" or "distance", got "loss"'),
         ({"criterion": "distance", "candidates": (1, 2)}, r'at least 3 for criterion="distance".*got \(1, 2\)'),
         ({"criterion": "distance", "method": fedavg}, 'criterion must be "accuracy" for a method without'),
         ({"validation": 0.0}, "validation must be a share .* got 0.0"),

@@ -209,7 +209,7 @@ def test_refusals(change, message):
 
 def test_refusals_of_a_profile():
     found = profiled(rounds=1, distances=("l2",))
-    with pytest.raises(ValueError, match="distance must be one of l2, got 'delta_cos'; layer_profile"):
+    with pytest.raises(ValueError, match=r'distance must be one that was profiled \(l2\), got "delta_cos"; give it'):
         found.recommended()
-    with pytest.raises(ValueError, match="form must be one of all_pairs, bipartition, got 'pairs'"):
+    with pytest.raises(ValueError, match='form must be "all_pairs" or "bipartition", got "pairs"'):
         found.gaps("l2", "pairs")

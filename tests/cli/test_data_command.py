@@ -125,12 +125,18 @@ def test_names_of_pictures_suit_any_disk(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["rotated-digit"], "unknown data: 'rotated-digit'; did you mean 'rotated-digits'"),
-        (["mnst"], "unknown data: 'mnst'"),
-        (["rotated-digits", "--set", "num_client=8"], "'num_client'; did you mean 'num_clients'"),
-        (["rotated-digits", "--set", "threshold=1"], "unknown option of rotated-digits: 'threshold'"),
-        (["rotated-digits", "--set", "num_clients"], "num_clients must be a whole number, got ''"),
-        (["rotated-digits", "--set", "num_clients=few"], "num_clients must be a whole number, got 'few'"),
+        (["rotated-digit"], 'unknown data "rotated-digit"; did you mean "rotated-digits"'),
+        (["mnst"], 'unknown data "mnst"'),
+        (
+            ["rotated-digits", "--set", "num_client=8"],
+            '"num_client" for data rotated-digits; did you mean "num_clients"',
+        ),
+        (
+            ["rotated-digits", "--set", "threshold=1"],
+            'unknown option "threshold" for data rotated-digits. Known: data: num_clients, ',
+        ),
+        (["rotated-digits", "--set", "num_clients"], '--set must be key=value, got "num_clients"'),
+        (["rotated-digits", "--set", "num_clients=few"], 'num_clients must be a whole number, got "few"'),
         (["mnist", "--plot"], "--plot needs a data set, got the source mnist.* Try iid-mnist"),
         (["rotated-mnist", "--plot"], "mnist needs train-images"),
         (["mnist", "--save", "mnist.npz"], "mnist needs train-images"),

@@ -341,11 +341,11 @@ def test_a_diverged_member_is_split_off():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="method must be one of single, complete, average, ward, got 'median'"):
+    with pytest.raises(ValueError, match='method must be "single", "complete", "average" or "ward", got "median"'):
         linkage(jnp.ones((3, 3)), "median")
     with pytest.raises(ValueError, match=r"at least one point, got shape \(0, 0\)"):
         linkage(jnp.ones((0, 0)))
-    with pytest.raises(ValueError, match="linkage must be one of single, complete, average, got 'ward'"):
+    with pytest.raises(ValueError, match='linkage must be "single", "complete" or "average", got "ward"'):
         bipartition(jnp.ones((3, 3)), jnp.ones(3, bool), linkage="ward")
     for matrix in (jnp.ones(3), jnp.ones((3, 2))):
         with pytest.raises(AssertionError):

@@ -217,10 +217,10 @@ def test_damaged_identities(folder, lines, message, monkeypatch):
     [
         (
             {"target": "smiling"},
-            "unknown target: 'smiling'; did you mean 'Smiling'.* Known, in line 2 of .*: 5_o_Clock",
+            'unknown target "smiling"; did you mean "Smiling".* Known, in line 2 of .*: 5_o_Clock',
         ),
-        ({"target": "Smile"}, "unknown target: 'Smile'; did you mean 'Smiling'"),
-        ({"target": "xyz"}, "unknown target: 'xyz'. Known"),
+        ({"target": "Smile"}, 'unknown target "Smile"; did you mean "Smiling"'),
+        ({"target": "xyz"}, 'unknown target "xyz". Known'),
         ({"min_images": 6}, "min_images must be at most 5, the most images that a person in .* has, got 6; lower it"),
         ({"min_images": 0}, "min_images must be a positive integer, got 0"),
         ({"size": 0}, "size must be a positive integer, got 0"),

@@ -50,7 +50,10 @@ def test_nobody_is_no_condition():
     [
         (lambda: conditions.straggle(DATA, 1.1), "stragglers must be a share of the cohort, from 0 to 1, got 1.1"),
         (lambda: conditions.straggle(DATA, float("nan")), "stragglers .* got nan"),
-        (lambda: conditions.attack(DATA, "flip", 0.1), "attack must be one of label-flip, .*, got 'flip'"),
+        (
+            lambda: conditions.attack(DATA, "flip", 0.1),
+            'kind must be "label-flip", .* got "flip"; did you mean',
+        ),
         (lambda: conditions.attack(DATA, "sign-flip", 1.0), "attackers must be a share .* below 1, got 1.0"),
         (lambda: conditions.attack(DATA, "sign-flip", -0.1), "attackers must be .* got -0.1"),
         (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=0), "attack_scale must be above 0 .* got 0"),

@@ -83,8 +83,8 @@ def test_doctests(module):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": "fedavgg"}, "unknown method: 'fedavgg'; did you mean 'fedavg'"),
-        ({"items": ("clusters=4",)}, "unknown option 'clusters'"),
+        ({"method": "fedavgg"}, 'unknown method "fedavgg"; did you mean "fedavg"'),
+        ({"items": ("clusters=4",)}, 'unknown option "clusters"'),
         ({"items": ("local_epochs=many",)}, "local_epochs must be a whole number, got 'many'"),
         ({"items": ("availability=never",)}, "availability"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
@@ -92,8 +92,8 @@ def test_doctests(module):
         ({"seeds": ()}, "seeds must be one or more"),
         ({"seeds": (1, 1)}, "seeds must be one or more, and differ"),
         ({"metric": "finetuned_macro_f1"}, "finetuned_macro_f1 needs an item that asks for it, such as finetune=1"),
-        ({"metric": "accuracy"}, "unknown metric: 'accuracy'; did you mean '.*_accuracy'"),
-        ({"unit": "points"}, "unknown unit: 'points'"),
+        ({"metric": "accuracy"}, 'unknown metric "accuracy"; did you mean ".*_accuracy"'),
+        ({"unit": "points"}, 'unknown unit "points"'),
     ],
 )
 def test_cells_that_cannot_be(changes, words):
@@ -105,7 +105,7 @@ def test_error_in_a_config_is_one_of_its_import(tmp_path):
     source = (base.HERE / "ifca" / "config.py").read_text(encoding="utf-8")
     (tmp_path / "config.py").write_text(source.replace("num_clusters=4", "clusters=4"), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("broken_config", tmp_path / "config.py")
-    with pytest.raises(ValueError, match="Digits / IFCA / m=8, n=80: unknown option 'clusters'.*num_clusters"):
+    with pytest.raises(ValueError, match='Digits / IFCA / m=8, n=80: unknown option "clusters".*num_clusters'):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
@@ -565,8 +565,8 @@ def test_smoke_of_stocfl(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["reproduce", "ifac"], "unknown experiment: 'ifac'; did you mean 'ifca'"),
-        (["reproduce", "ifca", "--scale", "huge"], "unknown scale: 'huge'. Known: smoke, laptop, paper"),
+        (["reproduce", "ifac"], 'unknown experiment "ifac"; did you mean "ifca"'),
+        (["reproduce", "ifca", "--scale", "huge"], 'unknown scale "huge". Known: smoke, laptop, paper'),
         (["reproduce", "ifca", "--only", "fesem"], "only 'fesem' matches no cell"),
         (["report", "ifca", "--out", "."], "out needs the experiment's name and --scale"),
     ],

@@ -54,6 +54,11 @@ def advance(method, data, *, key, rounds=1, cohort=EVERYBODY, state=None):
     return state, clusters
 
 
+def norms_of(state):
+    """Returns |D_i| of the model, and of the layers `[N, 2]`."""
+    return np.stack([state.update_norm, state.layers_norm], axis=1)
+
+
 def refines(after, before):
     """Whether every cluster lies within one of those before."""
     return len(set(zip(after, before, strict=True))) == len(set(after))
@@ -181,8 +186,9 @@ def test_every_round_is_the_papers(options, batch_size, weighting, cohort, key):
             slot = int(state.cluster[members[0]])
             close(tree.take(state.models, slot), model)
             assert int(state.formed[slot]) == formed
-        norms = [wanted.sent[i][1:] if i in wanted.sent else (-1, -1) for i in range(7)]
-        close(state.norms, np.array(norms))
+        assert state.trained.tolist() == [i in wanted.sent for i in range(7)]
+        norms = [wanted.sent[i][1:] if i in wanted.sent else (0, 0) for i in range(7)]
+        close(norms_of(state), np.array(norms))
         close(float(state.largest), wanted.largest)
     assert len(set(sizes)) > 2, "some half was split again"
 
@@ -354,7 +360,8 @@ def test_a_split_is_made_of_what_clients_sent_in_their_cluster_and_last(key):
     close(last.vectors[4:], first.vectors[4:])
     moved = np.abs(last.vectors - first.vectors).max(1) > 1e-3
     assert moved.tolist() == [True, False, True, True, False, False, False]
-    assert last.norms[1].tolist() == [-1, -1] and bool((last.norms[2:] > 0).all())
+    assert not last.trained[1] and norms_of(last)[1].tolist() == [0, 0]
+    assert bool(last.trained[2:].all()) and bool((norms_of(last)[2:] > 0).all())
 
 
 # Slots
@@ -369,7 +376,8 @@ def test_more_clusters_than_slots_grow_them(key):
     assert few.state.cluster.tolist() == enough.state.cluster.tolist()
     for name in ("formed", "models"):
         close(*(tree.take(getattr(run.state, name), np.arange(few.summary["num_clusters"])) for run in (few, enough)))
-    close(few.state.norms, enough.state.norms)
+    close(norms_of(few.state), norms_of(enough.state))
+    assert few.state.trained.tolist() == enough.state.trained.tolist()
 
 
 def test_sketches_are_as_short_as_asked_for(key):
@@ -423,11 +431,11 @@ def test_the_baseline_of_fesem_splits_20_clients_every_30_rounds(key):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"preset": "sattler"}, "preset must be one of paper, official, fesem, got 'sattler'"),
-        ({"linkage": "ward"}, "linkage must be one of single, complete, average, got 'ward'"),
-        ({"weighting": "size"}, 'weighting must be "rows"'),
-        ({"metric": "l1"}, "metric must be one of cosine, l2, got 'l1'"),
-        ({"compare": "gradients"}, "compare must be one of updates, weights, got 'gradients'"),
+        ({"preset": "sattler"}, 'preset must be "paper", "official" or "fesem", got "sattler"'),
+        ({"linkage": "ward"}, 'linkage must be "single", "complete", "average" or none, got "ward"'),
+        ({"weighting": "size"}, 'weighting must be "rows", "uniform" or none, got "size"'),
+        ({"metric": "l1"}, 'metric must be "cosine" or "l2", got "l1"'),
+        ({"compare": "gradients"}, 'compare must be "updates" or "weights", got "gradients"'),
         ({"layers": "Conv_0"}, "'Conv_0' matches none of bias, kernel; name a layer"),
         ({"eps1": -0.1}, "eps1 must be at least 0, got -0.1"),
         ({"eps2": np.nan}, "eps2 must be at least 0, got nan"),

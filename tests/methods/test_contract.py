@@ -1,10 +1,18 @@
 """Every registered method passes every check of the battery; methods that break a law are caught."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import struct
+from jax.experimental import io_callback
 
-from jaxfl.methods import METHODS, Row, fedavg
+from jaxfl import methods
+from jaxfl.methods import METHODS, Row
+from jaxfl.methods.averaging import AveragingState
+from jaxfl.schema import describe, options_of, words_of
 from jaxfl.testing import CHECKS
 
 # method by method, so that the checks of one share what they compiled
@@ -16,6 +24,33 @@ def test_law(name, check):
     reason = CHECKS[check](METHODS[name])
     if reason:
         pytest.skip(reason)
+
+
+WORDS = [
+    pytest.param(row.factory, option, id=f"{name}-{option.name}")
+    for name, row in METHODS.items()
+    for option in options_of(row.factory).values()
+    if words_of(option.hint)
+]
+
+
+@pytest.mark.parametrize(("factory", "option"), WORDS)
+def test_other_words_are_refused_before_anything_else(factory, option):
+    with pytest.raises(ValueError) as refused:
+        factory(None, None, **{option.name: "nonsense"})
+    assert str(refused.value).startswith(f'{option.name} must be {describe(option.hint)}, got "nonsense"')
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_option_of_text_is_free(name):
+    """What takes a few words says which; only patterns of names of parameters are any text."""
+    free = [option for option in options_of(METHODS[name].factory).values() if option.hint in (str, str | None)]
+    assert free == []
+
+
+def test_the_registry_is_the_one_list():
+    assert set(METHODS) | {"METHODS", "Info", "Method", "Row"} == set(methods.__all__)
+    assert all(getattr(methods, name) is row.factory for name, row in METHODS.items())
 
 
 def after_round(change):
@@ -32,12 +67,20 @@ def after_round(change):
 
 
 def plus(state, number):
-    return state._replace(model=jax.tree.map(lambda leaf: leaf + number.astype(leaf.dtype), state.model))
+    return state._replace(model=jax.tree.map(lambda leaf: leaf + jnp.asarray(number, leaf.dtype), state.model))
 
 
 def ignoring_the_mask(method):
     def round(key, state, data, cohort):
         return method.round(key, state, data, cohort.replace(mask=jnp.ones_like(cohort.mask)))
+
+    return method._replace(round=round)
+
+
+def counting_padded_rows(method):
+    def round(key, state, data, cohort):
+        state, info = method.round(key, state, data, cohort)
+        return plus(state, data.train.max_size / 10), info
 
     return method._replace(round=round)
 
@@ -49,14 +92,81 @@ def serving_by_id(method):
     return method._replace(client_params=client_params)
 
 
+built = itertools.count()
+
+
+def unlike_the_last_one(method):
+    """Every method that is made is another one: what a global generator of random numbers does."""
+    number = next(built)
+    return after_round(lambda state, info, cohort: plus(state, number))(method)
+
+
+@struct.dataclass
+class Remembering:
+    """A state with something beside its arrays, which no checkpoint keeps."""
+
+    own: AveragingState
+    rounds: int = struct.field(pytree_node=False, default=0)
+
+    @property
+    def cluster(self):
+        return self.own.cluster
+
+
+def remembering(method):
+    def init(key, data):
+        return Remembering(method.init(key, data))
+
+    def round(key, state, data, cohort):
+        own, info = method.round(key, state.own, data, cohort)
+        return Remembering(plus(own, state.rounds), state.rounds + 1), info
+
+    return method._replace(init=init, round=round)
+
+
+def changed_by_a_look(method):
+    """Who is looked at learns: the round reads how often the evaluation has run."""
+    looks = [0]
+
+    def looked(cluster):
+        looks[0] += 1
+        return cluster
+
+    def assign(key, state, data, cohort):
+        shape = jax.ShapeDtypeStruct(state.cluster.shape, state.cluster.dtype)
+        return state._replace(cluster=io_callback(looked, shape, state.cluster))
+
+    def round(key, state, data, cohort):
+        state, info = method.round(key, state, data, cohort)
+        seen = io_callback(lambda number: np.float32(looks[0]), jax.ShapeDtypeStruct((), np.float32), state.round)
+        return plus(state, seen), info
+
+    return method._replace(assign=assign, round=round)
+
+
+def growing_forgetfully(method):
+    def grow(state):
+        grown = method.grow(state)
+        return grown._replace(models=jax.tree.map(jnp.zeros_like, grown.models))
+
+    return method._replace(grow=grow)
+
+
 BROKEN = {
     "argument names": lambda method: method._replace(client_params=lambda s, i: method.client_params(s, i)),
-    "info": after_round(lambda state, info, cohort: state._replace(cluster=info.cluster)),
+    "info": after_round(lambda state, info, cohort: state._replace(cluster=info.cluster[1:])),
     "stable state": after_round(lambda state, info, cohort: state._replace(round=state.round.astype(jnp.float32))),
-    "chunks": after_round(lambda state, info, cohort: plus(state, jnp.float32(cohort.plan.chunk or 0))),
+    "chunks": after_round(lambda state, info, cohort: plus(state, cohort.plan.chunk or 0)),
+    "devices": after_round(lambda state, info, cohort: plus(state, cohort.plan.mesh.size if cohort.plan.mesh else 0)),
     "padding clients": ignoring_the_mask,
+    "padding rows": counting_padded_rows,
+    "permuted clients": after_round(
+        lambda state, info, cohort: plus(state, cohort.ids.astype(jnp.float32) @ info.loss)
+    ),
     "nobody": after_round(lambda state, info, cohort: plus(state, ~cohort.mask.any())),
     "cohort order": after_round(lambda state, info, cohort: plus(state, info.loss[0])),
+    "seed": unlike_the_last_one,
+    "checkpoint": remembering,
     "sick client": after_round(lambda state, info, cohort: plus(state, 0 * info.loss.sum())),
     "empty client": after_round(lambda state, info, cohort: plus(state, cohort.mask.sum())),
     "served models": serving_by_id,
@@ -65,13 +175,22 @@ BROKEN = {
     ),
     "loss falls": after_round(lambda state, info, cohort: jax.tree.map(jnp.zeros_like, state)),
     "planted clusters": after_round(lambda state, info, cohort: state),
+    "cuts": changed_by_a_look,
+    "growth": growing_forgetfully,
 }
+
+
+def test_every_law_has_a_method_that_breaks_it():
+    assert set(BROKEN) == set(CHECKS)
 
 
 @pytest.mark.parametrize("law", BROKEN)
 def test_a_broken_law_is_caught(law):
+    healthy = METHODS["cfl" if law == "growth" else "fedavg"]  # FedAvg has no slots to double
+
     def factory(task, optimizer, *, local_epochs=5, batch_size=None):
-        return BROKEN[law](fedavg(task, optimizer, local_epochs=local_epochs, batch_size=batch_size))
+        options = {"local_epochs": local_epochs, "batch_size": batch_size, **healthy.small}
+        return BROKEN[law](healthy.factory(task, optimizer, **options))
 
     with pytest.raises(AssertionError):
-        CHECKS[law](Row(factory, "FedAvg, broken", "none", finds_clusters=True))
+        CHECKS[law](Row(factory, f"{law}, broken", "none", finds_clusters=True))

@@ -167,5 +167,5 @@ def test_kmeans_start_leaves_out_who_diverges(key):
 
 
 def test_an_unknown_start_is_refused():
-    with pytest.raises(ValueError, match="start must be one of random, balanced, groups, kmeans"):
+    with pytest.raises(ValueError, match='start must be "random", "balanced", "groups" or "kmeans'):
         hypcluster(start="fedavg")

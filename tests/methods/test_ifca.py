@@ -321,8 +321,10 @@ def test_variants_keep_the_laws(variant, law):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"average": "updates"}, 'average must be "models" or "gradients", got "updates"'),
+        ({"weighting": "size"}, 'weighting must be "rows" or "uniform", got "size"'),
         ({"choose": "validation"}, 'choose must be "train" or "test"'),
-        ({"start": "warm"}, "start must be one of random, balanced, groups, kmeans"),
+        ({"start": "warm"}, 'start must be "random", "balanced", "groups" or "kmeans..", got "warm"'),
         ({"start": "balanced", "min_share": 0.4}, r"min_share must be from 0 to 1 / num_clusters \(0.333\), got 0.4"),
         ({"start": "balanced", "min_share": -0.1}, "min_share must be from 0"),
         ({"max_draws": 0}, "max_draws must be at least 1, got 0"),

@@ -199,6 +199,6 @@ def test_psi_is_unaffected_by_training_and_unit_long():
     data = problems.linear_federation()
     method = methods.stocfl(TASK, sgd(), slots=8)
     early, late = (train(method, data, rounds=rounds)[1] for rounds in (1, 4))
-    equal(early.representation, late.representation)
-    length = np.linalg.norm(late.representation, axis=1)
+    equal(early.memory.psi, late.memory.psi)
+    length = np.linalg.norm(late.memory.psi, axis=1)
     close(length, (data.train.size > 0).astype(float))

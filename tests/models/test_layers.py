@@ -205,8 +205,11 @@ def test_batch_norm_of_padding_alone_is_finite(key):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: layers.shifted_slices(x, (3, 3), "same"), "padding must be one of SAME, VALID, got 'same'"),
-        (lambda x: layers.max_pool(x, 2, "CROP"), "padding must be one of"),
+        (
+            lambda x: layers.shifted_slices(x, (3, 3), "same"),
+            'padding must be .* got "same"; did you mean "SAME"',
+        ),
+        (lambda x: layers.max_pool(x, 2, "CROP"), 'padding must be "SAME" or "VALID", got "CROP"'),
         (lambda x: layers.shifted_slices(x, (5, 1), "VALID"), r"kernel_size must be at most .*\(4, 4\).*got \(5, 1\)"),
         (lambda x: layers.max_pool(x, 5), "window must be at most .*got 5"),
     ],

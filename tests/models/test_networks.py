@@ -135,9 +135,9 @@ def test_stocfl_femnist_weights_start_xavier_uniform(key):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("lenet", 10), {}, "name must be one of .*got 'lenet'; did you mean 'lenet-emnist'"),
-        (("mlp", 10), {"hiden": 3}, "option of model 'mlp' must be one of hidden, got 'hiden'; did you mean 'hidden'"),
-        (("logistic", 10), {"hidden": 3}, "it has none"),
+        (("lenet", 10), {}, 'unknown model "lenet"; did you mean "lenet-emnist". Known: logistic, mlp, '),
+        (("mlp", 10), {"hiden": 3}, 'unknown option of model mlp "hiden"; did you mean "hidden". Known: hidden'),
+        (("logistic", 10), {"hidden": 3}, 'unknown option of model logistic "hidden". Known: none'),
         (("mlp", 0), {}, "num_classes must be at least 1, got 0"),
     ],
 )

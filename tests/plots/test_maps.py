@@ -79,7 +79,14 @@ def test_clients_without_a_model_of_their_own_are_left_out():
     assert "local models of 10 clients; 3 without one" in figure._suptitle.get_text()
 
 
-@pytest.mark.parametrize("by", ["umap", [], ["pca", "mds"]])
-def test_unknown_maps_are_refused(by):
-    with pytest.raises(ValueError, match='by must be "pca", "tsne" or several'):
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [
+        ("umap", 'by must be "pca" or "tsne", got "umap"'),
+        ([], 'by must be "pca", "tsne" or several of them, got none'),
+        (["pca", "mds"], 'by must be "pca" or "tsne", got "mds"'),
+    ],
+)
+def test_unknown_maps_are_refused(by, message):
+    with pytest.raises(ValueError, match=message):
         plots.models(planted(), by=by)

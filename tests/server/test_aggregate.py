@@ -96,11 +96,11 @@ def test_gradient_through_nothing_is_no_nan():
 
 def test_weights():
     data = clustered_linear(6, rows=9, ragged=True)
-    rows, uniform = ([float(aggregate.client_weight(data, i, name)) for i in range(6)] for name in aggregate.WEIGHTINGS)
+    rows, uniform = ([float(aggregate.client_weight(data, i, by)) for i in range(6)] for by in ("rows", "uniform"))
     assert rows == data.train.size.tolist() and rows[1] == 0
     assert uniform == [float(size > 0) for size in data.train.size]
 
 
 def test_unknown_weighting_names_the_remedy():
-    with pytest.raises(ValueError, match='weighting must be "rows".*"uniform".*got \'mean\''):
-        aggregate.check_weighting("mean")
+    with pytest.raises(ValueError, match='weighting must be "rows" or "uniform", got "mean"'):
+        aggregate.client_weight(clustered_linear(6), 0, "mean")

@@ -83,7 +83,7 @@ def test_only_what_the_value_reaches_is_mapped():
     many = [shape for shape in outer if shape[:1] == (values,)]
     assert many == [(values, *leaf.shape) for leaf in jax.tree.leaves(state.models)]
     omega = [leaf.shape for leaf in jax.tree.leaves(state.initial)]
-    assert all(shape in outer for shape in [*omega, state.representation.shape, state.cluster.shape])
+    assert all(shape in outer for shape in [*omega, state.memory.psi.shape, state.cluster.shape])
     theta = [(values, *shape) for shape in omega]
     for models, others in ((omega, theta), (theta, omega)):  # each has its own loops over clients and steps
         assert any(set(models) <= set(shapes) and not set(others) & set(shapes) for shapes in inner)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 PIPED = 100  # columns, where no terminal says how many it has
 
@@ -23,6 +24,15 @@ def stderr() -> "Console":
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def write(console: "Console", *parts: "Table | str") -> None:
+    """Prints tables, and text as it is: brackets are no markup, and a long line is left to the terminal."""
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, markup=False, soft_wrap=True)
+        else:
+            console.print(part)
 
 
 @contextlib.contextmanager

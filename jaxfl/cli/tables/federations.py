@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxfl import data as federations
-from jaxfl.cli.tables.runs import items, plain
+from jaxfl.cli.tables.choices import plain
 from jaxfl.data import sources
 from jaxfl.data.describe import Description
 from jaxfl.plots.style import count
@@ -93,7 +93,7 @@ def source(name: str, data_dir: str | None = None) -> str:
     """
     row = source_row(name, data_dir)
     cuts = [f"  {cut:<28}{federations.SKEWS[federations.dataset(cut).skew][1]}" for cut in row["datasets"]]
-    own = ["Options:", *items(row["options"])] if row["options"] else []
+    own = ["Options:", *_items(row["options"])] if row["options"] else []
     return "\n".join([f"{name}: {row['description']}", *_facts(row), *own, "Data sets:", *cuts])
 
 
@@ -109,7 +109,7 @@ def dataset(name: str, data_dir: str | None = None) -> str:
     more = []
     if name in sources.SOURCES:
         more = ["", f"Other data sets of this source: {', '.join(source_row(name)['datasets'])}"]
-    return "\n".join([f"{name}: {row['description']}", *_facts(row), "Options:", *items(row["options"]), own, *more])
+    return "\n".join([f"{name}: {row['description']}", *_facts(row), "Options:", *_items(row["options"]), own, *more])
 
 
 def description(found: Description) -> str:
@@ -168,6 +168,11 @@ def _split(rows: dict[str, float]) -> str:
         return f"{total}{distinct}; each client has {rows['min']:,}"
     middle = f"median {rows['median']:,g}, mean {rows['mean']:,.1f}"
     return f"{total}{distinct}; a client has {rows['min']:,} to {rows['max']:,}, {middle}"
+
+
+def _items(chosen: dict[str, Any]) -> list[str]:
+    """Returns options and their defaults, a line each."""
+    return [f"  --set {plain({name: default})}" for name, default in chosen.items()]
 
 
 def _facts(row: dict[str, Any]) -> list[str]:

@@ -1,10 +1,8 @@
-"""The list of methods, their options, and the table at the end of a run."""
+"""The list of methods, and the table at the end of a run."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jaxfl import sampling
-from jaxfl.cli import options
 from jaxfl.methods import METHODS
 from jaxfl.simulation.run import Result
 
@@ -64,78 +62,11 @@ def _cell(value: float | None, factor: float, form: str) -> str:
     return form.format(1 / max(value, 1e-9) if factor < 0 else value * factor)
 
 
-def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns what is known about methods, ready for JSON; an option that must be given is null."""
-    return [
-        {
-            "name": name,
-            "summary": METHODS[name].summary,
-            "paper": METHODS[name].paper,
-            "options": {
-                option: None if default is options.REQUIRED else default
-                for option, default in METHODS[name].options.items()
-            },
-        }
-        for name in names
-    ]
-
-
 def methods() -> "Table":
     """Returns the table of all methods."""
     from rich.table import Table
 
     table = Table("name", "summary", "paper")
-    for row in method_rows(list(METHODS)):
-        table.add_row(row["name"], row["summary"], row["paper"])
+    for name, row in METHODS.items():
+        table.add_row(name, row.summary, row.paper)
     return table
-
-
-def method_options(name: str) -> str:
-    """Returns a method's options as `--set` takes them, and those of every run.
-
-    >>> print(method_options("fedsgd").splitlines()[1])
-      --set weighting=rows
-    """
-    row = METHODS[name]
-    own = dict(row.options)
-    averages = "server_optimizer" in own
-    own.pop("server_optimizer", None)
-    return "\n".join(
-        [
-            f"{name}: {row.summary} ({row.paper})",
-            *items(own),
-            *(servers() if averages else []),
-            "Every run:",
-            f"  --set optimizer={'|'.join(options.OPTIMIZERS)}, and of these:",
-            *(f"    {optimizer}: {plain(own)}" for optimizer, (_, own) in options.OPTIMIZERS.items()),
-            "  --set model=NAME, and the model's options; each data set has a model that suits it",
-            "  --set chunk=auto, clients trained side by side; none takes the whole cohort",
-            f"  --set availability={'|'.join(sampling.PATTERNS)}, who can be sampled, and of diurnal:",
-            "    availability_period=24.0",
-            "  --set dropouts=0.0, the share of the sampled clients that fail",
-            "  --set finetune=none, epochs of every client before a second test, as --finetune",
-        ]
-    )
-
-
-def servers() -> list[str]:
-    """Returns what the server of a method that averages may take its step with, a line each."""
-    return [
-        f"  --set server_optimizer=none|{'|'.join(options.SERVERS)}, and of these:",
-        *(
-            f"    {server}: {plain({f'server.{key}': default for key, default in own.items()})}"
-            for server, (_, own) in options.SERVERS.items()
-        ),
-    ]
-
-
-def items(chosen: dict[str, Any]) -> list[str]:
-    """Returns options and their defaults, a line each."""
-    return [f"  --set {plain({name: default})}" for name, default in chosen.items()]
-
-
-def plain(chosen: dict[str, Any]) -> str:
-    """Returns `key=value` in words that a shell leaves alone, where that can be."""
-    words = {name: "..." if value is options.REQUIRED else str(value) for name, value in chosen.items()}
-    quoted = {name: f"'{value}'" if "(" in value else value.lower() for name, value in words.items()}
-    return ", ".join(f"{name}={value}" for name, value in quoted.items())

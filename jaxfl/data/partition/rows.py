@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxfl.data.partition.deal import Parts, check_count, check_min_rows, deal
 from jaxfl.random import host_rng
+from jaxfl.schema import checked
 
 
 def iid(num_rows: int, num_clients: int, *, rows_per_client: int | None = None, seed: int = 0) -> Parts:
@@ -26,6 +27,7 @@ def iid(num_rows: int, num_clients: int, *, rows_per_client: int | None = None, 
     return deal(order, num_clients, rows_per_client, "of the data")
 
 
+@checked
 def quantity(
     num_rows: int,
     num_clients: int,
@@ -59,8 +61,6 @@ def quantity(
             raise ValueError(
                 f"{argument} must be finite and not negative, got {value}; 1 is a strong skew, 0 equal sizes."
             )
-    if law not in ("lognormal", "power"):
-        raise ValueError(f"law must be 'lognormal' or 'power', got {law!r}.")
     check_min_rows(num_rows, num_clients, min_rows)
     rng = host_rng(seed, "partition", "quantity")
     if law == "lognormal":

@@ -1,7 +1,6 @@
 """CelebA as LEAF divides it: one client for each person, and one attribute, smiling, to tell."""
 
 import concurrent.futures
-import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.data.sources.base import Folder, Row, Source, folders
+from jaxfl.schema import did_you_mean, quoted
 
 ATTRIBUTES, IDENTITIES, IMAGES = "list_attr_celeba.txt", "identity_CelebA.txt", "img_align_celeba"
 HELP = (
@@ -134,9 +134,8 @@ def _attribute(path: Path, target: str) -> dict[str, int]:
     if not known:
         raise ValueError(f"{path} is truncated: it ends before the names of the attributes in line 2; {HELP}.")
     if target not in known:
-        near = difflib.get_close_matches(target.lower(), [name.lower() for name in known], n=1, cutoff=0.5)
-        hint = next((f"; did you mean {name!r}?" for name in known if [name.lower()] == near), ".")
-        raise ValueError(f"unknown target: {target!r}{hint} Known, in line 2 of {path}: {', '.join(known)}.")
+        near = did_you_mean(target, known)
+        raise ValueError(f"unknown target {quoted(target)}{near} Known, in line 2 of {path}: {', '.join(known)}.")
     column, labels = 1 + known.index(target), {}
     for number, words in lines:
         if len(words) != 1 + len(known):

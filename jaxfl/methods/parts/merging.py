@@ -15,7 +15,7 @@ distributions (Spearman's correction for attenuation, 1904), which one threshold
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +39,10 @@ class Merged(NamedTuple):
     opened: Array  # [K] bool, slots that a new cluster has taken
     joined: Array  # [K] bool, slots in which two or more clusters that had one have merged
     num_clusters: Array  # [] int32
-    overflow: Array  # [] int32, how often the slots must double for all of them
+    doublings: Array  # [] int32, how often the slots must double for all of them, see `base.doublings`
 
 
-def groups(linkage: str, threshold: float | str) -> Group:
+def groups(linkage: Literal["single", "greedy"], threshold: float | Literal["auto"]) -> Group:
     """Returns which nodes belong together.
 
     Args:
@@ -118,7 +118,7 @@ def merge(
     opens = alive & first & (keeper < 0)
     turn = jnp.cumsum(opens) - 1
     free = jnp.argsort(kept, stable=True).astype(jnp.int32)  # free slots first, in ascending order
-    overflow = doublings(kept.sum() + opens.sum(), slots)
+    needed = kept.sum() + opens.sum()
     slot = jnp.where(opens, free[jnp.clip(turn, 0, slots - 1)], keeper).astype(jnp.int32)  # [K + C], by group
     opened = jnp.zeros(slots, bool).at[jnp.where(opens, slot, slots)].set(True, mode="drop")
     joined = jnp.zeros(slots, bool).at[jnp.where(parts > 1, keeper, slots)].set(True, mode="drop")
@@ -127,7 +127,7 @@ def merge(
     to = jnp.where(alive, slot[jnp.minimum(where, count - 1)], stay)  # [K + C], each node's new slot
     old = jnp.where(cluster >= 0, to[jnp.maximum(cluster, 0)], -1)
     new = old.at[jnp.where(newcomer, ids, old.shape[0])].set(to[slots:], mode="drop")
-    return Merged(new, to, opened, joined, (kept | opened).sum().astype(jnp.int32), overflow)
+    return Merged(new, to, opened, joined, (kept | opened).sum().astype(jnp.int32), doublings(needed, slots))
 
 
 def sums_by_cluster(vectors: Array, cluster: Array, slots: int) -> Array:

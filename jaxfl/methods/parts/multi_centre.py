@@ -6,7 +6,7 @@ its cluster.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,16 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method, check_known, takes_part
+from jaxfl.methods.base import Info, Method, takes_part
 from jaxfl.methods.parts.one_shot import alone, everybody, nearest
 from jaxfl.methods.parts.points import point
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-EMPTY = ("keep", "farthest")
+Empty = Literal["keep", "farthest"]
 
 
 class FeSEMState(NamedTuple):
@@ -56,6 +57,7 @@ class Rule(NamedTuple):
     settle: Callable[[Params, Array], Params]
 
 
+@checked
 def multi_centre(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -63,22 +65,19 @@ def multi_centre(
     *,
     num_clusters: int,
     proximal_weight: float,
-    loss_weighting: str,
+    loss_weighting: aggregate.Weighting,
     local_epochs: int,
     batch_size: int | None,
-    weighting: str,
-    empty: str,
+    weighting: aggregate.Weighting,
+    empty: Empty,
     first_epochs: int | None,
     restarts: int,
     sketch_size: int,
 ) -> Method:
     """Returns FeSEM under a rule; the options are those of `fesem`."""
-    aggregate.check_weighting(weighting)
     for name, value in {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    check_known("empty", empty, EMPTY)
-    check_known("loss_weighting", loss_weighting, aggregate.WEIGHTINGS)
     if proximal_weight < 0:
         raise ValueError(f"proximal_weight must be at least 0, got {proximal_weight}; 0 switches the pull off.")
     epochs = local_epochs if first_epochs is None else first_epochs

@@ -7,7 +7,8 @@ direction. Clients are comparable only by the same anchor, loss and number of ep
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +19,15 @@ from jaxfl import tree
 from jaxfl.client.training import full_gradient, local_train
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.halves import hold_back
 from jaxfl.engine import over_clients
-from jaxfl.methods import base
 from jaxfl.methods.parts.points import compared, point
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-KINDS = ("gradient", "displacement")
+Kind = Literal["gradient", "displacement"]
 
 
 class Representation(NamedTuple):
@@ -42,11 +44,22 @@ class Representation(NamedTuple):
     agreement: Callable[[Key, Params, tuple[FederatedData, FederatedData], Array], Array]
 
 
+class Sent(NamedTuple):
+    """What the clients of a cohort send of themselves; 0 from those who are not asked."""
+
+    psi: Array  # [C, d]
+    agreement: Array  # [C], 0 unless it is asked for
+
+
+Observe = Callable[[Key, Params, FederatedData, Cohort, Array], Sent]
+
+
+@checked
 def represent(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    kind: str = "gradient",
+    kind: Kind = "gradient",
     epochs: int = 10,
     batch_size: int | None = None,
     layers: str | Sequence[str] = ".*",
@@ -77,7 +90,6 @@ def represent(
     >>> psi.shape, jnp.linalg.norm(psi[0]).round(3).item()
     ((8, 650), 1.0)
     """
-    base.check_known("representation", kind, KINDS)
     if size is not None and size < 1:
         raise ValueError(f"representation_size must be at least 1, got {size}; none keeps all numbers.")
     if epochs < 1:
@@ -110,6 +122,34 @@ def represent(
         return jnp.where(usable, 2 * (one * other).sum() / jnp.where(usable, power, 1), 0).astype(jnp.float32)
 
     return Representation(psi, agreement)
+
+
+def observing(representation: Representation, *, agreement: bool) -> Observe:
+    """Returns `observe(key, anchor, data, cohort, wanted [C]) -> Sent`: what those of a cohort send who are wanted.
+
+    Args:
+        representation: from `represent`.
+        agreement: whether they send that of the halves of their rows too.
+    """
+
+    def observe(key: Key, anchor: Params, data: FederatedData, cohort: Cohort, wanted: Array) -> Sent:
+        halves = tuple(replace(data, train=half) for half in hold_back(key, data.train, 0.5)) if agreement else ()
+
+        def client(shared, client: Array, wanted: Array):
+            key, anchor, data, halves = shared
+
+            def sent() -> Sent:
+                alike = (
+                    representation.agreement(key, anchor, halves, client) if agreement else jnp.zeros((), jnp.float32)
+                )
+                return Sent(representation.psi(key, anchor, data, client), alike)
+
+            nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(sent))
+            return (), jax.lax.cond(wanted, sent, lambda: nothing)
+
+        return over_clients(client, (key, anchor, data, halves), cohort, wanted)[1]
+
+    return observe
 
 
 def of_clients(

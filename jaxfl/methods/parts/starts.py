@@ -11,6 +11,7 @@ that are in use:
 import dataclasses
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,11 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-STARTS = ("random", "balanced", "groups", "kmeans++")
+Kind = Literal["random", "balanced", "groups", "kmeans++"]
 JUDGES = 1000  # clients whose losses decide on a start, at most
 
 Start = Callable[[Key, FederatedData], Params]
@@ -144,12 +146,11 @@ def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, ro
     return start
 
 
+@checked
 def check(
-    start: str, num_clusters: int, min_share: float, max_draws: int, warmup_rounds: int, shared: str | Sequence[str]
+    start: Kind, num_clusters: int, min_share: float, max_draws: int, warmup_rounds: int, shared: str | Sequence[str]
 ) -> None:
-    """Raises ValueError unless the options of a start are known, in range, and go together."""
-    if start not in STARTS:
-        raise ValueError(f"start must be one of {', '.join(STARTS)}, got {start!r}.")
+    """Raises ValueError unless the options of a start are in range and go together."""
     if max_draws < 1:
         raise ValueError(f"max_draws must be at least 1, got {max_draws}.")
     if warmup_rounds < 0:

@@ -44,11 +44,11 @@ def partition(cluster):
 @functools.partial(jax.jit, static_argnames=("linkage", "accept"))
 def split(similarity, cluster, comparable, ready, linkage, accept, bound):
     """Compiled once for all bounds."""
-    accept = accept if accept is splitting.anyhow else accept(bound)
+    accept = accept if accept is splitting.keep_all else accept(bound)
     return splitting.split(similarity, cluster, comparable, ready, linkage=linkage, accept=accept)
 
 
-def once(vectors, linkage="single", accept=splitting.anyhow, bound=0.0):
+def once(vectors, linkage="single", accept=splitting.keep_all, bound=0.0):
     """Returns the clusters `[7]` after everybody's was split."""
     zeros = jnp.zeros(7, jnp.int32)
     return split(cosine(jnp.asarray(vectors)), zeros, EVERYBODY, FIRST, linkage, accept, bound).cluster
@@ -63,7 +63,7 @@ def test_all_that_are_ready_are_split_once_into_the_lowest_free_slots(seed, link
     cluster = rng.choice(rng.permutation(slots)[:3], 10).astype(np.int32)
     comparable = rng.random(10) < 0.8
     ready = np.isin(np.arange(slots), cluster) & (rng.random(slots) < 0.8)
-    wanted, source, overflow = cluster.copy(), np.arange(slots), False
+    wanted, source, homeless = cluster.copy(), np.arange(slots), 0
     for slot in np.flatnonzero(ready):
         members = np.flatnonzero((cluster == slot) & comparable)
         if len(members) < 2:
@@ -75,12 +75,15 @@ def test_all_that_are_ready_are_split_once_into_the_lowest_free_slots(seed, link
         if len(free):
             wanted[leave], source[free[0]] = free[0], slot
         else:
-            overflow = True
+            homeless += 1
     arrays = jnp.asarray(similarity), jnp.asarray(cluster), jnp.asarray(comparable), jnp.asarray(ready)
-    found = split(*arrays, linkage, splitting.tells_apart, gamma_max)
+    found = split(*arrays, linkage, splitting.keep_above, gamma_max)
     assert found.cluster.tolist() == wanted.tolist()
     assert found.source.tolist() == source.tolist()
-    assert bool(found.overflow) == overflow
+    size = slots
+    while size < len(set(wanted)) + homeless:
+        size *= 2
+    assert slots * 2 ** int(found.doublings) == size
     assert np.flatnonzero(found.opened).tolist() == sorted(set(wanted) - set(cluster))
 
 
@@ -101,7 +104,7 @@ def test_a_split_that_stands_out_leaves_nobody_alone(seed, linkage, times, near)
     if near:  # three groups of which one has a single client: others may be split, it may not
         vectors = np.eye(3, 4, dtype=np.float32)[[0, 1, 0, 2, 1, 0, 1]] + 0.1 * vectors
     similarity = np.array(cosine(jnp.asarray(vectors)))
-    found = once(vectors, linkage, splitting.stands_out, times)
+    found = once(vectors, linkage, splitting.keep_above_peers, times)
     best = (similarity - 4 * np.eye(7, dtype=np.float32)).max(1)
     stay, leave = halves(similarity, linkage)
     cross = similarity[np.ix_(stay, leave)].max()
@@ -113,7 +116,7 @@ def test_a_split_that_stands_out_leaves_nobody_alone(seed, linkage, times, near)
 
 @pytest.mark.parametrize("linkage", LINKAGES)
 @pytest.mark.parametrize(
-    ("accept", "bound"), [(splitting.anyhow, 0.0), (splitting.tells_apart, 0.5), (splitting.stands_out, 1.1)]
+    ("accept", "bound"), [(splitting.keep_all, 0.0), (splitting.keep_above, 0.5), (splitting.keep_above_peers, 1.1)]
 )
 def test_two_blocks_are_found_and_one_is_left_whole_where_splits_are_judged(linkage, accept, bound):
     rng = np.random.default_rng(0)
@@ -122,21 +125,21 @@ def test_two_blocks_are_found_and_one_is_left_whole_where_splits_are_judged(link
     found = once((np.eye(2, 4)[group] + noise).astype(np.float32), linkage, accept, bound)
     assert scores.adjusted_rand_index(group, found) == 1
     left = once((np.eye(2, 4)[0 * group] + noise).astype(np.float32), linkage, accept, bound)
-    assert len(set(left.tolist())) == (2 if accept is splitting.anyhow else 1)
+    assert len(set(left.tolist())) == (2 if accept is splitting.keep_all else 1)
 
 
 def test_distances_stand_out_as_they_are():
     places = jnp.array([0.0, 1.0, 3.5, 4.5, 2.0, 0.5, 5.0])
     similarity = -jnp.abs(places[:, None] - places[None, :])  # nearest peers: 1 apart; the halves: 1.5
     for times, number in ((1.4, 2), (1.6, 1)):
-        accept = splitting.stands_out(times, jnp.negative)
+        accept = splitting.keep_above_peers(times, jnp.negative)
         after = splitting.split(similarity, jnp.zeros(7, jnp.int32), EVERYBODY, FIRST, linkage="single", accept=accept)
         assert len(set(after.cluster.tolist())) == number
 
 
 def test_without_a_free_slot_nothing_changes_but_the_word_of_it():
     similarity, full = cosine(jnp.asarray(vectors_of(0))), jnp.array([0, 1, 2, 3, 0, 1, 2], jnp.int32)
-    for ready, overflow in (([True] * 4, True), ([False, False, False, True], False)):  # slot 3 has a single client
-        after = split(similarity, full, EVERYBODY, jnp.array(ready), "single", splitting.anyhow, 0.0)
-        assert bool(after.overflow) == overflow
+    for ready, doublings in (([True] * 4, 1), ([False, False, False, True], 0)):  # slot 3 has a single client
+        after = split(similarity, full, EVERYBODY, jnp.array(ready), "single", splitting.keep_all, 0.0)
+        assert int(after.doublings) == doublings
         assert after.cluster.tolist() == full.tolist() and not after.opened.any()

@@ -1,0 +1,160 @@
+"""The options of a method and of every run, with what they do, in a table and ready for JSON."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxfl.cli import literals, options
+from jaxfl.methods import METHODS
+from jaxfl.schema import REQUIRED, Option, describe, listed, options_of, quoted, words_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Presets = Mapping[str, Mapping[str, Any]]
+
+
+def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns what is known about methods, ready for JSON.
+
+    >>> row = method_rows(["fesem"])[0]["options"]["proximal_weight"]
+    >>> row["default"], row["presets"], row["type"]
+    (0.1, {'paper': 0.1, 'official': 0.0}, 'a number or none')
+    """
+    return [
+        {
+            "name": name,
+            "summary": METHODS[name].summary,
+            "paper": METHODS[name].paper,
+            "options": option_rows(of_method(name).values(), METHODS[name].presets),
+        }
+        for name in names
+    ]
+
+
+def of_method(name: str) -> dict[str, Option]:
+    """Returns the options of a method; of those that are `as in` another method, it has the line of that one."""
+    own = options_of(METHODS[name].factory)
+    for option in own.values():
+        other = re.match(r"as in `(\w+)`", option.line)
+        if other and other[1] in METHODS:
+            line = options_of(METHODS[other[1]].factory)[option.name].line
+            own[option.name] = option._replace(line=line)
+    return own
+
+
+def option_rows(chosen: Iterable[Option], presets: Presets) -> dict[str, dict[str, Any]]:
+    """Returns options by name, ready for JSON; infinity, which JSON cannot say, is a word.
+
+    Args:
+        chosen: the options.
+        presets: what None stands for, by preset.
+    """
+    rows = {}
+    for option in chosen:
+        default, by_preset = resolved(option, presets)
+        rows[option.name] = {
+            "default": None if default is REQUIRED else _finite(default),
+            "required": default is REQUIRED,
+            "presets": {preset: _finite(value) for preset, value in by_preset.items()},
+            "type": describe(option.hint),
+            "words": list(words_of(option.hint)),
+            "line": option.line,
+        }
+    return rows
+
+
+def resolved(option: Option, presets: Presets) -> tuple[Any, dict[str, Any]]:
+    """Returns the default of an option under the first preset, which is the usual one, and its value under each.
+
+    >>> resolved(Option("mu", None, float), {"paper": {"mu": 0.1}, "official": {"mu": 0.0}})
+    (0.1, {'paper': 0.1, 'official': 0.0})
+    """
+    values = {preset: rule[option.name] for preset, rule in presets.items() if option.name in rule}
+    default = next(iter(values.values()), None) if option.default is None else option.default
+    return default, values
+
+
+def method_options(name: str) -> "list[Table | str]":
+    """Returns the page of a method: its options and those of every run."""
+    row = METHODS[name]
+    own = of_method(name)
+    server = own.pop("server_optimizer", None)
+    entries = [_entry(option, row.presets) for option in own.values()]
+    if server is not None:
+        line = _sentences(server.line, "Or one of these, with its options:", *_groups(options.SERVERS, "server."))
+        entries.append(("server_optimizer", "none", line))
+    of_run = [
+        ("optimizer", "sgd", _sentences("the local optimiser, with these options:", *_groups(options.OPTIMIZERS))),
+        ("model", "", "a network, and its options beside it; each data set has one that suits it"),
+        *(_entry(option, {}) for option in options.RUN),
+    ]
+    title = f"{name}: {row.summary} ({row.paper})"
+    return [title, "", "As --set OPTION=VALUE:", "", _table(entries), "", "In every run:", "", _table(of_run)]
+
+
+def _table(entries: Iterable[tuple[str, str, str]]) -> "Table":
+    """Returns a table that is as wide as the terminal; long lines are wrapped."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("option", no_wrap=True)
+    table.add_column("default", max_width=24)
+    table.add_column("what it is")
+    for entry in entries:
+        table.add_row(*map(Text, entry))
+    return table
+
+
+def _entry(option: Option, presets: Presets) -> tuple[str, str, str]:
+    """Returns the row of an option: its name, its default and those presets that differ, and what it is.
+
+    >>> from typing import Literal
+    >>> option = Option("by", None, Literal["rows", "size"] | None, "whose `weight`")
+    >>> _entry(option, {"paper": {"by": "rows"}, "official": {"by": "size"}})
+    ('by', 'rows\\nofficial: size', 'whose weight\\n"rows" or "size"')
+    """
+    default, values = resolved(option, presets)
+    others = [f"{preset}: {text(value)}" for preset, value in values.items() if value != default]
+    words = list(map(quoted, words_of(option.hint)))
+    more = ["" if all(word in option.line for word in words) else listed(words)]
+    more += [] if literals.can_say(option.hint) else ["In Python only."]
+    return option.name, "\n".join([text(default), *others]), _sentences(option.line, *more)
+
+
+def text(value: Any) -> str:
+    """Returns a default as `--set` takes it.
+
+    >>> text((0, 90)), text(None), text(float("inf"))
+    ('(0, 90)', 'none', 'infinity')
+    """
+    if value is REQUIRED:
+        return "to be given"
+    if isinstance(value, float) and math.isinf(value):
+        return "infinity"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def plain(chosen: Mapping[str, Any]) -> str:
+    """Returns `key=value` in words that a shell leaves alone, where that can be."""
+    words = {name: "..." if value is REQUIRED else text(value) for name, value in chosen.items()}
+    return ", ".join(f"{name}='{word}'" if "(" in word else f"{name}={word}" for name, word in words.items())
+
+
+def _groups(optimizers: Mapping[str, tuple[Any, Mapping[str, float]]], owner: str = "") -> list[str]:
+    """Returns optimisers with their options, a line each."""
+    return [
+        f"{name}: {plain({f'{owner}{key}': default for key, default in own.items()})}"
+        for name, (_, own) in optimizers.items()
+    ]
+
+
+def _sentences(*lines: str) -> str:
+    """Returns those lines that say something, without the marks of code."""
+    return "\n".join(line.replace("`", "") for line in lines if line)
+
+
+def _finite(value: Any) -> Any:
+    return text(value) if isinstance(value, float) and math.isinf(value) else value

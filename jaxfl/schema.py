@@ -1,0 +1,200 @@
+"""The options of a function, read from its signature and its docstring, and the one check of their words.
+
+An option that takes a few words is a `Literal` in the signature. Type checkers, the command line, `jaxfl methods` and
+the errors below read this one annotation; `checked` refuses other words when the function is called.
+
+>>> @checked
+... def average(models, *, weighting: Literal["rows", "uniform"] = "rows"):
+...     '''Returns the average.
+...
+...     Args:
+...         weighting: by rows, or the same for
+...             every client.
+...     '''
+>>> options_of(average)["weighting"].line
+'by rows, or the same for every client.'
+>>> average([], weighting="row")
+Traceback (most recent call last):
+ValueError: weighting must be "rows" or "uniform", got "row"; did you mean "rows"?
+"""
+
+import difflib
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+P = ParamSpec("P")
+R = TypeVar("R")
+REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
+NOUNS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", types.NoneType: "none"}
+
+
+class Option(NamedTuple):
+    """One option.
+
+    Attributes:
+        name: as it is written in a call.
+        default: its value where none is given, or `REQUIRED`.
+        hint: its type, as annotations write it.
+        line: what the docstring says of it.
+        owner: who knows it, where several do.
+    """
+
+    name: str
+    default: Any
+    hint: Any
+    line: str = ""
+    owner: str = ""
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Option]:
+    """Returns the keyword-only options of a function by name.
+
+    Args:
+        function: any function with annotations; `functools.partial` of one, too. What its docstring says under `Args:`
+            becomes the options' lines.
+    """
+    whole = inspect.unwrap(getattr(function, "func", function))
+    hints, lines = get_type_hints(whole), lines_of(whole)
+    return {
+        word.name: Option(word.name, word.default, hints.get(word.name, Any), lines.get(word.name, ""))
+        for word in inspect.signature(function).parameters.values()
+        if word.kind is word.KEYWORD_ONLY
+    }
+
+
+def lines_of(documented: Any) -> dict[str, str]:
+    """Returns what a docstring says of each argument or attribute, each on one line.
+
+    Args:
+        documented: a function or a class whose docstring has a section `Args:` or `Attributes:` in Google's style.
+            What is said of several names at once (`a, b: ...`) is the line of each.
+    """
+    doc = inspect.getdoc(documented) or ""
+    section = re.search(r"^(?:Args|Attributes):\n((?:(?: +.*)?\n)*(?: +.*)?)", doc, re.MULTILINE)
+    entries = re.split(r"^ {4}(?=\S)", section[1], flags=re.MULTILINE)[1:] if section else []
+    told = [" ".join(entry.split()).partition(":") for entry in entries]
+    return {name.strip("* "): line.strip() for names, _, line in told for name in names.split(",")}
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Returns the function, which raises ValueError if it is called with a word that is not of its `Literal`."""
+    words = inspect.signature(function).parameters
+    if any(isinstance(word.annotation, str) for word in words.values()):  # from __future__ import annotations
+        words = inspect.signature(function, eval_str=True).parameters
+    hints = {name: word.annotation for name, word in words.items() if words_of(word.annotation)}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = {**dict(zip(words, args, strict=False)), **kwargs}
+        for name, hint in hints.items():
+            if name in given:
+                check(name, given[name], hint)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check(name: str, value: Any, hint: Any) -> None:
+    """Raises ValueError unless a value is one of the words of a type, or of another of its parts.
+
+    Args:
+        name: of the argument.
+        value: what was given for it.
+        hint: a type with a `Literal` in it. Beside other types (`float | Literal["auto"]`) only text is looked at.
+
+    >>> check("threshold", 0.3, float | Literal["auto"])
+    >>> check("threshold", "high", float | Literal["auto"])
+    Traceback (most recent call last):
+    ValueError: threshold must be a number or "auto", got "high".
+    """
+    words, others = words_of(hint), [part for part in parts_of(hint) if get_origin(part) is not Literal]
+    if any(type(value) is type(word) and value == word for word in words) or (value is None and None in others):
+        return
+    if isinstance(value, str) or set(others) <= {None}:
+        raise ValueError(f"{name} must be {describe(hint)}, got {quoted(value)}{did_you_mean(value, words)}")
+
+
+def check_word(name: str, value: Any, words: Iterable[str]) -> None:
+    """Raises ValueError unless a value is one of the words, which may depend on the data.
+
+    >>> check_word("recommended", "Conv_3", ["Conv_0", "Dense_0"])
+    Traceback (most recent call last):
+    ValueError: recommended must be "Conv_0" or "Dense_0", got "Conv_3"; did you mean "Conv_0"?
+    """
+    words = list(words)
+    if value not in words:
+        known = listed(list(map(quoted, words)))
+        raise ValueError(f"{name} must be {known}, got {quoted(value)}{did_you_mean(value, words)}")
+
+
+def check_name(what: str, name: Any, known: Iterable[str]) -> None:
+    """Raises ValueError, with all the names there are, unless a name is one of them.
+
+    >>> check_name("model", "mpl", ["mlp", "logistic"])
+    Traceback (most recent call last):
+    ValueError: unknown model "mpl"; did you mean "mlp"? Known: mlp, logistic.
+    """
+    known = list(known)
+    if name not in known:
+        listing = ", ".join(known) or "none"
+        raise ValueError(f"unknown {what} {quoted(name)}{did_you_mean(name, known)} Known: {listing}.")
+
+
+def did_you_mean(name: Any, known: Iterable[Any]) -> str:
+    """Returns the end of a sentence about a name that is none of those known: the nearest of them, if one is near.
+
+    >>> did_you_mean("smiling", ["Smiling", "Young"]), did_you_mean("xyz", ["Smiling", "Young"])
+    ('; did you mean "Smiling"?', '.')
+    """
+    small = {str(one).lower(): one for one in known}
+    near = difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=0.5)
+    return f"; did you mean {quoted(small[near[0]])}?" if near else "."
+
+
+def words_of(hint: Any) -> tuple[Any, ...]:
+    """Returns the words that a type allows: those of its `Literal`, alone or beside other types.
+
+    >>> words_of(Literal["single", "complete"] | None), words_of(str | None)
+    (('single', 'complete'), ())
+    """
+    return tuple(word for part in parts_of(hint) if get_origin(part) is Literal for word in get_args(part))
+
+
+def parts_of(hint: Any) -> list[Any]:
+    """Returns the members of a union, or the type itself; the type of None is None."""
+    union = get_origin(hint) in (Union, types.UnionType)
+    parts = get_args(hint) if union else (hint,)
+    return [None if part is types.NoneType else part for part in parts]
+
+
+def describe(hint: Any) -> str:
+    """Returns a type in words.
+
+    >>> describe(Literal["single", "complete", "average"] | None)
+    '"single", "complete", "average" or none'
+    """
+    return listed([noun for part in parts_of(hint) for noun in _nouns(part)])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns names as they are said: `a, b or c`."""
+    return " or ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)
+
+
+def quoted(value: Any) -> str:
+    """Returns a value as messages show it: text in quotation marks."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _nouns(hint: Any) -> list[str]:
+    """Returns what a type that is no union is called; every word of a `Literal` for itself."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is Literal:
+        return list(map(quoted, parts))
+    if kind is not None:
+        return [f"a list, each entry {describe(parts[0])}" if parts else "a list"]
+    return [NOUNS.get(type(None) if hint is None else hint, getattr(hint, "__name__", str(hint)))]

@@ -1,0 +1,69 @@
+"""A method to imitate: K models, and each client trains the one with the lowest loss on its rows (a small IFCA).
+
+k_i <- argmin_k f_i(theta_k);    client i trains theta_{k_i};    theta_k <- mean of the models of {i: k_i = k}
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import tree
+from jaxfl.client.training import local_train, mean_loss
+from jaxfl.engine import over_clients
+from jaxfl.methods import base
+from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
+from jaxfl.server import aggregate
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Params
+
+
+class ExampleState(NamedTuple):
+    models: Params  # [K, ...] theta
+    cluster: Array  # [N] int32, whose model each client is served
+    round: Array  # [] int32
+
+
+@checked  # the words of every Literal
+def example(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    num_clusters: int = 2,
+    local_epochs: int = 5,
+    weighting: aggregate.Weighting = "rows",
+) -> base.Method:
+    """Returns the method.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser.
+        num_clusters: K.
+        local_epochs: E, passes over a client's rows in a round.
+        weighting: of a mean: `"rows"` (n_i / n) or `"uniform"` (1 / m).
+    """
+    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=None)
+    loss_of = mean_loss(task)
+
+    def init(key, data):
+        models = jax.vmap(lambda k: task.init(key_for(key, Stream.INIT, k)))(jnp.arange(num_clusters))
+        return ExampleState(models, jnp.zeros(data.num_clients, jnp.int32), jnp.int32(0))
+
+    def round(key, state, data, cohort):
+        def client(shared, client):
+            key, state, data = shared
+            best = jnp.argmin(jax.lax.map(lambda model: loss_of(model, data, client), state.models))
+            client_key = key_for(key, Stream.BATCHES, state.round, client)
+            model, loss = train(client_key, tree.take(state.models, best), data, client)
+            weight = aggregate.client_weight(data, client, weighting)
+            return aggregate.contribute(model, weight, best, num_clusters), (loss, best.astype(jnp.int32))
+
+        total, (loss, found) = over_clients(client, (key, state, data), cohort)
+        models = aggregate.mean(total, empty=state.models)  # an empty cluster keeps its model
+        alive, up, down = (total.weight > 0).sum(), base.shape_of(models), models
+        info = base.info(cohort, loss, found, num_clusters=alive, diverged=total.diverged, up=up, down=down)
+        return ExampleState(models, base.write_clusters(state.cluster, cohort, found), state.round + 1), info
+
+    return base.Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task)
