@@ -39,10 +39,12 @@ def test_example_runs(tmp_path):
     assert (tmp_path / "clusters.png").stat().st_size > 0
 
 
-def test_table_of_methods_is_the_registry():
+def test_table_of_methods_is_of_the_registry():
     section = TEXT.split("\n## Methods\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| \[`(\w+)`\]\((.*?)\) \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
-    assert rows == [(name, methods.source(row), row.summary, row.paper) for name, row in METHODS.items()]
+    known = [(name, methods.source(row), row.summary, row.paper) for name, row in METHODS.items()]
+    assert len(rows) >= 10  # `jaxfl methods` is the whole list: a new method needs no row here
+    assert set(rows) <= set(known)
 
 
 def test_it_is_short():

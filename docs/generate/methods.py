@@ -1,20 +1,20 @@
 """A page for each method of the registry, and the page that lists them.
 
 All of it is read from the code: the module's docstring (paper, equations, where the official code differs), the
-factory's signature and docstring (options), the module's `PRESETS`, the registry's row, and a measurement. A new method
-has its page as soon as it has its row.
+factory's signature and docstring (options), the registry's row (summary, paper, presets), and a measurement. A new
+method has its page as soon as it has its row.
 """
 
 import inspect
 import re
 import sys
 import textwrap
-import typing
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxfl.cli.tables import choices
 from jaxfl.methods import METHODS, Row
+from jaxfl.schema import REQUIRED, describe
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = re.compile(r"^(Args|Returns|Raises|References|Attributes|Examples?):", re.MULTILINE)
@@ -78,62 +78,39 @@ def page(name: str, row: Row, cost: Cost) -> str:
 
 def options(name: str, row: Row) -> list[str]:
     """Returns the options as a definition list."""
-    from jaxfl.cli import literals
-
-    described, hints = arguments(inspect.getdoc(row.factory) or ""), typing.get_type_hints(row.factory)
-    usual = _presets(row).get(row.options.get("preset", ""), {})
     found = []
-    for option, default in row.options.items():
-        if option in ("server_optimizer", "solver", "anchor_task"):
-            kind = {"server_optimizer": "an optax optimiser", "solver": "a method", "anchor_task": "a task"}[option]
-            kind += " or none"
-        else:
-            kind = literals.describe(hints[option])
-        shown = "must be given" if default is inspect.Parameter.empty else f"default `{literal(default)}`"
-        if default is None and option in usual:
-            shown = f"default `{literal(usual[option])}`, from the preset"
-        text = re.sub(r"^([BEK])(?=[.,;])", lambda symbol: SYMBOLS_ALONE[symbol[1]], described.get(option, ""))
-        same = re.fullmatch(r"as in `(\w+)`[;.]?(.*)", text, re.DOTALL)
-        if same and same[1] in METHODS:
-            text = f"As in [`{same[1]}`]({same[1]}.md#options).{same[2]}"
-        found.append(f"`{option}` ({shown}; {kind})\n:   {_capital(escape(text))}")
-    return found
-
-
-def arguments(docstring: str) -> dict[str, str]:
-    """Returns what a docstring's `Args` say of each argument.
-
-    >>> arguments("One line.\\n\\nArgs:\\n    a, b: as in\\n        `cfl`.\\n    c: other.\\n\\nRaises:\\n    E: if.")
-    {'a': 'as in `cfl`.', 'b': 'as in `cfl`.', 'c': 'other.'}
-    """
-    block = re.search(r"^Args:\n((?:    .*\n?|\n)*)", docstring, re.MULTILINE)
-    found: dict[str, str] = {}
-    for entry in re.split(r"\n(?=\S)", textwrap.dedent(block[1]).strip()) if block else []:
-        names, _, text = entry.partition(":")
-        found |= dict.fromkeys(re.split(r",\s*", names.strip()), " ".join(text.split()))
+    for option in choices.of_method(name).values():
+        default, by_preset = choices.resolved(option, row.presets)
+        shown = "must be given" if default is REQUIRED else f"default `{literal(default)}`"
+        if option.default is None and by_preset and "preset" in row.options:
+            shown += ", from the preset"
+        line = re.sub(r"^[BEK](?=[.,;])", lambda symbol: ALONE[symbol[0]], option.line)
+        kind = describe(option.hint).replace("GradientTransformation", "an optax optimiser")
+        kind = kind.replace("Method", "a method").replace("Task", "a task")
+        found.append(f"`{option.name}` ({shown}; {kind})\n:   {_capital(escape(line))}")
     return found
 
 
 def presets(row: Row) -> list[str]:
-    """Returns the table of what the presets mean, if there are any."""
-    known = _presets(row)
-    if not known:
+    """Returns the table of what the presets mean, if there are any to choose from."""
+    if "preset" not in row.options:
         return []
-    names = list(dict.fromkeys(option for values in known.values() for option in values))
-    head = ["| option | " + " | ".join(f'`"{preset}"`' for preset in known) + " |", "|---" * (len(known) + 1) + "|"]
+    names = list(dict.fromkeys(option for values in row.presets.values() for option in values))
+    head = [
+        f"| option | {' | '.join(f'`{literal(preset)}`' for preset in row.presets)} |",
+        "|---" * (len(row.presets) + 1),
+    ]
     rows = [
-        f"| `{option}` | " + " | ".join(f"`{literal(values.get(option))}`" for values in known.values()) + " |"
+        f"| `{option}` | {' | '.join(f'`{literal(values.get(option))}`' for values in row.presets.values())} |"
         for option in names
     ]
     words = "What `preset` stands for. An option that is given beside it wins."
-    return ["### Presets", words, "\n".join([*head, *rows])]
+    return ["### Presets", words, "\n".join([head[0], f"{head[1]}|", *rows])]
 
 
 def example(name: str, row: Row) -> str:
     """Returns the command line and the Python of a first run."""
-    needed = {
-        option: row.small[option] for option, default in row.options.items() if default is inspect.Parameter.empty
-    }
+    needed = {option: row.small[option] for option, default in row.options.items() if default is REQUIRED}
     words = "".join(f" --set {option}={value}" for option, value in needed.items())
     given = "".join(f", {option}={value!r}" for option, value in needed.items())
     return f"""```sh
@@ -171,9 +148,7 @@ def measure(row: Row) -> Cost:
 
     few, many, key = federation(CLIENTS), federation(2 * CLIENTS), jax.random.key(0)
     task = jaxfl.classification(jaxfl.models.MLP(hidden=(128,), num_classes=10), few)
-    needed = {
-        option: row.small[option] for option, default in row.options.items() if default is inspect.Parameter.empty
-    }
+    needed = {option: row.small[option] for option, default in row.options.items() if default is REQUIRED}
     method = row.factory(task, optax.sgd(0.1), **needed)
     shapes = {data.num_clients: jax.eval_shape(method.init, key, data) for data in (few, many)}
     one, two = (tree.num_bytes(shapes[clients]) for clients in (CLIENTS, 2 * CLIENTS))
@@ -220,7 +195,7 @@ def costs(name: str, row: Row, cost: Cost) -> str:
 
 def source(row: Row) -> str:
     """Returns the path of a method's file in the repository."""
-    return Path(inspect.getfile(row.factory)).relative_to(ROOT).as_posix()
+    return Path(inspect.getfile(inspect.unwrap(row.factory))).relative_to(ROOT).as_posix()
 
 
 def without_doctests(text: str) -> str:
@@ -276,11 +251,6 @@ def literal(value: Any) -> str:
     return "math.inf" if value == float("inf") else repr(value)
 
 
-def _presets(row: Row) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the presets that a method's module defines, if the method takes a preset."""
-    return getattr(sys.modules[row.factory.__module__], "PRESETS", {}) if "preset" in row.options else {}
-
-
 def _number(value: float) -> str:
     """Returns a number of models: exact where it is whole, two digits elsewhere."""
     if abs(value - round(value)) < 0.005:
@@ -294,6 +264,6 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:] if word and word[0] not in SYMBOLS else text
 
 
-# What a docstring names by its symbol alone, for readers of one page.
-SYMBOLS_ALONE = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a round", "K": "K, models to learn"}
+# What a docstring names by its symbol alone.
+ALONE = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a round", "K": "K, models to learn"}
 SYMBOLS = {"alpha", "eps", "eta", "gamma", "lambda", "mu", "tau"}

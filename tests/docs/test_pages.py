@@ -85,7 +85,7 @@ def test_command_is_accepted(command):
         settings = options.route(given["method"], given["data"], given.get("items") or ())
         job.check(job.Job(settings, given.get("rounds") or 1, 1.0))
     if name == "data" and (asked := next((word for word in words[1:] if not word.startswith("-")), None)):
-        data.dataset(asked) if "-" in asked else data.sources.row(asked)
+        data.dataset(asked) if asked not in SOURCES else SOURCES[asked]
 
 
 def test_tables_of_sources_and_skews_are_complete():
