@@ -1,5 +1,6 @@
 """What the pages of the site show is run: Python in one namespace a page, commands in the same folder, in order."""
 
+import doctest
 import re
 import shlex
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from docs.generate import methods, tables
+from docs.generate import methods, results, speed, tables
 from jaxfl import data
 from jaxfl.cli import job, options
 from jaxfl.cli.app import app, main
@@ -152,6 +153,11 @@ def test_method_has_a_page(name):
     namespace = {}
     exec(compile(without_a_run, name, "exec"), namespace)  # noqa: S102
     assert namespace["method"].task is namespace["task"]
+
+
+@pytest.mark.parametrize("module", [methods, results, speed], ids=lambda module: module.__name__)
+def test_doctests_of_what_makes_the_pages(module):
+    assert doctest.testmod(module).failed == 0
 
 
 def test_page_keeps_equations_as_they_are_written():
