@@ -11,7 +11,7 @@ from jaxfl import engine
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
-from jaxfl.methods.parts.points import point
+from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import host_rng
 from jaxfl.simulation.finetune import FineTune, trainer
 from jaxfl.typing import Array, Key
@@ -104,7 +104,7 @@ def local_sketches(
     def client(shared: Any, client: Array) -> tuple[tuple, tuple[Array, Array]]:
         key, state, data = shared
         model, finite = learn(key, state, data, client)
-        return (), (point(key, model, layers, size).astype(jnp.float32), finite & (data.train.size[client] > 0))
+        return (), (to_vector(key, model, layers, size).astype(jnp.float32), finite & (data.train.size[client] > 0))
 
     @jax.jit
     def sketch(key: Key, state: Any, data: FederatedData, ids: Array) -> tuple[Array, tuple[Array, Array]]:

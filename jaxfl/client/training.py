@@ -25,6 +25,7 @@ from jaxfl.typing import Array, Key, Params
 BLOCK = 256
 
 Train = Callable[..., tuple[Params, Array]]
+Descend = Callable[[Params, optax.OptState, Params, dict], tuple[Params, optax.OptState]]
 
 
 def fold_rows(
@@ -139,13 +140,36 @@ def local_train(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}; None takes all of a client's rows at once.")
     optimizer = optax.with_extra_args_support(optimizer)
+    descend = _descent(optimizer)
+    if batch_size is None:
+        run = _full_batch(task, optimizer, descend, local_epochs, block)
+    else:
+        run = _mini_batches(task, optimizer, descend, local_epochs, batch_size)
+
+    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+        trained, loss = run(key, model, data, client, **extra)
+        return conduct.sent_model(key, model, trained, data, client), loss
+
+    return train
+
+
+def _descent(optimizer: optax.GradientTransformationExtraArgs) -> Descend:
+    """Returns `(model, state, gradient, extra) -> (model, state)`, one step."""
 
     def descend(model, state, gradient, extra):
         gradient = _after_all(gradient)
         updates, state = optimizer.update(gradient, state, model, **extra)
         return optax.apply_updates(model, updates), state
 
-    def full_batch(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+    return descend
+
+
+def _full_batch(
+    task: Task, optimizer: optax.GradientTransformationExtraArgs, descend: Descend, local_epochs: int, block: int
+) -> Train:
+    """Returns `local_train` with a step of all rows per epoch, before anything is sent."""
+
+    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
         epochs = conduct.epochs_of(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = jnp.where(data.train.size[client] > 0, epochs, 0)
@@ -179,9 +203,17 @@ def local_train(
             trained = finish(trained)
         return trained, total / jnp.asarray(epochs).astype(dtype)
 
-    def mini_batches(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+    return train
+
+
+def _mini_batches(
+    task: Task, optimizer: optax.GradientTransformationExtraArgs, descend: Descend, local_epochs: int, batch_size: int
+) -> Train:
+    """Returns `local_train` with a step per mini-batch, before anything is sent."""
+
+    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
         size = data.train.size[client]
-        width = min(batch_size or 1, max(data.train.max_size, 1))
+        width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
 
         def epoch(carry, index: Array):
@@ -208,12 +240,6 @@ def local_train(
         else:
             model, _, total = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
         return model, total / (epochs * jnp.maximum(size, 1)).astype(dtype)
-
-    run = full_batch if batch_size is None else mini_batches
-
-    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
-        trained, loss = run(key, model, data, client, **extra)
-        return conduct.sent_model(key, model, trained, data, client), loss
 
     return train
 

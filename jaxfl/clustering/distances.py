@@ -39,11 +39,11 @@ def cosine(x: Array, y: Array | None = None, *, block: int = BLOCK) -> Array:
     >>> cosine(jnp.array([[2.0, 0.0], [3.0, 3.0], [0.0, 0.0]])).tolist()
     [[1.0, 0.707..., 0.0], [0.707..., 1.0, 0.0], [0.0, 0.0, 0.0]]
     """
-    alone = y is None
+    symmetric = y is None
     x, other = _rows(x, y)
     block = _block(block, x)
     inverse = _inverse_norm(other)[:, 0]  # [M]
-    if alone:
+    if symmetric:
 
         def compare(rows: Array, inverse_rows: Array, columns: Array, inverse_columns: Array) -> Array:
             unit = rows * inverse_rows[:, None]
@@ -80,7 +80,7 @@ def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = 
     >>> l2(jnp.array([[0.0, 0.0], [3.0, 4.0]]), jnp.array([[0.0, 0.0]])).ravel().tolist()
     [0.0, 5.0]
     """
-    alone = y is None
+    symmetric = y is None
     x, other = _rows(x, y)
     block = _block(block, x)
     share = jnp.full((1, other.shape[0]), 1 / max(other.shape[0], 1), other.dtype)
@@ -96,7 +96,7 @@ def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = 
         vector = vector - centre
         return jnp.square(vector).sum() + lengths - 2 * jnp.dot(shifted, vector, precision=lax.Precision.HIGHEST)
 
-    if alone:
+    if symmetric:
         distances = _pairs(compare, (shifted, lengths), jnp.zeros_like(lengths), block)
     else:
         distances = jnp.maximum(lax.map(row, x, batch_size=block), 0)  # [N, M]
@@ -122,10 +122,10 @@ def l1(x: Array, y: Array | None = None, *, block: int = SMALL_BLOCK) -> Array:
     >>> l1(jnp.array([[0.0, 0.0], [3.0, -4.0]]), jnp.array([[0.0, 0.0]])).ravel().tolist()
     [0.0, 7.0]
     """
-    alone = y is None
+    symmetric = y is None
     x, other = _rows(x, y)
     block = _block(block, x)
-    if alone:
+    if symmetric:
         nothing = jnp.zeros(x.shape[:1], x.dtype)
         return _pairs(lambda rows, _, columns, __: _manhattan(rows, columns), (x, nothing), nothing, block)
     return lax.map(lambda vector: _manhattan(vector[None], other)[0], x, batch_size=block)  # [N, M]

@@ -158,6 +158,9 @@ def doubled(grow: Callable[[State], State], state: State, times: int | Array) ->
         grow: of the method.
         state: before.
         times: `info.overflow`.
+
+    >>> doubled(lambda slots: 2 * slots, 3, times=2)
+    12
     """
     for _ in range(int(times)):
         state = grow(state)

@@ -53,7 +53,7 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, takes_part
 from jaxfl.methods.parts import splitting
-from jaxfl.methods.parts.points import LAST_KERNEL, compared, point
+from jaxfl.methods.parts.vectors import LAST_KERNEL, compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -239,13 +239,13 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, length: int, slo
         length: numbers kept of what a client is compared by, at most.
         slots: at first.
     """
-    chosen, divide = compared(task, rule.layers), dividing(rule)
+    chosen, divide = compared_leaves(task, rule.layers), dividing(rule)
 
     def layers_of(model: Params) -> Params:
         return tree.partition(model, chosen)[0]
 
     def vector_of(key: Key, model: Params) -> Array:
-        return point(key, layers_of(model), size=length)
+        return to_vector(key, layers_of(model), size=length)
 
     def init(key: Key, data: FederatedData) -> CFLState:
         model = task.init(key_for(key, Stream.INIT))

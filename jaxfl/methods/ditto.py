@@ -28,10 +28,10 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.training import local_train, mean_loss
+from jaxfl.client.training import Train, local_train, mean_loss
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.halves import hold_back
+from jaxfl.data.divide import divide_rows
 from jaxfl.engine import over_clients
 from jaxfl.methods.averaging import fedavg
 from jaxfl.methods.base import Info, Method
@@ -99,12 +99,7 @@ def ditto(
     (8, 64, 10)
     """
     weights = tuple(proximal_weight) if isinstance(proximal_weight, Sequence) else (proximal_weight,)
-    if not weights:
-        raise ValueError(
-            "proximal_weight must be a number or a tuple of at least one, got (); 0 switches the pull off."
-        )
-    if not 0 < validation_share < 1:
-        raise ValueError(f"validation_share must be above 0 and below 1, got {validation_share}; 0.1 is usual.")
+    _check(weights, validation_share)
     if solver is None:
         solver = fedavg(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, weighting=weighting)
     if not isinstance(solver, Method) or solver.task != task:
@@ -112,8 +107,7 @@ def ditto(
     shared_part: Method = solver
     pulled = best_of([optax.chain(proximal_pull(weight), optimizer) for weight in weights])
     epochs = local_epochs if personal_epochs is None else personal_epochs
-    train = local_train(task, pulled, local_epochs=epochs, batch_size=batch_size)
-    loss_of = mean_loss(task)
+    learn = learning(local_train(task, pulled, local_epochs=epochs, batch_size=batch_size), shared_part)
 
     def init(key: Key, data: FederatedData) -> DittoState:
         clients = jnp.arange(data.num_clients, dtype=jnp.int32)
@@ -124,34 +118,14 @@ def ditto(
     def round(key: Key, state: DittoState, data: FederatedData, cohort: Cohort) -> tuple[DittoState, Info]:
         validation = data
         if len(weights) > 1:
-            rest, held_back = hold_back(key, data.train, validation_share)
+            rest, held_back = divide_rows(key, data.train, validation_share)
             data, validation = replace(data, train=rest), replace(data, train=held_back)
         after, seen = shared_part.round(key, state.solver, data, cohort)
 
-        def client(shared, client: Array, model: Params):
-            key, (broadcast, round), (data, validation) = shared
-            anchor = tree.take(shared_part.client_params(broadcast, client[None]), 0)  # w^t
-            own, loss = train(
-                key_for(key, Stream.BATCHES, round, client),  # the batches of the global part
-                model,
-                data,
-                client,
-                anchor=anchor,
-                judge=lambda candidate: loss_of(candidate, validation, client),
-            )
-            finite = jnp.isfinite(tree.ravel(own)).all()
-            return (), (tree.where(finite, own, model), loss, finite)
-
-        shared = key, (state.solver, state.round), (data, validation)
-        _, (own, loss, finite) = over_clients(client, shared, cohort, tree.take(state.models, cohort.ids))
+        own, loss, finite = learn(key, state, data, validation, cohort)
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         moved = state.trained[cohort.ids] | (finite & (data.train.size[cohort.ids] > 0))
-        seen = seen._replace(  # bytes and overflow are the solver's
-            loss=loss,
-            cluster=cohort.ids,
-            num_clusters=jnp.int32(data.num_clients),
-            diverged=jnp.maximum(seen.diverged, (~finite & cohort.mask).sum().astype(jnp.int32)),
-        )
+        seen = with_personal(seen, state, cohort, loss, finite)
         return DittoState(
             solver=after,
             models=tree.put(state.models, ids, own),
@@ -170,6 +144,60 @@ def ditto(
         return state._replace(solver=shared_part.grow(state.solver)) if shared_part.grow else state
 
     return Method(init, round, client_params, task, grow=grow if shared_part.grow else None)
+
+
+def with_personal(seen: Info, state: DittoState, cohort: Cohort, loss: Array, finite: Array) -> Info:
+    """Returns what is seen of a round: bytes and overflow are the solver's, the losses are those of personal models."""
+    return seen._replace(
+        loss=loss,
+        cluster=cohort.ids,
+        num_clusters=jnp.int32(state.cluster.shape[0]),
+        diverged=jnp.maximum(seen.diverged, (~finite & cohort.mask).sum().astype(jnp.int32)),
+    )
+
+
+def learning(train: Train, solver: Method) -> Callable[..., tuple[Params, Array, Array]]:
+    """Returns `learn(key, state, data, validation, cohort) -> (models [C, ...], losses [C], finite [C])`.
+
+    The personal models of a cohort; those that are not finite after training stay as they were.
+
+    Args:
+        train: a client's local training, which takes `judge`, see `best_of`.
+        solver: trains the global part.
+    """
+    loss_of = mean_loss(solver.task)
+
+    def learn(
+        key: Key, state: DittoState, data: FederatedData, validation: FederatedData, cohort: Cohort
+    ) -> tuple[Params, Array, Array]:
+        def client(shared, client: Array, model: Params):
+            key, (broadcast, round), (data, validation) = shared
+            anchor = tree.take(solver.client_params(broadcast, client[None]), 0)  # w^t
+            own, loss = train(
+                key_for(key, Stream.BATCHES, round, client),  # the batches of the global part
+                model,
+                data,
+                client,
+                anchor=anchor,
+                judge=lambda candidate: loss_of(candidate, validation, client),
+            )
+            finite = jnp.isfinite(tree.ravel(own)).all()
+            return (), (tree.where(finite, own, model), loss, finite)
+
+        shared = key, (state.solver, state.round), (data, validation)
+        return over_clients(client, shared, cohort, tree.take(state.models, cohort.ids))[1]
+
+    return learn
+
+
+def _check(weights: tuple[float, ...], validation_share: float) -> None:
+    """Raises ValueError if an option is out of range or unknown."""
+    if not weights:
+        raise ValueError(
+            "proximal_weight must be a number or a tuple of at least one, got (); 0 switches the pull off."
+        )
+    if not 0 < validation_share < 1:
+        raise ValueError(f"validation_share must be above 0 and below 1, got {validation_share}; 0.1 is usual.")
 
 
 def best_of(candidates: Sequence[optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:

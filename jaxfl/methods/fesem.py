@@ -41,7 +41,7 @@ from jaxfl import tree
 from jaxfl.clustering.from_centres import DISTANCES, Distance
 from jaxfl.methods.base import Method, from_preset
 from jaxfl.methods.parts.multi_centre import Empty, Rule, multi_centre
-from jaxfl.methods.parts.points import LAST_KERNEL, compared
+from jaxfl.methods.parts.vectors import LAST_KERNEL, compared_leaves
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
@@ -103,7 +103,7 @@ def fesem(
         ValueError: an option is out of range, a pattern matches no parameter, or there are more clusters than clients.
     """
     rule = from_preset(PRESETS, preset, layers=layers, proximal_weight=proximal_weight)
-    chosen = compared(task, rule["layers"])
+    chosen = compared_leaves(task, rule["layers"])
     measure = DISTANCES[distance]
 
     def part(model: Params) -> Params:

@@ -23,7 +23,8 @@ A client without rows, or whose model is not finite, has no D_i: it is in nobody
 Clients held out of training are put with the nearest client that took part. Before round n all have one model.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -31,15 +32,17 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client.training import local_train
-from jaxfl.clustering import distances, sketch
+from jaxfl.client.training import Train, local_train
+from jaxfl.clustering import distances
 from jaxfl.clustering import linkage as trees
 from jaxfl.clustering.merging import Linkage
-from jaxfl.cohort import Cohort, Plan
+from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.parts.by_cluster import learning
+from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -117,47 +120,27 @@ def flhc(
         model = task.init(key_for(key, Stream.INIT))
         return FLHCState(tree.repeat(model, slots), jnp.zeros(data.num_clients, jnp.int32), jnp.int32(0), jnp.int32(0))
 
-    def point(key: Key, model: Params) -> Array:
-        """Returns what is compared of a model or an update `[d]`."""
-        vector = tree.ravel(tree.partition(model, tree.matching(model, layers))[0])
-        whole = sketch_size is None or vector.size <= sketch_size
-        return vector if whole else sketch.sketch(key_for(key, Stream.SKETCH), vector, sketch_size)
+    def vector_of(key: Key, model: Params) -> Array:
+        return to_vector(key, model, layers, sketch_size or sys.maxsize)
 
-    def cluster_all(key: Key, model: Params, data: FederatedData, plan: Plan) -> tuple[Array, Array]:
+    ask, learn = asking_all(train, vector_of, compare), learning(train, weighting)
+
+    def cluster_all(key: Key, model: Params, data: FederatedData, cohort: Cohort) -> tuple[Array, Array]:
         """Returns the cluster of every client `[N]` and the number of clusters."""
-
-        def client(shared, client: Array):
-            key, model, data = shared
-            trained, _ = train(key_for(key, Stream.START, client=client), model, data, client, anchor=model)
-            finite = tree.is_finite(trained)
-            sent = jax.tree.map(jnp.subtract, trained, model) if compare == "updates" else trained
-            return (), (point(key, tree.where(finite, sent, model)), finite)  # nobody looks at the model's own point
-
-        everybody = Cohort.of(jnp.arange(data.num_clients), plan)
-        _, (points, finite) = over_clients(client, (key, model, data), everybody)
+        vectors, finite = ask(key, model, data, cohort)
         able = finite & (data.train.size > 0)
-        known = able & base.takes_part(data)
-        return cluster(METRICS[metric](points), known, able, linkage, height, num_clusters)
+        return cluster(METRICS[metric](vectors), able & base.takes_part(data), able, linkage, height, num_clusters)
 
     def round(key: Key, state: FLHCState, data: FederatedData, cohort: Cohort) -> tuple[FLHCState, Info]:
         due = (state.round >= warmup_rounds) & (state.num_clusters == 0) & cohort.mask.any()
         theta = tree.take(state.models, 0)
-        # as many at a time as ever: a plan that takes the whole cohort at once need not have room for all clients
-        plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])
         found, number = jax.lax.cond(
-            due, lambda: cluster_all(key, theta, data, plan), lambda: (state.cluster, state.num_clusters)
+            due, lambda: cluster_all(key, theta, data, cohort), lambda: (state.cluster, state.num_clusters)
         )
-        places = jax.tree.leaves(state.models)[0].shape[0]  # K
+        places = base.slots_of(state.models)  # K
         start = tree.where(due, tree.repeat(theta, places), state.models)
 
-        def client(shared, client: Array):
-            key, (models, found, round), data = shared
-            model = tree.take(models, found[client])
-            model, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=model)
-            weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(model, weight, found[client], places), loss
-
-        total, loss = over_clients(client, (key, (start, found, state.round), data), cohort)
+        total, loss = learn(key, start, found, state.round, data, cohort)
         seen = base.info(
             cohort,
             loss,
@@ -168,19 +151,54 @@ def flhc(
             down=theta,
             overflow=base.doublings(number, places),
         )
-        asked = data.num_clients if data.held_out is None else (~data.held_out).sum()
-        times = jnp.where(due, asked, 0).astype(jnp.float32)
-        seen = seen._replace(
-            bytes_up=seen.bytes_up + times * tree.num_bytes(jax.eval_shape(point, key, theta)),
-            bytes_down=seen.bytes_down + times * tree.num_bytes(theta),
-        )
+        sent = jax.eval_shape(vector_of, key, theta)
+        seen = with_clustering(seen, due, data, tree.num_bytes(sent), tree.num_bytes(theta))
         return FLHCState(aggregate.mean(total, empty=start), found, number, state.round + 1), seen
 
-    def grow(state: FLHCState) -> FLHCState:
-        twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), state.models)
-        return state._replace(models=twice)
+    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, grow=_grow)
 
-    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, grow=grow)
+
+def _grow(state: FLHCState) -> FLHCState:
+    """Returns the state with twice the slots."""
+    return state._replace(models=jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), state.models))
+
+
+def with_clustering(seen: Info, due: Array, data: FederatedData, up: int, down: int) -> Info:
+    """Returns what is seen of a round, with the bytes that every client has sent and was sent if clustering was due."""
+    asked = data.num_clients if data.held_out is None else (~data.held_out).sum()
+    times = jnp.where(due, asked, 0).astype(jnp.float32)
+    return seen._replace(bytes_up=seen.bytes_up + times * up, bytes_down=seen.bytes_down + times * down)
+
+
+def asking_all(
+    train: Train, vector_of: Callable[[Key, Params], Array], compare: Literal["updates", "weights"]
+) -> Callable[[Key, Params, FederatedData, Cohort], tuple[Array, Array]]:
+    """Returns `ask(key, model, data, cohort) -> (vectors [N, d], finite [N])`: all clients train the model once.
+
+    They are trained in the cohort's plan.
+
+    Args:
+        train: a client's local training.
+        vector_of: `(key, model or update) -> [d]`, what is compared of it.
+        compare: see `flhc`.
+    """
+
+    def ask(key: Key, model: Params, data: FederatedData, cohort: Cohort) -> tuple[Array, Array]:
+        def client(shared, client: Array):
+            key, model, data = shared
+            trained, _ = train(key_for(key, Stream.START, client=client), model, data, client, anchor=model)
+            finite = tree.is_finite(trained)
+            sent = jax.tree.map(jnp.subtract, trained, model) if compare == "updates" else trained
+            return (), (
+                vector_of(key, tree.where(finite, sent, model)),
+                finite,
+            )  # the model's own is compared by nobody
+
+        # as many at a time as ever: a plan that takes the whole cohort at once need not have room for all clients
+        plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])
+        return over_clients(client, (key, model, data), Cohort.of(jnp.arange(data.num_clients), plan))[1]
+
+    return ask
 
 
 def cluster(

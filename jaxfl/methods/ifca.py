@@ -21,7 +21,7 @@ how many clients every model won in a round; `start` has the ways out. Where the
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client.training import full_gradient, local_train, mean_loss
+from jaxfl.client.training import Train, full_gradient, local_train, mean_loss
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -98,27 +98,13 @@ def ifca(
     Raises:
         ValueError: an option is out of range, or there are more clusters than clients.
     """
-    if num_clusters < 1:
-        raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
-    if server_optimizer is not None and (average == "gradients" or shared):
-        given = 'average="gradients"' if average == "gradients" else f"shared={shared!r}"
-        raise ValueError(f"server_optimizer must be None with {given}, whose step is another; leave one of them out.")
+    _check(num_clusters, average, shared, server_optimizer)
     starts.check(start, num_clusters, min_share, max_draws, warmup_rounds, shared)
-    loss_of = mean_loss(task)
+    losses, pooled = losses_of(task), pooling(shared)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
-    gradient_of = full_gradient(task)
-
-    def losses(models: Params, data: FederatedData, client: Array) -> Array:
-        found = jax.lax.map(lambda model: loss_of(model, data, client), models)  # [K]
-        return jnp.where(jnp.isnan(found), jnp.inf, found)
-
-    def closest(models: Params, data: FederatedData, client: Array) -> Array:
-        return jnp.argmin(losses(models, data, client)).astype(jnp.int32)
-
-    def pooled(separate: Params, together: Params) -> Params:
-        """Returns the shared leaves of `together` and the other ones of `separate`."""
-        is_shared = tree.matching(separate, shared)
-        return jax.tree.map(lambda yes, own, common: common if yes else own, is_shared, separate, together)
+    work = train_model(train) if average == "models" else full_gradient_of(task)
+    update = model_step(server_optimizer, pooled) if average == "models" else gradient_step(optimizer, pooled)
+    find = choosing(losses, grouped_rounds=warmup_rounds if start == "groups" else 0)
 
     def draw(key: Key, data: FederatedData, number: Array | int = 0) -> Params:
         models = starts.independent(task, num_clusters)(key, data, number)
@@ -133,28 +119,116 @@ def ifca(
         base.check_clusters(num_clusters, data)
         models = begin(key, data)
         moments = jax.vmap(functools.partial(optimizers.init, server_optimizer))(models)
-        grouped = (
+        cluster = (
             starts.groups(key, data, num_clusters) if start == "groups" else jnp.zeros(data.num_clients, jnp.int32)
         )
-        return IFCAState(models, moments, grouped, jnp.int32(0))
+        return IFCAState(models, moments, cluster, jnp.int32(0))
+
+    def client(shared, client: Array):
+        key, state, data = shared
+        cluster = find(state, data, client)
+        client_key = key_for(key, Stream.BATCHES, state.round, client)
+        sent, loss = work(client_key, tree.take(state.models, cluster), data, client)
+        weight = aggregate.client_weight(data, client, weighting)
+        return aggregate.contribute(sent, weight, cluster, num_clusters), (loss, cluster)
+
+    def round(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> tuple[IFCAState, Info]:
+        total, (loss, found) = over_clients(client, (key, state, data), cohort)
+        models, moments = update(state, total)
+        seen = info_of(cohort, data, loss, found, total, base.shape_of(models), pooled(models, base.shape_of(models)))
+        if start == "groups":  # each client is sent the model of its group alone
+            down = jnp.where(state.round < warmup_rounds, seen.bytes_up, seen.bytes_down)
+            seen = seen._replace(bytes_down=down)
+        return IFCAState(models, moments, base.write_clusters(state.cluster, cohort, found), state.round + 1), seen
+
+    assign = assigning(losses, choose)
+    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, assign)
+
+
+def losses_of(task: Task) -> starts.Losses:
+    """Returns `(models [K, ...], data, client) -> [K]`: their losses on a client's training rows; NaN is infinite."""
+    loss_of = mean_loss(task)
+
+    def losses(models: Params, data: FederatedData, client: Array) -> Array:
+        found = jax.lax.map(lambda model: loss_of(model, data, client), models)  # [K]
+        return jnp.where(jnp.isnan(found), jnp.inf, found)
+
+    return losses
+
+
+def closest(losses: Array) -> Array:
+    """Returns the model of the lowest of the losses `[K]`."""
+    return jnp.argmin(losses).astype(jnp.int32)
+
+
+def choosing(losses: starts.Losses, *, grouped_rounds: int) -> Callable[[IFCAState, FederatedData, Array], Array]:
+    """Returns `(state, data, client) -> []`, the cluster that a client trains in.
+
+    Args:
+        losses: of all models.
+        grouped_rounds: in the first of them it is the client's group, where all groups stay as they are.
+    """
+
+    def choose(state: IFCAState, data: FederatedData, client: Array) -> Array:
+        return closest(losses(state.models, data, client))
 
     def after_warmup(state: IFCAState, data: FederatedData, client: Array) -> Array:
         def own() -> Array:
             return state.cluster[client]  # its group, until the first choice
 
-        return jax.lax.cond(state.round < warmup_rounds, own, lambda: closest(state.models, data, client))
+        return jax.lax.cond(state.round < grouped_rounds, own, lambda: choose(state, data, client))
 
-    def at_once(state: IFCAState, data: FederatedData, client: Array) -> Array:
-        return closest(state.models, data, client)
+    return after_warmup if grouped_rounds else choose
 
-    def send_model(key: Key, model: Params, data: FederatedData, client: Array) -> tuple[Params, Array]:
-        return train(key, model, data, client, anchor=model)
 
-    def send_gradient(key: Key, model: Params, data: FederatedData, client: Array) -> tuple[Params, Array]:
+def assigning(losses: starts.Losses, choose: str) -> Callable[[Key, IFCAState, FederatedData, Cohort], IFCAState]:
+    """Returns `assign`, which serves every client with rows the model of the lowest loss on its `choose` rows."""
+
+    def assign(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> IFCAState:
+        del key
+        judged = data if choose == "train" else dataclasses.replace(data, train=data.test)
+
+        def client(shared, client: Array):
+            models, data = shared
+            return (), closest(losses(models, data, client))
+
+        _, found = over_clients(client, (state.models, judged), cohort)
+        found = jnp.where(judged.train.size[cohort.ids] > 0, found, state.cluster[cohort.ids])
+        return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
+
+    return assign
+
+
+def pooling(shared: str | Sequence[str]) -> Callable[[Params, Params], Params]:
+    """Returns `(separate, together) -> params`: the shared leaves of `together` and the other ones of `separate`."""
+
+    def pooled(separate: Params, together: Params) -> Params:
+        is_shared = tree.matching(separate, shared)
+        return jax.tree.map(lambda yes, own, common: common if yes else own, is_shared, separate, together)
+
+    return pooled
+
+
+def train_model(train: Train) -> Train:
+    """Returns `(key, model, data, client) -> (model, loss)`, what a client sends in Option II."""
+    return lambda key, model, data, client: train(key, model, data, client, anchor=model)
+
+
+def full_gradient_of(task: Task) -> Train:
+    """Returns `(key, model, data, client) -> (gradient, loss)`, what a client sends in Option I."""
+    gradient_of = full_gradient(task)
+
+    def send(key: Key, model: Params, data: FederatedData, client: Array) -> tuple[Params, Array]:
         loss, gradient = gradient_of(model, data, client, key)
         return gradient, loss
 
-    def average_models(state: IFCAState, total: aggregate.Total) -> tuple[Params, optax.OptState]:
+    return send
+
+
+def model_step(server_optimizer: optax.GradientTransformation | None, pooled: Callable[[Params, Params], Params]):
+    """Returns the server's step of Option II: `(state, total) -> (models [K, ...], server)`."""
+
+    def step(state: IFCAState, total: aggregate.Total) -> tuple[Params, optax.OptState]:
         separate = aggregate.mean(total, empty=state.models)
         mean = pooled(separate, aggregate.mean(of_all_clusters(total), empty=state.models))
         models, moments = jax.vmap(functools.partial(optimizers.step, server_optimizer))(
@@ -163,7 +237,13 @@ def ifca(
         filled = total.weight > 0  # momentum alone must not move an empty cluster
         return tree.where(filled, models, mean), tree.where(filled, moments, state.server)
 
-    def average_gradients(state: IFCAState, total: aggregate.Total) -> tuple[Params, optax.OptState]:
+    return step
+
+
+def gradient_step(optimizer: optax.GradientTransformation, pooled: Callable[[Params, Params], Params]):
+    """Returns the server's step of Option I: `(state, total) -> (models [K, ...], server)`."""
+
+    def step(state: IFCAState, total: aggregate.Total) -> tuple[Params, optax.OptState]:
         nothing = jax.tree.map(jnp.zeros_like, total.values)
         gradients = pooled(aggregate.cohort_mean(total), aggregate.mean(of_all_clusters(total), empty=nothing))
 
@@ -173,53 +253,41 @@ def ifca(
 
         return jax.vmap(descend)(state.models, gradients), state.server
 
-    warm = start == "groups"
-    find = after_warmup if warm else at_once
-    work = {"models": send_model, "gradients": send_gradient}[average]
-    update = {"models": average_models, "gradients": average_gradients}[average]
+    return step
 
-    def round(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> tuple[IFCAState, Info]:
-        def client(shared, client: Array):
-            key, state, data = shared
-            cluster = find(state, data, client)
-            client_key = key_for(key, Stream.BATCHES, state.round, client)
-            sent, loss = work(client_key, tree.take(state.models, cluster), data, client)
-            weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(sent, weight, cluster, num_clusters), (loss, cluster)
 
-        total, (loss, found) = over_clients(client, (key, state, data), cohort)
-        models, moments = update(state, total)
-        one = base.shape_of(models)
-        counts = cohort.mask & (data.train.size[cohort.ids] > 0)
-        won = jax.nn.one_hot(jnp.where(counts, found, -1), num_clusters, dtype=jnp.int32)  # [C, K]; -1 is nowhere
-        seen = base.info(
-            cohort,
-            loss,
-            found,
-            num_clusters=(total.weight > 0).sum(),
-            diverged=total.diverged,
-            up=one,
-            down=pooled(models, one),  # every client is sent all K models to choose from
-            clients=won.sum(0, dtype=jnp.int32),  # [K]
-        )
-        if warm:  # each client is sent the model of its group alone
-            down = jnp.where(state.round < warmup_rounds, seen.bytes_up, seen.bytes_down)
-            seen = seen._replace(bytes_down=down)
-        return IFCAState(models, moments, base.write_clusters(state.cluster, cohort, found), state.round + 1), seen
+def info_of(
+    cohort: Cohort,
+    data: FederatedData,
+    loss: Array,
+    found: Array,
+    total: aggregate.Total,
+    one: Params,
+    sent: Params,
+) -> Info:
+    """Returns what is seen of a round.
 
-    def assign(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> IFCAState:
-        del key
-        judged = data if choose == "train" else dataclasses.replace(data, train=data.test)
-
-        def client(shared, client: Array):
-            models, data = shared
-            return (), closest(models, data, client)
-
-        _, found = over_clients(client, (state.models, judged), cohort)
-        found = jnp.where(judged.train.size[cohort.ids] > 0, found, state.cluster[cohort.ids])
-        return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
-
-    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, assign)
+    Args:
+        cohort: who took part.
+        data: the federation.
+        loss: of the clients `[C]`.
+        found: their clusters `[C]`.
+        total: of what they have sent.
+        one: the shapes of one model.
+        sent: what each is sent to choose from: all K models, of shared layers one.
+    """
+    counts = cohort.mask & (data.train.size[cohort.ids] > 0)
+    won = jax.nn.one_hot(jnp.where(counts, found, -1), total.weight.shape[0], dtype=jnp.int32)  # [C, K]; -1 is nowhere
+    return base.info(
+        cohort,
+        loss,
+        found,
+        num_clusters=(total.weight > 0).sum(),
+        diverged=total.diverged,
+        up=one,
+        down=sent,
+        clients=won.sum(0, dtype=jnp.int32),  # [K]
+    )
 
 
 def of_all_clusters(total: aggregate.Total) -> aggregate.Total:
@@ -229,3 +297,17 @@ def of_all_clusters(total: aggregate.Total) -> aggregate.Total:
         return jnp.broadcast_to(sums.sum(0, keepdims=True), sums.shape)
 
     return dataclasses.replace(total, values=jax.tree.map(over_all, total.values), weight=over_all(total.weight))
+
+
+def _check(
+    num_clusters: int,
+    average: str,
+    shared: str | Sequence[str],
+    server_optimizer: optax.GradientTransformation | None,
+) -> None:
+    """Raises ValueError if an option is out of range, or two of them do not go together."""
+    if num_clusters < 1:
+        raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
+    if server_optimizer is not None and (average == "gradients" or shared):
+        given = 'average="gradients"' if average == "gradients" else f"shared={shared!r}"
+        raise ValueError(f"server_optimizer must be None with {given}, whose step is another; leave one of them out.")

@@ -26,11 +26,11 @@ from jaxfl.clustering import centres as centre_of
 from jaxfl.clustering import kmeans
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.one_shot import alone, nearest
-from jaxfl.methods.parts.points import point
+from jaxfl.methods.parts.by_cluster import learning
+from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once
+from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -87,27 +87,21 @@ def kfed(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
-    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
+    learn = learning(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
 
     def init(key: Key, data: FederatedData) -> KFedState:
         base.check_clusters(num_clusters, data)
         model = task.init(key_for(key, Stream.INIT))
-        points, known = alone(key, model, data, first, lambda key, model: point(key, model, layers, sketch_size))
+        points, known = train_all_once(
+            key, model, data, first, lambda key, sent: to_vector(key, sent, layers, sketch_size)
+        )
         centres = one_shot(points, num_clusters, mask=known)
-        cluster = nearest(points, centres)
+        cluster = nearest_centre(points, centres)
         occupied = centre_of.counts(jnp.where(known, cluster, -1), num_clusters) > 0
         return KFedState(tree.repeat(model, num_clusters), cluster, occupied, jnp.int32(0))
 
     def round(key: Key, state: KFedState, data: FederatedData, cohort: Cohort) -> tuple[KFedState, Info]:
-        def client(shared, client: Array):
-            key, state, data = shared
-            client_key = key_for(key, Stream.BATCHES, state.round, client)
-            start = tree.take(state.models, state.cluster[client])
-            model, loss = train(client_key, start, data, client, anchor=start)
-            weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(model, weight, state.cluster[client], num_clusters), loss
-
-        total, loss = over_clients(client, (key, state, data), cohort)
+        total, loss = learn(key, state.models, state.cluster, state.round, data, cohort)
         one = base.shape_of(state.models)
         found = state.cluster[cohort.ids]
         seen = base.info(

@@ -24,15 +24,15 @@ Memory: the w_i are kept as sketches of `sketch_size` numbers, which keep their 
 1 / sqrt(sketch_size)); stage III keeps the models of one cohort, [C, ...], since no sum of them holds their ranks.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client.training import local_train
+from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import centres as centre_of
 from jaxfl.clustering import kmeans
 from jaxfl.cohort import Cohort
@@ -40,8 +40,8 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.one_shot import alone, nearest
-from jaxfl.methods.parts.points import point
+from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once
+from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -108,57 +108,33 @@ def robust(
     >>> result.state.models["Dense_0"]["kernel"].shape
     (2, 64, 10)
     """
-    sizes = {
-        "num_clusters": num_clusters,
-        "restarts": restarts,
-        "sketch_size": sketch_size,
-        "first_epochs": first_epochs,
-    }
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not 0 <= trim <= 0.5:
-        raise ValueError(f"trim must be from 0 (the mean) to 0.5 (the median), got {trim}; it is cut on either side.")
-    if not 0 <= outliers < 1:
-        raise ValueError(f"outliers must be at least 0 and below 1, got {outliers}; it is a share of the clients.")
+    sizes = {"num_clusters": num_clusters, "restarts": restarts}
+    _check(sizes | {"sketch_size": sketch_size, "first_epochs": first_epochs}, trim, outliers)
     stage = {"trimmed": outliers, "trim": trim_by, "centre": centre}
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
 
     def point_of(key: Key, model: Params) -> Array:
-        return point(key, model, layers, sketch_size)
+        return to_vector(key, model, layers, sketch_size)
+
+    cluster_again = reclustering(point_of, stage)
 
     def init(key: Key, data: FederatedData) -> RobustState:
         base.check_clusters(num_clusters, data)
         model = task.init(key_for(key, Stream.INIT))
-        points, known = alone(key, model, data, first, point_of)
+        points, known = train_all_once(key, model, data, first, point_of)
         found = kmeans.kmeans(key_for(key, Stream.START), points, num_clusters, mask=known, restarts=restarts, **stage)
         return RobustState(
             models=tree.repeat(model, num_clusters),
             points=points,
             known=known,
             centres=found.centres,
-            cluster=nearest(points, found.centres),
+            cluster=nearest_centre(points, found.centres),
             round=jnp.int32(0),
         )
 
-    def again(key: Key, state: RobustState, cohort: Cohort, sent: Params, counts: Array) -> RobustState:
-        """Returns the state clustered by what the cohort has sent."""
-        ids = jnp.where(counts, cohort.ids, state.cluster.shape[0])  # out of range: written nowhere
-        points = state.points.at[ids].set(jax.vmap(lambda model: point_of(key, model))(sent), mode="drop")
-        known = state.known.at[ids].set(True, mode="drop")
-        centres = kmeans.lloyd(points, state.centres, mask=known, max_iterations=1, **stage).centres
-        new = state._replace(points=points, known=known, centres=centres, cluster=nearest(points, centres))
-        return tree.where(counts.any(), new, state)
-
     def round(key: Key, state: RobustState, data: FederatedData, cohort: Cohort) -> tuple[RobustState, Info]:
-        def client(shared, client: Array):
-            key, models, cluster, round, data = shared
-            client_key = key_for(key, Stream.BATCHES, round, client)
-            return (), train(client_key, tree.take(models, cluster[client]), data, client)
-
-        shared = key, state.models, state.cluster, state.round, data
-        _, (sent, loss) = over_clients(client, shared, cohort)  # [C, ...]: see the module's word on memory
+        sent, loss = train_cohort(train, key, state, data, cohort)  # [C, ...]: see the module's word on memory
         found = state.cluster[cohort.ids]
         trained = cohort.mask & (data.train.size[cohort.ids] > 0)
         counts = trained & jax.vmap(tree.is_finite)(sent)
@@ -174,6 +150,49 @@ def robust(
             down=one,
         )
         state = state._replace(models=models, round=state.round + 1)
-        return again(key, state, cohort, sent, counts) if iterative else state, seen
+        return cluster_again(key, state, cohort, sent, counts) if iterative else state, seen
 
     return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task)
+
+
+def train_cohort(
+    train: Train, key: Key, state: RobustState, data: FederatedData, cohort: Cohort
+) -> tuple[Params, Array]:
+    """Returns what each client of a cohort makes of its cluster's model `[C, ...]`, and the losses `[C]`."""
+
+    def client(shared, client: Array):
+        key, models, cluster, round, data = shared
+        client_key = key_for(key, Stream.BATCHES, round, client)
+        return (), train(client_key, tree.take(models, cluster[client]), data, client)
+
+    return over_clients(client, (key, state.models, state.cluster, state.round, data), cohort)[1]
+
+
+def reclustering(point_of: Callable[[Key, Params], Array], stage: dict[str, Any]) -> Callable[..., RobustState]:
+    """Returns `cluster_again(key, state, cohort, sent [C, ...], counts [C]) -> state`, by what the cohort has sent.
+
+    Args:
+        point_of: `(key, model) -> [d]`.
+        stage: options of k-means.
+    """
+
+    def cluster_again(key: Key, state: RobustState, cohort: Cohort, sent: Params, counts: Array) -> RobustState:
+        ids = jnp.where(counts, cohort.ids, state.cluster.shape[0])  # out of range: written nowhere
+        points = state.points.at[ids].set(jax.vmap(lambda model: point_of(key, model))(sent), mode="drop")
+        known = state.known.at[ids].set(True, mode="drop")
+        centres = kmeans.lloyd(points, state.centres, mask=known, max_iterations=1, **stage).centres
+        new = state._replace(points=points, known=known, centres=centres, cluster=nearest_centre(points, centres))
+        return tree.where(counts.any(), new, state)
+
+    return cluster_again
+
+
+def _check(sizes: dict[str, int], trim: float, outliers: float) -> None:
+    """Raises ValueError if an option is out of range."""
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if not 0 <= trim <= 0.5:
+        raise ValueError(f"trim must be from 0 (the mean) to 0.5 (the median), got {trim}; it is cut on either side.")
+    if not 0 <= outliers < 1:
+        raise ValueError(f"outliers must be at least 0 and below 1, got {outliers}; it is a share of the clients.")

@@ -23,7 +23,7 @@ StoCFL starts with N clusters but holds no N models: an unseen client is nowhere
 clusters that have been trained own a slot.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -35,11 +35,11 @@ from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.averaging import Update, fedavg
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts import merging
+from jaxfl.methods.parts.by_cluster import learning
 from jaxfl.methods.parts.joining import joining
 from jaxfl.methods.parts.memory import MEMORIES, StoCFLState, grow
 from jaxfl.methods.parts.regrouping import Rule, regrouping
@@ -216,7 +216,8 @@ def clustered(
         sent = observe(key, state.anchor, data, cohort, newcomer)
         start, merged = regroup(state, data.train.size, cohort, sent, newcomer)  # lines 7 to 13
         solved, of_omega = solver.round(key, state.solver, data, cohort)  # line 22
-        total, loss = learn(key, start, omega(state), data, cohort)  # line 21
+        # line 21, on the batches of the solver
+        total, loss = learn(key, start.models, start.cluster, state.round, data, cohort, anchor=omega(state))
         once = newcomer.sum().astype(jnp.float32) * tree.num_bytes(tree.take(sent, 0))  # bytes, when first seen
         seen = info_of(cohort, start, merged, total, loss, of_omega, once)
         models = aggregate.mean(total, empty=start.models)
@@ -236,30 +237,6 @@ def clustered(
         return tree.where(slot >= 0, own, solver.client_params(state.solver, ids))
 
     return Method(init, round, client_params, solver.task, assign, grow, joining(observe, rule.threshold))
-
-
-def learning(train: Train, weighting: aggregate.Weighting) -> Callable[..., tuple[aggregate.Total, Array]]:
-    """Returns `learn(key, state, omega, data, cohort) -> (sums by cluster, losses [C])`, the training of theta.
-
-    Args:
-        train: a client's local training, pulled to its anchor.
-        weighting: of a cluster's clients.
-    """
-
-    def learn(
-        key: Key, state: StoCFLState, omega: Params, data: FederatedData, cohort: Cohort
-    ) -> tuple[aggregate.Total, Array]:
-        def client(shared, client: Array):
-            key, (anchor, models, cluster, round), data = shared
-            theta = tree.take(models, jnp.maximum(cluster[client], 0))
-            client_key = key_for(key, Stream.BATCHES, round, client)  # the batches of the solver
-            theta, loss = train(client_key, theta, data, client, anchor=anchor)
-            weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(theta, weight, cluster[client], state.slots), loss
-
-        return over_clients(client, (key, (omega, state.models, state.cluster, state.round), data), cohort)
-
-    return learn
 
 
 def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:

@@ -238,7 +238,7 @@ def check_empty_client(row: Row) -> None:
     one, data = case(row), federation()
     state, info = one.run(data, cohort_of())
     everybody = cohort_of()
-    without = everybody.replace(mask=everybody.mask & (everybody.ids != EMPTY))
+    without = replace(everybody, mask=everybody.mask & (everybody.ids != EMPTY))
     others = [i for i in range(data.num_clients) if i != EMPTY]
     law = "a client without rows must change nothing"
     other, _ = one.run(data, without)

@@ -14,7 +14,7 @@ from jaxfl import methods, sampling, tree
 from jaxfl.client.training import full_gradient
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Split
-from jaxfl.data.halves import hold_back
+from jaxfl.data.divide import divide_rows
 from tests import problems, reference
 from tests.reference import close, equal
 
@@ -133,7 +133,7 @@ def test_a_lambda_of_several_is_chosen_in_every_step(batch_size, key):
     method = methods.ditto(
         TASK, sgd(), proximal_weight=pulls, validation_share=0.3, local_epochs=2, batch_size=batch_size
     )
-    left, held = hold_back(key, data.train, 0.3)
+    left, held = divide_rows(key, data.train, 0.3)
     rest, validation = (problems.rows_of(replace(data, train=split)) for split in (left, held))
     setting = reference.Setting(key, rest, RATE, 2, batch_size, "uniform")
     model = numbers(method.init(key, data).solver.model)
@@ -210,7 +210,7 @@ def test_what_clients_that_have_never_trained_are_served(newcomers, initial, key
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.floats(0.05, 0.95), st.integers(0, 3))
 def test_rows_are_divided_within_each_client(sizes, share, seed):
     split = Split.pack(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
-    left, held = hold_back(jax.random.key(seed), split, share)
+    left, held = divide_rows(jax.random.key(seed), split, share)
     assert held.max_size >= int(held.size.max()) and left.max_size >= int(left.size.max())
     for client, size in enumerate(sizes):
         both = [
@@ -223,7 +223,7 @@ def test_rows_are_divided_within_each_client(sizes, share, seed):
 
 def test_which_rows_are_held_back_is_the_keys(key):
     split = Split.pack([np.arange(200)])
-    rows = [set(np.asarray(hold_back(k, split, 0.2)[1].rows)[160:].tolist()) for k in (key, key, jax.random.key(1))]
+    rows = [set(np.asarray(divide_rows(k, split, 0.2)[1].rows)[160:].tolist()) for k in (key, key, jax.random.key(1))]
     assert rows[0] == rows[1] != rows[2] and rows[0] != set(range(160, 200))
 
 
@@ -231,7 +231,7 @@ def test_validation_rows_train_nothing(key):
     """Other values of the rows that are held back leave all models as they are."""
     data = problems.linear_federation()
     inputs = np.asarray(data.inputs).copy()
-    _, held = hold_back(key, data.train, 0.3)
+    _, held = divide_rows(key, data.train, 0.3)
     for start, size in zip(held.start, held.size, strict=True):
         inputs[held.rows[start : start + size]] += 1.0
     method = methods.ditto(TASK, sgd(), proximal_weight=(0.5, 0.5), validation_share=0.3, **EPOCHS)

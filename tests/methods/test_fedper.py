@@ -10,7 +10,7 @@ from flax import linen as nn
 import jaxfl
 from jaxfl import methods, sampling, tree
 from jaxfl.cohort import Cohort
-from jaxfl.methods.parts.points import last_layer
+from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.tasks import Task
 from tests import problems, reference
 from tests.reference import close, equal

@@ -17,7 +17,7 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Row
 from jaxfl.methods.fesem import fesem
 from jaxfl.methods.parts.multi_centre import FeSEMState
-from jaxfl.methods.parts.points import compared
+from jaxfl.methods.parts.vectors import compared_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, classification
 from jaxfl.testing import CHECKS
@@ -280,7 +280,7 @@ def test_the_last_kernel_is_that_of_the_layer_made_last():
         data = problems.linear_federation()
         data = replace(data, inputs=data.inputs.astype(np.float32))
         task = classification(models.MLP(hidden=(5,) * 11, num_classes=2), data)  # Dense_10, Dense_11 < Dense_2
-    flags = compared(task, "last kernel")
+    flags = compared_leaves(task, "last kernel")
     names = tree.names(jax.eval_shape(task.init, jax.random.key(0)))
     assert [name for name, yes in zip(names, jax.tree.leaves(flags), strict=True) if yes] == ["Dense_11/kernel"]
 

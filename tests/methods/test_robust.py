@@ -16,7 +16,7 @@ from jaxfl.clustering import kmeans, scores
 from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.methods.parts.points import point
+from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.testing.small import linear_task
 from tests import problems, reference
@@ -284,7 +284,7 @@ def test_sketches_keep_the_distances(key):
 
 def check_sketches(key):
     models = [{"w": jax.random.normal(key_for(key, Stream.START, i), (5000,))} for i in range(3)]
-    short = [point(key, model, ".*", 1024) for model in models]
+    short = [to_vector(key, model, ".*", 1024) for model in models]
     for a in range(3):
         for b in range(a):
             true = jnp.linalg.norm(models[a]["w"] - models[b]["w"])

@@ -13,7 +13,7 @@ import jaxfl
 from jaxfl import classification, methods, models, sampling, tree
 from jaxfl.clustering import scores
 from jaxfl.cohort import Cohort
-from jaxfl.data.halves import hold_back
+from jaxfl.data.divide import divide_rows
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.parts import merging, representation
 from jaxfl.methods.parts.joining import leave
@@ -291,7 +291,7 @@ def test_agreement_is_of_disjoint_halves(key):
     inputs = np.zeros(data.inputs.shape)
     inputs[data.train.rows] = [[1, 2, 0], [1, 2, 0], [1, 0, 0], [0, 1, 0]]
     data = jax.device_put(replace(data, inputs=inputs))
-    first, second = (replace(data, train=half) for half in hold_back(key, data.train, 0.5))
+    first, second = (replace(data, train=half) for half in divide_rows(key, data.train, 0.5))
     task = linear_loss_task()
     found = [
         representation.represent(task, optax.sgd(0.1), kind=kind).agreement(

@@ -14,7 +14,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.training import local_train
+from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import centres as centre_of
 from jaxfl.clustering import kmeans
 from jaxfl.cohort import Cohort
@@ -22,11 +22,12 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, takes_part
-from jaxfl.methods.parts.one_shot import alone, everybody, nearest
-from jaxfl.methods.parts.points import point
+from jaxfl.methods.parts.one_shot import all_clients, nearest_centre, train_all_once
+from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
+from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -57,6 +58,9 @@ class Rule(NamedTuple):
     settle: Callable[[Params, Array], Params]
 
 
+Learn = Callable[[Key, FeSEMState, FederatedData, Array], tuple[Params, Array]]  # a client's local update
+
+
 @checked
 def multi_centre(
     task: Task,
@@ -65,81 +69,30 @@ def multi_centre(
     *,
     num_clusters: int,
     proximal_weight: float,
-    loss_weighting: aggregate.Weighting,
+    loss_weighting: Weighting,
     local_epochs: int,
     batch_size: int | None,
-    weighting: aggregate.Weighting,
+    weighting: Weighting,
     empty: Empty,
     first_epochs: int | None,
     restarts: int,
     sketch_size: int,
 ) -> Method:
     """Returns FeSEM under a rule; the options are those of `fesem`."""
-    for name, value in {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    if proximal_weight < 0:
-        raise ValueError(f"proximal_weight must be at least 0, got {proximal_weight}; 0 switches the pull off.")
-    epochs = local_epochs if first_epochs is None else first_epochs
-    if epochs < 1:
-        raise ValueError(f"first_epochs must be at least 1, got {epochs}; None is local_epochs.")
-    pull = proximal_pull(2 * proximal_weight)  # mu = 2 lambda
-    local = optax.chain(pull, optimizer) if proximal_weight else optimizer
-
-    def update_of(epochs: int) -> Callable[..., tuple[Params, Array]]:
-        """Returns the local update of equation 7: `(key, model, data, client, *, anchor) -> (model, loss)`."""
-        train = local_train(task, local, local_epochs=epochs, batch_size=batch_size)
-
-        def run(key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params):
-            scale = {"pull_scale": share_of_rows(data, client)} if loss_weighting == "rows" else {}
-            return train(key, model, data, client, anchor=anchor, **scale)
-
-        return run
-
-    update, update_first = update_of(local_epochs), update_of(epochs)
-
-    def first(key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params) -> tuple[Params, Array]:
-        sent, loss = update_first(key, model, data, client, anchor=anchor)
-        return rule.align(sent, anchor), loss
-
-    def init(key: Key, data: FederatedData) -> FeSEMState:
-        base.check_clusters(num_clusters, data)
-        model = task.init(key_for(key, Stream.INIT))
-        points, known = alone(
-            key, model, data, first, lambda key, sent: point(key, rule.shown(sent), ".*", sketch_size)
-        )
-        start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
-        found = kmeans.kmeans(start_key, points, num_clusters, mask=known, restarts=restarts)
-        cluster = nearest(points, found.centres)
-
-        def client(shared, client: Array):
-            key, model, cluster, data = shared
-            sent, _ = first(key_for(key, Stream.START, client=client), model, data, client, anchor=model)  # as `alone`
-            return aggregate.contribute(sent, weigh(data, client), cluster[client], num_clusters), ()
-
-        heard = jnp.where(known, cluster, -1)
-        total, _ = over_clients(client, (key, model, heard, data), everybody(model, data))
-        means = aggregate.mean(total, empty=tree.repeat(model, num_clusters))
-        return FeSEMState(rule.settle(means, centre_of.counts(heard, num_clusters)), cluster, jnp.int32(0))
-
-    def weigh(data: FederatedData, client: Array) -> Array:
-        return aggregate.client_weight(data, client, weighting)
+    _check(num_clusters, restarts, sketch_size, proximal_weight, first_epochs)
+    local = {"proximal_weight": proximal_weight, "loss_weighting": loss_weighting, "batch_size": batch_size}
+    update = local_update(task, optimizer, local_epochs, **local)
+    update_first = local_update(task, optimizer, local_epochs if first_epochs is None else first_epochs, **local)
+    size = {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}
+    init = starting(task, rule, update_first, weighting=weighting, **size)
 
     def learn(key: Key, state: FeSEMState, data: FederatedData, client: Array) -> tuple[Params, Array]:
         centre = tree.take(state.centres, state.cluster[client])
         return update(key_for(key, Stream.BATCHES, state.round, client), centre, data, client, anchor=centre)
 
-    def round(key: Key, state: FeSEMState, data: FederatedData, cohort: Cohort) -> tuple[FeSEMState, Info]:
-        def client(shared, client: Array):
-            key, state, data = shared
-            model, loss = learn(key, state, data, client)
-            away = rule.distances(model, state.centres)  # [K]
-            counts = (data.train.size[client] > 0) & tree.is_finite(model) & jnp.isfinite(away).all()
-            found = jnp.where(counts, jnp.argmin(away).astype(jnp.int32), state.cluster[client])
-            aligned = rule.align(model, tree.take(state.centres, found))
-            sent = aggregate.contribute(aligned, weigh(data, client), found, num_clusters)
-            return sent, (loss, found, jnp.where(counts, away[found], 0), counts)
+    client, reseed = expectation(rule, learn, weighting), reseeding(rule, learn, weighting)
 
+    def round(key: Key, state: FeSEMState, data: FederatedData, cohort: Cohort) -> tuple[FeSEMState, Info]:
         total, (loss, found, away, counts) = over_clients(client, (key, state, data), cohort)
         counts &= cohort.mask
         objective = jnp.where(counts, away, 0).sum() / jnp.maximum(counts.sum(), 1).astype(away.dtype)
@@ -163,6 +116,117 @@ def multi_centre(
         centres = rule.settle(aggregate.mean(total, empty=state.centres), heard)
         return FeSEMState(centres, cluster, state.round + 1), seen
 
+    return Method(init, round, lambda state, ids: tree.take(state.centres, state.cluster[ids]), task)
+
+
+def expectation(rule: Rule, learn: Learn, weighting: Weighting) -> Callable[..., tuple[aggregate.Contribution, tuple]]:
+    """Returns the local step and the E step of one client, `(shared, client) -> (sent, (loss, found, away, counts))`.
+
+    `found []` is the nearest centre of the client's new model, `away []` how far it is, and `counts []` is False of a
+    client without rows or whose model is not finite: it stays where it was.
+
+    Args:
+        rule: how models are compared and averaged.
+        learn: a client's local update.
+        weighting: of a cluster's mean.
+    """
+
+    def client(shared, client: Array):
+        key, state, data = shared
+        model, loss = learn(key, state, data, client)
+        away = rule.distances(model, state.centres)  # [K]
+        counts = (data.train.size[client] > 0) & tree.is_finite(model) & jnp.isfinite(away).all()
+        found = jnp.where(counts, jnp.argmin(away).astype(jnp.int32), state.cluster[client])
+        aligned = rule.align(model, tree.take(state.centres, found))
+        weight = aggregate.client_weight(data, client, weighting)
+        sent = aggregate.contribute(aligned, weight, found, base.slots_of(state.centres))
+        return sent, (loss, found, jnp.where(counts, away[found], 0), counts)
+
+    return client
+
+
+def local_update(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    epochs: int,
+    *,
+    proximal_weight: float,
+    loss_weighting: Weighting,
+    batch_size: int | None,
+) -> Train:
+    """Returns the local update of equation 7: `(key, model, data, client, *, anchor) -> (model, loss)`."""
+    pull = proximal_pull(2 * proximal_weight)  # mu = 2 lambda
+    local = optax.chain(pull, optimizer) if proximal_weight else optimizer
+    train = local_train(task, local, local_epochs=epochs, batch_size=batch_size)
+
+    def update(key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params):
+        scale = {"pull_scale": share_of_rows(data, client)} if loss_weighting == "rows" else {}
+        return train(key, model, data, client, anchor=anchor, **scale)
+
+    return update
+
+
+def starting(
+    task: Task,
+    rule: Rule,
+    update: Train,
+    *,
+    num_clusters: int,
+    weighting: Weighting,
+    restarts: int,
+    sketch_size: int,
+) -> Callable[[Key, FederatedData], FeSEMState]:
+    """Returns `init(key, data) -> state`: k-means of what all clients have made of one model, and its means.
+
+    Args:
+        task: what is learned.
+        rule: what is clustered of a model, and how models are averaged.
+        update: a client's first local update.
+        num_clusters, weighting, restarts, sketch_size: as in `fesem`.
+    """
+
+    def first(key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params) -> tuple[Params, Array]:
+        sent, loss = update(key, model, data, client, anchor=anchor)
+        return rule.align(sent, anchor), loss
+
+    def vector_of(key: Key, model: Params) -> Array:
+        return to_vector(key, rule.shown(model), ".*", sketch_size)
+
+    def init(key: Key, data: FederatedData) -> FeSEMState:
+        base.check_clusters(num_clusters, data)
+        model = task.init(key_for(key, Stream.INIT))
+        vectors, known = train_all_once(key, model, data, first, vector_of)
+        start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
+        found = kmeans.kmeans(start_key, vectors, num_clusters, mask=known, restarts=restarts)
+        cluster = nearest_centre(vectors, found.centres)
+
+        def client(shared, client: Array):
+            key, model, cluster, data = shared
+            client_key = key_for(key, Stream.START, client=client)  # trains as in `train_all_once`
+            sent, _ = first(client_key, model, data, client, anchor=model)
+            weight = aggregate.client_weight(data, client, weighting)
+            return aggregate.contribute(sent, weight, cluster[client], num_clusters), ()
+
+        heard = jnp.where(known, cluster, -1)
+        total, _ = over_clients(client, (key, model, heard, data), all_clients(model, data))
+        means = aggregate.mean(total, empty=tree.repeat(model, num_clusters))
+        return FeSEMState(rule.settle(means, centre_of.counts(heard, num_clusters)), cluster, jnp.int32(0))
+
+    return init
+
+
+def reseeding(rule: Rule, learn: Learn, weighting: Weighting) -> Callable[..., tuple[aggregate.Total, Array]]:
+    """Returns `reseed(key, state, data, cohort, total, found [C], away [C]) -> (total, found [C])`.
+
+    It moves the farthest clients of the cohort, one each, to the clusters without any; nobody is left alone. Their
+    models are gone by now: they are trained again, and taken out of the sums that they went into.
+
+    Args:
+        rule: how a model goes into a sum.
+        learn: a client's local update, `(key, state, data, client) -> (model, loss)`.
+        weighting: of a cluster's mean.
+    """
+
     def reseed(
         key: Key,
         state: FeSEMState,
@@ -172,11 +236,6 @@ def multi_centre(
         found: Array,
         away: Array,
     ) -> tuple[aggregate.Total, Array]:
-        """Moves the farthest clients of the cohort, one each, to the clusters without any; nobody is left alone.
-
-        Their models are gone by now: they are trained again, and taken out of the sums that they went into.
-        """
-
         def fill(slot: Array, carry: tuple) -> tuple:
             total, found, away, left = carry
             place = jnp.argmax(jnp.where(left[found] > 1, away, 0))
@@ -184,7 +243,7 @@ def multi_centre(
             def move() -> tuple:
                 client, old = cohort.ids[place], found[place]
                 model, _ = learn(key, state, data, client)
-                weight = weigh(data, client)
+                weight = aggregate.client_weight(data, client, weighting)
 
                 def shift(sums: Array, sent: Array, model: Array) -> Array:
                     by = weight.astype(sent.dtype)
@@ -199,11 +258,12 @@ def multi_centre(
             wanted = (left[slot] == 0) & (away[place] > 0) & (left[found[place]] > 1)
             return jax.lax.cond(wanted, move, lambda: carry)
 
+        num_clusters = base.slots_of(state.centres)
         left = members(base.write_clusters(state.cluster, cohort, found), data, num_clusters)
         total, found, _, _ = jax.lax.fori_loop(0, num_clusters, fill, (total, found, away, left))
         return total, found
 
-    return Method(init, round, lambda state, ids: tree.take(state.centres, state.cluster[ids]), task)
+    return reseed
 
 
 def members(cluster: Array, data: FederatedData, num_clusters: int) -> Array:
@@ -217,3 +277,20 @@ def share_of_rows(data: FederatedData, client: Array) -> Array:
     dtype = jnp.result_type(float)
     mean = jnp.where(real, data.train.size, 0).sum().astype(dtype) / jnp.maximum(real.sum(), 1).astype(dtype)
     return mean / jnp.maximum(data.train.size[client], 1).astype(dtype)
+
+
+def _check(
+    num_clusters: int,
+    restarts: int,
+    sketch_size: int,
+    proximal_weight: float,
+    first_epochs: int | None,
+) -> None:
+    """Raises ValueError if an option is out of range or unknown."""
+    for name, value in {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if proximal_weight < 0:
+        raise ValueError(f"proximal_weight must be at least 0, got {proximal_weight}; 0 switches the pull off.")
+    if first_epochs is not None and first_epochs < 1:
+        raise ValueError(f"first_epochs must be at least 1, got {first_epochs}; None is local_epochs.")

@@ -15,7 +15,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.typing import Array, Key, Params
 
 
-def alone(key: Key, model: Params, data: FederatedData, train: Train, point_of) -> tuple[Array, Array]:
+def train_all_once(key: Key, model: Params, data: FederatedData, train: Train, point_of) -> tuple[Array, Array]:
     """Trains every client from one model, one-shot.
 
     Args:
@@ -36,18 +36,18 @@ def alone(key: Key, model: Params, data: FederatedData, train: Train, point_of) 
         finite = tree.is_finite(trained)
         return (), (point_of(key, tree.where(finite, trained, model)), finite)
 
-    _, (points, finite) = over_clients(client, (key, model, data), everybody(model, data))
+    _, (points, finite) = over_clients(client, (key, model, data), all_clients(model, data))
     known = finite & (jnp.asarray(data.train.size) > 0)
     return points, known if data.held_out is None else known & ~jnp.asarray(data.held_out)
 
 
-def everybody(model: Params, data: FederatedData) -> Cohort:
+def all_clients(model: Params, data: FederatedData) -> Cohort:
     """Returns the cohort of all clients, who are sent one model, in a plan for this machine."""
     count = data.num_clients
     plan = engine.auto_plan(SimpleNamespace(client_params=base.serve_one), model, count)
     return Cohort.of(jnp.arange(count), plan)
 
 
-def nearest(points: Array, centres: Array) -> Array:
+def nearest_centre(points: Array, centres: Array) -> Array:
     """Returns the nearest centre of every point `[N]` int32; ties to the lowest."""
     return jnp.argmin(kmeans.squared_distances(points, centres), 1).astype(jnp.int32)

@@ -86,7 +86,7 @@ def regrouping(
         """Returns the models `[K, ...]` that clusters, merged and new ones too, go on with."""
         models = state.models
         if rule.merged == "mean":
-            models = tree.where(merged.joined, merging.mean_of_merged(models, state.sizes(), merged), models)
+            models = merging.mean_of_merged(models, state.sizes(), merged)
         elif rule.merged == "global":
             models = tree.where(merged.joined, tree.repeat(omega(state), state.slots), models)
         fresh = state.initial if rule.newcomers == "initial" else omega(state)

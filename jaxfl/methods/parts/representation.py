@@ -15,15 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxfl import tree
+from jaxfl import schema, tree
 from jaxfl.client.training import full_gradient, local_train
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.halves import hold_back
+from jaxfl.data.divide import divide_rows
 from jaxfl.engine import over_clients
-from jaxfl.methods.parts.points import compared, point
+from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
-from jaxfl.schema import checked
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -54,7 +53,7 @@ class Sent(NamedTuple):
 Observe = Callable[[Key, Params, FederatedData, Cohort, Array], Sent]
 
 
-@checked
+@schema.checked
 def represent(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -94,7 +93,7 @@ def represent(
         raise ValueError(f"representation_size must be at least 1, got {size}; none keeps all numbers.")
     if epochs < 1:
         raise ValueError(f"representation_epochs must be at least 1, got {epochs}.")
-    chosen = compared(task, layers)
+    chosen = compared_leaves(task, layers)
     gradient_of = full_gradient(task)
     train = local_train(task, optimizer, local_epochs=epochs, batch_size=batch_size)
 
@@ -106,7 +105,7 @@ def represent(
             model, _ = train(batches, anchor, data, client, anchor=anchor)
             found = jax.tree.map(jnp.subtract, anchor, model)
         part = tree.partition(found, chosen)[0]
-        return tree.ravel(part) if size is None else point(key, part, size=size)
+        return tree.ravel(part) if size is None else to_vector(key, part, size=size)
 
     def psi(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
         found = vector(key, anchor, data, client)
@@ -133,7 +132,7 @@ def observing(representation: Representation, *, agreement: bool) -> Observe:
     """
 
     def observe(key: Key, anchor: Params, data: FederatedData, cohort: Cohort, wanted: Array) -> Sent:
-        halves = tuple(replace(data, train=half) for half in hold_back(key, data.train, 0.5)) if agreement else ()
+        halves = tuple(replace(data, train=half) for half in divide_rows(key, data.train, 0.5)) if agreement else ()
 
         def client(shared, client: Array, wanted: Array):
             key, anchor, data, halves = shared

@@ -116,7 +116,7 @@ def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, ro
         first = task.init(key_for(key, Stream.INIT))
         judges = _judges(key, data, task)
 
-        def alone(client: Array) -> Params:
+        def train_by(client: Array) -> Params:
             def once(round: Array, model: Params) -> Params:
                 return train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=model)[0]
 
@@ -132,7 +132,7 @@ def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, ro
 
         def add(carry: tuple, _: None) -> tuple[tuple, Params]:
             chosen, lowest, free = carry
-            model, free = alone(judges.ids[chosen]), free.at[chosen].set(False)
+            model, free = train_by(judges.ids[chosen]), free.at[chosen].set(False)
             lowest = jnp.minimum(lowest, losses_under(model))
             return (jnp.argmax(jnp.where(free, lowest, -jnp.inf)), lowest, free), model
 

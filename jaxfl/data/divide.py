@@ -1,4 +1,4 @@
-"""Dividing the rows of every client in two, without touching the data."""
+"""Dividing the rows of every client in two: to hold some back, or to compare two parts; the data stay as they are."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.typing import Key
 
 
-def hold_back(key: Key, split: Split, share: float) -> tuple[Split, Split]:
+def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
     """Divides every client's rows in two, at random: the same division in every round of a run.
 
     Args:

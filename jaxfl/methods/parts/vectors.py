@@ -1,4 +1,4 @@
-"""By what clients are compared: some parameters of what they send, as a vector."""
+"""What clients are compared by: some parameters of the model or update that they send, as one vector."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,18 @@ from jaxfl.typing import Array, Key, Params
 LAST_KERNEL = "last kernel"  # no pattern: parameters' names have no spaces
 
 
-def point(key: Key, model: Params, layers: str | Sequence[str] = ".*", size: int = 1024) -> Array:
+def to_vector(key: Key, model: Params, layers: str | Sequence[str] = ".*", size: int = 1024) -> Array:
     """Returns what a model is clustered by `[d]`: the layers' parameters, sketched to `size` if they are more."""
     vector = tree.ravel(tree.partition(model, tree.matching(model, layers))[0])
     return vector if vector.size <= size else sketch.sketch(key_for(key, Stream.SKETCH), vector, size)
 
 
-def compared(task: Task, layers: str | Sequence[str]) -> Params:
-    """Returns by which leaves of the task's model the E step compares: a bool for every leaf.
+def compared_leaves(task: Task, layers: str | Sequence[str]) -> Params:
+    """Returns by which leaves of the task's model clients are compared: a bool for every leaf.
+
+    Args:
+        task: what is learned.
+        layers: patterns (see `tree.matching`), or `LAST_KERNEL`.
 
     Raises:
         ValueError: the patterns match nothing, or the model has no last kernel.
