@@ -179,13 +179,13 @@ def costs(name: str, row: Row, cost: Cost) -> str:
             lines.append(f"| {what} | {of_a_model(values[0])} |")
         else:
             lines.append(f"| {what}, at first | {of_a_model(values[0])} |")
-            lines.append(f"| {what}, later | {of_a_model(values[1])} |")
+            lines.append(f"| {what}, later, at most | {of_a_model(values[1])} |")
     lines.append(f"| the state holds, however many clients there are | {of_a_model(cost.state)} |")
     lines.append(f"| and more for each client | {of_a_model(cost.client)} |")
     whole = 10_000 * cost.client + cost.state
     words = (
         f"Measured with the default options and a network of {cost.model // 4:,} parameters ({cost.model:,} bytes), "
-        f"while this page was made. With 10,000 clients of this network, the state takes {whole / 1e6:,.1f} MB."
+        f"while this page was made; what is exchanged once, before the first round, is not counted. With 10,000 clients of this network, the state takes {whole / 1e6:,.1f} MB."
     )
     if "slots" in row.options:
         words += " The models of clusters are held in slots; `slots` says how many there are at first."
