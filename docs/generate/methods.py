@@ -185,7 +185,8 @@ def costs(name: str, row: Row, cost: Cost) -> str:
     whole = 10_000 * cost.client + cost.state
     words = (
         f"Measured with the default options and a network of {cost.model // 4:,} parameters ({cost.model:,} bytes), "
-        f"while this page was made; what is exchanged once, before the first round, is not counted. With 10,000 clients of this network, the state takes {whole / 1e6:,.1f} MB."
+        f"while this page was made; what is exchanged once, before the first round, is not counted. "
+        f"With 10,000 clients of this network, the state takes {whole / 1e6:,.1f} MB."
     )
     if "slots" in row.options:
         words += " The models of clusters are held in slots; `slots` says how many there are at first."
