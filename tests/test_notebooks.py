@@ -1,11 +1,14 @@
-"""The notebooks run, each cell a second time as well, and say the same again."""
+"""The notebooks run, each cell a second time as well, and say what is saved in them."""
 
 import os
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from docs import notebooks
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
@@ -32,24 +35,27 @@ def local_kernels(monkeypatch, tmp_path):
     """Lets the kernel be this interpreter, whatever is installed for the user."""
     for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")  # compiles faster, see plugin.py
+    for name, value in notebooks.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("MPLBACKEND", raising=False)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, local_kernels):
     """The first one twice in a kernel, as people do: cells must not depend on what is left of before."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook, saved = nbformat.read(path, as_version=4), nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=900, kernel_name="python3")
     first, second = {}, {}
     with client.setup_kernel(cwd=os.fspath(path.parent)):
         for seen in (first, second) if path == NOTEBOOKS[0] else (first,):
-            for index, cell in enumerate(notebook.cells):
-                if cell.cell_type == "code":
-                    client.execute_cell(cell, index)
-                    assert complaints(cell.outputs) == []
-                    seen[index] = said(cell.outputs)
+            for index, cell in notebooks.cells(notebook):
+                client.execute_cell(cell, index)
+                assert complaints(cell.outputs) == []
+                seen[index] = said(cell.outputs)
+                shown, kept = notebooks.texts(cell.outputs), notebooks.texts(saved.cells[index].outputs)
+                assert notebooks.agree(shown, kept), (
+                    f"run `python docs/notebooks.py notebooks/{path.name}`: {kept} is now {shown}"
+                )
     assert second in ({}, first)
     everything = "".join(line for lines in first.values() for line in lines)
     if path == NOTEBOOKS[0]:
@@ -58,7 +64,30 @@ def test_notebook_runs(path, local_kernels):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_cleared(path):
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    assert cells
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
+def test_outputs_are_saved(path):
+    """What they show, and nothing of when and where they were run."""
+    cells = [cell for _, cell in notebooks.cells(nbformat.read(path, as_version=4))]
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert sum(notebooks.PICTURE in output.get("data", {}) for output in outputs) >= 3
+    assert notebooks.kept(outputs) == outputs
+    assert all(cell.execution_count is None and "execution" not in cell.metadata for cell in cells)
+    words = "".join(
+        str({**output.get("data", {}), notebooks.PICTURE: ""}) + output.get("text", "") for output in outputs
+    )
+    assert re.findall(r"/home/|/root/|/tmp/|site-packages|Warning|0x[0-9a-f]{6}", words) == []
+    assert path.stat().st_size < 300_000
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (["accuracy 0.912, clusters 4\n", "picture"], True),
+        (["accuracy 0.92, clusters 4\n", "picture"], True),
+        (["accuracy 0.81, clusters 4\n", "picture"], False),
+        (["accuracy 0.912, clusters 5\n", "picture"], False),
+        (["accuracy 0.912, groups 4\n", "picture"], False),
+        (["accuracy 0.912, clusters 4\n"], False),
+    ],
+)
+def test_rounding_is_no_difference(other, same):
+    assert notebooks.agree(["accuracy 0.912, clusters 4\n", "picture"], other) is same

@@ -2,13 +2,12 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-import pytest
-
+from docs.generate import methods
 from jaxfl.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -25,47 +24,9 @@ def test_first_command_is_the_main_job():
     assert first[3] == "jaxfl run stocfl --data rotated-digits --out runs/first"
 
 
-@pytest.mark.parametrize("command", re.findall(r"^jaxfl run .*(?= --out)", TEXT, re.MULTILINE))
-def test_commands_are_accepted(command):
-    from jaxfl.cli import job, options
-
-    words = shlex.split(command)
-    given = dict(zip(words[3::2], words[4::2], strict=True))
-    settings = options.route(words[2], given["--data"])
-    rounds, cohort = int(given.get("--rounds", 1)), float(given.get("--cohort", 1.0))
-    job.check(job.Job(settings, rounds, cohort))
-    assert set(given) <= {"--data", "--data-dir", "--rounds", "--cohort", "--seed"}
-
-
-def test_data_commands_are_accepted():
-    from jaxfl import data
-    from jaxfl.cli import options
-
-    block = next(block for block in blocks("sh") if "jaxfl data" in block)
-    commands = [shlex.split(line, comments=True) for line in block.splitlines()]
-    assert [words[1] for words in commands] == ["data", "data", "run"]
-    for words in commands[:2]:
-        data.dataset(words[2])
-        assert {word for word in words[3:] if word.startswith("--")} <= {"--data-dir", "--download", "--plot", "--save"}
-    _, _, method, _, name, *rest = commands[2]
-    options.route(method, name, rest[1::2])
-    assert set(rest[::2]) == {"--set"}
-
-
-def test_tables_of_sources_and_skews_are_complete():
-    from jaxfl import data
-    from jaxfl.data.sources import SOURCES
-
-    rows = re.findall(r"^\| (`.*?) \|", TEXT[TEXT.index("## Data sets") : TEXT.index("## Add a method")], re.MULTILINE)
-    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
-    family = "emnist"  # its first name is whole, the others are endings
-    whole = [family + name if name.startswith("-") else name for name in named]
-    assert whole == [*sorted(SOURCES, key=whole.index), "tfds:<name>", *data.SKEWS]
-
-
 def test_example_runs(tmp_path):
     code = blocks("python")[0]
-    assert len(code.strip().splitlines()) <= 21
+    assert len(code.strip().splitlines()) == 12
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -80,12 +41,44 @@ def test_example_runs(tmp_path):
 
 def test_table_of_methods_is_of_the_registry():
     section = TEXT.split("\n## Methods\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
-    # `jaxfl methods` is the whole list: a new method needs no row here
-    assert len(rows) >= 10 and set(rows) <= {(name, row.summary, row.paper) for name, row in METHODS.items()}
+    rows = re.findall(r"^\| \[`(\w+)`\]\((.*?)\) \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
+    known = [(name, methods.source(row), row.summary, row.paper) for name, row in METHODS.items()]
+    assert len(rows) >= 10  # `jaxfl methods` is the whole list: a new method needs no row here
+    assert set(rows) <= set(known)
 
 
-def test_files_that_are_named_exist():
-    named = set(re.findall(r"\b((?:jaxfl|tests|notebooks|experiments)/[\w/]+\.(?:py|ipynb))", TEXT))
-    assert {"tests/methods/example_method.py", "notebooks/01_first_federation.ipynb"} <= named
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+def test_it_is_short():
+    assert len(TEXT.splitlines()) <= 130
+
+
+def test_links_lead_somewhere():
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", TEXT) if "://" not in link]
+    assert {"docs/pages/speed.md", "docs/CONTRIBUTING.md", "CITATION.cff", "docs/pages/images/clusters.png"} <= set(
+        links
+    )
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_speeds_are_those_of_the_page():
+    section = TEXT.split("\n## Speed\n")[1].split("\n## ")[0]
+    page = (ROOT / "docs" / "pages" / "speed.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"\d+\.\d+|(?<= )\d{3}(?= times)", section)
+    assert len(numbers) >= 6
+    assert [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", page)] == []
+
+
+def test_citation_is_in_step():
+    import yaml
+
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(citation)
+    assert (str(citation["version"]), citation["license"]) == (project["version"], project["license"])
+    assert set(citation["keywords"]) <= set(project["keywords"])
+    assert citation["authors"] == [{"name": "The jaxfl developers"}]
+
+
+def test_contributing_is_short():
+    text = (ROOT / "docs" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 50

@@ -1,0 +1,270 @@
+"""A page for each method of the registry, and the page that lists them.
+
+All of it is read from the code: the module's docstring (paper, equations, where the official code differs), the
+factory's signature and docstring (options), the registry's row (summary, paper, presets), and a measurement. A new
+method has its page as soon as it has its row.
+"""
+
+import inspect
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxfl.cli.tables import choices
+from jaxfl.methods import METHODS, Row
+from jaxfl.schema import REQUIRED, describe
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = re.compile(r"^(Args|Returns|Raises|References|Attributes|Examples?):", re.MULTILINE)
+CLIENTS = 8  # of the federation that the costs are measured on
+
+
+class Cost(NamedTuple):
+    """What one client sends and receives in a round, and what the state holds, in bytes."""
+
+    model: int
+    up: tuple[float, float]  # in its first round, in a later one
+    down: tuple[float, float]
+    state: float  # whatever the number of clients
+    client: float  # more for each client of the federation
+
+
+def overview() -> str:
+    """Returns the page that lists the methods."""
+    rows = [f"| [`{name}`]({name}.md) | {row.summary} | {row.paper} |" for name, row in METHODS.items()]
+    table = "\n".join(rows)
+    return f"""# Methods
+
+Every method is one file in `jaxfl/methods/`, and a page here: the paper and its equations, where the official code
+differs, the options and their defaults, an example, and what it costs. These pages are made from the code.
+`jaxfl methods` prints the list, `jaxfl methods NAME` the options of one.
+
+| name | what it does | paper |
+|---|---|---|
+{table}
+
+A method that is not here: [write your own](../howto/own-method.md). Methods that average into a global model take any
+optax optimiser for the server's step, `server_optimizer`; FedAdam and FedYogi as their paper writes them are in
+`jaxfl.server`.
+"""
+
+
+def page(name: str, row: Row, cost: Cost) -> str:
+    """Returns the page of a method."""
+    module = sys.modules[row.factory.__module__]
+    said = inspect.getdoc(row.factory) or ""
+    about = SECTIONS.split(without_doctests(said))[0].strip().partition("\n")[2]
+    parts = [
+        f"# `{name}`",
+        f"{row.summary[0].upper()}{row.summary[1:]}. *{row.paper}.*",
+        "## The method",
+        prose(without_doctests(inspect.getdoc(module) or "")),
+        "## Options",
+        "After the task and the clients' optimiser, by keyword. On the command line: `--set NAME=VALUE`.",
+        prose(about.strip()),
+        *(options(name, row) or ["It has none."]),
+        *presets(row),
+        "## Example",
+        example(name, row),
+        "## What it costs",
+        costs(name, row, cost),
+        "## Source",
+        f"`{source(row)}`. Everything that a method must fulfil: [write your own](../howto/own-method.md).",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def options(name: str, row: Row) -> list[str]:
+    """Returns the options as a definition list."""
+    found = []
+    for option in choices.of_method(name).values():
+        default, by_preset = choices.resolved(option, row.presets)
+        shown = "must be given" if default is REQUIRED else f"default `{literal(default)}`"
+        if option.default is None and by_preset and "preset" in row.options:
+            shown += ", from the preset"
+        line = re.sub(r"^[BEK](?=[.,;])", lambda symbol: ALONE[symbol[0]], option.line)
+        kind = describe(option.hint).replace("GradientTransformation", "an optax optimiser")
+        kind = kind.replace("Method", "a method").replace("Task", "a task")
+        found.append(f"`{option.name}` ({shown}; {kind})\n:   {_capital(escape(line))}")
+    return found
+
+
+def presets(row: Row) -> list[str]:
+    """Returns the table of what the presets mean, if there are any to choose from."""
+    if "preset" not in row.options:
+        return []
+    names = list(dict.fromkeys(option for values in row.presets.values() for option in values))
+    head = [
+        f"| option | {' | '.join(f'`{literal(preset)}`' for preset in row.presets)} |",
+        "|---" * (len(row.presets) + 1),
+    ]
+    rows = [
+        f"| `{option}` | {' | '.join(f'`{literal(values.get(option))}`' for values in row.presets.values())} |"
+        for option in names
+    ]
+    words = "What `preset` stands for. An option that is given beside it wins."
+    return ["### Presets", words, "\n".join([head[0], f"{head[1]}|", *rows])]
+
+
+def example(name: str, row: Row) -> str:
+    """Returns the command line and the Python of a first run."""
+    needed = {option: row.small[option] for option, default in row.options.items() if default is REQUIRED}
+    words = "".join(f" --set {option}={value}" for option, value in needed.items())
+    given = "".join(f", {option}={value!r}" for option, value in needed.items())
+    return f"""```sh
+jaxfl run {name} --data rotated-digits{words} --out runs/{name}
+```
+
+```python
+import jaxfl
+import optax
+
+data = jaxfl.data.load("rotated-digits", num_clients=40, rows_per_client=80, seed=0)
+task = jaxfl.classification(jaxfl.models.MLP(hidden=(128,), num_classes=10), data)
+method = jaxfl.methods.{row.factory.__name__}(task, optax.sgd(0.1){given})
+result = jaxfl.run(method, data, rounds=20, cohort=0.5, seed=0)
+print(result.summary["micro_accuracy"], result.summary["num_clusters"])
+```"""
+
+
+def measure(row: Row) -> Cost:
+    """Returns what a method costs with its default options, on a small federation and a small network.
+
+    The bytes are those of `Info`, of a program that computes nothing else: compiled in a fraction of a second. The
+    state is never filled: its shapes say how large it is.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import jaxfl
+    from jaxfl import tree
+    from jaxfl.cohort import Cohort
+
+    def federation(clients: int) -> Any:
+        return jaxfl.data.load("rotated-digits", num_clients=clients, rows_per_client=20, seed=0)
+
+    few, many, key = federation(CLIENTS), federation(2 * CLIENTS), jax.random.key(0)
+    task = jaxfl.classification(jaxfl.models.MLP(hidden=(128,), num_classes=10), few)
+    needed = {option: row.small[option] for option, default in row.options.items() if default is REQUIRED}
+    method = row.factory(task, optax.sgd(0.1), **needed)
+    shapes = {data.num_clients: jax.eval_shape(method.init, key, data) for data in (few, many)}
+    one, two = (tree.num_bytes(shapes[clients]) for clients in (CLIENTS, 2 * CLIENTS))
+
+    def sent(state: Any, data: Any) -> tuple[Any, Any]:
+        info = method.round(key, state, data, Cohort.of(range(CLIENTS)))[1]
+        return info.bytes_up, info.bytes_down
+
+    # Nobody is known yet; everybody has been for long. The contract names `round` and `cluster`, the rest are flags.
+    new = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[CLIENTS])
+    old = jax.tree.map(lambda leaf: jnp.full(leaf.shape, leaf.dtype == bool, leaf.dtype), shapes[CLIENTS])
+    states = [new._replace(cluster=new.cluster - 1), old._replace(round=old.round + 1000)]
+    counted = jax.jit(sent)
+    up, down = zip(*[[float(value) / CLIENTS for value in counted(state, few)] for state in states], strict=True)
+    per_client = (two - one) / CLIENTS
+    return Cost(tree.num_bytes(jax.eval_shape(task.init, key)), up, down, one - CLIENTS * per_client, per_client)
+
+
+def costs(name: str, row: Row, cost: Cost) -> str:
+    """Returns the costs in words."""
+
+    def of_a_model(count: float) -> str:
+        return f"{_number(count / cost.model)} | {count:,.0f}"
+
+    lines = ["| | models | bytes |", "|---|---|---|"]
+    for what, values in (("a client receives in a round", cost.down), ("a client sends in a round", cost.up)):
+        if values[0] == values[1]:
+            lines.append(f"| {what} | {of_a_model(values[0])} |")
+        else:
+            lines.append(f"| {what}, at first | {of_a_model(values[0])} |")
+            lines.append(f"| {what}, later, at most | {of_a_model(values[1])} |")
+    lines.append(f"| the state holds, however many clients there are | {of_a_model(cost.state)} |")
+    lines.append(f"| and more for each client | {of_a_model(cost.client)} |")
+    whole = 10_000 * cost.client + cost.state
+    words = (
+        f"Measured with the default options and a network of {cost.model // 4:,} parameters ({cost.model:,} bytes), "
+        f"while this page was made; what is exchanged once, before the first round, is not counted. "
+        f"With 10,000 clients of this network, the state takes {whole / 1e6:,.1f} MB."
+    )
+    if "slots" in row.options:
+        words += " The models of clusters are held in slots; `slots` says how many there are at first."
+    plan = f"`jaxfl plan {name} --data NAME` prints what a run will take in memory, before it is taken."
+    return "\n".join(lines) + f"\n\n{words}\n\n{plan}"
+
+
+def source(row: Row) -> str:
+    """Returns the path of a method's file in the repository."""
+    return Path(inspect.getfile(inspect.unwrap(row.factory))).relative_to(ROOT).as_posix()
+
+
+def without_doctests(text: str) -> str:
+    """Returns a docstring without its examples.
+
+    >>> without_doctests("One.\\n\\n>>> 1 + 1\\n2\\n\\nTwo.")
+    'One.\\n\\nTwo.'
+    """
+    return re.sub(r"^>>> .*(?:\n.+)*\n*", "", text, flags=re.MULTILINE).strip()
+
+
+def prose(text: str) -> str:
+    """Returns a docstring as Markdown: indented blocks, the equations, stay as they are written.
+
+    >>> print(prose("With <v, w>:\\n\\n    w <- w - eta\\n\\nand `a < b`."))
+    With &lt;v, w>:
+    <BLANKLINE>
+    ```text
+    w <- w - eta
+    ```
+    <BLANKLINE>
+    and `a < b`.
+    """
+    found = []
+    for block in re.split(r"\n\n(?=\S)|(?<=\S)\n\n(?=    )", text):
+        if block.startswith("    "):
+            found.append(f"```text\n{textwrap.dedent(block).rstrip()}\n```")
+        else:
+            found.append(escape(block))
+    return "\n\n".join(found)
+
+
+def escape(text: str) -> str:
+    """Returns text in which no `<` outside of code begins a tag, and no `#` at the start of a line a heading.
+
+    >>> print(escape("a < `b < c`\\n#1"))
+    a &lt; `b < c`
+    &#35;1
+    """
+    parts = re.split(r"(`[^`]*`)", text)
+    escaped = "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
+    return re.sub(r"^#", "&#35;", escaped, flags=re.MULTILINE)
+
+
+def literal(value: Any) -> str:
+    """Returns a value as it is written in Python.
+
+    >>> literal(float("inf")), literal("rows")
+    ('math.inf', '"rows"')
+    """
+    if isinstance(value, str):
+        return f'"{value}"'
+    return "math.inf" if value == float("inf") else repr(value)
+
+
+def _number(value: float) -> str:
+    """Returns a number of models: exact where it is whole, two digits elsewhere."""
+    if abs(value - round(value)) < 0.005:
+        return f"{round(value)}"
+    return f"{value:.2f}"
+
+
+def _capital(text: str) -> str:
+    """Returns a sentence that begins with a capital letter, unless it begins with a symbol or code."""
+    word = re.match(r"(?:a|[a-z]{2,})\b", text)
+    return text[0].upper() + text[1:] if word and word[0] not in SYMBOLS else text
+
+
+# What a docstring names by its symbol alone.
+ALONE = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a round", "K": "K, models to learn"}
+SYMBOLS = {"alpha", "eps", "eta", "gamma", "lambda", "mu", "tau"}

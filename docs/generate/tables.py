@@ -1,0 +1,26 @@
+"""Tables that are made from results and stand in the README and in pages, between two comments."""
+
+import re
+from pathlib import Path
+
+from docs.generate import results, speed
+
+ROOT = Path(__file__).parents[2]
+TABLES = {
+    "automatic threshold": results.automatic,
+    "five results": results.five_rows,
+    "h100": speed.h100,
+    "machine": speed.machine,
+    "table 1": results.table_1,
+}
+PLACE = re.compile(r"(<!-- made: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """Returns the documents that may have such tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))]
+
+
+def renewed(text: str) -> str:
+    """Returns a document with its tables made anew."""
+    return PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}", text)

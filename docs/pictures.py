@@ -1,0 +1,130 @@
+"""Draws the pictures of the page on concepts: `python docs/pictures.py` writes `docs/pages/images/*.svg`.
+
+They are narrow and in large letters, so that they can be read on a phone, and on a white ground of their own.
+"""
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+FOLDER = Path(__file__).parent / "pages" / "images"
+INK, GREY, PALE = "#222222", "#777777", "#eeeeee"
+CLUSTERS = ("#3f6d9e", "#b85c00", "#3a7d34")
+WIDTH = 4.8  # inches
+
+
+def canvas(height: float) -> tuple[Figure, Axes]:
+    """Returns an empty figure, measured in tenths of an inch from the lower left corner."""
+    figure = Figure(figsize=(WIDTH, height), facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, 10 * WIDTH), ylim=(0, 10 * height))
+    axes.axis("off")
+    return figure, axes
+
+
+def box(axes: Axes, x: float, y: float, wide: float, high: float, text: str = "", color: str = PALE) -> None:
+    """Draws a box, and its text in the middle."""
+    shape = FancyBboxPatch((x, y), wide, high, boxstyle="round,pad=0,rounding_size=0.5", fc=color, ec=INK, lw=0.8)
+    axes.add_patch(shape)
+    say(axes, x + wide / 2, y + high / 2, text, color=INK if color in (PALE, "white") else "white")
+
+
+def say(axes: Axes, x: float, y: float, text: str, *, color: str = INK, size: float = 9, at: str = "center") -> None:
+    """Writes a text around a point."""
+    axes.text(x, y, text, color=color, fontsize=size, ha=at, va="center", linespacing=1.3)
+
+
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], color: str = GREY) -> None:
+    """Draws an arrow."""
+    axes.add_patch(
+        FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=9, lw=1, color=color, shrinkA=0, shrinkB=0)
+    )
+
+
+def round_() -> Figure:
+    """One round: the cohort is sent models, trains them, and its sums go back by cluster."""
+    figure, axes = canvas(3.4)
+    box(axes, 2, 26, 44, 6.5)
+    say(axes, 4, 29.2, "server", at="left")
+    for k, color in enumerate(CLUSTERS):
+        box(axes, 15 + 10 * k, 27.2, 8.5, 4, f"model {k}", color)
+    members = (0, 2, 1, 0, 2, 1, 2, 1)
+    sampled = {0, 2, 3, 6}
+    for client, cluster in enumerate(members):
+        x, taken = 2 + 5.6 * client, client in sampled
+        box(axes, x, 6, 4.4, 4.4, str(client), CLUSTERS[cluster] if taken else "white")
+        if taken:
+            arrow(axes, (x + 1.5, 25.6), (x + 1.5, 11.2))
+            arrow(axes, (x + 3, 11.2), (x + 3, 25.6), CLUSTERS[cluster])
+    say(axes, 24, 2.6, "clients; the coloured ones are the cohort of this round", color=GREY)
+    say(axes, 29, 18.4, "down: models\nup: sums, by cluster", size=8.5, color=GREY)
+    return figure
+
+
+def plan() -> Figure:
+    """The same cohort of eight clients, walked through in chunks of one, of four, and over two devices."""
+    figure, axes = canvas(3.3)
+    rows = (
+        ("chunk = 1", 1, 1, "a CPU"),
+        ("chunk = 4", 4, 1, "a GPU"),
+        ("chunk = 2,\ntwo devices", 2, 2, "several GPUs"),
+    )
+    for row, (name, chunk, devices, where) in enumerate(rows):
+        y = 24 - 9.5 * row
+        say(axes, 1.5, y + 2.6, name, at="left")
+        say(axes, 46.5, y + 2.6, where, at="right", color=GREY, size=8.5)
+        steps = 8 // (chunk * devices)
+        x = 13.0
+        for _ in range(steps):
+            count = chunk * devices
+            for place in range(count):
+                bottom = y + 2.6 + 1.3 * (count / 2 - place - 1)
+                color = CLUSTERS[place // chunk]
+                axes.add_patch(FancyBboxPatch((x, bottom), 2.2, 1, boxstyle="square,pad=0", fc=color, ec="none"))
+            x += 3.2
+        arrow(axes, (13, y - 1.2), (13 + 3.2 * steps, y - 1.2))
+    say(axes, 13, 0.9, "time; each bar is a client that trains", color=GREY, size=8.5, at="left")
+    return figure
+
+
+def state() -> Figure:
+    """The state: slots for models, which of them are alive, and the slot of each client."""
+    figure, axes = canvas(2.7)
+    alive = (True, True, True, False)
+    say(axes, 1.5, 23.5, "models [K]", at="left")
+    for k, lives in enumerate(alive):
+        box(axes, 15 + 8 * k, 21.3, 6.5, 4.4, f"slot {k}", CLUSTERS[k] if lives else "white")
+    say(axes, 1.5, 15.6, "alive [K]", at="left")
+    for k, lives in enumerate(alive):
+        say(axes, 18.2 + 8 * k, 15.6, "yes" if lives else "no")
+    say(axes, 1.5, 8.2, "cluster [N]", at="left")
+    for client, cluster in enumerate((0, 0, 2, 1, 2, 0, 1, -1)):
+        box(axes, 15 + 4 * client, 6, 3.4, 4.4, str(cluster), CLUSTERS[cluster] if cluster >= 0 else "white")
+    say(axes, 15, 2.6, "client 0 to 7; -1: no cluster yet", color=GREY, size=8.5, at="left")
+    return figure
+
+
+def seed() -> Figure:
+    """A random number is named by its address."""
+    figure, axes = canvas(1.7)
+    parts = (("seed", "0"), ("stream", "batches"), ("round", "3"), ("client", "7"))
+    for place, (name, value) in enumerate(parts):
+        x = 1.5 + 8.8 * place
+        say(axes, x + 3.8, 14.4, name, color=GREY)
+        box(axes, x, 7.4, 7.6, 4.6, value, "white")
+    arrow(axes, (36.5, 9.7), (39, 9.7))
+    box(axes, 39.5, 7.4, 7, 4.6, "key", CLUSTERS[0])
+    say(axes, 24, 3, "not part of it: cohort, chunk, devices, interruptions", color=GREY, size=8.5)
+    return figure
+
+
+PICTURES = {"round": round_, "plan": plan, "state": state, "seed": seed}
+
+if __name__ == "__main__":
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "jaxfl", "font.family": "sans-serif"})
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, draw in PICTURES.items():
+        draw().savefig(FOLDER / f"{name}.svg", metadata={"Date": None, "Creator": None})

@@ -1,0 +1,198 @@
+"""What the pages of the site show is run: Python in one namespace a page, commands in the same folder, in order."""
+
+import doctest
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from docs.generate import methods, results, speed, tables
+from jaxfl import data
+from jaxfl.cli import job, options
+from jaxfl.cli.app import app, main
+from jaxfl.data.sources import SOURCES
+from jaxfl.methods import METHODS
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "pages"
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def _read(name):
+    return (PAGES / name).read_text(encoding="utf-8")
+
+
+WRITTEN = sorted(path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md"))
+WITH_CODE = [name for name in WRITTEN if BLOCK.search(_read(name))]
+COMMANDS = sorted(
+    {
+        line
+        for name in WRITTEN
+        for line in re.findall(r"^jaxfl (?:run|data|methods|plan|reproduce|report)\b.*$", _read(name), re.MULTILINE)
+        if not re.search(r"[\[ ](METHOD|NAME|COMMAND)\b", line)
+    }
+)
+
+
+def commands(block):
+    """Returns the words of the commands of jaxfl in a block."""
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    return [words[1:] for words in lines if words[:1] == ["jaxfl"]]
+
+
+def is_quick(words):
+    """Whether a command needs no files but those of its page: it is run, the others are only checked."""
+    elsewhere = [name for name in SOURCES if name not in ("digits", "npz")]
+    needs = any(word == name or word.endswith(f"-{name}") for word in words for name in elsewhere)
+    return words[0] in ("run", "data", "methods", "plan") and not needs and "DIR" not in words
+
+
+def call(words):
+    """Runs a command, for two rounds if it does not say how many."""
+    if words[0] == "run" and "--rounds" not in words:
+        words = [*words, "--rounds", "2"]
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code in (0, None)
+
+
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_page_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "page"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")  # whose example has a test of its own
+    text = BLOCK.sub(lambda found: "" if found[1] == "python" and found[2] in readme else found[0], _read(name))
+    for language, block in BLOCK.findall(text):
+        if language == "python":
+            exec(compile(block, name, "exec"), namespace)  # noqa: S102
+        for words in commands(block) if language == "sh" else ():
+            if is_quick(words):
+                call(words)
+    pictures = re.findall(r"savefig\(\"(.+?)\"\)", text)
+    assert [picture for picture in pictures if not (tmp_path / picture).stat().st_size] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_is_accepted(command):
+    """Every option exists, and those of a run go to a part that knows them."""
+    words = shlex.split(command, comments=True)[1:]
+    group = typer.main.get_command(app)
+    with group.make_context("jaxfl", list(words), resilient_parsing=False) as context:
+        name, one, rest = group.resolve_command(context, list(words))
+        given = one.make_context(name, rest, parent=context).params
+    if name in ("run", "plan"):
+        settings = options.route(given["method"], given["data"], given.get("items") or ())
+        job.check(job.Job(settings, given.get("rounds") or 1, 1.0))
+    if name == "data" and (asked := next((word for word in words[1:] if not word.startswith("-")), None)):
+        data.dataset(asked) if asked not in SOURCES else SOURCES[asked]
+
+
+def test_tables_of_sources_and_skews_are_complete():
+    text = _read("data.md")
+    rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    family = "emnist"  # its first name is whole, the others are endings
+    whole = [family + name if name.startswith("-") else name for name in named]
+    assert whole == [*sorted(SOURCES, key=whole.index), "tfds:<name>", *data.SKEWS]
+
+
+@pytest.mark.parametrize("path", tables.documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_tables_are_what_the_results_say(path):
+    text = path.read_text(encoding="utf-8")
+    assert text == tables.renewed(text), "run `python -m docs.generate`"
+
+
+def test_tables_have_their_places():
+    places = {found[1] for path in tables.documents() for found in tables.PLACE.findall(path.read_text("utf-8"))}
+    assert places == set(tables.TABLES)
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, "../CONTRIBUTING.md"])
+def test_links_lead_somewhere(name):
+    """In a code browser: files of the repository, not pages that only the site has."""
+    text = re.sub(r"^```.*?^```", "", _read(name), flags=re.MULTILINE | re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [link for link in links if not ((PAGES / name).parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, "../CONTRIBUTING.md"])
+def test_files_that_are_named_exist(name):
+    text = _read(name)
+    named = set(re.findall(r"\b((?:jaxfl|tests|docs|experiments)/[\w/]+\.(?:py|md|ipynb|jsonl|yml))", text))
+    assert [file for file in sorted(named) if not (ROOT / file).exists() and "NAME" not in file] == []
+
+
+def test_cpu_numbers_are_beside_a_command():
+    """A row of a table of speeds ends in what makes it."""
+    text = _read("speed.md")
+    rows = re.findall(r"^\| W\d.*\|$", text, re.MULTILINE)
+    assert len(rows) == 15
+    assert [row for row in rows if not re.search(r"`python -m experiments\.speed\.\w+[^`]*` \|$", row)] == []
+
+
+FREE = methods.Cost(model=4, up=(4.0, 4.0), down=(4.0, 8.0), state=4.0, client=0.0)  # not measured
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_method_has_a_page(name):
+    row = METHODS[name]
+    page = methods.page(name, row, FREE)
+    heads = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert heads == ["The method", "Options", "Example", "What it costs", "Source"]
+    assert row.paper in page
+    described = re.findall(r"^`(\w+)` \(.*\)\n:   (.*)$", page, re.MULTILINE)
+    assert [option for option, _ in described] == list(row.options)
+    assert [option for option, text in described if not text.strip()] == []
+    assert [option for option in row.options if option == "preset" and "### Presets" not in page] == []
+    (command,) = re.findall(r"^jaxfl run .*$", page, re.MULTILINE)
+    test_command_is_accepted(command)
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    without_a_run = example.partition("result = ")[0].replace("num_clients=40, rows_per_client=80", "num_clients=8")
+    namespace = {}
+    exec(compile(without_a_run, name, "exec"), namespace)  # noqa: S102
+    assert namespace["method"].task is namespace["task"]
+
+
+@pytest.mark.parametrize("module", [methods, results, speed], ids=lambda module: module.__name__)
+def test_doctests_of_what_makes_the_pages(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_page_keeps_equations_as_they_are_written():
+    page = methods.page("fedavg", METHODS["fedavg"], FREE)
+    assert "```text\nFedSGD    w <- w - eta * sum_i (n_i / n) grad f_i(w)\n" in page
+    assert ">>>" not in page
+
+
+def test_costs_are_measured():
+    """IFCA sends all its models to each client and receives one; its state holds them and a number for each client."""
+    ifca, local = (methods.measure(METHODS[name]) for name in ("ifca", "local"))
+    assert (ifca.down, ifca.up) == ((4 * ifca.model,) * 2, (ifca.model,) * 2)
+    assert ifca.state - 4 * ifca.model < 100
+    assert ifca.client < 10
+    assert (local.down, local.up) == ((0, 0), (0, 0))
+    assert local.client >= local.model
+    words = methods.costs("ifca", METHODS["ifca"], ifca)
+    assert f"| a client receives in a round | 4 | {4 * ifca.model:,} |" in words
+
+
+def test_presets_are_resolved():
+    page = methods.page("cfl", METHODS["cfl"], FREE)
+    assert '| option | `"paper"` | `"official"` | `"fesem"` |' in page
+    assert "| `eps1` | `0.4` | `0.4` | `math.inf` |" in page
+    assert '`linkage` (default `"single"`, from the preset;' in page
+
+
+def test_docstrings_become_markdown():
+    griffe = pytest.importorskip("griffe")
+    from docs.docstrings import Docstrings, as_markdown
+
+    text = "One.\n\n    w <- v\n\nArgs:\n    w: a < b.\n\n>>> 1 + 1\n2"
+    wanted = "One.\n\n```text\nw <- v\n```\n\nArgs:\n    w: a &lt; b.\n\n```pycon\n>>> 1 + 1\n2\n```"
+    assert as_markdown(text) == wanted
+    thing = griffe.Function("f", docstring=griffe.Docstring(text))
+    for _ in range(2):  # an alias shows a docstring twice
+        Docstrings().on_object(obj=thing)
+    assert thing.docstring.value == wanted
