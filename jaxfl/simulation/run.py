@@ -4,9 +4,7 @@ import os
 import statistics
 import sys
 import time
-import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +16,7 @@ from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.sampling import Sampler, cohort_size
-from jaxfl.simulation import checkpoint
+from jaxfl.simulation.directory import RunDirectory, identity_of
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
@@ -126,12 +124,9 @@ def run(
     key = jax.random.key(seed)
     shapes = jax.eval_shape(method.init, key, data)
     plan = engine.auto_plan(method, shapes, size) if isinstance(plan, str) else plan
-    identity = {**(config or {}), "seed": seed, "cohort": size, "data": _fingerprint(data)}
-    if sampler is not sampling.uniform:
-        identity["sampler"] = sampling.name_of(sampler)
-    if finetune is not None:
-        identity["finetune"] = {"epochs": finetune.epochs, "batch_size": finetune.batch_size}
-    folder, start = _open(checkpoint_dir, identity, resume)
+    directory = RunDirectory.at(checkpoint_dir, resume=resume)
+    identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
+    start = None if directory is None else directory.open(identity, resume=resume)
 
     data = jax.device_put(data)
     began = time.perf_counter()
@@ -141,12 +136,12 @@ def run(
     compile_seconds = time.perf_counter() - began
 
     tally = Tally() if start is None else Tally(**start["tally"])
-    if start is not None and folder is not None:
-        state = jax.device_put(checkpoint.restore(folder / checkpoint.NAME, shapes))
+    if start is not None and directory is not None:
+        state = jax.device_put(directory.restore(shapes))
         if tree.shapes(state) != tree.shapes(shapes):  # slots had grown before the run was interrupted
             advance = compile_rounds(method, key, state, data, size, plan, sampler=sampler)
-    history = History(None if folder is None else folder / "history.jsonl", None if start is None else start["round"])
     done, evaluation = 0 if start is None else start["round"], None
+    history = History() if directory is None else directory.history(done)
     pace: list[float] = []  # seconds per round of every call
 
     while done < rounds:
@@ -166,10 +161,8 @@ def run(
             record = {"round": done, **evaluation.metrics, **tally.take(), "seconds_per_round": statistics.median(pace)}
             record |= {name: value for name, value in tally.extra.items() if name not in record}
             history.append(record)
-        if folder is not None and done == due and (done % checkpoint_every == 0 or done == rounds):
-            checkpoint.save(
-                folder / checkpoint.NAME, state, {"identity": identity, "round": done, "tally": vars(tally)}
-            )
+        if directory is not None and done == due and (done % checkpoint_every == 0 or done == rounds):
+            directory.save(state, {"identity": identity, "round": done, "tally": vars(tally)})
         if count:
             event = Event(done, rounds, tally.num_clusters, tally.last_loss, pace[-1], record)
             for callback in callbacks:
@@ -247,47 +240,3 @@ class Tally:
         }
         self.loss_sum, self.loss_weight, self.diverged = 0.0, 0.0, 0
         return record
-
-
-def _fingerprint(data: FederatedData) -> str:
-    """Returns the data's name, what its attackers do, and a checksum of everything in it."""
-    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(data)]
-    checksum = 0
-    for leaf in leaves:
-        checksum = zlib.crc32(leaf.data, checksum) if leaf.size else checksum
-    name = data.name if data.attack is None else f"{data.name}-{data.attack.kind}"
-    return f"{name}-{checksum:08x}"
-
-
-def _open(folder: Any, identity: dict[str, Any], resume: bool) -> tuple[Path | None, dict[str, Any] | None]:
-    """Returns the folder, made, and the header of the checkpoint to resume from.
-
-    Raises:
-        ValueError: the folder holds a run that is not to be resumed, or another one.
-    """
-    if folder is None:
-        if resume:
-            raise ValueError("resume needs checkpoint_dir, the directory of the run to go on with; got None.")
-        return None, None
-    folder = Path(folder)
-    file = folder / checkpoint.NAME
-    folder.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        if file.exists() or (folder / "history.jsonl").exists():
-            raise ValueError(
-                f"checkpoint_dir {str(folder)!r} holds another run; resume it (resume=True, --resume) "
-                "or choose another directory."
-            )
-        return folder, None
-    if not file.exists():
-        return folder, None
-    header = checkpoint.read_header(file)
-    saved = header["identity"]
-    differing = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
-    if differing:
-        name = differing[0]
-        raise ValueError(
-            f"checkpoint_dir {str(folder)!r} holds a run with {name}={saved.get(name)!r}, got {identity.get(name)!r}; "
-            "resume it with the configuration that wrote it, or choose another directory."
-        )
-    return folder, header
