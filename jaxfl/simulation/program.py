@@ -32,6 +32,20 @@ class Log(NamedTuple):
     info: Info  # [R, ...]
 
 
+class Made(NamedTuple):
+    """What one call has made, as Python sees it."""
+
+    log: Log
+    count: int  # rounds done
+    overflow: int  # how often the slots must double before the next round; 0 where they suffice
+    seconds: float  # for all of them
+
+    @property
+    def pace(self) -> float:
+        """Returns the seconds of one round."""
+        return self.seconds / self.count
+
+
 def compile_rounds(
     method: Method,
     key: Key,
