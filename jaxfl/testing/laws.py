@@ -169,14 +169,7 @@ def check_permuted_clients(row: Row) -> None:
     """Clients under other ids are served as before; with full batches, since random numbers belong to an id."""
     one, data = case(row, batch_size=None), federation()
     permutation = np.array([3, 0, 6, 1, 7, 5, 2, 4])  # new id -> old id
-    moved = replace(
-        data,
-        **{
-            name: replace(split, start=split.start[permutation], size=split.size[permutation])
-            for name, split in (("train", data.train), ("test", data.test))
-        },
-        group=jnp.asarray(data.group)[permutation],
-    )
+    moved = data.subset(permutation)
     state, _ = one.run(data, Cohort.of(COHORT))
     other, _ = one.run(moved, Cohort.of(jnp.argsort(jnp.array(permutation))[jnp.array(COHORT)]))
     ids = np.arange(data.num_clients)
