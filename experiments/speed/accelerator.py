@@ -122,7 +122,7 @@ def precision(setting: Setting) -> None:
                         task = jaxfl.classification(network, data)
                         made = jaxfl.methods.METHODS[method].factory(task, optax.sgd(0.1))
                         result = jaxfl.run(made, data, rounds=10, cohort=0.5, seed=0, plan=jaxfl.Plan(chunk=4))
-                        served = made.client_params(result.state, np.arange(data.num_clients))
+                        served = made.client_params(result.state, jax.numpy.arange(data.num_clients))
                         found[f"{where} {level} {method}"] = (
                             [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(served)],
                             result.summary,

@@ -161,7 +161,7 @@ def clusters_over_rounds(
     step = jax.jit(method.round)
     size = sampling.cohort_size(share, data)
     found = Rounds([], [], [], np.zeros(0))
-    data = jax.device_put(data)
+    data = data.on_device()
     while len(found.counts) < rounds:
         cohort = sampling.sample(key, state.round, data, size)
         after, info = step(key, state, data, cohort)

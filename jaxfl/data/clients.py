@@ -7,8 +7,8 @@ rotations of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, l
 to the batch.
 
 Every array says whether it has a row for each client: `SEEN` ones decide what the client's batches look like, `KNOWN`
-ones do not, and `SHARED` ones belong to all. `per_client` lists those of the clients, and what goes over them (`subset`,
-the checks, the evaluation) asks it: a new field is declared here and nowhere else.
+ones do not, and `SHARED` ones belong to all. What goes over the lists of clients (`subset`, the checks, the evaluation)
+asks `per_client` for them: a new field is declared here and nowhere else.
 """
 
 import dataclasses

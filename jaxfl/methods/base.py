@@ -163,6 +163,12 @@ def write_clusters(cluster: Array, cohort: Cohort, found: Array) -> Array:
     return cluster.at[ids].set(found.astype(cluster.dtype), mode="drop")
 
 
+def served_model(method: Method, state: Any) -> Params:
+    """Returns the shapes of the model that a client is served; `state` may be shapes as well."""
+    models = jax.eval_shape(method.client_params, state, jax.ShapeDtypeStruct((1,), jnp.int32))
+    return shape_of(models)
+
+
 def shape_of(model: Params) -> Params:
     """Returns the shapes of one model of a stack `[K, ...]`."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), model)

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import engine, sampling, tree
-from jaxfl.cohort import Plan
+from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, served_model
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.typing import Array, Key
 
@@ -134,7 +134,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(
-    method: Method, data: FederatedData, *, cohort: int | float = 1.0, plan: Plan | str = "auto"
+    method: Method, data: FederatedData, *, cohort: int | float = 1.0, plan: PlanChoice = "auto"
 ) -> Footprint:
     """Returns what a run will take, from the compiled program, before anything is allocated.
 
@@ -153,7 +153,7 @@ def footprint(
     size = cohort_size(cohort, data)
     key = jax.random.key(0)
     state = jax.eval_shape(method.init, key, data)
-    plan = engine.auto_plan(method, state, size) if isinstance(plan, str) else plan
+    plan = engine.resolve_plan(plan, served_model(method, state), size)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
     program = _lower(method, key, state, shapes, size, plan, CAPACITY, sampling.uniform).compile()
     model = jax.eval_shape(method.task.init, key)

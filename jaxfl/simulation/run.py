@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import engine, sampling
-from jaxfl.cohort import Plan
+from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method
+from jaxfl.methods.base import Method, served_model
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.simulation.directory import RunDirectory, identity_of
 from jaxfl.simulation.evaluate import evaluator
@@ -71,7 +71,7 @@ def run(
     checkpoint_dir: str | os.PathLike | None = None,
     checkpoint_every: int | None = None,
     resume: bool = False,
-    plan: Plan | str = "auto",
+    plan: PlanChoice = "auto",
     config: dict[str, Any] | None = None,
 ) -> Result:
     """Runs a method for a number of rounds.
@@ -117,11 +117,11 @@ def run(
     schedule = Schedule.of(rounds, eval_every, checkpoint_every)
     size, key = cohort_size(cohort, data), jax.random.key(seed)
     shapes = jax.eval_shape(method.init, key, data)
-    plan = engine.auto_plan(method, shapes, size) if isinstance(plan, str) else plan
+    plan = engine.resolve_plan(plan, served_model(method, shapes), size)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
     progress = Progress(RunDirectory.at(checkpoint_dir, resume=resume), identity, resume=resume)
 
-    data = jax.device_put(data)
+    data = data.on_device()
     program = Rounds(method, key, data, size, plan, sampler)
     state = program.start(shapes, progress.restore(shapes))
     look, evaluation = evaluator(method, data, plan, finetune), None

@@ -143,9 +143,7 @@ def joining(
             raise ValueError(f"ids must name every client once, got {ids!r}.")
         state = leave(_with_room(state, data.num_clients, keep), known.tolist(), keep=keep)
         while True:
-            entered, clusters, overflow = enter(
-                key, state, jax.device_put(data), Cohort.of(known.tolist(), Plan(chunk=1))
-            )
+            entered, clusters, overflow = enter(key, state, data.on_device(), Cohort.of(known.tolist(), Plan(chunk=1)))
             if not int(overflow):
                 return entered, clusters
             for _ in range(int(overflow)):
