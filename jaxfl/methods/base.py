@@ -18,7 +18,7 @@ often.
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,59 @@ class Info(NamedTuple):
     extra: dict[str, Array]
 
 
+class Init(Protocol):
+    """The type of `Method.init`. These types name arguments for a type checker; nothing is checked while a run goes."""
+
+    def __call__(self, key: Key, data: FederatedData) -> Any:
+        """Returns the first state."""
+        ...
+
+
+class Round(Protocol):
+    """The type of `Method.round`."""
+
+    def __call__(self, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
+        """Returns the state after a round, and what it says of the round."""
+        ...
+
+
+class ClientParams(Protocol):
+    """The type of `Method.client_params`."""
+
+    def __call__(self, state: Any, ids: Array) -> Params:
+        """Returns the models `[C, ...]` that the clients `ids [C]` are served."""
+        ...
+
+
+class Assign(Protocol):
+    """The type of `Method.assign`."""
+
+    def __call__(self, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
+        """Returns the state with `cluster` up to date for the cohort."""
+        ...
+
+
+class Grow(Protocol):
+    """The type of `Method.grow`."""
+
+    def __call__(self, state: Any) -> Any:
+        """Returns the state with twice the slots."""
+        ...
+
+
+class Join(Protocol):
+    """The type of `Method.join`."""
+
+    def __call__(self, key: Key, state: Any, data: FederatedData, ids: Sequence[int]) -> tuple[Any, Array]:
+        """Returns the state with the clients `ids` of `data` let in, and their clusters `[C]`."""
+        ...
+
+
+def keep_clusters(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
+    """Returns the state as it is: clients are served the cluster that they were last trained in."""
+    return state
+
+
 class Method(NamedTuple):
     """A federated learning method.
 
@@ -58,13 +111,13 @@ class Method(NamedTuple):
             `jaxfl.methods.parts.joining`; None if the method has no rule for it.
     """
 
-    init: Callable[[Key, FederatedData], Any]
-    round: Callable[[Key, Any, FederatedData, Cohort], tuple[Any, Info]]
-    client_params: Callable[[Any, Array], Params]
+    init: Init
+    round: Round
+    client_params: ClientParams
     task: Task
-    assign: Callable[[Key, Any, FederatedData, Cohort], Any] = lambda key, state, data, cohort: state
-    grow: Callable[[Any], Any] | None = None
-    join: Callable[[Key, Any, FederatedData, Sequence[int]], tuple[Any, Array]] | None = None
+    assign: Assign = keep_clusters
+    grow: Grow | None = None
+    join: Join | None = None
 
 
 class Row(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import doublings
+from jaxfl.methods.base import Join, doublings
 from jaxfl.methods.parts import merging
 from jaxfl.typing import Array, Key, Params
 
@@ -78,9 +78,7 @@ def regrouping(
     return regroup
 
 
-def joining(
-    observe: Callable[..., tuple[Array, Array]], threshold: float | str, *, keep: str
-) -> Callable[[Key, Any, FederatedData, Sequence[int]], tuple[Any, Array]]:
+def joining(observe: Callable[..., tuple[Array, Array]], threshold: float | str, *, keep: str) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
     `data` is the federation with the new clients in it: as many as before, or more, the new ones last. Clients that are
