@@ -94,11 +94,12 @@ class Progress:
         header = None if directory is None else directory.open(identity, resume=resume)
         self.done, self.tally = (0, Tally()) if header is None else (header["round"], Tally(**header["tally"]))
         self.paces: list[float] = []
+        self._resumed_at = self.done
 
     @functools.cached_property  # opened after the state is restored: a run that is refused changes no file
     def history(self) -> History:
         """Returns a record for every evaluation so far; it writes itself."""
-        return History() if self._directory is None else self._directory.history(self.done)
+        return History() if self._directory is None else self._directory.history(self._resumed_at)
 
     def restore(self, shapes: Params) -> Params | None:
         """Returns the checkpoint's state in host memory; None where the run starts.
