@@ -158,9 +158,13 @@ def local_train(
 
             gradient_at = of_batch
             shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs)
-            if shorter is not None:  # the same training with less work
+            if isinstance(shorter, str):
+                factored.tell(shorter)
+            else:  # the same training with less work
+                factored.tell(None)
                 start, extra, gradient_at, finish = shorter
         else:
+            factored.tell(f"a client may have more than {block} rows")
 
             def of_blocks(model: Params, key: Key) -> tuple[Array, Params]:
                 return _true_gradient(task, block)(model, data, client, key)
@@ -180,6 +184,7 @@ def local_train(
         return trained, total / jnp.asarray(epochs).astype(dtype)
 
     def mini_batches(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+        factored.tell("mini-batches")
         size = data.train.size[client]
         width = min(batch_size or 1, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches

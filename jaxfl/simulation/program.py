@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import engine, sampling, tree
+from jaxfl.client import factored
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method, served_model
@@ -123,6 +124,7 @@ class Footprint(NamedTuple):
     model: int  # one model
     available: int | None
     plan: Plan
+    factored: str  # whether clients train in the shorter form of `jaxfl.client.factored`, or why not
 
     def __str__(self) -> str:
         """Returns a small table."""
@@ -130,7 +132,7 @@ class Footprint(NamedTuple):
         lines |= {"total": sum(lines.values()), "one model": self.model}
         lines |= {} if self.available is None else {"available": self.available}
         table = [f"{name:<10} {value / 1e6:>12,.1f} MB" for name, value in lines.items()]
-        return "\n".join([*table, f"{'chunk':<10} {self.plan.chunk or 'whole':>12}"])
+        return "\n".join([*table, f"{'chunk':<10} {self.plan.chunk or 'whole':>12}", f"factored   {self.factored}"])
 
 
 def footprint(
@@ -155,7 +157,9 @@ def footprint(
     state = jax.eval_shape(method.init, key, data)
     plan = engine.resolve_plan(plan, served_model(method, state), size)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
-    program = _lower(method, key, state, shapes, size, plan, CAPACITY, sampling.uniform).compile()
+    with factored.answers() as told:
+        lowered = _lower(method, key, state, shapes, size, plan, CAPACITY, sampling.uniform)
+    program = lowered.compile()
     model = jax.eval_shape(method.task.init, key)
     return Footprint(
         tree.num_bytes(data),
@@ -164,6 +168,7 @@ def footprint(
         tree.num_bytes(model),
         available_bytes(),
         plan,
+        factored.in_words(told),
     )
 
 

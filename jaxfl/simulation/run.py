@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import engine, sampling
+from jaxfl.client import factored
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
@@ -150,6 +151,7 @@ def run(
         cohort=size,
         seconds_per_round=progress.pace,
         compile_seconds=program.compile_seconds,
+        factored=program.factored,
         chunk=plan.chunk,
     )
     return Result(state, progress.history, evaluation, data, summary)
@@ -168,10 +170,11 @@ class Rounds:
 
     Attributes:
         compile_seconds: what getting ready has taken so far: compilations, and the first state.
+        factored: whether clients train in the shorter form of `jaxfl.client.factored`, or why not.
     """
 
     def __init__(self, method: Method, key: Key, data: FederatedData, size: int, plan: Plan, sampler: Sampler):
-        self.compile_seconds = 0.0
+        self.compile_seconds, self.factored = 0.0, ""
         self._method, self._key, self._data = method, key, data
         self._size, self._plan, self._sampler = size, plan, sampler
 
@@ -223,6 +226,8 @@ class Rounds:
 
     def _compile(self, state: Any) -> None:
         """Compiles the rounds for states of these shapes."""
-        self._advance = compile_rounds(
-            self._method, self._key, state, self._data, self._size, self._plan, sampler=self._sampler
-        )
+        with factored.answers() as told:
+            self._advance = compile_rounds(
+                self._method, self._key, state, self._data, self._size, self._plan, sampler=self._sampler
+            )
+        self.factored = factored.in_words(told)
