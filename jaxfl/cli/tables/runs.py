@@ -107,7 +107,7 @@ def method_options(name: str) -> str:
             *(servers() if averages else []),
             "Every run:",
             f"  --set optimizer={'|'.join(options.OPTIMIZERS)}, and of these:",
-            *(f"    {optimizer}: {plain(own)}" for optimizer, (_, own) in options.OPTIMIZERS.items()),
+            *(f"    {optimizer}: {key_values(own)}" for optimizer, (_, own) in options.OPTIMIZERS.items()),
             "  --set model=NAME, and the model's options; each data set has a model that suits it",
             "  --set chunk=auto, clients trained side by side; none takes the whole cohort",
             f"  --set availability={'|'.join(sampling.PATTERNS)}, who can be sampled, and of diurnal:",
@@ -123,7 +123,7 @@ def servers() -> list[str]:
     return [
         f"  --set server_optimizer=none|{'|'.join(options.SERVERS)}, and of these:",
         *(
-            f"    {server}: {plain({f'server.{key}': default for key, default in own.items()})}"
+            f"    {server}: {key_values({f'server.{key}': default for key, default in own.items()})}"
             for server, (_, own) in options.SERVERS.items()
         ),
     ]
@@ -131,10 +131,10 @@ def servers() -> list[str]:
 
 def items(chosen: dict[str, Any]) -> list[str]:
     """Returns options and their defaults, a line each."""
-    return [f"  --set {plain({name: default})}" for name, default in chosen.items()]
+    return [f"  --set {key_values({name: default})}" for name, default in chosen.items()]
 
 
-def plain(chosen: dict[str, Any]) -> str:
+def key_values(chosen: dict[str, Any]) -> str:
     """Returns `key=value` in words that a shell leaves alone, where that can be."""
     words = {name: "..." if value is options.REQUIRED else str(value) for name, value in chosen.items()}
     quoted = {name: f"'{value}'" if "(" in value else value.lower() for name, value in words.items()}
