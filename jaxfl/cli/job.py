@@ -15,6 +15,7 @@ from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.run import Callback, Result, run
+from jaxfl.simulation.schedule import Schedule
 
 PICTURES = ("convergence.png", "clusters.png")
 
@@ -58,10 +59,7 @@ def check(job: Job) -> None:
     Raises:
         ValueError: a number is out of range, or the directory holds another run.
     """
-    numbers = {"rounds": job.rounds, "eval_every": job.eval_every, "checkpoint_every": job.checkpoint_every}
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
+    Schedule.of(job.rounds, job.eval_every, job.checkpoint_every)
     if isinstance(job.cohort, float) and not 0 < job.cohort <= 1:
         raise ValueError(
             f"cohort must be a share in (0, 1] or a count, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 "
