@@ -3,12 +3,14 @@
 from importlib.metadata import version
 
 from jaxfl import data, methods, models, plots, testing
-from jaxfl.analysis.choice import Choice, choose_num_clusters
+from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
 from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
 from jaxfl.analysis.local_sketches import Sketches, local_sketches
 from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.cohort import Plan
 from jaxfl.methods.parts import matching
+from jaxfl.methods.parts.representation import of_clients as representations
+from jaxfl.methods.parts.representation import represent
 from jaxfl.models import layers
 from jaxfl.simulation import callbacks
 from jaxfl.simulation.finetune import FineTune
@@ -33,6 +35,7 @@ __all__ = [
     "choose_num_clusters",
     "classification",
     "data",
+    "elbow",
     "footprint",
     "layer_profile",
     "layers",
@@ -41,6 +44,8 @@ __all__ = [
     "methods",
     "models",
     "plots",
+    "represent",
+    "representations",
     "run",
     "run_mapped",
     "testing",

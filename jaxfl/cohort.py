@@ -1,7 +1,7 @@
 """Who takes part in a round, and how the engine walks through them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import struct
@@ -19,6 +19,9 @@ class Plan(NamedTuple):
 
     chunk: int | None = 1
     mesh: Any = None
+
+
+PlanChoice = Plan | Literal["auto"]  # what `jaxfl.engine.resolve_plan` makes a plan of
 
 
 @struct.dataclass

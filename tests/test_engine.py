@@ -96,17 +96,20 @@ def test_by_size_leaves_one_at_a_time_alone():
     assert engine.by_size(data, Cohort.of(IDS)).ids.tolist() == IDS
 
 
-def test_auto_plan_maps_small_models_only():
-    data = clustered_linear(12)
-
-    class Fake:
-        def __init__(self, count):
-            self.client_params = lambda state, ids: jnp.zeros((ids.shape[0], count))
-
-    state = jax.eval_shape(lambda: jnp.zeros(data.num_clients))
+def test_a_plan_for_this_machine_maps_small_models_only():
+    small, large = (jax.ShapeDtypeStruct((count,), jnp.float32) for count in (10, 10**6))
     if jax.default_backend() == "cpu":
-        assert engine.auto_plan(Fake(10), state, 12).chunk == 12
-        assert engine.auto_plan(Fake(10**6), state, 12).chunk == 1
+        assert engine.resolve_plan("auto", small, 12).chunk == 12
+        assert engine.resolve_plan("auto", large, 12).chunk == 1
+        assert engine.resolve_plan("auto", small, 12, models=5).chunk == 2
+        assert engine.resolve_plan("auto", large, 12, models=5).chunk == 1
+
+
+def test_a_plan_that_is_given_is_taken_and_anything_else_refused():
+    given = Plan(chunk=None)
+    assert engine.resolve_plan(given, jax.ShapeDtypeStruct((10,), jnp.float32), 12, models=5) is given
+    with pytest.raises(ValueError, match=r'plan must be a jaxfl.Plan or "auto", got \'fast\'; Plan\(chunk=8\)'):
+        engine.resolve_plan("fast", jax.ShapeDtypeStruct((10,), jnp.float32), 12)
 
 
 def test_data_in_host_memory_needs_no_jit():

@@ -12,8 +12,7 @@ import numpy as np
 
 from experiments.harness import studies
 from experiments.harness.base import Cell, Made, Study
-from jaxfl import choose_num_clusters, local_sketches, plots
-from jaxfl.analysis.choice import elbow
+from jaxfl import choose_num_clusters, elbow, local_sketches, plots
 from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import label_counts

@@ -51,7 +51,7 @@ def comparison(points: Sequence[Point], axis: str) -> "Figure":
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.margins(x=0.15)
         axes.tick_params(axis="x", labelsize=8)
-        style.plain(axes)
+        style.light_grid(axes)
     for axes in panels[len(columns) :]:
         axes.set_visible(False)
     handles = [

@@ -16,7 +16,7 @@ from typing import Any
 from experiments.harness.base import Cell
 from jaxfl.cli import options
 from jaxfl.cli.job import Job
-from jaxfl.simulation.history import plain
+from jaxfl.simulation.history import json_ready
 from jaxfl.simulation.run import Result
 
 RESULTS, FAILURES, UNFINISHED = "results.jsonl", "failures.jsonl", "unfinished"
@@ -76,7 +76,7 @@ def append(path: Path, line: dict[str, Any]) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.write(b"\n")
-        file.write((json.dumps(plain(line), allow_nan=False) + "\n").encode())
+        file.write((json.dumps(json_ready(line), allow_nan=False) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
 

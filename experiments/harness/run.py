@@ -9,8 +9,6 @@ checkpoint. A run that fails does not stop the others; its error goes to `failur
 """
 
 import contextlib
-import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +23,6 @@ from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.data.clients import FederatedData
 from jaxfl.sampling import cohort_size
 from jaxfl.simulation.callbacks import ProgressBar
-from jaxfl.simulation.history import plain
 from jaxfl.simulation.run import Result
 
 if TYPE_CHECKING:
@@ -145,19 +142,17 @@ def _run(job: Job, held: Held, label: str) -> Result:
 
 def _forget(job: Job) -> None:
     """Removes what an interrupted run left behind if its defaults were others than they are now."""
-    if job.out is None or not (job.out / jobs.CONFIG).exists():
-        return
-    saved = json.loads((job.out / jobs.CONFIG).read_text(encoding="utf-8"))
-    if any(saved.get(name) != value for name, value in plain(job.identity()).items()):
-        shutil.rmtree(job.out)
+    directory = job.directory()
+    if directory is not None and directory.is_of_another(job.config()):
+        directory.remove()
 
 
 def _clean(job: Job) -> None:
     """Removes checkpoint and history: their run has its line."""
-    if job.out is not None:
-        shutil.rmtree(job.out)
+    if directory := job.directory():
+        directory.remove()
         with contextlib.suppress(OSError):  # not empty: of an interrupted run
-            job.out.parent.rmdir()
+            directory.path.parent.rmdir()
 
 
 def _say(console: "Console", text: str, style: str | None = None) -> None:

@@ -6,7 +6,6 @@ the study again.
 
 import contextlib
 import importlib.metadata
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from jaxfl.cli.tables.console import stderr
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.simulation.callbacks import ProgressBar
-from jaxfl.simulation.history import plain
+from jaxfl.simulation.directory import read_json, write_json
 from jaxfl.simulation.run import Result
 
 FOLDER = "studies"
@@ -28,8 +27,7 @@ FOLDER = "studies"
 
 def read(folder: Path, study: Study) -> dict[str, Any] | None:
     """Returns what a study found out: `text`, `numbers`, `table`, `pictures` (files by what they show); None if not."""
-    path = _path(folder, study)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return read_json(_path(folder, study))
 
 
 def write(folder: Path, study: Study, data_dir: str | None) -> dict[str, Any]:
@@ -57,9 +55,7 @@ def write(folder: Path, study: Study, data_dir: str | None) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - began, 1),
         "versions": {name: importlib.metadata.version(name) for name in ("jaxfl", "jax")},
     }
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(plain(found), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_json(path, found)
     return found
 
 

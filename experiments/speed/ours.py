@@ -13,6 +13,7 @@ from jaxfl.client.training import mean_loss
 from jaxfl.cohort import Plan
 from jaxfl.data import FederatedData, federate
 from jaxfl.methods import Method
+from jaxfl.methods.base import served_model
 from jaxfl.simulation.program import compile_rounds
 
 
@@ -41,10 +42,11 @@ class Rounds:
 
     def __init__(self, method: Method, data: FederatedData, *, cohort: int | None = None, chunk: int | None = None):
         self._key, self._one, self._method = jax.random.key(0), jnp.int32(1), method
-        self.data = jax.device_put(data)
+        self.data = data.on_device()
         shapes = jax.eval_shape(method.init, self._key, self.data)
         size = cohort or data.num_clients
-        self.plan = engine.auto_plan(method, shapes, size) if chunk is None else Plan(chunk=chunk)
+        plan = "auto" if chunk is None else Plan(chunk=chunk)
+        self.plan = engine.resolve_plan(plan, served_model(method, shapes), size)
         began = time.perf_counter()
         self._advance = compile_rounds(method, self._key, shapes, self.data, size, self.plan, limit=1)
         self.compile_seconds = time.perf_counter() - began
@@ -78,7 +80,7 @@ class Rounds:
 
 def every_row(data: FederatedData) -> tuple[np.ndarray, np.ndarray]:
     """Returns what every client's model sees, `[N, T, ...]` and `[N, T]`, for peers that hold their data ready."""
-    held = jax.device_put(data)
+    held = data.on_device()
     batch = jax.jit(jax.vmap(lambda client: held.batch(held.train, client, jnp.arange(held.train.max_size))))
     x, y, _ = batch(jnp.arange(data.num_clients))
     return np.asarray(x), np.asarray(y)

@@ -22,7 +22,6 @@ from jaxfl.clustering import scores
 from jaxfl.clustering.distances import cosine
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.methods.base import doubled
-from jaxfl.methods.parts.representation import of_clients, represent
 from jaxfl.methods.stocfl import StoCFLState
 from jaxfl.random import Stream, host_rng, key_for
 from jaxfl.tasks import Task
@@ -162,7 +161,7 @@ def clusters_over_rounds(
     step = jax.jit(method.round)
     size = sampling.cohort_size(share, data)
     found = Rounds([], [], [], np.zeros(0))
-    data = jax.device_put(data)
+    data = data.on_device()
     while len(found.counts) < rounds:
         cohort = sampling.sample(key, state.round, data, size)
         after, info = step(key, state, data, cohort)
@@ -266,8 +265,8 @@ def _task(module: Any, data: FederatedData) -> Task:
 def _representations(task: Task, data: FederatedData) -> np.ndarray:
     """Returns the paper's representation of every client `[N, d]`, at the initial model."""
     key = jax.random.key(0)
-    extract = represent(task, optax.sgd(0.1))
-    return np.asarray(of_clients(extract, key, task.init(key_for(key, Stream.INIT)), data))
+    extract = jaxfl.represent(task, optax.sgd(0.1))
+    return np.asarray(jaxfl.representations(extract, key, task.init(key_for(key, Stream.INIT)), data))
 
 
 def _cosines(psi: np.ndarray) -> np.ndarray:

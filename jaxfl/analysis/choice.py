@@ -199,39 +199,27 @@ def _check_objective(method: Method, data: FederatedData) -> None:
 
 def _sample(data: FederatedData, ids: np.ndarray, validation: float, seed: int) -> FederatedData:
     """Returns the federation of these clients alone, of their training rows alone: some of them are the test rows."""
-    start, size, rows = (np.asarray(leaf) for leaf in (data.train.start, data.train.size, data.train.rows))
-    parts = [rows[start[i] : start[i] + size[i]] for i in ids]
+    few = data.subset(ids)
+    if few.attack is not None and np.asarray(few.attack.attacker).all():
+        raise ValueError(
+            f"num_clients must leave somebody honest in the sample, but all of the {len(ids)} sampled clients "
+            "attack; sample more clients or change the seed."
+        )
+    start, size, rows = (np.asarray(leaf) for leaf in (few.train.start, few.train.size, few.train.rows))
+    parts = [rows[first : first + count] for first, count in zip(start, size, strict=True)]
     pool, place = np.unique(np.concatenate(parts), return_inverse=True)  # clients may share rows
-    parts = np.split(place, np.cumsum(size[ids])[:-1])
-
-    def of_sampled(values: Any) -> np.ndarray | None:
-        return None if values is None else np.asarray(values)[ids]
-
     train, test = (
-        dataclasses.replace(Split.pack(half), flipped=of_sampled(data.train.flipped))
-        for half in train_test_split(parts, validation, seed=seed)
+        dataclasses.replace(Split.pack(half), flipped=few.train.flipped)
+        for half in train_test_split(np.split(place, np.cumsum(size)[:-1]), validation, seed=seed)
     )
-    attack = data.attack
-    if attack is not None:
-        attack = dataclasses.replace(attack, attacker=of_sampled(attack.attacker))
-        if np.asarray(attack.attacker).all():
-            raise ValueError(
-                f"num_clients must leave somebody honest in the sample, but all of the {len(ids)} sampled clients "
-                "attack; sample more clients or change the seed."
-            )
     return dataclasses.replace(
-        data,
+        few,
         # indexed before it is an array of ours: nothing else of the pool is read
         inputs=np.asarray(data.inputs[pool]),
         labels=np.asarray(data.labels[pool]),
         train=train,
         test=test,
-        rotation=of_sampled(data.rotation),
-        tilt=of_sampled(data.tilt),
-        label_shift=of_sampled(data.label_shift),
-        group=of_sampled(data.group),
         held_out=None,
-        attack=attack,
     )
 
 

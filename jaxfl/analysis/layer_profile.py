@@ -23,9 +23,8 @@ from jaxfl import engine, tree
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import gaps as gap_of
 from jaxfl.clustering.distances import cosine, l2
-from jaxfl.cohort import Cohort, Plan
+from jaxfl.cohort import Cohort, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.averaging import fedavg
 from jaxfl.methods.base import takes_part
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked, quoted
@@ -108,7 +107,7 @@ def layer_profile(
     weighting: aggregate.Weighting = "rows",
     distances: Sequence[Distance] = DISTANCES,
     seed: int = 0,
-    plan: Plan | Literal["auto"] = "auto",
+    plan: PlanChoice = "auto",
     callback: Callable[[int], None] | None = None,
 ) -> LayerProfile:
     """Trains one model by FedAvg with all clients in every round, and compares their local models layer by layer.
@@ -145,12 +144,11 @@ def layer_profile(
     >>> profile.recommended() in profile.layers[:2]
     True
     """
-    method = fedavg(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, weighting=weighting)
+    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     _check(data, shapes, rounds, distances)
     key = jax.random.key(seed)
-    if isinstance(plan, str):
-        plan = engine.auto_plan(method, jax.eval_shape(method.init, key, data), data.num_clients)
+    plan = engine.resolve_plan(plan, shapes, data.num_clients)
 
     taking_part = np.asarray(takes_part(data))
     everybody = Cohort(jnp.arange(data.num_clients, dtype=jnp.int32), jnp.asarray(taking_part), plan)
@@ -158,8 +156,7 @@ def layer_profile(
     leaves = jax.tree.leaves(shapes)
     sizes = [sum(leaves[place].size for place in places) for places in layers.values()]
 
-    data = jax.device_put(data)
-    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
+    data = data.on_device()
     train_all = jax.jit(functools.partial(_train_all, train, weighting))
     model = jax.jit(lambda key: task.init(key_for(key, Stream.INIT)))(key)
     matrices, losses = {name: [] for name in distances}, []

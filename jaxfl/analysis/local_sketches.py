@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import engine
-from jaxfl.cohort import Cohort, Plan
+from jaxfl.cohort import Cohort, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method
+from jaxfl.methods.base import Method, served_model
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import host_rng
 from jaxfl.simulation.finetune import FineTune, trainer
@@ -54,7 +54,7 @@ def local_sketches(
     size: int = 1024,
     layers: str | Sequence[str] = ".*",
     seed: int = 0,
-    plan: Plan | str = "auto",
+    plan: PlanChoice = "auto",
 ) -> Sketches:
     """Returns what clients' local models are after a run: each trains, on its own rows, the model that it is served.
 
@@ -98,7 +98,7 @@ def local_sketches(
         )
     chosen = _choose(data, clients, seed)
     ids, place = np.unique(chosen, return_inverse=True)
-    plan = engine.auto_plan(method, state, len(ids)) if isinstance(plan, str) else plan
+    plan = engine.resolve_plan(plan, served_model(method, state), len(ids))
     learn = trainer(method, train)
 
     def client(shared: Any, client: Array) -> tuple[tuple, tuple[Array, Array]]:
@@ -114,7 +114,7 @@ def local_sketches(
         back = jnp.searchsorted(ids, cohort.ids)
         return state.cluster[ids], jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[back].set(leaf), found)
 
-    cluster, (points, trained) = jax.tree.map(np.asarray, sketch(key, state, jax.device_put(data), jnp.asarray(ids)))
+    cluster, (points, trained) = jax.tree.map(np.asarray, sketch(key, state, data.on_device(), jnp.asarray(ids)))
     return Sketches(points[place], chosen, cluster[place], trained[place])
 
 

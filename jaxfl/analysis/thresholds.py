@@ -25,7 +25,7 @@ def threshold_sweep(
     single linkage, so that one tree, cut at every tau, has them all.
 
     Args:
-        points: representations `[N, d]`, for example from `methods.parts.representation.of_clients`. A row of zeros (a
+        points: representations `[N, d]`, for example from `jaxfl.representations`. A row of zeros (a
             client without training rows, whom StoCFL leaves out) is similar to nobody: cosine 0.
         thresholds: the tau; None takes 101, evenly spaced from the smallest to the largest cosine of two clients.
         group: true groups `[N]`, if they are known.

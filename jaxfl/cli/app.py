@@ -113,21 +113,10 @@ def run_command(
         tuning = {} if finetune is None else {"finetune": finetune}
         settings = options.route(method, data, items or (), **tuning)
         rounds, share = _defaults(data, rounds, cohort)
-        numbers = [seed] if seeds is None else _seeds(seeds)
-        jobs = [
-            job.Job(
-                settings,
-                rounds,
-                share,
-                number,
-                data_dir,
-                eval_every,
-                checkpoint_every,
-                out / f"seed-{number}" if out is not None and seeds is not None else out,
-                resume,
-            )
-            for number in numbers
-        ]
+        jobs = [job.Job(settings, rounds, share, seed, data_dir, eval_every, checkpoint_every, out, resume)]
+        if seeds is not None:
+            folders = {one: None if out is None else out / f"seed-{one}" for one in _seeds(seeds)}
+            jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
         for one in jobs:
             job.check(one)
         results = [_run(one, f"seed {one.seed}" if seeds is not None else "") for one in jobs]

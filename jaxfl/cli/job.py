@@ -5,7 +5,6 @@ The directory holds `config.json` (before anything is computed), `history.jsonl`
 """
 
 import json
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any, NamedTuple
 from jaxfl import plots
 from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
-from jaxfl.simulation import checkpoint
-from jaxfl.simulation.history import plain
+from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.run import Callback, Result, run
+from jaxfl.simulation.schedule import Schedule
 
-CONFIG, SUMMARY, HISTORY = "config.json", "summary.json", "history.jsonl"
 PICTURES = ("convergence.png", "clusters.png")
 
 
@@ -45,10 +43,14 @@ class Job(NamedTuple):
             "data_dir": self.data_dir,
         }
 
+    def directory(self) -> RunDirectory | None:
+        """Returns where the run is kept, if it is."""
+        return RunDirectory.at(self.out, resume=self.resume, argument="out")
+
     def identity(self) -> dict[str, Any]:
         """Returns what the numbers depend on: rounds may be added, and where the data lie does not matter."""
-        plain = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
-        return json.loads(json.dumps(plain))  # as it is read back: tuples are lists
+        identity = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
+        return json.loads(json.dumps(identity))  # as it is read back: tuples are lists
 
 
 def check(job: Job) -> None:
@@ -57,10 +59,7 @@ def check(job: Job) -> None:
     Raises:
         ValueError: a number is out of range, or the directory holds another run.
     """
-    numbers = {"rounds": job.rounds, "eval_every": job.eval_every, "checkpoint_every": job.checkpoint_every}
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
+    Schedule.of(job.rounds, job.eval_every, job.checkpoint_every)
     if isinstance(job.cohort, float) and not 0 < job.cohort <= 1:
         raise ValueError(
             f"cohort must be a share in (0, 1] or a count, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 "
@@ -73,30 +72,8 @@ def check(job: Job) -> None:
     options.plan(job.settings)
     options.sampler(job.settings)
     options.finetune(job.settings)
-    if job.out is None:
-        if job.resume:
-            raise ValueError("resume needs out, the directory of the run to go on with; add --out DIR.")
-        return
-    if job.out.exists() and not job.out.is_dir():
-        raise ValueError(f"out must be a directory, got the file {str(job.out)!r}; choose another name.")
-    # a config alone is of a run that was refused before its first round
-    held = [name for name in (HISTORY, checkpoint.NAME, SUMMARY) if (job.out / name).exists()]
-    if held and not job.resume:
-        raise ValueError(
-            f"out {str(job.out)!r} holds another run ({held[0]}); go on with it (--resume) or choose another directory."
-        )
-    if held and (job.out / CONFIG).exists():
-        _check_same(job, json.loads((job.out / CONFIG).read_text()))
-
-
-def _check_same(job: Job, saved: dict[str, Any]) -> None:
-    """Raises if the directory was written by another configuration."""
-    for name, value in job.identity().items():
-        if saved.get(name) != value:
-            raise ValueError(
-                f"out {str(job.out)!r} holds a run with {name}={saved.get(name)}, got {value}; resume it with the "
-                "configuration that wrote it, or choose another directory."
-            )
+    if directory := job.directory():
+        directory.check(job.config(), resume=job.resume)
 
 
 def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = ()) -> Result:
@@ -111,9 +88,9 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = ()) -
         The result, its summary completed with the method and all options.
     """
     method = options.build(job.settings, data)
-    if job.out is not None:
-        job.out.mkdir(parents=True, exist_ok=True)
-        _write(job.out / CONFIG, job.config())
+    directory = job.directory()
+    if directory is not None:
+        directory.write_config(job.config())
     result = run(
         method,
         data,
@@ -133,10 +110,10 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = ()) -
     complete = job.settings.complete()
     names = {"method": complete.pop("method"), "data": complete.pop("data")}
     result = result._replace(summary={**names, **result.summary, "options": complete} | {"data": data.name})
-    if job.out is not None:
-        _write(job.out / SUMMARY, result.summary)
+    if directory is not None:
+        directory.write_summary(result.summary)
         for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
-            draw(result).savefig(job.out / name, dpi=150)
+            draw(result).savefig(directory.path / name, dpi=150)
     return result
 
 
@@ -153,12 +130,5 @@ def across(results: Sequence[Result], out: Path | None = None) -> dict[str, dict
             deviation = statistics.stdev(values) if len(values) > 1 else 0.0
             spread[name] = {"mean": statistics.fmean(values), "std": deviation}
     if out is not None:
-        _write(out / SUMMARY, {"seeds": [summary["seed"] for summary in summaries], **spread})
+        RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})
     return spread
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(plain(content), indent=2, allow_nan=False) + "\n")
-    os.replace(partial, path)

@@ -14,7 +14,7 @@ import optax
 from jaxfl import data as federations
 from jaxfl import sampling
 from jaxfl.cli import literals
-from jaxfl.cohort import Plan
+from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
 from jaxfl.models import networks
@@ -150,7 +150,7 @@ def build(settings: Settings, data: FederatedData) -> Method:
     return METHODS[settings.method_name].factory(task, optimizer(settings), **chosen)
 
 
-def plan(settings: Settings) -> Plan | str:
+def plan(settings: Settings) -> PlanChoice:
     """Returns the plan that the settings ask for."""
     chunk = settings.run.get("chunk", "auto")
     if isinstance(chunk, int) and chunk < 1:

@@ -13,11 +13,16 @@ scales: SGD with momentum, Nesterov's too, weight decay, schedules, proximal pul
 
 so that a step costs n^2 h operations for the layer instead of 4 n d h, and no pass over W; W itself is made once at the
 end. Whether an optimiser is of that kind is read off its program (`follows`), never guessed by its name.
+
+All of this is decided while a program is traced. `answers` tells who traces it what was decided, for a footprint and a
+run's summary: they report what was compiled, where a rule of their own would be a second guess at it.
 """
 
+import contextlib
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -56,8 +61,8 @@ def factor(
     batch: Batch,
     extra: dict[str, Any],
     steps: int,
-) -> Factored | None:
-    """Returns the same training in coordinates; None where it would not be the same, or not be faster.
+) -> Factored | str:
+    """Returns the same training in coordinates; or why not, where it would not be the same or not be faster.
 
     Args:
         task: what is learned; `task.first` says where its first dense layer is.
@@ -69,21 +74,24 @@ def factor(
     """
     first = task.first
     if first is None:
-        return None
+        return "no first dense layer is known"
     position = tree.names(model).index(first.kernel)
     x, kernel = first.inputs(batch), jax.tree.leaves(model)[position]
     rows, (inputs, outputs) = x.shape[0], kernel.shape
-    if x.dtype != kernel.dtype or not _pays(rows, inputs, outputs, steps, kernels=1):
-        return None
+    dear = f"no faster with {rows} rows of {inputs} numbers and {steps} steps"
+    if x.dtype != kernel.dtype:
+        return f"rows are {x.dtype}, the kernel {kernel.dtype}"
+    if not _pays(rows, inputs, outputs, steps, kernels=1):
+        return dear
     alike = {name: value for name, value in extra.items() if tree_like(value, model)}
     others = {name: value for name, value in extra.items() if name not in alike}
     program = Program.of(optimizer, model, alike, others)
     if not program.follows(position):
-        return None
+        return "the optimiser does more than add and scale"
     used = [name for name in program.used(position) if name in alike]
     kernels = [kernel, *(jax.tree.leaves(alike[name])[position] for name in used)]
     if not _pays(rows, inputs, outputs, steps, kernels=len(kernels)):
-        return None
+        return dear
 
     nothing = jnp.zeros((rows + len(kernels), outputs), kernel.dtype)
 
@@ -97,8 +105,8 @@ def factor(
     start = coordinates(model, 0)
     # an extra that the optimiser does not use is not worth a product with x
     turned = {name: coordinates(value, 1 + used.index(name) if name in used else None) for name, value in alike.items()}
-    if Program.of(optimizer, start, turned, others).written != program.written:  # it looks at shapes
-        return None
+    if Program.of(optimizer, start, turned, others).written != program.written:
+        return "the optimiser looks at shapes"
 
     products = [x @ one for one in kernels]  # k * [n, h]
     gram = jnp.pad(x @ x.T, ((0, 0), (0, len(kernels))))  # [n, n + k]: cheaper than to cut the rows out of the leaf
@@ -114,6 +122,44 @@ def factor(
         return replace(model, x.T @ leaf[:rows] + sum(leaf[rows + i][None, :] * one for i, one in enumerate(kernels)))
 
     return Factored(start, {**others, **turned}, loss_and_gradient, restore)
+
+
+_told: ContextVar[list[str] | None] = ContextVar("told", default=None)
+
+
+@contextlib.contextmanager
+def answers() -> Iterator[list[str]]:
+    """Gives a list that fills, while programs are traced inside, with what is decided for each local training.
+
+    >>> with answers() as told:
+    ...     tell("mini-batches")
+    >>> told, in_words(told)
+    (['no: mini-batches'], 'no: mini-batches')
+    """
+    told: list[str] = []
+    token = _told.set(told)
+    try:
+        yield told
+    finally:
+        _told.reset(token)
+
+
+def tell(why_not: str | None) -> None:
+    """Says that a local training takes the shorter form, or why it does not, to who has asked for `answers`."""
+    if (told := _told.get()) is not None:
+        told.append("yes" if why_not is None else f"no: {why_not}")
+
+
+def in_words(told: Sequence[str]) -> str:
+    """Returns all answers of a program as one.
+
+    >>> in_words(["yes", "yes"]), in_words(["yes", "no: mini-batches"]), in_words([])
+    ('yes', 'in part; no: mini-batches', 'no: nobody trains in local epochs')
+    """
+    different = sorted(set(told) - {"yes"})
+    if "yes" in told:
+        return "; ".join(["in part", *different]) if different else "yes"
+    return "; ".join(different) or "no: nobody trains in local epochs"
 
 
 def tree_like(value: Any, model: Params) -> bool:

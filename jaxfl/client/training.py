@@ -182,9 +182,13 @@ def _full_batch(
 
             gradient_at = of_batch
             shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs)
-            if shorter is not None:  # the same training with less work
+            if isinstance(shorter, str):
+                factored.tell(shorter)
+            else:  # the same training with less work
+                factored.tell(None)
                 start, extra, gradient_at, finish = shorter
         else:
+            factored.tell(f"a client may have more than {block} rows")
 
             def of_blocks(model: Params, key: Key) -> tuple[Array, Params]:
                 return _true_gradient(task, block)(model, data, client, key)
@@ -212,6 +216,7 @@ def _mini_batches(
     """Returns `local_train` with a step per mini-batch, before anything is sent."""
 
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
+        factored.tell("mini-batches")
         size = data.train.size[client]
         width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches

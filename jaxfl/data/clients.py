@@ -5,18 +5,28 @@ every client: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is 
 sizes costs its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four
 rotations of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied
 to the batch.
+
+Every array says whether it has a row for each client: `SEEN` ones decide what the client's batches look like, `KNOWN`
+ones do not, and `SHARED` ones belong to all. What goes over the lists of clients (`subset`, the checks, the evaluation)
+asks `per_client` for them: a new field is declared here and nowhere else.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
 from jaxfl.data import images
 from jaxfl.typing import AnyArray, Array
+
+SHARED: dict[str, Any] = {"per_client": False, "seen": False}
+SEEN: dict[str, Any] = {"per_client": True, "seen": True}  # [N], part of the client's batches
+KNOWN: dict[str, Any] = {"per_client": True, "seen": False}  # [N], said of the client: no batch depends on it
 
 
 class Batch(NamedTuple):
@@ -31,11 +41,12 @@ class Batch(NamedTuple):
 class Split:
     """Which pool rows each client owns: `rows[start[i] : start[i] + size[i]]`."""
 
-    rows: AnyArray  # [T] int32, into the pool
-    start: AnyArray  # [N] int32
-    size: AnyArray  # [N] int32
+    rows: AnyArray = struct.field(metadata=SHARED)  # [T] int32, into the pool
+    start: AnyArray = struct.field(metadata=SEEN)  # [N] int32
+    size: AnyArray = struct.field(metadata=SEEN)  # [N] int32
     max_size: int = struct.field(pytree_node=False)
-    flipped: AnyArray | None = None  # [N] bool, clients whose label y is read as L - 1 - y; None for nobody
+    # [N] bool, clients whose label y is read as L - 1 - y; None for nobody
+    flipped: AnyArray | None = struct.field(metadata=SEEN, default=None)
 
     @classmethod
     def pack(cls, parts: Sequence[np.ndarray]) -> "Split":
@@ -63,9 +74,9 @@ class Split:
 class Attack:
     """Who works against the others, and how; made by `jaxfl.data.conditions.attack`."""
 
-    attacker: AnyArray  # [N] bool
-    scale: AnyArray  # [] float32
-    seed: AnyArray  # [] uint32, of noise that no run's key is at hand for
+    attacker: AnyArray = struct.field(metadata=KNOWN)  # [N] bool
+    scale: AnyArray = struct.field(metadata=SHARED)  # [] float32
+    seed: AnyArray = struct.field(metadata=SHARED)  # [] uint32, of noise that no run's key is at hand for
     kind: str = struct.field(pytree_node=False)
 
 
@@ -96,22 +107,22 @@ class FederatedData:
         attack: who attacks, or None.
     """
 
-    inputs: AnyArray
-    labels: AnyArray
+    inputs: AnyArray = struct.field(metadata=SHARED)
+    labels: AnyArray = struct.field(metadata=SHARED)
     train: Split
     test: Split
-    rotation: AnyArray | None
-    tilt: AnyArray | None
-    label_shift: AnyArray | None
-    group: AnyArray | None
-    held_out: AnyArray | None
-    mean: AnyArray | None
-    std: AnyArray | None
+    rotation: AnyArray | None = struct.field(metadata=SEEN)
+    tilt: AnyArray | None = struct.field(metadata=SEEN)
+    label_shift: AnyArray | None = struct.field(metadata=SEEN)
+    group: AnyArray | None = struct.field(metadata=KNOWN)
+    held_out: AnyArray | None = struct.field(metadata=KNOWN)
+    mean: AnyArray | None = struct.field(metadata=SHARED)
+    std: AnyArray | None = struct.field(metadata=SHARED)
     num_classes: int = struct.field(pytree_node=False)
     name: str = struct.field(pytree_node=False, default="data")
     group_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
     class_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
-    stragglers: AnyArray | None = None
+    stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
 
     @property
@@ -143,6 +154,76 @@ class FederatedData:
         if split.flipped is not None:
             y = jnp.where(split.flipped[client], self.num_classes - 1 - y, y)
         return Batch(x, y, mask)
+
+    def per_client(self, split: str | None = None) -> dict[str, AnyArray]:
+        """Returns the arrays that have a row for each client `[N]`, by name; those that are None are left out.
+
+        Args:
+            split: `"train"` or `"test"`: only what the batches of this split depend on.
+
+        >>> from jaxfl.data import synthetic
+        >>> data = synthetic.clustered_linear(4)
+        >>> list(data.per_client())
+        ['train.start', 'train.size', 'test.start', 'test.size', 'group']
+        >>> list(data.per_client("test"))
+        ['test.start', 'test.size']
+        """
+        found = {}
+        for name, metadata in array_fields(self):
+            value = functools.reduce(getattr, name.split("."), self)
+            wanted = split is None or (metadata["seen"] and name.split(".")[0] not in {"train", "test"} - {split})
+            if metadata["per_client"] and value is not None and wanted:
+                found[name] = value
+        return found
+
+    def subset(self, ids: Sequence[int] | np.ndarray) -> "FederatedData":
+        """Returns the federation of these clients alone, in this order; pool and rows stay as they are.
+
+        Args:
+            ids: clients `[M]`.
+
+        Raises:
+            ValueError: there is no such client.
+
+        >>> from jaxfl.data import synthetic
+        >>> data = synthetic.clustered_linear(4).subset([3, 1])
+        >>> data.num_clients, data.group.tolist()
+        (2, [1, 1])
+        """
+        few, ids = self, np.asarray(ids, int)
+        outside = ids[(ids < 0) | (ids >= self.num_clients)]
+        if len(outside):
+            raise ValueError(f"ids must be clients from 0 to {self.num_clients - 1}, got {outside[0]}.")
+        for name, values in self.per_client().items():
+            few = _replaced(few, name, values[ids])
+        for split in ("train", "test"):
+            few = _replaced(few, f"{split}.max_size", int(np.max(getattr(few, split).size, initial=0)))
+        return few
+
+    def on_device(self) -> "FederatedData":
+        """Returns the federation with its arrays on the device; nothing is copied if they are there."""
+        return jax.device_put(self)
+
+
+def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields name and metadata of the arrays that a federation, split or attack is made of; those of its parts as well.
+
+    >>> from jaxfl.data import synthetic
+    >>> [name for name, _ in array_fields(synthetic.clustered_linear(4).train)]
+    ['rows', 'start', 'size', 'flipped']
+    """
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from ((f"{field.name}.{name}", metadata) for name, metadata in array_fields(value))
+        elif "per_client" in field.metadata:
+            yield field.name, field.metadata
+
+
+def _replaced(part: Any, name: str, value: Any) -> Any:
+    """Returns a federation, or a part of one, with one field replaced; `name` may lead through parts (`test.size`)."""
+    first, _, rest = name.partition(".")
+    return dataclasses.replace(part, **{first: _replaced(getattr(part, first), rest, value) if rest else value})
 
 
 def federate(
@@ -194,17 +275,6 @@ def federate(
             f"inputs must be uint8, float32 or float64, got {inputs.dtype}; convert them with inputs.astype."
         )
     _check_pool(inputs, labels, num_classes)
-    count = len(train.start)
-    per_client = {"rotation": rotation, "tilt": tilt, "label_shift": label_shift, "group": group, "held_out": held_out}
-    for argument, value in {"test": test.start, **per_client}.items():
-        if value is not None and len(value) != count:
-            raise ValueError(
-                f"{argument} must have one entry for each of the {count} clients of train, got {len(value)}."
-            )
-    for argument, split in (("train", train), ("test", test)):
-        if len(split.rows) and not (0 <= split.rows.min() and split.rows.max() < len(inputs)):
-            worst = split.rows.min() if split.rows.min() < 0 else split.rows.max()
-            raise ValueError(f"{argument} must index the {len(inputs)} rows of inputs, got row {worst}; index from 0.")
     if rotation is not None or tilt is not None:
         check_square(inputs)
     dtype = np.float32 if inputs.dtype == np.uint8 else inputs.dtype
@@ -217,7 +287,7 @@ def federate(
     def integers(value: np.ndarray | None) -> np.ndarray | None:
         return None if value is None else np.asarray(value, np.int32)
 
-    return FederatedData(
+    data = FederatedData(
         inputs=inputs,
         labels=labels.astype(np.int32),
         train=train,
@@ -234,6 +304,8 @@ def federate(
         group_names=tuple(group_names),
         class_names=tuple(class_names),
     )
+    _check_clients(data)
+    return data
 
 
 def check_square(inputs: AnyArray) -> None:
@@ -259,3 +331,18 @@ def _check_pool(inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> Non
     if inputs.dtype != np.uint8 and not np.isfinite(inputs).all():
         row = int(np.argmax(~np.isfinite(inputs.reshape(len(inputs), -1)).all(1)))
         raise ValueError(f"inputs must be finite, got NaN or infinity in row {row}; drop the row or fill its values.")
+
+
+def _check_clients(data: FederatedData) -> None:
+    """Raises if a list of clients is too short or too long, or a client's row is not in the pool."""
+    for name, values in data.per_client().items():
+        if len(values) != data.num_clients:
+            raise ValueError(
+                f"{name.removesuffix('.start')} must have one entry for each of the {data.num_clients} clients of "
+                f"train, got {len(values)}."
+            )
+    for name, split in (("train", data.train), ("test", data.test)):
+        rows, pool = split.rows, len(data.inputs)
+        if len(rows) and not (0 <= rows.min() and rows.max() < pool):
+            worst = rows.min() if rows.min() < 0 else rows.max()
+            raise ValueError(f"{name} must index the {pool} rows of inputs, got row {worst}; index from 0.")

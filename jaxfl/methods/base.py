@@ -17,7 +17,7 @@ often.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,59 @@ class Info(NamedTuple):
     extra: dict[str, Array]
 
 
+class Init(Protocol):
+    """The type of `Method.init`. These types name arguments for a type checker; nothing is checked while a run goes."""
+
+    def __call__(self, key: Key, data: FederatedData) -> Any:
+        """Returns the first state."""
+        ...
+
+
+class Round(Protocol):
+    """The type of `Method.round`."""
+
+    def __call__(self, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
+        """Returns the state after a round, and what it says of the round."""
+        ...
+
+
+class ClientParams(Protocol):
+    """The type of `Method.client_params`."""
+
+    def __call__(self, state: Any, ids: Array) -> Params:
+        """Returns the models `[C, ...]` that the clients `ids [C]` are served."""
+        ...
+
+
+class Assign(Protocol):
+    """The type of `Method.assign`."""
+
+    def __call__(self, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
+        """Returns the state with `cluster` up to date for the cohort."""
+        ...
+
+
+class Grow(Protocol):
+    """The type of `Method.grow`."""
+
+    def __call__(self, state: Any) -> Any:
+        """Returns the state with twice the slots."""
+        ...
+
+
+class Join(Protocol):
+    """The type of `Method.join`."""
+
+    def __call__(self, key: Key, state: Any, data: FederatedData, ids: Sequence[int]) -> tuple[Any, Array]:
+        """Returns the state with the clients `ids` of `data` let in, and their clusters `[C]`."""
+        ...
+
+
+def keep_clusters(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
+    """Returns the state as it is: clients are served the cluster that they were last trained in."""
+    return state
+
+
 class Method(NamedTuple):
     """A federated learning method.
 
@@ -60,13 +113,13 @@ class Method(NamedTuple):
             `jaxfl.methods.parts.joining`; None if the method has no rule for it.
     """
 
-    init: Callable[[Key, FederatedData], Any]
-    round: Callable[[Key, Any, FederatedData, Cohort], tuple[Any, Info]]
-    client_params: Callable[[Any, Array], Params]
+    init: Init
+    round: Round
+    client_params: ClientParams
     task: Task
-    assign: Callable[[Key, Any, FederatedData, Cohort], Any] = lambda key, state, data, cohort: state
-    grow: Callable[[Any], Any] | None = None
-    join: Callable[[Key, Any, FederatedData, Sequence[int]], tuple[Any, Array]] | None = None
+    assign: Assign = keep_clusters
+    grow: Grow | None = None
+    join: Join | None = None
 
 
 class Row(NamedTuple):
@@ -176,6 +229,12 @@ def write_clusters(cluster: Array, cohort: Cohort, found: Array) -> Array:
     """Returns `cluster [N]` with the cohort's new clusters `[C]` written in; padding writes nothing."""
     ids = jnp.where(cohort.mask, cohort.ids, cluster.shape[0])  # out of range: dropped
     return cluster.at[ids].set(found.astype(cluster.dtype), mode="drop")
+
+
+def served_model(method: Method, state: Any) -> Params:
+    """Returns the shapes of the model that a client is served; `state` may be shapes as well."""
+    models = jax.eval_shape(method.client_params, state, jax.ShapeDtypeStruct((1,), jnp.int32))
+    return shape_of(models)
 
 
 def shape_of(model: Params) -> Params:

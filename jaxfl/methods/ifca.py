@@ -34,7 +34,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Assign, Info, Method
 from jaxfl.methods.parts import starts
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -184,7 +184,7 @@ def choosing(losses: starts.Losses, *, grouped_rounds: int) -> Callable[[IFCASta
     return after_warmup if grouped_rounds else choose
 
 
-def assigning(losses: starts.Losses, choose: Rows) -> Callable[[Key, IFCAState, FederatedData, Cohort], IFCAState]:
+def assigning(losses: starts.Losses, choose: Rows) -> Assign:
     """Returns `assign`, which serves every client with rows the model of the lowest loss on its `choose` rows."""
 
     def assign(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> IFCAState:

@@ -57,7 +57,7 @@ def choice(choice: Chosen) -> "Figure":
         )
         axes.set_title(PANELS[name], fontsize=10, loc="left")
         axes.set_xlabel("number of clusters")
-        style.plain(axes)
+        style.light_grid(axes)
         axes.margins(0.09, 0.12)
         if len(numbers) == 1:
             axes.set_xlim(numbers[0] - 1, numbers[0] + 1)

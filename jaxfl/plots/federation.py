@@ -102,7 +102,7 @@ def _draw_rows(axes: "Axes", sizes: np.ndarray) -> None:
     from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
     axes.stairs(sizes, np.arange(len(sizes) + 1), fill=True, color="#8C8C8C", lw=0)
-    style.plain(axes)
+    style.light_grid(axes)
     some = sizes[sizes > 0]
     if len(some) and some.max() >= WIDE * some.min():
         axes.set_yscale("log")

@@ -78,7 +78,7 @@ def layer_gaps(
                 axes.bar(place, value, 0.7, color=style.mix(color, 1.0, 0.75), edgecolor=color, hatch="////", lw=0.6)
             else:
                 axes.bar(place, value, 0.7, color=color, edgecolor=color, lw=0.6)
-        style.plain(axes)
+        style.light_grid(axes)
         axes.grid(visible=False, axis="x")
         axes.axhline(0, color="#444444", lw=1)
         axes.margins(x=0.02, y=0.16)
@@ -123,7 +123,7 @@ def gap_curves(
     color_of = dict(zip(labels, style.cycle(len(labels)), strict=True)) | dict(colors or {})
     figure = style.figure((3.7 * len(panels) + 1.5, 3.2))
     for axes, (name, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        style.plain(axes)
+        style.light_grid(axes)
         axes.axhline(0, color="#444444", lw=1)
         seen: list[np.ndarray] = []
         for label, values in lines.items():
@@ -184,7 +184,7 @@ def bars(
     missing = False
     rows = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (name, groups) in zip(rows, panels.items(), strict=True):
-        style.plain(axes)
+        style.light_grid(axes)
         axes.grid(visible=False, axis="x")
         width = 0.84 / len(groups)
         for index, (label, heights) in enumerate(groups.items()):

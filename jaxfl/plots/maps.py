@@ -127,7 +127,7 @@ def draw(axes: "Axes", places: np.ndarray, colors: Sequence[str]) -> None:
     edges = ["#888888" if color in (style.NOBODY, style.OTHERS) else "#FFFFFF" for color in own]
     size = float(np.clip(6000 / len(places), 8, 42))
     axes.scatter(*places[order].T, s=size, c=own, edgecolors=edges, linewidths=0.4, alpha=0.9)
-    style.plain(axes)
+    style.light_grid(axes)
     axes.set_aspect("equal", adjustable="datalim")
     axes.tick_params(labelsize=8)
 

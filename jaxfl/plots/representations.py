@@ -36,7 +36,7 @@ def representations(
 
     Args:
         points: representations `[N, d]`, for example `representation` of a state of `methods.stocfl` or what
-            `methods.parts.representation.of_clients` returns.
+            `jaxfl.representations` returns.
         clusterings: slots `[N]` by title, in the order of the panels, such as `{"round 5": ..., "round 10": ...}`; -1
             for clients without a cluster.
         group: true groups `[N]`, for a panel of their own in front.
@@ -124,7 +124,7 @@ def threshold_sweep(rows: Sequence[Mapping[str, Any]]) -> "Figure":
                 axes.axvspan(taus[low], taus[high], color=style.BASE[2], alpha=0.15, lw=0, label=label)
     for axes in panels:
         axes.set_xlabel("threshold on the cosine")
-        style.plain(axes)
+        style.light_grid(axes)
     panels[0].legend(fontsize=8, frameon=False)
     return figure
 

@@ -86,7 +86,7 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     for axes, title in zip((accuracy, loss, clusters), titles, strict=True):
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_xlabel("round")
-        style.plain(axes)
+        style.light_grid(axes)
         axes.xaxis.get_major_locator().set_params(integer=True)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8, frameon=False)

@@ -115,7 +115,7 @@ def class_names(data: FederatedData) -> list[str]:
     return [data.class_names[one] if one < len(data.class_names) else str(one) for one in range(data.num_classes)]
 
 
-def plain(axes: "Axes") -> None:
+def light_grid(axes: "Axes") -> None:
     """Gives axes a light grid behind the lines, and no frame."""
     axes.grid(color="#E5E5E5", lw=0.6)
     axes.set_axisbelow(True)

@@ -127,14 +127,13 @@ def count_rows(method: Method, model: Any, data: FederatedData, client: Array) -
 
 
 def distinct(data: FederatedData, cluster: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns one client of each distinct (model, test rows, shift), and for every client which of them it shares.
+    """Returns one client of each distinct (model, test rows as they are seen), and for every client which it shares.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)  # two clients a rotation
     >>> [len(part) for part in distinct(data, np.zeros(8, int))]
     [4, 8]
     """
-    columns = [cluster, data.test.start, data.test.size, data.rotation, data.tilt, data.label_shift]
-    rows = np.stack([np.asarray(column) for column in columns if column is not None], 1)
+    rows = np.stack([np.asarray(column) for column in (cluster, *data.per_client("test").values())], 1)
     _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)

@@ -84,18 +84,18 @@ def read(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def plain(value: Any) -> Any:
+def json_ready(value: Any) -> Any:
     """Returns a value as JSON can say it: NaN and infinity, which JSON does not know, become null.
 
-    >>> plain({"loss": float("nan"), "rounds": (1, 2)})
+    >>> json_ready({"loss": float("nan"), "rounds": (1, 2)})
     {'loss': None, 'rounds': [1, 2]}
     """
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: json_ready(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [json_ready(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _line(record: dict[str, Any]) -> str:
-    return json.dumps(plain(record), allow_nan=False) + "\n"
+    return json.dumps(json_ready(record), allow_nan=False) + "\n"

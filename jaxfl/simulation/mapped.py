@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import engine, sampling
-from jaxfl.cohort import Plan
+from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method
+from jaxfl.methods.base import Method, served_model
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluate import evaluator
@@ -53,7 +53,7 @@ def run_mapped(
     cohort: int | float = 1.0,
     seed: int = 0,
     sampler: Sampler = sampling.uniform,
-    plan: Plan | str = "auto",
+    plan: PlanChoice = "auto",
 ) -> list[Mapped]:
     """Runs a method at several values of a number, side by side in one program.
 
@@ -97,10 +97,9 @@ def run_mapped(
     methods = [make(number) for number in numbers]  # a value that is out of range is refused here
     if not isinstance(methods[0], Method):
         raise ValueError(f"make must return a method from a factory of jaxfl.methods, got {methods[0]!r}.")
-    if isinstance(plan, str):
-        plan = engine.auto_plan(methods[0], jax.eval_shape(methods[0].init, key, data), size)
-        plan = plan._replace(chunk=max(1, (plan.chunk or size) // len(numbers)))
-    data = jax.device_put(data)
+    model = served_model(methods[0], jax.eval_shape(methods[0].init, key, data))
+    plan = engine.resolve_plan(plan, model, size, models=len(numbers))
+    data = data.on_device()
     traced = jnp.asarray(numbers, jnp.float32)  # [V]
     try:
         advance = mapped_rounds(make, size, rounds, sampler, plan).lower(traced, key, data).compile()

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import engine, sampling, tree
-from jaxfl.cohort import Plan
+from jaxfl.client import factored
+from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, served_model
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.typing import Array, Key
 
@@ -30,6 +31,20 @@ class Log(NamedTuple):
     ids: Array  # [R, C]
     mask: Array  # [R, C] bool, False for clients that did not take part
     info: Info  # [R, ...]
+
+
+class Made(NamedTuple):
+    """What one call has made, as Python sees it."""
+
+    log: Log
+    count: int  # rounds done
+    overflow: int  # how often the slots must double before the next round; 0 where they suffice
+    seconds: float  # for all of them
+
+    @property
+    def pace(self) -> float:
+        """Returns the seconds of one round."""
+        return self.seconds / self.count
 
 
 def compile_rounds(
@@ -109,6 +124,7 @@ class Footprint(NamedTuple):
     model: int  # one model
     available: int | None
     plan: Plan
+    factored: str  # whether clients train in the shorter form of `jaxfl.client.factored`, or why not
 
     def __str__(self) -> str:
         """Returns a small table."""
@@ -116,11 +132,11 @@ class Footprint(NamedTuple):
         lines |= {"total": sum(lines.values()), "one model": self.model}
         lines |= {} if self.available is None else {"available": self.available}
         table = [f"{name:<10} {value / 1e6:>12,.1f} MB" for name, value in lines.items()]
-        return "\n".join([*table, f"{'chunk':<10} {self.plan.chunk or 'whole':>12}"])
+        return "\n".join([*table, f"{'chunk':<10} {self.plan.chunk or 'whole':>12}", f"factored   {self.factored}"])
 
 
 def footprint(
-    method: Method, data: FederatedData, *, cohort: int | float = 1.0, plan: Plan | str = "auto"
+    method: Method, data: FederatedData, *, cohort: int | float = 1.0, plan: PlanChoice = "auto"
 ) -> Footprint:
     """Returns what a run will take, from the compiled program, before anything is allocated.
 
@@ -139,9 +155,11 @@ def footprint(
     size = cohort_size(cohort, data)
     key = jax.random.key(0)
     state = jax.eval_shape(method.init, key, data)
-    plan = engine.auto_plan(method, state, size) if isinstance(plan, str) else plan
+    plan = engine.resolve_plan(plan, served_model(method, state), size)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
-    program = _lower(method, key, state, shapes, size, plan, CAPACITY, sampling.uniform).compile()
+    with factored.answers() as told:
+        lowered = _lower(method, key, state, shapes, size, plan, CAPACITY, sampling.uniform)
+    program = lowered.compile()
     model = jax.eval_shape(method.task.init, key)
     return Footprint(
         tree.num_bytes(data),
@@ -150,6 +168,7 @@ def footprint(
         tree.num_bytes(model),
         available_bytes(),
         plan,
+        factored.in_words(told),
     )
 
 

@@ -1,31 +1,29 @@
 """Runs a method on a federation: rounds inside one compiled program, Python entered to look and to save."""
 
 import os
-import statistics
-import sys
 import time
-import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxfl import engine, sampling, tree
-from jaxfl.cohort import Plan
+from jaxfl import engine, sampling
+from jaxfl.client import factored
+from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method
+from jaxfl.methods.base import Method, served_model
 from jaxfl.sampling import Sampler, cohort_size
-from jaxfl.simulation import checkpoint
+from jaxfl.simulation.directory import RunDirectory, identity_of
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import Evaluation
-from jaxfl.simulation.program import CAPACITY, Log, compile_rounds, peak_bytes
-
-GLANCE = 1.0  # seconds after which Python looks, so that a progress bar moves
+from jaxfl.simulation.program import Made, compile_rounds
+from jaxfl.simulation.progress import Progress
+from jaxfl.simulation.schedule import Schedule
+from jaxfl.simulation.summary import summary_of
+from jaxfl.typing import Key
 
 
 class Event(NamedTuple):
@@ -74,7 +72,7 @@ def run(
     checkpoint_dir: str | os.PathLike | None = None,
     checkpoint_every: int | None = None,
     resume: bool = False,
-    plan: Plan | str = "auto",
+    plan: PlanChoice = "auto",
     config: dict[str, Any] | None = None,
 ) -> Result:
     """Runs a method for a number of rounds.
@@ -117,177 +115,119 @@ def run(
     >>> result.history.column("round")
     [1, 2, 3]
     """
-    for name, value in {"rounds": rounds, "eval_every": eval_every, "checkpoint_every": checkpoint_every}.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    size = cohort_size(cohort, data)
-    eval_every = eval_every or max(1, rounds // 10)
-    checkpoint_every = checkpoint_every or eval_every
-    key = jax.random.key(seed)
+    schedule = Schedule.of(rounds, eval_every, checkpoint_every)
+    size, key = cohort_size(cohort, data), jax.random.key(seed)
     shapes = jax.eval_shape(method.init, key, data)
-    plan = engine.auto_plan(method, shapes, size) if isinstance(plan, str) else plan
-    identity = {**(config or {}), "seed": seed, "cohort": size, "data": _fingerprint(data)}
-    if sampler is not sampling.uniform:
-        identity["sampler"] = sampling.name_of(sampler)
-    if finetune is not None:
-        identity["finetune"] = {"epochs": finetune.epochs, "batch_size": finetune.batch_size}
-    folder, start = _open(checkpoint_dir, identity, resume)
+    plan = engine.resolve_plan(plan, served_model(method, shapes), size)
+    identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
+    progress = Progress(RunDirectory.at(checkpoint_dir, resume=resume), identity, resume=resume)
 
-    data = jax.device_put(data)
-    began = time.perf_counter()
-    advance = compile_rounds(method, key, shapes, data, size, plan, sampler=sampler)
-    state = jax.block_until_ready(jax.jit(method.init)(key, data))
-    look = evaluator(method, data, plan, finetune)
-    compile_seconds = time.perf_counter() - began
-
-    tally = Tally() if start is None else Tally(**start["tally"])
-    if start is not None and folder is not None:
-        state = jax.device_put(checkpoint.restore(folder / checkpoint.NAME, shapes))
-        if tree.shapes(state) != tree.shapes(shapes):  # slots had grown before the run was interrupted
-            advance = compile_rounds(method, key, state, data, size, plan, sampler=sampler)
-    history = History(None if folder is None else folder / "history.jsonl", None if start is None else start["round"])
-    done, evaluation = 0 if start is None else start["round"], None
-    pace: list[float] = []  # seconds per round of every call
-
-    while done < rounds:
-        due = min(rounds, *(done + every - done % every for every in (eval_every, checkpoint_every)))
-        wish = 1 if not pace else max(1, int(GLANCE / max(pace[-1], 1e-9)))
-        began = time.perf_counter()
-        state, log, count, overflow = advance(key, state, data, jnp.int32(min(due - done, wish, CAPACITY)))
-        count = int(count)  # waits for the device
-        seconds = time.perf_counter() - began
-        if count:
-            pace.append(seconds / count)
-            tally.add(log, count, data, seconds)
-            done += count
-        record = None
-        if done == due and (done % eval_every == 0 or done == rounds):
-            evaluation = look(key, state)
-            record = {"round": done, **evaluation.metrics, **tally.take(), "seconds_per_round": statistics.median(pace)}
-            record |= {name: value for name, value in tally.extra.items() if name not in record}
-            history.append(record)
-        if folder is not None and done == due and (done % checkpoint_every == 0 or done == rounds):
-            checkpoint.save(
-                folder / checkpoint.NAME, state, {"identity": identity, "round": done, "tally": vars(tally)}
-            )
-        if count:
-            event = Event(done, rounds, tally.num_clusters, tally.last_loss, pace[-1], record)
+    data = data.on_device()
+    program = Rounds(method, key, data, size, plan, sampler)
+    state = program.start(shapes, progress.restore(shapes))
+    look, evaluation = evaluator(method, data, plan, finetune), None
+    while progress.done < rounds:
+        state, made = program.advance(state, schedule.ahead(progress.done, progress.last_pace))
+        if made.count:
+            progress.add(made, data)
+            record = None
+            if schedule.evaluates(progress.done):
+                evaluation = look(key, state)
+                record = progress.record(evaluation)
+            if schedule.saves(progress.done):
+                progress.save(state)
+            tally = progress.tally
+            event = Event(progress.done, rounds, tally.num_clusters, tally.last_loss, made.pace, record)
             for callback in callbacks:
                 callback(event)
-        if int(overflow):
-            if method.grow is None:
-                raise RuntimeError(
-                    f"round {done + 1} needs more clusters than the method has slots, and it cannot grow; give it more."
-                )
-            for _ in range(int(overflow)):
-                state = method.grow(state)
-            began = time.perf_counter()
-            advance = compile_rounds(method, key, state, data, size, plan, sampler=sampler)
-            compile_seconds += time.perf_counter() - began
-    if evaluation is None:  # resumed at its end
-        evaluation = look(key, state)
-    summary = {
-        "data": data.name,
-        "rounds": done,
-        "seed": seed,
-        "num_clients": data.num_clients,
-        "cohort": size,
-        **{name: value for name, value in evaluation.metrics.items() if name != "clusters"},
-        "diverged": tally.diverged_in_all,
-        "empty_clients": int((np.asarray(data.train.size) == 0).sum()),
-        "mean_participants": tally.participants / max(done, 1),
-        "seconds_per_round": statistics.median(pace) if pace else None,
-        "compile_seconds": compile_seconds,
-        "peak_bytes": peak_bytes(),
-        "device": jax.devices()[0].device_kind,
-        "chunk": plan.chunk,
-        "versions": {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__},
-    }
-    return Result(state, history, evaluation, data, summary)
+        if made.overflow:
+            state = program.grow(state, made.overflow, progress.done + 1)
+    evaluation = evaluation or look(key, state)  # resumed at its end
+    summary = summary_of(
+        data,
+        evaluation,
+        progress,
+        seed=seed,
+        cohort=size,
+        seconds_per_round=progress.pace,
+        compile_seconds=program.compile_seconds,
+        factored=program.factored,
+        chunk=plan.chunk,
+    )
+    return Result(state, progress.history, evaluation, data, summary)
 
 
-class Tally:
-    """What is added up over rounds: between two evaluations, and from the start."""
+class Rounds:
+    """The compiled rounds of a run: how they start, go on, and get more slots on the way.
 
-    def __init__(self, **saved: Any):
-        self.loss_sum, self.loss_weight, self.diverged, self.diverged_in_all, self.participants = 0.0, 0.0, 0, 0, 0
-        self.seconds, self.bytes_up, self.bytes_down = 0.0, 0.0, 0.0
-        self.num_clusters, self.last_loss = 0, float("nan")
-        self.extra: dict[str, Any] = {}  # the method's own numbers, of the last round
-        vars(self).update(saved)
+    Args:
+        method: the method.
+        key: of the run.
+        data: the federation, on the device.
+        size: clients of a cohort.
+        plan: chunk and devices.
+        sampler: draws the cohorts.
 
-    def add(self, log: Log, count: int, data: FederatedData, seconds: float) -> None:
-        """Adds `count` rounds."""
-        log = jax.tree.map(lambda leaf: np.asarray(leaf[:count]), log)
-        rows = log.mask & (np.asarray(data.train.size)[log.ids] > 0)  # [R, C]
-        # a diverged client has no loss worth a mean; it is counted apart
-        real = rows & np.isfinite(log.info.loss)
-        losses = np.where(real, log.info.loss, 0.0).sum(1) / np.maximum(real.sum(1), 1)
-        losses = losses[log.mask.any(1)]  # a round without anybody has none
-        self.loss_sum += float(losses.sum())
-        self.loss_weight += len(losses)
-        self.last_loss = float(losses[-1]) if len(losses) else self.last_loss
-        self.participants += int(log.mask.sum())
-        self.diverged += int(log.info.diverged.sum())
-        self.diverged_in_all += int(log.info.diverged.sum())
-        self.bytes_up += float(log.info.bytes_up.sum(dtype=np.float64))
-        self.bytes_down += float(log.info.bytes_down.sum(dtype=np.float64))
-        self.num_clusters = int(log.info.num_clusters[-1])
-        self.extra = {name: leaf[-1].item() for name, leaf in log.info.extra.items() if leaf.ndim == 1}
-        self.seconds += seconds
-
-    def take(self) -> dict[str, Any]:
-        """Returns the sums for a record, and starts those between evaluations afresh."""
-        record = {
-            "train_loss": self.loss_sum / self.loss_weight if self.loss_weight else None,
-            "diverged": self.diverged,
-            "seconds": self.seconds,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-        }
-        self.loss_sum, self.loss_weight, self.diverged = 0.0, 0.0, 0
-        return record
-
-
-def _fingerprint(data: FederatedData) -> str:
-    """Returns the data's name, what its attackers do, and a checksum of everything in it."""
-    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(data)]
-    checksum = 0
-    for leaf in leaves:
-        checksum = zlib.crc32(leaf.data, checksum) if leaf.size else checksum
-    name = data.name if data.attack is None else f"{data.name}-{data.attack.kind}"
-    return f"{name}-{checksum:08x}"
-
-
-def _open(folder: Any, identity: dict[str, Any], resume: bool) -> tuple[Path | None, dict[str, Any] | None]:
-    """Returns the folder, made, and the header of the checkpoint to resume from.
-
-    Raises:
-        ValueError: the folder holds a run that is not to be resumed, or another one.
+    Attributes:
+        compile_seconds: what getting ready has taken so far: compilations, and the first state.
+        factored: whether clients train in the shorter form of `jaxfl.client.factored`, or why not.
     """
-    if folder is None:
-        if resume:
-            raise ValueError("resume needs checkpoint_dir, the directory of the run to go on with; got None.")
-        return None, None
-    folder = Path(folder)
-    file = folder / checkpoint.NAME
-    folder.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        if file.exists() or (folder / "history.jsonl").exists():
-            raise ValueError(
-                f"checkpoint_dir {str(folder)!r} holds another run; resume it (resume=True, --resume) "
-                "or choose another directory."
+
+    def __init__(self, method: Method, key: Key, data: FederatedData, size: int, plan: Plan, sampler: Sampler):
+        self.compile_seconds, self.factored = 0.0, ""
+        self._method, self._key, self._data = method, key, data
+        self._size, self._plan, self._sampler = size, plan, sampler
+
+    def start(self, shapes: Any, saved: Any = None) -> Any:
+        """Compiles the rounds, and returns the state that they start from.
+
+        Args:
+            shapes: of the method's first state.
+            saved: a checkpoint's state; its slots may have grown. None takes the method's first.
+
+        Raises:
+            MemoryError: the rounds need more memory than the device has left.
+        """
+        began = time.perf_counter()
+        self._compile(shapes if saved is None else saved)
+        state = jax.jit(self._method.init)(self._key, self._data) if saved is None else jax.device_put(saved)
+        state = jax.block_until_ready(state)
+        self.compile_seconds += time.perf_counter() - began
+        return state
+
+    def advance(self, state: Any, count: int) -> tuple[Any, Made]:
+        """Makes up to `count` rounds; fewer if slots run out. The state that is given is used up."""
+        began = time.perf_counter()
+        state, log, done, overflow = self._advance(self._key, state, self._data, jnp.int32(count))
+        done = int(done)  # waits for the device
+        return state, Made(log, done, int(overflow), time.perf_counter() - began)
+
+    def grow(self, state: Any, doublings: int, round: int) -> Any:
+        """Returns the state with its slots doubled so often, and compiles the rounds for it.
+
+        Args:
+            state: of the rounds before.
+            doublings: how often.
+            round: the one that needs them.
+
+        Raises:
+            RuntimeError: the method cannot grow.
+        """
+        if self._method.grow is None:
+            raise RuntimeError(
+                f"round {round} needs more clusters than the method has slots, and it cannot grow; give it more."
             )
-        return folder, None
-    if not file.exists():
-        return folder, None
-    header = checkpoint.read_header(file)
-    saved = header["identity"]
-    differing = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
-    if differing:
-        name = differing[0]
-        raise ValueError(
-            f"checkpoint_dir {str(folder)!r} holds a run with {name}={saved.get(name)!r}, got {identity.get(name)!r}; "
-            "resume it with the configuration that wrote it, or choose another directory."
-        )
-    return folder, header
+        for _ in range(doublings):
+            state = self._method.grow(state)
+        began = time.perf_counter()
+        self._compile(state)
+        self.compile_seconds += time.perf_counter() - began
+        return state
+
+    def _compile(self, state: Any) -> None:
+        """Compiles the rounds for states of these shapes."""
+        with factored.answers() as told:
+            self._advance = compile_rounds(
+                self._method, self._key, state, self._data, self._size, self._plan, sampler=self._sampler
+            )
+        self.factored = factored.in_words(told)

@@ -171,14 +171,7 @@ def check_permuted_clients(row: Row) -> None:
     """Clients under other ids are served as before; with full batches, since random numbers belong to an id."""
     one, data = case(row, batch_size=None), federation()
     permutation = np.array([3, 0, 6, 1, 7, 5, 2, 4])  # new id -> old id
-    moved = replace(
-        data,
-        **{
-            name: replace(split, start=split.start[permutation], size=split.size[permutation])
-            for name, split in (("train", data.train), ("test", data.test))
-        },
-        group=jnp.asarray(data.group)[permutation],
-    )
+    moved = data.subset(permutation)
     state, _ = one.run(data, cohort_of())
     other, _ = one.run(moved, cohort_of(np.argsort(permutation)[list(COHORT)].tolist()))
     ids = np.arange(data.num_clients)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl.cli import job
 from jaxfl.cli.app import app
 from jaxfl.simulation import program, run
 from jaxfl.simulation.callbacks import ProgressBar
@@ -194,7 +193,7 @@ def test_another_run_is_not_overwritten(never_compiles, finished):
     before = (out / "config.json").read_bytes()
     assert re.search("holds another run.*--resume", refused(*same))
     assert "method.threshold=0.5, got 0.6" in refused(*same, "--resume", "--set", "threshold=0.6")
-    assert "method=stocfl, got fedavg" in refused("run", "fedavg", *same[2:], "--resume")
+    assert "method='stocfl', got 'fedavg'" in refused("run", "fedavg", *same[2:], "--resume")
     assert "seed=0, got 1" in refused(*same, "--resume", "--seed", "1")
     assert "cohort=4, got 3" in refused(*same, "--resume", "--cohort", "3")
     assert "out must be a directory" in refused(*same[:-1], out / "config.json")
@@ -230,7 +229,7 @@ def test_seeds_are_averaged(tmp_path):
     result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "0,3", "--out", tmp_path)
     assert result.exit_code == 0, result.output
     one, two = (json.loads((tmp_path / f"seed-{seed}" / "summary.json").read_text()) for seed in (0, 3))
-    both = json.loads((tmp_path / job.SUMMARY).read_text())
+    both = json.loads((tmp_path / "summary.json").read_text())
     assert both["seeds"] == [0, 3]
     assert both["micro_accuracy"]["mean"] == pytest.approx((one["micro_accuracy"] + two["micro_accuracy"]) / 2)
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
@@ -243,7 +242,7 @@ def test_conditions_at_the_clients(tmp_path):
     settings = [word for item in conditions for word in ("--set", item)]
     result = jaxfl("run", "fedavg", *SMALL, "--rounds", 5, "--cohort", 6, *settings, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    summary = json.loads((tmp_path / job.SUMMARY).read_text())
+    summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["attackers"] == 2 and 0 < summary["mean_participants"] < 6
     assert summary["options"]["data.attack"] == "sign-flip" and summary["options"]["run.availability"] == "diurnal"
     words = ["--resume", "--rounds", 7, "--cohort", 6, *settings, "--out", tmp_path]

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxfl import classification, methods, models, tree
+from jaxfl import classification, footprint, methods, models, run, tree
 from jaxfl.client import factored
 from jaxfl.client.corrections import gradient_correction, proximal_pull
 from jaxfl.client.training import local_train
@@ -131,7 +131,7 @@ def used(monkeypatch):
 
     def watched(*args):
         found = factor(*args)
-        decisions.append(found is not None)
+        decisions.append(not isinstance(found, str))
         return found
 
     monkeypatch.setattr(factored, "factor", watched)
@@ -206,17 +206,23 @@ def by_size(model):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "epochs"),
+    ("optimizer", "epochs", "why"),
     [
-        pytest.param(SGD, 1, id="one epoch"),
-        pytest.param(optax.adam(0.1), 4, id="adam"),
-        pytest.param(optax.chain(optax.add_decayed_weights(0.1, by_size), SGD), 4, id="looks at shapes"),
+        pytest.param(SGD, 1, "no faster with 8 rows of 60 numbers and 1 steps", id="one epoch"),
+        pytest.param(optax.adam(0.1), 4, "the optimiser does more than add and scale", id="adam"),
+        pytest.param(
+            optax.chain(optax.add_decayed_weights(0.1, by_size), SGD),
+            4,
+            "the optimiser looks at shapes",
+            id="looks at shapes",
+        ),
     ],
 )
-def test_elsewhere_training_is_the_usual_one(optimizer, epochs, key, used, promotion):
+def test_elsewhere_training_is_the_usual_one(optimizer, epochs, why, key, used, promotion):
     data = replace(federation(), inputs=federation().inputs.astype(np.float32))
-    shapes = jax.eval_shape(lambda: trained(TASK, optimizer, data, key, epochs))
-    assert used == [False]
+    with factored.answers() as told:
+        shapes = jax.eval_shape(lambda: trained(TASK, optimizer, data, key, epochs))
+    assert used == [False] and told == [f"no: {why}"]
     assert shapes[0]["w"].shape == (len(SIZES), INPUTS, HIDDEN)
 
 
@@ -271,3 +277,28 @@ def test_rounds_are_the_same(method, chunk, key, used):
     assert set(used[: len(used) // 2]) == {True}
     assert set(used[len(used) // 2 :]) == {False}
     close(*ends, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "module", "said"),
+    [
+        ({"local_epochs": 8}, models.Logistic, "yes"),
+        ({"local_epochs": 8, "batch_size": 4}, models.Logistic, "no: mini-batches"),
+        ({"local_epochs": 8}, Dropped, "no: no first dense layer is known"),
+    ],
+)
+def test_a_footprint_and_a_summary_say_whether_it_was_used(options, module, said):
+    data = digits()
+    method = methods.fedavg(classification(module(num_classes=CLASSES), data), SGD, **options)
+    taken = footprint(method, data, cohort=2)
+    assert taken.factored == said and f"factored   {said}" in str(taken).splitlines()
+    assert run(method, data, rounds=1, cohort=2).summary["factored"] == said, "also of a method that was traced before"
+
+
+def test_where_there_are_no_full_batches_it_is_said_why():
+    data = digits()
+    task = classification(models.Logistic(num_classes=CLASSES), data)
+    assert footprint(methods.fedsgd(task, SGD), data).factored == "no: nobody trains in local epochs"
+    long = replace(data, train=replace(data.train, max_size=300))
+    never = footprint(methods.fedavg(task, SGD, local_epochs=8), long).factored
+    assert never == "no: a client may have more than 256 rows"

@@ -1,12 +1,15 @@
 """Packed clients: a batch against plain NumPy, and what `federate` refuses."""
 
+from dataclasses import fields, is_dataclass, replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxfl import data
-from jaxfl.data import images
+from jaxfl.data import conditions, images
+from jaxfl.data.clients import array_fields
 
 RNG = np.random.Generator(np.random.PCG64(0))
 IMAGES = RNG.integers(0, 256, (12, 5, 5, 2), dtype=np.uint8)
@@ -103,3 +106,97 @@ def test_federate_names_the_row_that_is_not_finite(bad):
     inputs[5, 1] = bad
     with pytest.raises(ValueError, match="NaN or infinity in row 5"):
         data.federate(inputs, LABELS, TRAIN, TEST, num_classes=4)
+
+
+def full_federation():
+    """A federation that has every array there is, none of them with N = 4 rows unless it belongs to the clients."""
+    fed = conditions.attack(
+        conditions.straggle(
+            data.federate(
+                IMAGES,
+                LABELS,
+                TRAIN,
+                [TEST[0], np.array([9, 1]), *TEST[2:]],
+                num_classes=4,
+                rotation=np.array([0, 1, 2, 3]),
+                tilt=np.array([0.0, 5.0, 10.0, 15.0]),
+                label_shift=np.array([0, 1, 2, 3]),
+                group=np.array([0, 1, 0, 1]),
+                held_out=np.array([False, True, False, False]),
+                mean=np.array([100.0, 20.0]),
+                std=np.array([50.0, 4.0]),
+            ),
+            0.5,
+        ),
+        "label-flip",
+        0.5,
+    )
+    return replace(fed, test=replace(fed.test, flipped=np.array([False, True, False, True])))
+
+
+def parts(part, prefix=""):
+    """Every field of a federation that JAX sees, down to the arrays: name, field, value."""
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if is_dataclass(value):
+            yield from parts(value, f"{prefix}{field.name}.")
+        elif field.metadata.get("pytree_node", True):
+            yield f"{prefix}{field.name}", field, value
+
+
+def test_every_array_says_whether_it_has_a_row_for_each_client():
+    fed = full_federation()
+    for name, field, value in parts(fed):
+        assert value is not None, f"{name}: give it a value in full_federation"
+        assert "per_client" in field.metadata, f"{name} must be declared SHARED, SEEN or KNOWN"
+        assert field.metadata["per_client"] == (np.shape(value)[:1] == (fed.num_clients,)), name
+    assert [name for name, _, _ in parts(fed)] == [name for name, _ in array_fields(fed)]
+    assert set(fed.per_client()) == {name for name, field, _ in parts(fed) if field.metadata["per_client"]}
+    assert len(jax.tree.leaves(fed)) == len(list(parts(fed)))
+
+
+def other(values):
+    """One value of a list changed: of client 2."""
+    changed = np.array(values)
+    changed[2] = ~changed[2] if changed.dtype == bool else changed[2] + 1
+    return changed
+
+
+def changed_at(fed, name):
+    first, _, rest = name.partition(".")
+    part = getattr(fed, first)
+    return replace(fed, **{first: replace(part, **{rest: other(getattr(part, rest))}) if rest else other(part)})
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", list(full_federation().per_client()))
+def test_batches_depend_on_what_is_seen_and_on_nothing_that_is_known(name, split):
+    def batch(fed):
+        device = fed.on_device()
+        return device.batch(getattr(device, split), jnp.int32(2), jnp.arange(4, dtype=jnp.int32))
+
+    fed = full_federation()
+    before, after = batch(fed), batch(changed_at(fed, name))
+    same = all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    assert same == (name not in fed.per_client(split))
+
+
+def test_a_subset_is_the_federation_of_these_clients_alone():
+    fed, ids = full_federation(), [3, 2, 2]
+    few = fed.subset(ids)
+    assert few.num_clients == 3 and (few.train.max_size, few.test.max_size) == (4, 2)
+    assert fed.subset([1, 2]).train.max_size == 2
+    for name, value in few.per_client().items():
+        np.testing.assert_array_equal(value, fed.per_client()[name][np.array(ids)], err_msg=name)
+    positions = jnp.arange(4, dtype=jnp.int32)
+    one, all_of_them = few.on_device(), fed.on_device()
+    for place, client in enumerate(ids):
+        for mine, its in zip(
+            one.batch(one.train, jnp.int32(place), positions),
+            all_of_them.batch(all_of_them.train, jnp.int32(client), positions),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(mine, its)
+    with pytest.raises(ValueError, match="ids must be clients from 0 to 3, got 4"):
+        fed.subset([0, 4])
+    assert fed.subset([]).num_clients == 0

@@ -328,10 +328,10 @@ def test_interrupted_run_goes_on_where_it_was(smoke, tmp_path, monkeypatch):
 def test_work_of_other_defaults_is_begun_anew(tmp_path):
     one = cell().job(0, out=tmp_path / "unfinished" / "name", resume=True)
     one.out.mkdir(parents=True)
-    (one.out / job.CONFIG).write_text(json.dumps(one.config()))
+    (one.out / "config.json").write_text(json.dumps(one.config()))
     run._forget(one)
     assert one.out.exists()
-    (one.out / job.CONFIG).write_text(json.dumps(one.config() | {"method.local_epochs": 6}))
+    (one.out / "config.json").write_text(json.dumps(one.config() | {"method.local_epochs": 6}))
     run._forget(one)
     assert not one.out.exists()
 

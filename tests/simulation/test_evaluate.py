@@ -70,6 +70,8 @@ def one_by_one(data, state):
         scores = data.inputs[rows] @ model["kernel"] + model["bias"]
         shift = 0 if data.label_shift is None else data.label_shift[i]
         truth = (data.labels[rows] + shift) % CLASSES
+        if data.test.flipped is not None and data.test.flipped[i]:
+            truth = CLASSES - 1 - truth
         p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
         yield truth, scores.argmax(1), -np.log(p[range(len(rows)), truth])
 
@@ -81,6 +83,8 @@ DATA = {
     "shared and shifted": random_data(shared=True, shift=np.arange(CLIENTS) // 3),
     "held out": random_data(held_out=np.arange(CLIENTS) % 4 == 0),
 }
+flipped = np.arange(CLIENTS) // 3 == 1  # one client of each test set that is shared
+DATA["shared and flipped"] = replace(DATA["shared"], test=replace(DATA["shared"].test, flipped=flipped))
 
 
 @pytest.mark.parametrize("block", [1000, 4])
@@ -124,6 +128,7 @@ def test_what_is_shared_is_computed_once():
     two = np.arange(CLIENTS) // 3 % 2
     assert len(evaluate.distinct(data, two)[0]) == 6
     assert len(evaluate.distinct(DATA["shared and shifted"], np.zeros(CLIENTS, int))[0]) == 9
+    assert len(evaluate.distinct(DATA["shared and flipped"], np.zeros(CLIENTS, int))[0]) == 6
 
 
 def test_clusters_are_scored_against_groups_of_clients_that_have_one(key):

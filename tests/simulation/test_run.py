@@ -80,6 +80,15 @@ def test_resumed_is_as_if_never_stopped(first, straight, tmp_path):
     assert len(again.history) == len(resumed.history)
 
 
+def test_records_after_the_last_checkpoint_are_made_again(straight, tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+    jaxfl.run(fedavg(), DATA, rounds=2, **options)
+    with (tmp_path / "history.jsonl").open("a") as file:  # of a run that was killed before it saved again
+        file.write(json.dumps({"round": 4, "micro_accuracy": -1.0}) + "\n")
+    resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
+    assert untimed(resumed.history) == untimed(straight.history)
+
+
 def test_resuming_nothing_starts(straight, tmp_path):
     result = jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, checkpoint_dir=tmp_path, resume=True, **OPTIONS)
     assert_equal(result.state, straight.state, "a run resumed from an empty directory")

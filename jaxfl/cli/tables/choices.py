@@ -137,7 +137,7 @@ def text(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def plain(chosen: Mapping[str, Any]) -> str:
+def key_values(chosen: Mapping[str, Any]) -> str:
     """Returns `key=value` in words that a shell leaves alone, where that can be."""
     words = {name: "..." if value is REQUIRED else text(value) for name, value in chosen.items()}
     return ", ".join(f"{name}='{word}'" if "(" in word else f"{name}={word}" for name, word in words.items())
@@ -146,7 +146,7 @@ def plain(chosen: Mapping[str, Any]) -> str:
 def _groups(optimizers: Mapping[str, tuple[Any, Mapping[str, float]]], owner: str = "") -> list[str]:
     """Returns optimisers with their options, a line each."""
     return [
-        f"{name}: {plain({f'{owner}{key}': default for key, default in own.items()})}"
+        f"{name}: {key_values({f'{owner}{key}': default for key, default in own.items()})}"
         for name, (_, own) in optimizers.items()
     ]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxfl import data as federations
-from jaxfl.cli.tables.choices import plain
+from jaxfl.cli.tables.choices import key_values
 from jaxfl.data import sources
 from jaxfl.data.describe import Description
 from jaxfl.plots.style import count
@@ -105,7 +105,7 @@ def dataset(name: str, data_dir: str | None = None) -> str:
     """
     (row,) = data_rows([name], data_dir)
     model, suited = federations.dataset(name).model
-    own = f"  --set model={model}" + (f", and of it: {plain(suited)}" if suited else "")
+    own = f"  --set model={model}" + (f", and of it: {key_values(suited)}" if suited else "")
     more = []
     if name in sources.SOURCES:
         more = ["", f"Other data sets of this source: {', '.join(source_row(name)['datasets'])}"]
@@ -172,7 +172,7 @@ def _split(rows: dict[str, float]) -> str:
 
 def _items(chosen: dict[str, Any]) -> list[str]:
     """Returns options and their defaults, a line each."""
-    return [f"  --set {plain({name: default})}" for name, default in chosen.items()]
+    return [f"  --set {key_values({name: default})}" for name, default in chosen.items()]
 
 
 def _facts(row: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ Nothing else merges; the next rounds see to that. A client whose data have chang
 that leave take nothing with them but their part of its representation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -19,16 +19,14 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import doubled, doublings
+from jaxfl.methods.base import Join, doubled, doublings
 from jaxfl.methods.parts import merging
 from jaxfl.methods.parts.memory import StoCFLState, grow
 from jaxfl.methods.parts.representation import Observe
 from jaxfl.typing import Array, Key
 
 
-def joining(
-    observe: Observe, threshold: float | Literal["auto"]
-) -> Callable[[Key, StoCFLState, FederatedData, Sequence[int]], tuple[StoCFLState, Array]]:
+def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
     `data` is the federation with the new clients in it: as many as before, or more, the new ones last. Clients that are
@@ -85,7 +83,7 @@ def joining(
         if len(np.unique(known)) < len(known):
             raise ValueError(f"ids must name every client once, got {ids!r}.")
         state = leave(with_room(state, data.num_clients), known.tolist())
-        data, cohort = jax.device_put(data), Cohort.of(known.tolist(), Plan(chunk=1))
+        data, cohort = data.on_device(), Cohort.of(known.tolist(), Plan(chunk=1))
         while True:
             entered, clusters, times = enter(key, state, data, cohort)
             if not int(times):

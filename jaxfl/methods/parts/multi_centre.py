@@ -21,7 +21,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method, takes_part
+from jaxfl.methods.base import Info, Init, Method, takes_part
 from jaxfl.methods.parts.one_shot import all_clients, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
@@ -175,7 +175,7 @@ def starting(
     weighting: Weighting,
     restarts: int,
     sketch_size: int,
-) -> Callable[[Key, FederatedData], FeSEMState]:
+) -> Init:
     """Returns `init(key, data) -> state`: k-means of what all clients have made of one model, and its means.
 
     Args:

@@ -1,7 +1,5 @@
 """Clustering all clients once, by what each has learned alone: training them all, and the nearest centre of each."""
 
-from types import SimpleNamespace
-
 import jax.numpy as jnp
 
 from jaxfl import engine, tree
@@ -10,7 +8,6 @@ from jaxfl.clustering import kmeans
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.methods import base
 from jaxfl.random import Stream, key_for
 from jaxfl.typing import Array, Key, Params
 
@@ -44,7 +41,7 @@ def train_all_once(key: Key, model: Params, data: FederatedData, train: Train, p
 def all_clients(model: Params, data: FederatedData) -> Cohort:
     """Returns the cohort of all clients, who are sent one model, in a plan for this machine."""
     count = data.num_clients
-    plan = engine.auto_plan(SimpleNamespace(client_params=base.serve_one), model, count)
+    plan = engine.resolve_plan("auto", model, count)
     return Cohort.of(jnp.arange(count), plan)
 
 

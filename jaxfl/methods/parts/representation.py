@@ -173,7 +173,7 @@ def of_clients(
         everybody = Cohort.of(range(data.num_clients), plan or Plan(chunk=1))
         return over_clients(client, (key, anchor, data), everybody)[1]
 
-    return run(key, anchor, jax.device_put(data))
+    return run(key, anchor, data.on_device())
 
 
 def checked(points: np.ndarray | Array) -> np.ndarray:

@@ -10,7 +10,6 @@ that are in use:
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Literal
 
 import jax
@@ -21,7 +20,6 @@ from jaxfl.client.training import Train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.methods import base
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.tasks import Task
@@ -171,7 +169,7 @@ def _judges(key: Key, data: FederatedData, task: Task) -> Cohort:
     """Returns the clients whose losses decide: all that take part, or `JUDGES` of them, in a plan for this machine."""
     size = min(data.num_clients, JUDGES)
     model = jax.eval_shape(task.init, key)
-    plan = engine.auto_plan(SimpleNamespace(client_params=base.serve_one), model, size)
+    plan = engine.resolve_plan("auto", model, size)
     judges = sampling.sample(key, jnp.int32(0), data, size, plan)
     if data.held_out is None:
         return judges

@@ -1,0 +1,225 @@
+"""The directory of a run: what lies in it, who may go on with it, and how it is read and written.
+
+`config.json` says what was asked for, `history.jsonl` and `checkpoint.npz` grow while the run goes, `summary.json` says
+what came of it. JSON files and checkpoints are whole or not there: written beside the old one and renamed over it.
+"""
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfl import sampling
+from jaxfl.data.clients import FederatedData
+from jaxfl.sampling import Sampler
+from jaxfl.simulation import checkpoint
+from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.history import History, json_ready
+from jaxfl.typing import Params
+
+CONFIG, HISTORY, SUMMARY, CHECKPOINT = "config.json", "history.jsonl", "summary.json", checkpoint.NAME
+FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir")  # of a config: what may change when a run is resumed
+
+
+class RunDirectory:
+    """The directory of one run.
+
+    Args:
+        path: the directory; `open` and `write_config` make it.
+        argument: the caller's name for it, which errors begin with.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     directory = RunDirectory(folder)
+    ...     directory.write_config({"method": "fedavg", "rounds": 3})
+    ...     directory.config(), directory.is_of_another({"method": "fedavg", "rounds": 9}), directory.held()
+    ({'method': 'fedavg', 'rounds': 3}, False, [])
+    """
+
+    def __init__(self, path: str | os.PathLike, argument: str = "checkpoint_dir"):
+        self.path, self.argument = Path(path), argument
+
+    @classmethod
+    def at(
+        cls, path: str | os.PathLike | None, *, resume: bool, argument: str = "checkpoint_dir"
+    ) -> "RunDirectory | None":
+        """Returns the directory at `path`, or None where there is no path and nothing is kept.
+
+        Raises:
+            ValueError: there is no path, and a run is to be resumed.
+        """
+        if path is None and resume:
+            raise ValueError(
+                f"resume needs {argument}, the directory of the run to go on with, got None; give {argument}, or leave "
+                "resume out."
+            )
+        return None if path is None else cls(path, argument)
+
+    def held(self) -> list[str]:
+        """Returns the files of a run that are there; a config alone is of one that was refused before it began."""
+        return [name for name in (HISTORY, CHECKPOINT, SUMMARY) if (self.path / name).exists()]
+
+    def check(self, config: dict[str, Any], *, resume: bool) -> None:
+        """Refuses by its config what would be refused, before anything is loaded or written.
+
+        Args:
+            config: what the run is, as `write_config` would write it.
+            resume: whether to go on with the run that is there.
+
+        Raises:
+            ValueError: the path is a file, or the directory holds a run that is not to be resumed, or another run.
+        """
+        self._refuse_unless_free(resume)
+        if self.held():
+            self._refuse_another(_fixed(self.config() or config), _fixed(config))
+
+    def open(self, identity: dict[str, Any], *, resume: bool) -> dict[str, Any] | None:
+        """Makes the directory, and returns the header of the checkpoint to go on from; None where the run starts.
+
+        Args:
+            identity: what the run's numbers depend on, see `identity_of`.
+            resume: whether to go on with the run that is there.
+
+        Raises:
+            ValueError: as in `check`, or the checkpoint cannot be read.
+        """
+        self._refuse_unless_free(resume)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / CHECKPOINT).exists():
+            return None
+        header = checkpoint.read_header(self.path / CHECKPOINT)
+        self._refuse_another(header["identity"], identity)
+        return header
+
+    def is_of_another(self, config: dict[str, Any]) -> bool:
+        """Returns whether the directory's config is there, and of another run than `config`."""
+        saved = self.config()
+        return saved is not None and bool(_differing(_fixed(saved), _fixed(config)))
+
+    def config(self) -> dict[str, Any] | None:
+        """Returns what was asked for; None if nothing was written."""
+        return read_json(self.path / CONFIG)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Returns what came of the run; None if it has not ended."""
+        return read_json(self.path / SUMMARY)
+
+    def history(self, rounds: int = 0) -> History:
+        """Returns the run's history, which writes itself; of records that are there, those of the first `rounds`."""
+        return History(self.path / HISTORY, rounds or None)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Writes what is asked for, and makes the directory."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / CONFIG, config)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Writes what came of the run."""
+        write_json(self.path / SUMMARY, summary)
+
+    def save(self, state: Params, header: dict[str, Any]) -> None:
+        """Writes a checkpoint over the one before; its header holds the run's `identity`."""
+        checkpoint.save(self.path / CHECKPOINT, state, header)
+
+    def restore(self, like: Params) -> Params:
+        """Returns the checkpoint's state in host memory; `like` is one of its kind, see `checkpoint.restore`."""
+        return checkpoint.restore(self.path / CHECKPOINT, like)
+
+    def remove(self) -> None:
+        """Removes the directory and all that is in it; nothing if it is not there."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+    def _refuse_unless_free(self, resume: bool) -> None:
+        """Raises if there is no directory at the path, or one with a run that is not to be resumed."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(
+                f"{self.argument} must be a directory, got the file {str(self.path)!r}; choose another name."
+            )
+        if not resume and (held := self.held()):
+            raise ValueError(
+                f"{self.argument} {str(self.path)!r} ({held[0]}) holds another run; resume it (resume=True, --resume) "
+                "or choose another directory."
+            )
+
+    def _refuse_another(self, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+        """Raises if two descriptions of a run differ; says in what."""
+        for name in _differing(saved, wanted)[:1]:
+            raise ValueError(
+                f"{self.argument} {str(self.path)!r} holds a run with {name}={saved.get(name)!r}, got "
+                f"{wanted.get(name)!r}; resume it with the configuration that wrote it, or choose another directory."
+            )
+
+
+def identity_of(
+    config: dict[str, Any],
+    data: FederatedData,
+    *,
+    seed: int,
+    size: int,
+    sampler: Sampler = sampling.uniform,
+    finetune: FineTune | None = None,
+) -> dict[str, Any]:
+    """Returns what the numbers of a run depend on, ready for JSON: a checkpoint of another identity is refused.
+
+    Args:
+        config: what the caller says of the run: the method's name and options.
+        data: the federation, by name and checksum.
+        seed: of the run.
+        size: clients of a cohort.
+        sampler: draws the cohorts, by its name.
+        finetune: what clients train before they are tested a second time; not its optimiser, which has no name.
+    """
+    identity = {**config, "seed": seed, "cohort": size, "data": fingerprint(data)}
+    if sampler is not sampling.uniform:
+        identity["sampler"] = sampling.name_of(sampler)
+    if finetune is not None:
+        identity["finetune"] = {"epochs": finetune.epochs, "batch_size": finetune.batch_size}
+    return identity
+
+
+def fingerprint(data: FederatedData) -> str:
+    """Returns the data's name, what its attackers do, and a checksum of everything in it."""
+    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(data)]
+    checksum = 0
+    for leaf in leaves:
+        checksum = zlib.crc32(leaf.data, checksum) if leaf.size else checksum
+    name = data.name if data.attack is None else f"{data.name}-{data.attack.kind}"
+    return f"{name}-{checksum:08x}"
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes JSON, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(json_ready(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns what a JSON file holds; None if there is no file.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); remove it or choose another directory.") from error
+
+
+def _fixed(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a run's numbers depend on: rounds may be added, and where the data lie does not matter."""
+    return {name: value for name, value in config.items() if name not in FREE}
+
+
+def _differing(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Returns the names whose values differ, as JSON says them: tuples are lists there."""
+    saved, wanted = json_ready(saved), json_ready(wanted)
+    return [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]

@@ -1,0 +1,62 @@
+"""When a run stops to look: how far the compiled rounds go before Python is entered again."""
+
+from typing import NamedTuple
+
+from jaxfl.simulation.program import CAPACITY
+
+GLANCE = 1.0  # seconds after which Python looks, so that a progress bar moves
+
+
+class Schedule(NamedTuple):
+    """The rounds after which a run is evaluated and saved.
+
+    Attributes:
+        rounds: communication rounds in all.
+        eval_every: rounds between evaluations.
+        checkpoint_every: rounds between checkpoints.
+
+    >>> schedule = Schedule.of(10, eval_every=4, checkpoint_every=3)
+    >>> [done for done in range(1, 11) if schedule.evaluates(done)], schedule.ahead(4, seconds_per_round=None)
+    ([4, 8, 10], 1)
+    """
+
+    rounds: int
+    eval_every: int
+    checkpoint_every: int
+
+    @classmethod
+    def of(cls, rounds: int, eval_every: int | None = None, checkpoint_every: int | None = None) -> "Schedule":
+        """Returns the schedule of a run.
+
+        Args:
+            rounds: communication rounds in all.
+            eval_every: rounds between evaluations; None evaluates ten times.
+            checkpoint_every: rounds between checkpoints; None saves after every evaluation.
+
+        Raises:
+            ValueError: a number is below 1.
+        """
+        for name, value in {"rounds": rounds, "eval_every": eval_every, "checkpoint_every": checkpoint_every}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        eval_every = eval_every or max(1, rounds // 10)
+        return cls(rounds, eval_every, checkpoint_every or eval_every)
+
+    def evaluates(self, done: int) -> bool:
+        """Returns whether the run is evaluated after `done` rounds; it is after the last."""
+        return done % self.eval_every == 0 or done == self.rounds
+
+    def saves(self, done: int) -> bool:
+        """Returns whether the run is saved after `done` rounds; it is after the last."""
+        return done % self.checkpoint_every == 0 or done == self.rounds
+
+    def ahead(self, done: int, seconds_per_round: float | None) -> int:
+        """Returns how many rounds to advance after `done`: about `GLANCE` seconds of them, and not beyond what is due.
+
+        Args:
+            done: rounds done so far.
+            seconds_per_round: what the last ones took; None if it is not known: one round then.
+        """
+        due = min(self.rounds, *(done + every - done % every for every in (self.eval_every, self.checkpoint_every)))
+        wish = 1 if seconds_per_round is None else max(1, int(GLANCE / max(seconds_per_round, 1e-9)))
+        return min(due - done, wish, CAPACITY)

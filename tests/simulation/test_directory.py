@@ -1,0 +1,99 @@
+"""The directory of a run: who may go on with it, and that its files are whole or not there."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxfl.simulation import directory
+from jaxfl.simulation.directory import CHECKPOINT, CONFIG, HISTORY, SUMMARY, RunDirectory
+
+CFG = {"method": "fedavg", "layers": ("a", "b"), "seed": 0, "rounds": 3, "data_dir": None}
+STATE = {"w": np.zeros(2, np.float32)}
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A directory with a run that has saved once."""
+    made = RunDirectory(tmp_path / "a", "out")
+    made.write_config(CFG)
+    assert made.open({"seed": 0}, resume=False) is None
+    made.history().append({"round": 2})
+    made.save(STATE, {"identity": {"seed": 0}, "round": 2})
+    return made
+
+
+def test_a_directory_says_what_it_holds(held):
+    assert held.held() == [HISTORY, CHECKPOINT]
+    assert held.config() == CFG | {"layers": ["a", "b"]} and held.summary() is None
+    held.write_summary({"loss": float("nan")})
+    assert held.held() == [HISTORY, CHECKPOINT, SUMMARY] and held.summary() == {"loss": None}
+    assert held.open({"seed": 0}, resume=True) == {"identity": {"seed": 0}, "round": 2}
+    assert held.history(2).column("round") == [2]
+    np.testing.assert_array_equal(held.restore(STATE)["w"], STATE["w"])
+
+
+def test_the_same_run_may_go_on_with_more_rounds_and_data_elsewhere(held):
+    held.check(CFG | {"rounds": 9, "data_dir": "there", "eval_every": 1, "checkpoint_every": 2}, resume=True)
+    assert not held.is_of_another(CFG | {"rounds": 9})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "ifca"}, r"out '.*a' holds a run with method='fedavg', got 'ifca'; resume it .* or choose another"),
+        ({"layers": ["a"]}, r"holds a run with layers=\['a', 'b'\], got \['a'\]"),
+        ({"threshold": 0.5}, "holds a run with threshold=None, got 0.5"),
+    ],
+)
+def test_another_run_is_refused_by_what_differs(held, change, message):
+    with pytest.raises(ValueError, match=message):
+        held.check(CFG | change, resume=True)
+    assert held.is_of_another(CFG | change)
+
+
+def test_what_is_in_the_way_is_refused(held, tmp_path):
+    for door in (lambda: held.check(CFG, resume=False), lambda: held.open({"seed": 0}, resume=False)):
+        with pytest.raises(ValueError, match=r"out '.*' \(history.jsonl\) holds another run; resume it .*--resume"):
+            door()
+    with pytest.raises(ValueError, match="holds a run with seed=0, got 1"):
+        held.open({"seed": 1}, resume=True)
+    file = RunDirectory(held.path / CONFIG, "out")
+    for door in (lambda: file.check(CFG, resume=True), lambda: file.open({}, resume=False)):
+        with pytest.raises(ValueError, match="out must be a directory, got the file .*; choose another name"):
+            door()
+    with pytest.raises(ValueError, match="resume needs out, .* got None; give out"):
+        RunDirectory.at(None, resume=True, argument="out")
+    assert RunDirectory.at(None, resume=False) is None
+
+
+def test_a_config_alone_is_in_nobodys_way(tmp_path):
+    alone = RunDirectory(tmp_path)
+    alone.write_config(CFG)
+    for resume in (False, True):
+        alone.check(CFG | {"method": "ifca"}, resume=resume)
+        assert alone.open({"seed": 1}, resume=resume) is None
+    assert alone.is_of_another(CFG | {"method": "ifca"}) and not RunDirectory(tmp_path / "none").is_of_another(CFG)
+
+
+def test_removing_leaves_nothing_and_needs_nothing(held):
+    held.remove()
+    assert not held.path.exists()
+    held.remove()
+
+
+def test_a_write_that_is_killed_leaves_the_old_file(held, monkeypatch):
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            held.write_config({"method": "ifca"})
+    assert held.config() is not None and held.config()["method"] == "fedavg"
+
+
+def test_what_is_no_json_is_named(held):
+    (held.path / CONFIG).write_text(json.dumps(CFG)[:20])
+    with pytest.raises(ValueError, match="config.json is no JSON .*; remove it or choose another directory"):
+        held.check(CFG, resume=True)

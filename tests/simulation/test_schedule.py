@@ -1,0 +1,27 @@
+"""The schedule: every round that is due is stopped at, once, whatever the pace."""
+
+import pytest
+
+from jaxfl.simulation.program import CAPACITY
+from jaxfl.simulation.schedule import Schedule
+
+
+@pytest.mark.parametrize("pace", [None, 1e-12, 0.3, 5.0])
+@pytest.mark.parametrize("schedule", [Schedule.of(7), Schedule(100, 9, 4), Schedule(200, 150, 150), Schedule(1, 5, 5)])
+def test_no_due_round_is_passed_over(schedule, pace):
+    done, stops = 0, []
+    while done < schedule.rounds:
+        ahead = schedule.ahead(done, pace)
+        assert 1 <= ahead <= CAPACITY
+        done += ahead
+        stops.append(done)
+    due = {done for done in range(1, schedule.rounds + 1) if schedule.evaluates(done) or schedule.saves(done)}
+    assert done == schedule.rounds and due <= set(stops)
+    if pace in (None, 5.0):
+        assert len(stops) == schedule.rounds, "slow rounds, and the first one, are looked at one by one"
+    if pace == 1e-12:
+        assert set(stops) - due <= {CAPACITY, 150 + CAPACITY, 2 * CAPACITY}, "fast ones only where something is due"
+
+
+def test_what_is_not_said_is_ten_evaluations_each_of_them_saved():
+    assert Schedule.of(100) == (100, 10, 10) and Schedule.of(5) == (5, 1, 1) and Schedule.of(100, 7) == (100, 7, 7)
