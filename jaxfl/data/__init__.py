@@ -2,8 +2,9 @@
 
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import partition, synthetic
+from jaxfl.data.building import federate
 from jaxfl.data.catalog import DATASETS, SHIFTS, SKEWS, Dataset, available, dataset, known_options, load, options
-from jaxfl.data.clients import Batch, FederatedData, Split, federate
+from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.data.shift import relabel, rotate, rotated, shifted
 from jaxfl.data.sources import Source
 

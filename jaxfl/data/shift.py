@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxfl.data import partition
-from jaxfl.data.clients import FederatedData, Split, check_square, federate
+from jaxfl.data.building import check_square, federate
+from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
 

@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 
 from jaxfl.data import partition
-from jaxfl.data.clients import FederatedData, Split, federate
+from jaxfl.data.building import federate
+from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.sources import Source
 from jaxfl.schema import checked
 

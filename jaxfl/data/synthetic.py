@@ -8,7 +8,8 @@
 import numpy as np
 
 from jaxfl.data import partition
-from jaxfl.data.clients import FederatedData, federate
+from jaxfl.data.building import federate
+from jaxfl.data.clients import FederatedData
 from jaxfl.random import host_rng
 
 

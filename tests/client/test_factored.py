@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxfl import classification, footprint, methods, models, run, tree
-from jaxfl.client import factored
+from jaxfl.client import factored, programs
 from jaxfl.client.corrections import gradient_correction, proximal_pull
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort, Plan
@@ -178,7 +178,7 @@ def follows(optimizer, key):
     model = TASK.init(key)
     others = {"pull_scale": jnp.float32(2), "judge": lambda model: sum(leaf.sum() for leaf in jax.tree.leaves(model))}
     alike = {"anchor": model, "correction": model}
-    program = factored.Program.of(optax.with_extra_args_support(optimizer), model, alike, others)
+    program = programs.Program.of(optax.with_extra_args_support(optimizer), model, alike, others)
     return program.follows(tree.names(model).index("w"))
 
 
@@ -228,9 +228,9 @@ def test_elsewhere_training_is_the_usual_one(optimizer, epochs, why, key, used, 
 
 def test_an_unused_anchor_costs_nothing(key):
     model = TASK.init(key)
-    program = factored.Program.of(optax.with_extra_args_support(SGD), model, {"anchor": model}, {})
+    program = programs.Program.of(optax.with_extra_args_support(SGD), model, {"anchor": model}, {})
     assert program.used(tree.names(model).index("w")) == []
-    pulled = factored.Program.of(LINEAR["pull"], model, {"anchor": model}, {})
+    pulled = programs.Program.of(LINEAR["pull"], model, {"anchor": model}, {})
     assert pulled.used(tree.names(model).index("w")) == ["anchor"]
 
 

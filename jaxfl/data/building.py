@@ -1,0 +1,130 @@
+"""Builds a federation out of arrays, and refuses what cannot be learned from."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxfl.data.clients import FederatedData, Split
+from jaxfl.typing import AnyArray
+
+
+def federate(
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    train: Sequence[np.ndarray] | Split,
+    test: Sequence[np.ndarray] | Split,
+    *,
+    num_classes: int,
+    rotation: np.ndarray | None = None,
+    tilt: np.ndarray | None = None,
+    label_shift: np.ndarray | None = None,
+    group: np.ndarray | None = None,
+    held_out: np.ndarray | None = None,
+    mean: float | np.ndarray | None = None,
+    std: float | np.ndarray | None = None,
+    name: str = "data",
+    group_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+) -> FederatedData:
+    """Builds a federation from a pool of examples and one index array per client, and checks it.
+
+    Args:
+        inputs: `[P, ...]`, uint8 (then `mean` and `std` are needed, 0 and 255 if not given) or float.
+        labels: `[P]` ints in `[0, num_classes)`.
+        train: pool rows of each client, N index arrays (or a packed `Split`); an empty array is a client without rows.
+        test: the same for the test rows.
+        num_classes: L.
+        rotation, tilt, label_shift, group, held_out: one value per client `[N]`, see `FederatedData`.
+        mean, std: normalisation, in the units of `inputs`.
+        name, group_names, class_names: for plots and tables.
+
+    Raises:
+        ValueError: the shapes disagree, labels are outside the classes, an input is NaN or infinite, a row index is
+            outside the pool, or images that a rotation turns are not square.
+
+    >>> data = federate(np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1]), [np.array([0, 1]), np.array([2])],
+    ...                 [np.array([3]), np.array([3])], num_classes=2)
+    >>> data.num_clients, data.train.size.tolist()
+    (2, [2, 1])
+    """
+    inputs, labels = np.asarray(inputs), np.asarray(labels)
+    train = train if isinstance(train, Split) else Split.pack(train)
+    test = test if isinstance(test, Split) else Split.pack(test)
+    if inputs.dtype == np.uint8:
+        mean, std = (0.0 if mean is None else mean), (255.0 if std is None else std)
+    elif inputs.dtype not in (np.float32, np.float64):
+        raise ValueError(
+            f"inputs must be uint8, float32 or float64, got {inputs.dtype}; convert them with inputs.astype."
+        )
+    _check_pool(inputs, labels, num_classes)
+    if rotation is not None or tilt is not None:
+        check_square(inputs)
+    dtype = np.float32 if inputs.dtype == np.uint8 else inputs.dtype
+
+    def per_channel(value: float | np.ndarray | None) -> np.ndarray | None:
+        value = None if value is None else np.asarray(value, dtype)
+        # [1, ..., channels]: the same rank as a batch, so that nothing is promoted silently
+        return value if value is None or value.ndim == 0 else value.reshape((1,) * (inputs.ndim - 1) + (-1,))
+
+    def integers(value: np.ndarray | None) -> np.ndarray | None:
+        return None if value is None else np.asarray(value, np.int32)
+
+    data = FederatedData(
+        inputs=inputs,
+        labels=labels.astype(np.int32),
+        train=train,
+        test=test,
+        rotation=None if rotation is None else np.asarray(rotation, np.int32) % 4,
+        tilt=None if tilt is None else np.asarray(tilt, dtype),
+        label_shift=integers(label_shift),
+        group=integers(group),
+        held_out=None if held_out is None else np.asarray(held_out, bool),
+        mean=per_channel(mean),
+        std=per_channel(std),
+        num_classes=num_classes,
+        name=name,
+        group_names=tuple(group_names),
+        class_names=tuple(class_names),
+    )
+    _check_clients(data)
+    return data
+
+
+def check_square(inputs: AnyArray) -> None:
+    """Raises if the inputs are not images that can be rotated."""
+    if inputs.ndim < 3 or inputs.shape[1] != inputs.shape[2]:
+        raise ValueError(
+            f"rotation needs square images [P, H, H, ...], got inputs of shape {inputs.shape}; crop or pad them."
+        )
+
+
+def _check_pool(inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+    """Raises if the pool cannot be learned from."""
+    if labels.shape != (len(inputs),):
+        raise ValueError(f"labels must be [{len(inputs)}], one per row of inputs, got shape {labels.shape}.")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels must be integers, got {labels.dtype}; convert them with labels.astype(int).")
+    if len(labels) and not (0 <= labels.min() and labels.max() < num_classes):
+        row = int(np.argmax((labels < 0) | (labels >= num_classes)))
+        raise ValueError(
+            f"labels must be in 0..{num_classes - 1} (num_classes={num_classes}), got {labels[row]} in row {row}; "
+            "renumber the labels or raise num_classes."
+        )
+    if inputs.dtype != np.uint8 and not np.isfinite(inputs).all():
+        row = int(np.argmax(~np.isfinite(inputs.reshape(len(inputs), -1)).all(1)))
+        raise ValueError(f"inputs must be finite, got NaN or infinity in row {row}; drop the row or fill its values.")
+
+
+def _check_clients(data: FederatedData) -> None:
+    """Raises if a list of clients is too short or too long, or a client's row is not in the pool."""
+    for name, values in data.per_client().items():
+        if len(values) != data.num_clients:
+            raise ValueError(
+                f"{name.removesuffix('.start')} must have one entry for each of the {data.num_clients} clients of "
+                f"train, got {len(values)}."
+            )
+    for name, split in (("train", data.train), ("test", data.test)):
+        rows, pool = split.rows, len(data.inputs)
+        if len(rows) and not (0 <= rows.min() and rows.max() < pool):
+            worst = rows.min() if rows.min() < 0 else rows.max()
+            raise ValueError(f"{name} must index the {pool} rows of inputs, got row {worst}; index from 0.")
