@@ -15,7 +15,7 @@ What a paper shows that is no grid of numbers is a `Study`: a function that retu
  'jaxfl run ifca --data rotated-digits --rounds 3 --cohort 0.5 --seed 0 --set num_clusters=4')
 >>> Cell("Table 1", "IFCA", "digits", "ifca", "rotated-digits", ("clusters=4",), rounds=3, cohort=0.5)
 Traceback (most recent call last):
-ValueError: Table 1 / IFCA / digits: unknown option 'clusters' ...
+ValueError: Table 1 / IFCA / digits: unknown option "clusters" ...
 """
 
 import dataclasses

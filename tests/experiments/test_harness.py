@@ -22,6 +22,7 @@ from jaxfl import data
 from jaxfl.cli import experiments, job, options
 from jaxfl.cli.app import app
 from jaxfl.plots import style
+from jaxfl.schema import Option
 from jaxfl.simulation.history import History
 from jaxfl.simulation.run import Result
 
@@ -85,7 +86,7 @@ def test_doctests(module):
     [
         ({"method": "fedavgg"}, 'unknown method "fedavgg"; did you mean "fedavg"'),
         ({"items": ("clusters=4",)}, 'unknown option "clusters"'),
-        ({"items": ("local_epochs=many",)}, "local_epochs must be a whole number, got 'many'"),
+        ({"items": ("local_epochs=many",)}, 'local_epochs must be a whole number, got "many"'),
         ({"items": ("availability=never",)}, "availability"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"cohort": 1.5}, "cohort must be a share"),
@@ -240,13 +241,14 @@ def test_later_options_rename_nothing(monkeypatch):
     assert results.find([line], cell(items=(*ITEMS, "local_epochs=4")).job(0)) is None
     assert results.find([line], cell(items=(*ITEMS, "local_epochs=5")).job(0)) == line  # its default, said
 
-    monkeypatch.setitem(options.RUN, "novel", (3, int))
+    monkeypatch.setattr(options, "RUN", (*options.RUN, Option("novel", 3, int)))
     assert "run.novel" not in line["configuration"] and results.configuration(one)["run.novel"] == 3
     assert results.identifier(one) == line["id"]
     assert results.find([line], one) == line
     assert results.find([line], cell(items=(*ITEMS, "novel=4")).job(0)) is None
 
-    monkeypatch.setitem(options.RUN, "dropouts", (0.25, float))  # a default that has changed
+    changed = [one._replace(default=0.25) if one.name == "dropouts" else one for one in options.RUN]
+    monkeypatch.setattr(options, "RUN", changed)  # a default that has changed
     assert results.find([line], one) is None
 
 
