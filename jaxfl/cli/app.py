@@ -12,13 +12,11 @@ import typer
 from jaxfl import data as federations
 from jaxfl.cli import experiments, job, options, tables
 from jaxfl.cli.data_command import Wanted, show
+from jaxfl.cli.run_command import run_job, seeds_of
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.methods import METHODS
-from jaxfl.sampling import cohort_size
-from jaxfl.schema import REQUIRED, Option, check_name, quoted
-from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.schema import REQUIRED, Option, check_name
 from jaxfl.simulation.program import footprint
-from jaxfl.simulation.run import Result
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -115,49 +113,17 @@ def run_command(
         rounds, share = _defaults(data, rounds, cohort)
         jobs = [job.Job(settings, rounds, share, seed, data_dir, eval_every, checkpoint_every, out, resume)]
         if seeds is not None:
-            folders = {one: None if out is None else out / f"seed-{one}" for one in _seeds(seeds)}
+            folders = {one: None if out is None else out / f"seed-{one}" for one in seeds_of(seeds)}
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
         for one in jobs:
             job.check(one)
-        results = [_run(one, f"seed {one.seed}" if seeds is not None else "") for one in jobs]
+        results = [run_job(one, f"seed {one.seed}" if seeds is not None else "") for one in jobs]
         spread = job.across(results, out) if seeds is not None else None
         stdout().print(tables.results(results, spread))
         for one in jobs:
             if one.out is not None:
                 pictures = " and ".join(str(one.out / name) for name in job.PICTURES)
                 print(f"pictures: {pictures}")
-
-
-def _run(one: job.Job, label: str) -> Result:
-    """Runs one job under a progress bar."""
-    console = stderr()
-    with saying(console, f"loading {one.settings.data_name}"):
-        data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
-        cohort_size(one.cohort, data)  # refuses what is too large, before anything is said to compile
-    bar = ProgressBar(label=label)
-    if not console.is_terminal:
-        console.print(f"{label} compiling {one.settings.method_name} on {data.num_clients} clients".strip())
-    try:
-        with bar:
-            result = job.execute(one, data, [bar])
-    except KeyboardInterrupt:
-        kept = "nothing was kept; --out DIR would keep checkpoints"
-        if one.out is not None:
-            kept = "the same command with --resume goes on from the last checkpoint"
-        console.print(
-            f"interrupted after round {bar.last_round} of {one.rounds}; {kept}", style="yellow", soft_wrap=True
-        )
-        raise typer.Exit(130) from None
-    if count := result.summary["diverged"]:
-        console.print(
-            f"warning: {count} updates of clients were not finite and were left out; lower the learning rate "
-            "(--set learning_rate=...).",
-            style="yellow",
-            soft_wrap=True,
-        )
-    if count := result.summary["empty_clients"]:
-        console.print(f"note: {count} of {data.num_clients} clients have no training rows; they train nothing.")
-    return result
 
 
 @app.command("methods")
@@ -289,12 +255,14 @@ def report_command(
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Shows what the library refuses as one red line, and exits with 2."""
+    """Shows what the library refuses as one red line, and exits with 2; with 130 where somebody interrupts."""
     try:
         yield
     except (ValueError, FileNotFoundError, MemoryError, ImportError) as error:
         stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
         raise typer.Exit(2) from None
+    except KeyboardInterrupt:  # what is kept was said
+        raise typer.Exit(130) from None
 
 
 def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:
@@ -305,14 +273,6 @@ def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, i
         return rounds, 0.5 if small else 0.1
     share_or_count = Option("cohort", REQUIRED, int | float)
     return rounds, options.convert("cohort", cohort, share_or_count, "write --cohort 0.1 or --cohort 120")
-
-
-def _seeds(text: str) -> list[int]:
-    """Returns the seeds of a list."""
-    seeds = options.convert("seeds", text, Option("seeds", REQUIRED, tuple[int, ...]), "write --seeds 0,1,2")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must differ, got {quoted(text)}.")
-    return list(seeds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,63 @@
+"""What `jaxfl run` does beside telling: a run under a progress bar, and what there is to say of it."""
+
+from jaxfl.cli import job, options
+from jaxfl.cli.tables.console import saying, stderr
+from jaxfl.sampling import cohort_size
+from jaxfl.schema import REQUIRED, Option, quoted
+from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.run import Result
+
+
+def run_job(one: job.Job, label: str) -> Result:
+    """Runs one job under a progress bar.
+
+    Args:
+        one: checked by `job.check`.
+        label: what the bar begins with; empty for a single run.
+
+    Raises:
+        KeyboardInterrupt: after it is said what is kept.
+    """
+    console = stderr()
+    with saying(console, f"loading {one.settings.data_name}"):
+        data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
+        cohort_size(one.cohort, data)  # refuses what is too large, before anything is said to compile
+    bar = ProgressBar(label=label)
+    if not console.is_terminal:
+        console.print(f"{label} compiling {one.settings.method_name} on {data.num_clients} clients".strip())
+    try:
+        with bar:
+            result = job.execute(one, data, [bar])
+    except KeyboardInterrupt:
+        kept = "nothing was kept; --out DIR would keep checkpoints"
+        if one.out is not None:
+            kept = "the same command with --resume goes on from the last checkpoint"
+        console.print(
+            f"interrupted after round {bar.last_round} of {one.rounds}; {kept}", style="yellow", soft_wrap=True
+        )
+        raise
+    if count := result.summary["diverged"]:
+        console.print(
+            f"warning: {count} updates of clients were not finite and were left out; lower the learning rate "
+            "(--set learning_rate=...).",
+            style="yellow",
+            soft_wrap=True,
+        )
+    if count := result.summary["empty_clients"]:
+        console.print(f"note: {count} of {data.num_clients} clients have no training rows; they train nothing.")
+    return result
+
+
+def seeds_of(text: str) -> list[int]:
+    """Returns the seeds of a list.
+
+    Raises:
+        ValueError: it is no list of whole numbers, or names one twice.
+
+    >>> seeds_of("0,1,2")
+    [0, 1, 2]
+    """
+    seeds = options.convert("seeds", text, Option("seeds", REQUIRED, tuple[int, ...]), "write --seeds 0,1,2")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must differ, got {quoted(text)}.")
+    return list(seeds)
