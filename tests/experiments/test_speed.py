@@ -91,3 +91,16 @@ def test_unknown_peer_is_named():
     measure = importlib.import_module("experiments.speed.measure")
     with pytest.raises(ValueError, match="'flower'"):
         measure.peer_names("fedjax,flower", ("fedjax", "torch"))
+
+
+def test_kit_makes_a_part_once(tmp_path, capsys):
+    kit = importlib.import_module("experiments.speed.accelerator")
+    arguments = ["--smoke", "--out", str(tmp_path), "--only", "machine"]
+    assert kit.main(arguments) == 0
+    (line,) = (json.loads(text) for text in (tmp_path / kit.RESULTS).read_text().splitlines())
+    assert line["part"] == "machine" and line["exit"] == 0
+    assert {record["product"] for record in line["records"] if "product" in record} >= {"default", "float32"}
+    assert "machine: exit 0" in capsys.readouterr().out
+    assert kit.main(arguments) == 0 and capsys.readouterr().out == "", "what has a line is not made again"
+    with pytest.raises(SystemExit):
+        kit.main(["--out", str(tmp_path), "--only", "w9"])
