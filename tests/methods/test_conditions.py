@@ -21,19 +21,26 @@ def after(name, data, **options):
     return one.served(one.run(data, Cohort.of(COHORT))[0], np.arange(data.num_clients))
 
 
+def attacked_by_nobody(data):
+    """Returns the federation with nobody attacking, where None in place of arrays would be another program."""
+    nobody = np.zeros_like(data.attack.attacker)
+    train = data.train if data.train.flipped is None else replace(data.train, flipped=nobody)
+    return replace(data, attack=replace(data.attack, attacker=nobody), train=train)
+
+
 def flipped_labels_are_other_labels(name):
     data = conditions.attack(federation(), "label-flip", 0.3)
     split, labels = data.train, np.array(data.labels)
     for client in np.flatnonzero(data.attack.attacker):
         rows = np.asarray(split.rows)[split.start[client] :][: split.size[client]]
         labels[rows] = data.num_classes - 1 - labels[rows]
-    relabelled = replace(federation(), labels=labels)
+    relabelled = replace(attacked_by_nobody(data), labels=labels)
     assert_close(after(name, data), after(name, relabelled), "label-flip must be training on the labels L - 1 - y")
 
 
 def attackers_are_noticed_and_survived(name):
     """What they send gets somewhere, and nobody is served anything that is not finite."""
-    honest = leaves(after(name, federation()))
+    honest = leaves(after(name, attacked_by_nobody(conditions.attack(federation(), "sign-flip", 0.3))))
     for kind in ("sign-flip", "gaussian"):
         attacked = after(name, conditions.attack(federation(), kind, 0.3))
         assert_finite(attacked, f"what is served under {kind}")
