@@ -206,7 +206,7 @@ def test_every_cell_is_what_its_command_says_and_can_be_built(name, scale):
     federation = data.load("rotated-digits", num_clients=8, rows_per_client=20)
     images = np.zeros((len(federation.labels), 32, 32, 3), np.uint8)  # large enough for every network
     federation = dataclasses.replace(federation, inputs=images)
-    jobs = {}
+    jobs, built = {}, set()
     for one in base.load(name).scales[scale].cells:
         words = shlex.split(one.command(one.seeds[-1]))
         items = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
@@ -216,7 +216,10 @@ def test_every_cell_is_what_its_command_says_and_can_be_built(name, scale):
         again = job.Job(settings, int(given["--rounds"]), cohort, int(given["--seed"]))
         assert results.identifier(again) == results.identifier(one.job(one.seeds[-1]))
         assert ("--data-dir" in words) == one.needs_files and not (one.needs_files and scale == "smoke")
-        options.build(settings, federation)  # values that the factories refuse
+        parts = repr(settings._replace(data={}))  # many cells are one method on other clients
+        if parts not in built:
+            options.build(settings, federation)  # values that the factories refuse
+        built.add(parts)
         jobs |= {(results.identifier(one.job(seed)), one.table, one.metric): one for seed in one.seeds}
     # no two runs have one name, but a run may fill several cells, each with another metric or in another table
     assert len(jobs) == sum(len(one.seeds) for one in base.load(name).scales[scale].cells)
