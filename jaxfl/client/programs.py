@@ -59,6 +59,7 @@ class Program(NamedTuple):
 
         The kinds of the state are those after any number of steps: they are followed until they stay.
 
+        >>> import jax.numpy as jnp
         >>> model, momentum = {"w": jnp.ones((3, 2))}, optax.sgd(0.1, momentum=0.9)
         >>> clipped = optax.chain(optax.clip(1.0), momentum)
         >>> [Program.of(optax.with_extra_args_support(o), model, {}, {}).follows(0) for o in (momentum, clipped)]

@@ -233,7 +233,7 @@ def options(name: str) -> dict[str, Option]:
         name: a key of `MODELS`.
 
     >>> options("mlp")["hidden"].default
-    (128,)
+    (200,)
     """
     check_name("model", name, MODELS)
     lines = lines_of(MODELS[name])

@@ -228,7 +228,7 @@ def test_from_the_command_line(tmp_path):
 def test_the_command_line_says_what_it_is_and_what_it_takes():
     shown = re.sub(r"[\s│]+", " ", command("run", "--help").stdout)
     assert "--finetune" in shown and "finetuned_micro_accuracy" in shown
-    assert "finetune=none" in command("methods", "fedsgd").stdout
+    assert re.search(r"^finetune +none +epochs", command("methods", "fedsgd").stdout, re.MULTILINE)
     for wrong in (["--finetune", 0], ["--set", "finetune=-1"]):
         refused = command("run", "fedavg", *SMALL, *wrong)
         assert refused.exit_code == 2 and "finetune must be at least 1 epoch, got" in refused.stderr
