@@ -67,6 +67,15 @@ _OPTIMISED = {
 }
 
 
+# Single tests that take up to a minute: last, one worker would wait for the other.
+_FIRST = {"test_notebooks", "test_resume"}
+
+
+def pytest_collection_modifyitems(items):
+    """Puts the longest tests first."""
+    items.sort(key=lambda item: item.path.stem not in _FIRST)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Chooses how programs are compiled, by file."""
