@@ -12,7 +12,7 @@ from jaxfl import engine, sampling
 from jaxfl.client import factored
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method, served_model
+from jaxfl.methods.base import Method, doubled, served_model
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.simulation.directory import RunDirectory, identity_of
 from jaxfl.simulation.evaluate import evaluator
@@ -217,8 +217,7 @@ class Rounds:
             raise RuntimeError(
                 f"round {round} needs more clusters than the method has slots, and it cannot grow; give it more."
             )
-        for _ in range(doublings):
-            state = self._method.grow(state)
+        state = doubled(self._method.grow, state, doublings)
         began = time.perf_counter()
         self._compile(state)
         self.compile_seconds += time.perf_counter() - began
