@@ -1,7 +1,7 @@
 """What is learned: the initial model, the loss of a batch and the outputs that metrics are computed from."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ import optax
 from flax import linen as nn
 
 from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.models import rewriting
 from jaxfl.models.layers import as_vectors
 from jaxfl.models.networks import MLP, Logistic
 from jaxfl.typing import Array, Key, Params
@@ -39,20 +40,25 @@ class Task(NamedTuple):
             dropout is off.
         logits: `(model, batch) -> [B, L]`, with dropout off.
         first: the dense layer that rows enter first, or None where there is none or none is known.
+        replaced: by kind, how many operations of the network are computed in a fast form of their own.
     """
 
     init: Callable[[Key], Params]
     loss: Callable[[Params, Batch, Key | None], Array]
     logits: Callable[[Params, Batch], Array]
     first: FirstDense | None = None
+    replaced: Mapping[str, int] = {}
 
 
-def classification(module: nn.Module, data: FederatedData) -> Task:
+def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool = True) -> Task:
     """Returns the task of classifying the federation's inputs with a flax (linen) module: softmax cross-entropy.
 
     The module is called with a batch `[B, ...]` and returns logits `[B, L]`. If its `__call__` takes `train`, it is
     True while clients train and rngs carry `"dropout"`; if it takes `mask`, it gets the batch's `[B]` mask of real rows
     (batch statistics must leave padding out). All of the module's variables must be parameters.
+
+    Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.rewriting`: the
+    same values and gradients but for rounding. `fast_forms=False` leaves the network as it is.
 
     Raises:
         ValueError: the module does not return one logit per class of `data`, or keeps variables other than parameters.
@@ -80,7 +86,7 @@ def classification(module: nn.Module, data: FederatedData) -> Task:
         return jnp.asarray(logits)
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
-        losses = optax.softmax_cross_entropy_with_integer_labels(apply(model, batch, key), batch.y)  # [B]
+        losses = optax.softmax_cross_entropy_with_integer_labels(forward(model, batch, key), batch.y)  # [B]
         return masked_mean(losses, batch.mask)
 
     def loss_of_products(model: Params, products: Array, batch: Batch, key: Key | None = None) -> Array:
@@ -104,10 +110,12 @@ def classification(module: nn.Module, data: FederatedData) -> Task:
             f"module must return one logit for each of the {data.num_classes} classes of {data.name}, got outputs of "
             f"shape {shape} for one row; set num_classes={data.num_classes}."
         )
+    replaced = rewriting.replaceable(apply, variables["params"], example, None) if fast_forms else {}
+    forward = rewriting.in_fast_forms(apply) if replaced else apply
     first = None
     if type(module) in (Logistic, MLP):  # these alone: a subclass may do anything with its inputs
         first = FirstDense("Dense_0/kernel", lambda batch: as_vectors(batch.x), loss_of_products)
-    return Task(init, loss, lambda model, batch: apply(model, batch, None), first)
+    return Task(init, loss, lambda model, batch: forward(model, batch, None), first, replaced)
 
 
 def masked_mean(values: Array, mask: Array) -> Array:

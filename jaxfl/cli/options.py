@@ -43,6 +43,7 @@ RUN = (
     Option("dropouts", 0.0, float, "share of the sampled clients that fail"),
     Option("availability", "always", sampling.Pattern, "who can be sampled"),
     Option("availability_period", 24.0, float, "rounds of a day, of availability=diurnal"),
+    Option("fast_forms", True, bool, "whether convolutions and poolings take the forms that are fast for many clients"),
     Option("finetune", None, int | None, "epochs of every client before a second test, as --finetune"),
 )
 
@@ -142,7 +143,8 @@ def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
     suits, suited = federations.dataset(settings.data_name).model
     options = (suited if settings.model_name == suits else {}) | settings.model
-    task = classification(networks.create(settings.model_name, data.num_classes, **options), data)
+    module = networks.create(settings.model_name, data.num_classes, **options)
+    task = classification(module, data, fast_forms=settings.run.get("fast_forms", True))
     chosen = dict(settings.method)
     if settings.server_name:
         make, defaults = SERVERS[settings.server_name]

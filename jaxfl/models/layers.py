@@ -1,19 +1,13 @@
-"""Layers that stay fast when every client has kernels of its own.
+"""Layers with PyTorch's initialisation, and a batch norm without running averages.
 
-`vmap` of a convolution over per-client kernels becomes a grouped convolution, slow on CPU and GPU alike (jax #13800,
-#26266), and inside any loop XLA's CPU convolution is slow even for one client. Here a convolution is a matrix product:
-the kh * kw shifted slices of the input, side by side, times the kernel. Under `vmap` that is a batched matrix product,
-and pooling is a reshape and a maximum, so nothing here needs a convolution or a `reduce_window`.
-
-Measured inside a scan over clients (LEAF's 28x28x1 -> 5x5x32 and 14x14x32 -> 5x5x64, batches of 20, two CPU cores,
-forward and gradient): 93 GFLOP/s for the form below, 86 without flattening the rows first, 76-80 with a hand-written
-backward pass (`custom_vjp`, whose input gradient is again made of shifted slices), 69 with one product per kernel row.
-So the gradient is left to JAX, which also lets XLA drop the input gradient of a first layer.
+They are plain: a task brings any network, of these layers or of others, into the forms that are fast for many clients
+(`jaxfl.models.rewriting`).
 
 Parameters are named and shaped as in `flax.linen`, so that a model can be moved between the two.
 """
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Literal
 
@@ -21,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxfl.models.operations import NUMBERS
 from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 
@@ -56,49 +51,17 @@ def torch_uniform(fan_in: int | None = None) -> Initializer:
 
 
 @checked
-def shifted_slices(inputs: Array, kernel_size: tuple[int, int], padding: Padding = "SAME") -> Array:
-    """Returns the patch under the kernel at every output position.
+def max_pool(inputs: Array, window: int = 2, padding: Padding = "VALID") -> Array:
+    """Maximum over windows side by side (stride = window), equal to `flax.linen.max_pool`.
 
-    Args:
-        inputs: `[B, H, W, ci]`.
-        kernel_size: `(kh, kw)`.
-        padding: "SAME" (zeros around, as XLA pads) or "VALID".
-
-    Returns:
-        `[B, H', W', kh * kw * ci]`, in the order of a kernel `[kh, kw, ci, co]` reshaped to `[kh * kw * ci, co]`.
-
-    >>> shifted_slices(jnp.arange(9.0).reshape(1, 3, 3, 1), (2, 2), "VALID")[0, 1, 1].tolist()
-    [4.0, 5.0, 7.0, 8.0]
-    """
-    if padding == "SAME":
-        inputs = jnp.pad(inputs, ((0, 0), *(((size - 1) // 2, size // 2) for size in kernel_size), (0, 0)))
-    rows, columns = kernel_size
-    height, width = inputs.shape[1] - rows + 1, inputs.shape[2] - columns + 1
-    if height < 1 or width < 1:
-        raise ValueError(
-            f"kernel_size must be at most the input's height and width {inputs.shape[1:3]} with padding 'VALID', "
-            f"got {kernel_size}; use larger images, a smaller kernel or padding='SAME'."
-        )
-    return jnp.concatenate(
-        [inputs[:, i : i + height, j : j + width, :] for i in range(rows) for j in range(columns)], axis=-1
-    )
-
-
-@checked
-def max_pool(inputs: Array, window: int = 2, padding: Padding = "VALID", *, by_place: bool = False) -> Array:
-    """Maximum over non-overlapping windows (stride = window), by reshape.
-
-    The gradient of a tie is shared by the tied entries (`flax.linen.max_pool` gives it to the first). Since the maximum
-    and a relu commute, put the relu after the pooling: the same function and gradient at a quarter of the work.
+    Since the maximum and a relu commute, put the relu after the pooling: the same function and gradient at a quarter of
+    the work.
 
     Args:
         inputs: `[B, H, W, channels]`.
         window: side of the square window.
         padding: what happens to a rest when the window does not divide the size: "VALID" crops it, "SAME" completes
             it with -inf.
-        by_place: send the gradient to the place that the forward pass found (the first of a tie), not to what equals
-            the maximum. A tenth slower, and needed behind a batch norm: XLA may compute the inputs a second time,
-            round otherwise, and then find no equal at all, which is 0 / 0.
 
     Returns:
         `[B, H', W', channels]` with H' = floor(H / window) for "VALID" and ceil(H / window) for "SAME".
@@ -106,58 +69,16 @@ def max_pool(inputs: Array, window: int = 2, padding: Padding = "VALID", *, by_p
     >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1)).ravel().tolist()
     [5.0, 7.0, 13.0, 15.0]
     """
-    batch, height, width, channels = inputs.shape
-    if padding == "SAME":
-        rest = [-size % window for size in (height, width)]
-        if any(rest):
-            edges = [(size // 2, size - size // 2) for size in rest]
-            inputs = jnp.pad(inputs, ((0, 0), *edges, (0, 0)), constant_values=-jnp.inf)
-    else:
-        inputs = inputs[:, : height - height % window, : width - width % window]
-    rows, columns = inputs.shape[1] // window, inputs.shape[2] // window
-    if rows < 1 or columns < 1:
+    if padding == "VALID" and min(inputs.shape[1:3]) < window:
         raise ValueError(
-            f"window must be at most the input's height and width {(height, width)} with padding 'VALID', "
+            f"window must be at most the input's height and width {inputs.shape[1:3]} with padding 'VALID', "
             f"got {window}; use larger images, fewer pooling layers or padding='SAME'."
         )
-    windows = inputs.reshape(batch, rows, window, columns, window, channels)
-    return _max_by_place(windows) if by_place else windows.max(axis=(2, 4))
-
-
-@jax.custom_vjp
-def _max_by_place(windows: Array) -> Array:
-    """Returns the maxima `[B, H', W', channels]` of `windows [B, H', h, W', w, channels]`."""
-    return windows.max(axis=(2, 4))
-
-
-def _places(windows: Array) -> Array:
-    """Returns a number for every place of a window."""
-    height, width = windows.shape[2], windows.shape[4]
-    return jnp.arange(height * width, dtype=jnp.int32).reshape(1, 1, height, 1, width, 1)
-
-
-def _find_max(windows: Array) -> tuple[Array, tuple[Array, Array]]:
-    def larger(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
-        first = (one[0] >= other[0]) | jnp.isnan(one[0])
-        return jax.lax.select(first, one[0], other[0]), jax.lax.select(first, one[1], other[1])
-
-    places = _places(windows)
-    lowest = jnp.array(-jnp.inf, windows.dtype), jnp.int32(0)
-    found, place = jax.lax.reduce((windows, jnp.broadcast_to(places, windows.shape)), lowest, larger, (2, 4))
-    return found, (place, places)
-
-
-def _send_to_max(found: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    place, places = found
-    here = place[:, :, None, :, None, :] == places
-    return (jnp.where(here, gradient[:, :, None, :, None, :], 0),)
-
-
-_max_by_place.defvjp(_find_max, _send_to_max)
+    return nn.max_pool(inputs, (window, window), (window, window), padding)
 
 
 class Conv(nn.Module):
-    """A convolution of stride 1 as shifted slices times a matrix; equal to `flax.linen.Conv`.
+    """A convolution of stride 1, equal to `flax.linen.Conv`.
 
     Attributes:
         features: output channels.
@@ -183,10 +104,13 @@ class Conv(nn.Module):
         fan_in = math.prod(self.kernel_size) * inputs.shape[-1]
         kernel = self.param("kernel", self.kernel_init, (*self.kernel_size, inputs.shape[-1], self.features))
         bias = self.param("bias", self.bias_init or torch_uniform(fan_in), (self.features,))
-        patches = shifted_slices(inputs, self.kernel_size, self.padding)  # [B, H', W', kh * kw * ci]
-        # One flat product: XLA's CPU backend is faster on two axes than on a product with three row axes.
-        outputs = patches.reshape(-1, fan_in) @ kernel.reshape(fan_in, self.features) + bias[None, :]
-        return outputs.reshape(*patches.shape[:-1], self.features)
+        if self.padding == "VALID" and any(map(operator.gt, self.kernel_size, inputs.shape[1:3])):
+            raise ValueError(
+                f"kernel_size must be at most the input's height and width {inputs.shape[1:3]} with padding 'VALID', "
+                f"got {self.kernel_size}; use larger images, a smaller kernel or padding='SAME'."
+            )
+        outputs = jax.lax.conv_general_dilated(inputs, kernel, (1, 1), self.padding, dimension_numbers=NUMBERS)
+        return outputs + bias.reshape(1, 1, 1, -1)
 
 
 class Dense(nn.Module):

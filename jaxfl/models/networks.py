@@ -115,7 +115,7 @@ class LeafCelebaCNN(nn.Module):
         outputs = as_images(inputs)
         for _ in range(4):
             outputs = BatchNorm()(Conv(32, (3, 3))(outputs), mask)
-            outputs = nn.relu(max_pool(outputs, padding="SAME", by_place=True))
+            outputs = nn.relu(max_pool(outputs, padding="SAME"))
         return Dense(self.num_classes)(as_vectors(outputs))
 
 

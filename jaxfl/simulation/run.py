@@ -13,6 +13,7 @@ from jaxfl.client import factored
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, doubled, served_model
+from jaxfl.models import rewriting
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.simulation.directory import RunDirectory, identity_of
 from jaxfl.simulation.evaluate import evaluator
@@ -152,6 +153,7 @@ def run(
         seconds_per_round=progress.pace,
         compile_seconds=program.compile_seconds,
         factored=program.factored,
+        fast_forms=rewriting.in_words(method.task.replaced),
         chunk=plan.chunk,
     )
     return Result(state, progress.history, evaluation, data, summary)

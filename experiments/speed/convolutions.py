@@ -1,0 +1,76 @@
+"""Which form of a convolution is faster for one client at a time: what `jaxfl.models.operations` decides by.
+
+Forward and gradient in a loop of four steps, as in local training; seconds of CPU, of which a loaded machine takes no
+more than a quiet one.
+
+    python -m experiments.speed.convolutions
+"""
+
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.models import operations
+
+STEPS = 4
+# (batch, side, channels, side of the kernel, outputs, padding, is it a first layer)
+SHAPES = (
+    (10, 32, 3, 3, 32, "VALID", True),
+    (10, 30, 32, 3, 64, "VALID", False),
+    (20, 28, 1, 5, 32, "SAME", True),
+    (20, 14, 32, 5, 64, "SAME", False),
+    (20, 28, 1, 5, 6, "SAME", True),
+    (20, 14, 6, 5, 16, "VALID", False),
+    (20, 8, 1, 3, 16, "SAME", True),
+    (20, 8, 16, 3, 32, "SAME", False),
+    (50, 32, 3, 3, 64, "SAME", True),
+    (50, 16, 128, 3, 128, "SAME", False),
+    (50, 4, 512, 3, 512, "SAME", False),
+    (50, 2, 512, 3, 512, "SAME", False),
+    (20, 42, 32, 3, 32, "SAME", False),
+    (10, 14, 32, 1, 64, "SAME", False),
+    (200, 14, 32, 5, 64, "SAME", False),
+    (10, 28, 1, 7, 64, "SAME", True),
+)
+
+
+def milliseconds(form: Callable[..., jax.Array], inputs: jax.Array, kernel: jax.Array, first: bool) -> float:
+    """Returns the CPU time of a step; a first layer needs no gradient of its inputs."""
+
+    def loss(kernel: jax.Array, inputs: jax.Array) -> jax.Array:
+        return jnp.square(form(inputs, kernel)).mean()
+
+    def step(carry: tuple, _: None) -> tuple[tuple, None]:
+        if first:
+            return (carry[0] - jax.grad(loss)(*carry), carry[1]), None
+        return jax.tree.map(jnp.subtract, carry, jax.grad(loss, (0, 1))(*carry)), None
+
+    run = jax.jit(lambda *carry: jax.lax.scan(step, carry, None, length=STEPS)[0])
+    jax.block_until_ready(run(kernel, inputs))
+    times = []
+    for _ in range(7):
+        began = time.process_time()
+        jax.block_until_ready(run(kernel, inputs))
+        times.append((time.process_time() - began) / STEPS * 1e3)
+    return min(times)
+
+
+def main() -> None:
+    """Prints a line for each shape."""
+    print(f"{'shape':<45} {'slices':>9} {'by hand':>9}   chosen")
+    for batch, side, channels, size, outputs, padding, first in SHAPES:
+        keys = jax.random.split(jax.random.key(0))
+        inputs = jax.random.normal(keys[0], (batch, side, side, channels))
+        kernel = 0.05 * jax.random.normal(keys[1], (size, size, channels, outputs))
+        pads = ((0, 0),) * 2 if padding == "VALID" else (((size - 1) // 2, size // 2),) * 2
+        slices = milliseconds(lambda x, k, pads=pads: operations.as_product(x, k, pads), inputs, kernel, first)
+        alone = milliseconds(lambda x, k, pads=pads: operations.alone(x, k, pads), inputs, kernel, first)
+        chosen = "slices" if operations.slices_win(inputs.shape, kernel.shape, pads) else "by hand"
+        what = f"{batch} x {side} x {side} x {channels}, {size} x {size} x {outputs}, {padding}"
+        print(f"{what:<45} {slices:6.2f} ms {alone:6.2f} ms   {chosen}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

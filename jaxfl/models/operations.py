@@ -1,0 +1,222 @@
+"""Convolution and pooling in the forms that are fast where many clients have kernels of their own.
+
+Two things are slow. `vmap` of a convolution over per-client kernels becomes a grouped convolution, on CPU and GPU alike
+(jax #13800, #26266). And inside a loop XLA's CPU backend leaves the convolution of a kernel's gradient in a form that
+takes a slow path: 2 to 6 GFLOP/s on one core instead of 100 to 190. The fast forms are
+
+- a matrix product: the kh * kw shifted slices of the input, side by side, times the kernel. Under `vmap` that is a
+  batched matrix product;
+- for one client at a time on a CPU, a convolution whose kernel gradient is written by hand in the layout that XLA has a
+  fast path for (batch and channel axes exchanged). Up to twice as fast as slices where these do not fit the cache.
+
+Which of the two is chosen by shape, see `slices_win`. Pooling is a tournament of slices, one axis after the other:
+selects, whose gradients are selects, where the gradient of `reduce_window` scatters. A tie goes to the first, as there.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.typing import Array
+
+Pairs = Sequence[tuple[int, int]]  # before and behind, for each spatial axis
+NUMBERS = ("NHWC", "HWIO", "NHWC")
+SMALL = 1 << 22  # numbers: 16 MB, which fit a third-level cache
+
+
+def convolution(
+    inputs: Array,
+    kernel: Array,
+    padding: Pairs,
+    strides: Sequence[int] = (1, 1),
+    dilation: Sequence[int] = (1, 1),
+) -> Array:
+    """Returns a convolution, equal to `jax.lax.conv_general_dilated` to rounding.
+
+    Args:
+        inputs: `[B, H, W, ci]`.
+        kernel: `[kh, kw, ci, co]`.
+        padding: zeros before and behind, for the height and the width; negative numbers crop.
+        strides: of the outputs.
+        dilation: steps between the places of the kernel.
+
+    Returns:
+        `[B, H', W', co]`.
+
+    >>> convolution(jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 2)), [(0, 0), (0, 0)]).shape
+    (1, 2, 2, 2)
+    """
+    pads, steps, holes = tuple(map(tuple, padding)), tuple(strides), tuple(dilation)
+    if steps == holes == (1, 1) and not slices_win(inputs.shape, kernel.shape, pads):
+        return alone(inputs, kernel, pads)
+    return as_product(inputs, kernel, pads, steps, holes)
+
+
+def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs) -> bool:
+    """Returns whether slices are the faster form for one client at a time on a CPU.
+
+    Read off sixteen shapes, in a loop, forward and gradient (`experiments.speed.convolutions`): slices win where a
+    kernel of few places makes them a small array or the outputs are few, and where the image is so small that the
+    gradient's convolution takes the slow path.
+    """
+    height, width, channels, outputs = kernel
+    sides = [inputs[1 + i] + sum(padding[i]) - kernel[i] + 1 for i in (0, 1)]
+    numbers = inputs[0] * sides[0] * sides[1] * height * width * channels
+    small = height * width < 25 and numbers < SMALL
+    return small or outputs < 32 or min(sides) < 6 or height * width == 1
+
+
+def shifted_slices(
+    inputs: Array,
+    size: Sequence[int],
+    padding: Pairs,
+    strides: Sequence[int] = (1, 1),
+    dilation: Sequence[int] = (1, 1),
+) -> Array:
+    """Returns the patch under the kernel at every output position.
+
+    Args:
+        inputs: `[B, H, W, ci]`.
+        size: `(kh, kw)` of the kernel.
+        padding: as for `convolution`.
+        strides: as for `convolution`.
+        dilation: as for `convolution`.
+
+    Returns:
+        `[B, H', W', kh * kw * ci]`, in the order of a kernel `[kh, kw, ci, co]` reshaped to `[kh * kw * ci, co]`.
+
+    >>> shifted_slices(jnp.arange(9.0).reshape(1, 3, 3, 1), (2, 2), [(0, 0), (0, 0)])[0, 1, 1].tolist()
+    [4.0, 5.0, 7.0, 8.0]
+    """
+    inputs = _padded(inputs, (1, 2), padding, 0)
+    counts = [
+        max(0, (inputs.shape[1 + i] - (size[i] - 1) * dilation[i] - 1) // strides[i] + 1) for i in (0, 1)
+    ]  # H', W'
+    places = [
+        [slice(j * dilation[i], j * dilation[i] + (counts[i] - 1) * strides[i] + 1, strides[i]) for j in range(size[i])]
+        for i in (0, 1)
+    ]
+    if not min(counts):
+        return jnp.zeros((inputs.shape[0], *counts, size[0] * size[1] * inputs.shape[3]), inputs.dtype)
+    return jnp.concatenate([inputs[:, rows, columns, :] for rows in places[0] for columns in places[1]], axis=-1)
+
+
+def as_product(
+    inputs: Array, kernel: Array, padding: Pairs, strides: Sequence[int] = (1, 1), dilation: Sequence[int] = (1, 1)
+) -> Array:
+    """The convolution as shifted slices times a matrix."""
+    patches = shifted_slices(inputs, kernel.shape[:2], padding, strides, dilation)
+    # One flat product: XLA's CPU backend is faster on two axes than on a product with three row axes.
+    outputs = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(patches.shape[-1], -1)
+    return outputs.reshape(*patches.shape[:-1], kernel.shape[-1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def alone(inputs: Array, kernel: Array, padding: tuple[tuple[int, int], ...]) -> Array:
+    """The convolution of one client at a time; mapped over kernels it turns into slices, over inputs into one."""
+
+    @jax.custom_batching.custom_vmap
+    def forward(inputs: Array, kernel: Array) -> Array:
+        return _plain(inputs, kernel, padding)
+
+    @forward.def_vmap
+    def mapped(size: int, batched: list[bool], inputs: Array, kernel: Array) -> tuple[Array, bool]:
+        if not batched[1]:  # one kernel for all: one convolution of all rows
+            outputs = forward(inputs.reshape(-1, *inputs.shape[2:]), kernel)
+            return outputs.reshape(size, -1, *outputs.shape[1:]), True
+        form = functools.partial(as_product, padding=padding)
+        return jax.vmap(form, in_axes=(0 if batched[0] else None, 0))(inputs, kernel), True
+
+    return forward(inputs, kernel)
+
+
+def _pull_back(padding: Pairs, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    """Returns the gradients of inputs and kernel."""
+
+    @jax.custom_batching.custom_vmap
+    def backward(inputs: Array, kernel: Array, gradient: Array) -> tuple[Array, Array]:
+        if jax.default_backend() != "cpu":
+            return jax.vjp(lambda x, k: _plain(x, k, padding), inputs, kernel)[1](gradient)
+        rest = [
+            (size - 1 - before, size - 1 - behind)
+            for size, (before, behind) in zip(kernel.shape[:2], padding, strict=True)
+        ]
+        by_input = _plain(gradient, kernel[::-1, ::-1].swapaxes(2, 3), rest)
+        turned = _plain(inputs.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3), padding)
+        return by_input, turned.transpose(1, 2, 0, 3)
+
+    @backward.def_vmap
+    def mapped(size: int, batched: list[bool], *values: Array) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+        def one(inputs: Array, kernel: Array, gradient: Array) -> tuple[Array, Array]:
+            return jax.vjp(functools.partial(as_product, padding=padding), inputs, kernel)[1](gradient)
+
+        return jax.vmap(one, in_axes=[0 if there else None for there in batched])(*values), (True, True)
+
+    return backward(*saved, gradient)
+
+
+def _plain(inputs: Array, kernel: Array, padding: Pairs) -> Array:
+    return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=NUMBERS)
+
+
+alone.defvjp(lambda inputs, kernel, padding: (alone(inputs, kernel, padding), (inputs, kernel)), _pull_back)
+
+
+def max_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs) -> Array:
+    """Returns the maximum over windows; windows may overlap, over any axes.
+
+    Args:
+        inputs: any array.
+        window: its sides, for each axis; 1 where nothing is pooled.
+        strides: for each axis.
+        padding: how much of -inf before and behind, for each axis.
+
+    Returns:
+        Equal to `jax.lax.reduce_window` with `jax.lax.max`, NaN included. The gradient of a tie goes to the first.
+
+    >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1), (1, 2, 2, 1), (1, 2, 2, 1), [(0, 0)] * 4).ravel().tolist()
+    [5.0, 7.0, 13.0, 15.0]
+    """
+
+    def larger(one: Array, other: Array) -> Array:
+        # A select and not `maximum`: both of its gradients come from one comparison, so that exactly one place gets
+        # the gradient even if XLA computes the inputs a second time and rounds them otherwise.
+        return jnp.where((one >= other) | (one != one), one, other)
+
+    return _pooled(larger, inputs, window, strides, padding, -jnp.inf)
+
+
+def sum_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs) -> Array:
+    """Returns the sum over windows, as `max_pool` does the maximum, with zeros around."""
+    return _pooled(jnp.add, inputs, window, strides, padding, 0)
+
+
+def _pooled(join, inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, around) -> Array:
+    """Joins the places of every window, one axis after the other from the last: of a tie the first place wins."""
+    for axis in reversed(range(inputs.ndim)):
+        size, step = window[axis], strides[axis]
+        if size == step == 1 and not any(padding[axis]):
+            continue
+        inputs = _padded(inputs, (axis,), [padding[axis]], around)
+        count = max(0, (inputs.shape[axis] - size) // step + 1)
+        if size == step:  # windows side by side: a reshape, whose slices need no stride
+            inputs = jax.lax.slice_in_dim(inputs, 0, count * step, axis=axis)
+            inputs = inputs.reshape(*inputs.shape[:axis], count, step, *inputs.shape[axis + 1 :])
+            places = [jax.lax.index_in_dim(inputs, place, axis + 1, keepdims=False) for place in range(size)]
+        else:
+            ends = [place + (count - 1) * step + 1 if count else place for place in range(size)]
+            places = [jax.lax.slice_in_dim(inputs, place, end, step, axis) for place, end in enumerate(ends)]
+        inputs = functools.reduce(join, places)
+    return inputs
+
+
+def _padded(inputs: Array, axes: Sequence[int], padding: Pairs, value) -> Array:
+    """Pads some axes; negative numbers crop."""
+    edges = [(0, 0, 0)] * inputs.ndim
+    for axis, (before, behind) in zip(axes, padding, strict=True):
+        edges[axis] = (before, behind, 0)
+    if not any(before or behind for before, behind, _ in edges):
+        return inputs
+    return jax.lax.pad(inputs, jnp.asarray(value, inputs.dtype), edges)

@@ -1,0 +1,185 @@
+"""Any network in fast forms: its program, with convolutions and poolings replaced.
+
+A network is read as the program that JAX makes of it (its jaxpr), so that flax, haiku, equinox or a plain function are
+all the same. Convolutions of one or two spatial axes (any strides, padding and dilation; no groups, not transposed) and
+maximum and average pooling are computed by `jaxfl.models.operations`; everything else stays as it is, and so does what
+is inside functions with gradients of their own (`jax.custom_jvp`, `jax.custom_vjp`).
+
+Values and gradients are equal to rounding, ties of a maximum included. Forward-mode gradients (`jax.jvp`) of a replaced
+convolution are not there.
+"""
+
+import collections
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from jaxfl.models import operations
+from jaxfl.typing import Array
+
+INLINE = ("jit", "pjit", "closed_call", "core_call")  # programs that are opened
+LOOPS = ("scan", "while", "cond", "checkpoint", "remat", "remat2")  # programs whose insides are replaced
+
+
+def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that computes the same in fast forms.
+
+    Args:
+        fn: of pytrees of arrays; traced anew whenever the result is called.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import linen as nn
+    >>> images = jnp.arange(32.0).reshape(2, 4, 4, 1)
+    >>> pool = in_fast_forms(lambda x: nn.max_pool(x, (2, 2), (2, 2)))
+    >>> "reduce_window" in str(jax.make_jaxpr(pool)(images)), pool(images)[0].ravel().tolist()
+    (False, [5.0, 7.0, 13.0, 15.0])
+    """
+
+    def fast(*args: Any) -> Any:
+        program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        results = _evaluate(program, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return fast
+
+
+def replaceable(fn: Callable[..., Any], *args: Any) -> Mapping[str, int]:
+    """Returns how many operations of each kind would be replaced.
+
+    Args:
+        fn: as for `in_fast_forms`.
+        *args: arrays or their shapes.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import linen as nn
+    >>> dict(replaceable(lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.ones((2, 4, 4, 1))))
+    {'max pooling': 1}
+    """
+    return _found(jax.make_jaxpr(fn)(*args))
+
+
+def in_words(replaced: Mapping[str, int]) -> str:
+    """Returns what was replaced, for a summary.
+
+    >>> in_words({"convolution": 2, "max pooling": 1}), in_words({})
+    ('2 convolutions, 1 max pooling', 'nothing to replace')
+    """
+    parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in sorted(replaced.items())]
+    return ", ".join(parts) or "nothing to replace"
+
+
+def _found(program: core.ClosedJaxpr | core.Jaxpr) -> collections.Counter[str]:
+    """Returns what can be replaced of a program, inside its loops too."""
+    found: collections.Counter[str] = collections.Counter()
+    for equation in (program.jaxpr if isinstance(program, core.ClosedJaxpr) else program).eqns:
+        if (kind := _kind(equation)) is not None:
+            found[kind] += 1
+        elif equation.primitive.name in INLINE + LOOPS:
+            for part in _programs(equation.params):
+                found += _found(part)
+    return found
+
+
+def _programs(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Jaxpr]:
+    """Returns the programs among an equation's parameters."""
+    values = [one for value in params.values() for one in (value if isinstance(value, tuple) else (value,))]
+    return [one for one in values if isinstance(one, core.ClosedJaxpr | core.Jaxpr)]
+
+
+def _evaluate(program: Any, values: Sequence[Array]) -> list[Array]:
+    """Runs a program in fast forms."""
+    jaxpr = program.jaxpr
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *values], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        given, name = [read(atom) for atom in equation.invars], equation.primitive.name
+        inner = _programs(equation.params) if name in INLINE + LOOPS else []
+        worthwhile = any(map(_found, inner))
+        if (kind := _kind(equation)) is not None:
+            results = [REPLACEMENTS[kind](equation, *given)]
+        elif worthwhile and name in INLINE and len(inner) == 1:
+            results = _evaluate(inner[0], given)
+        else:
+            params = {key: _replaced(value) for key, value in equation.params.items()} if worthwhile else None
+            results = _as_it_is(equation if params is None else equation.replace(params=params), given)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _as_it_is(equation: core.JaxprEqn, given: Sequence[Any]) -> list[Any]:
+    """Runs one equation."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions, params = params if isinstance(params, tuple) else ((), params)  # a pair until jax 0.9
+    results = equation.primitive.bind(*functions, *given, **params)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _replaced(value: Any) -> Any:
+    """Returns a parameter of a loop with the programs in it rewritten."""
+    if isinstance(value, tuple):
+        return tuple(map(_replaced, value))
+    if isinstance(value, core.Jaxpr):  # of a checkpoint: without constants, so it must stay without
+        closed = _rewritten(core.ClosedJaxpr(value, ()))
+        return value if closed.consts else closed.jaxpr
+    return _rewritten(value) if isinstance(value, core.ClosedJaxpr) else value
+
+
+def _rewritten(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Returns the program in fast forms, with the same arguments and results."""
+    avals: list[Any] = [variable.aval for variable in program.jaxpr.invars]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
+    return jax.make_jaxpr(lambda *values: _evaluate(program, values))(*shapes)
+
+
+def _kind(equation: core.JaxprEqn) -> str | None:
+    """Returns what is replaced in place of an equation, or None where it stays."""
+    params, name = equation.params, equation.primitive.name
+    avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
+    if name == "conv_general_dilated":
+        plain = params["feature_group_count"] == params["batch_group_count"] == 1
+        plain &= all(step == 1 for step in params["lhs_dilation"])  # others are transposed convolutions
+        alike = len({aval.dtype for aval in avals}) == 1
+        return "convolution" if plain and alike and len(params["window_strides"]) in (1, 2) else None
+    if name in ("reduce_window_max", "reduce_window_sum"):
+        whole = all(step == 1 for step in (*params["base_dilation"], *params["window_dilation"]))
+        floating = jax.numpy.issubdtype(avals[0].dtype, jax.numpy.floating)
+        return f"{name.removeprefix('reduce_window_')} pooling" if whole and floating else None
+    return None
+
+
+def _convolution(equation: core.JaxprEqn, inputs: Array, kernel: Array) -> Array:
+    """Brings the axes into the order of `operations.convolution`, and back."""
+    params = equation.params
+    numbers = params["dimension_numbers"]
+    strides, holes = params["window_strides"], params["rhs_dilation"]
+    padding = list(params["padding"])
+    inputs = inputs.transpose(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
+    kernel = kernel.transpose(*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
+    flat = len(strides) == 1  # one spatial axis: images of one row
+    if flat:
+        inputs, kernel = inputs[:, None], kernel[None]
+        strides, holes, padding = (1, *strides), (1, *holes), [(0, 0), *padding]
+    outputs = operations.convolution(inputs, kernel, padding, strides, holes)
+    outputs = outputs[:, 0] if flat else outputs
+    order = [0] * outputs.ndim  # where each axis of [B, H', W', co] comes to lie
+    for axis, place in enumerate((numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1])):
+        order[place] = axis
+    return outputs.transpose(order)
+
+
+def _pooling(pool: Callable[..., Array], equation: core.JaxprEqn, inputs: Array) -> Array:
+    params = equation.params
+    return pool(inputs, params["window_dimensions"], params["window_strides"], params["padding"])
+
+
+REPLACEMENTS: dict[str, Callable[..., Array]] = {
+    "convolution": _convolution,
+    "max pooling": functools.partial(_pooling, operations.max_pool),
+    "sum pooling": functools.partial(_pooling, operations.sum_pool),
+}
