@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfl import tree
 from jaxfl.client import conduct, factored
 from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.random import Stream, key_for
@@ -58,14 +59,32 @@ def fold_rows(
 
 def mean_loss(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedData, Array], Array]:
     """Returns `(model, data, client) -> []`: the model's mean loss on the client's training rows; 0 without rows."""
+    return _mean_loss(task.loss, block)
+
+
+def mean_losses(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedData, Array], Array]:
+    """Returns `(models [K, ...], data, client) -> [K]`, as `mean_loss`: rows are made ready once for all models."""
+
+    def losses(models: Params, batch: Batch, key: Key | None) -> Array:
+        def one(model: Params) -> Array:
+            return task.loss(model, batch, key)
+
+        # side by side the K kernels of a dense layer are one product; a convolution is fastest with one kernel
+        return jax.lax.map(one, models) if task.replaced else jax.vmap(one)(models)
+
+    return _mean_loss(losses, block)
+
+
+def _mean_loss(loss: Callable[..., Array], block: int) -> Callable[[Params, FederatedData, Array], Array]:
+    """Returns the mean over a client's training rows of a batch's loss, or losses."""
 
     def run(model: Params, data: FederatedData, client: Array) -> Array:
         def step(total: Array, batch: Batch) -> Array:
-            loss = task.loss(model, batch, None)
-            return total + loss * batch.mask.sum().astype(loss.dtype)
+            found = loss(model, batch, None)
+            return total + found * batch.mask.sum().astype(found.dtype)
 
-        zero = jnp.zeros((), jax.eval_shape(task.loss, model, _batch_shape(data), None).dtype)
-        total = fold_rows(step, zero, data, data.train, client, block)
+        shape = jax.eval_shape(loss, model, _batch_shape(data), None)
+        total = fold_rows(step, jnp.zeros(shape.shape, shape.dtype), data, data.train, client, block)
         return total / jnp.maximum(data.train.size[client], 1).astype(total.dtype)
 
     return run
@@ -144,7 +163,7 @@ def local_train(
     if batch_size is None:
         run = _full_batch(task, optimizer, descend, local_epochs, block)
     else:
-        run = _mini_batches(task, optimizer, descend, local_epochs, batch_size)
+        run = _mini_batches(task, optimizer, descend, local_epochs, batch_size, block)
 
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
         trained, loss = run(key, model, data, client, **extra)
@@ -211,7 +230,12 @@ def _full_batch(
 
 
 def _mini_batches(
-    task: Task, optimizer: optax.GradientTransformationExtraArgs, descend: Descend, local_epochs: int, batch_size: int
+    task: Task,
+    optimizer: optax.GradientTransformationExtraArgs,
+    descend: Descend,
+    local_epochs: int,
+    batch_size: int,
+    block: int,
 ) -> Train:
     """Returns `local_train` with a step per mini-batch, before anything is sent."""
 
@@ -220,6 +244,8 @@ def _mini_batches(
         size = data.train.size[client]
         width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
+
+        rows = data.batch(data.train, client, jnp.arange(slots, dtype=jnp.int32)) if slots <= block else None
 
         def epoch(carry, index: Array):
             # real rows sort first in a random order, padding after them
@@ -230,7 +256,7 @@ def _mini_batches(
             def step(number: Array, carry):
                 model, state, total = carry
                 positions = jax.lax.dynamic_slice(order, (number * width,), (width,))
-                batch = data.batch(data.train, client, positions)
+                batch = data.batch(data.train, client, positions) if rows is None else tree.take(rows, positions)
                 dropout = key_for(key, Stream.DROPOUT, index, number)
                 loss, gradient = jax.value_and_grad(task.loss)(model, batch, dropout)
                 return *descend(model, state, gradient, extra), total + loss * batch.mask.sum().astype(loss.dtype)

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client.training import Train, full_gradient, local_train, mean_loss
+from jaxfl.client.training import Train, full_gradient, local_train, mean_losses
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -150,10 +150,10 @@ def ifca(
 
 def losses_of(task: Task) -> starts.Losses:
     """Returns `(models [K, ...], data, client) -> [K]`: their losses on a client's training rows; NaN is infinite."""
-    loss_of = mean_loss(task)
+    losses_on_rows = mean_losses(task)
 
     def losses(models: Params, data: FederatedData, client: Array) -> Array:
-        found = jax.lax.map(lambda model: loss_of(model, data, client), models)  # [K]
+        found = losses_on_rows(models, data, client)  # [K]
         return jnp.where(jnp.isnan(found), jnp.inf, found)
 
     return losses
