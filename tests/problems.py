@@ -73,6 +73,6 @@ def rows_of(data: FederatedData) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def compiled(method: Method) -> Method:
-    """Returns the method with its functions compiled as wholes; as they are, each of their operations would be alone."""
+    """Returns the method with its functions compiled as wholes; else each of their operations would be, alone."""
     wholes = {name: jax.jit(getattr(method, name)) for name in ("init", "round", "client_params", "assign")}
     return method._replace(**wholes)
