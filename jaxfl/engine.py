@@ -57,7 +57,8 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
     mask = jnp.concatenate([cohort.mask, jnp.zeros(padding, bool)])  # padding clients are computed and thrown away
 
     def on_one_device(shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
-        one = functools.partial(fn, shared)
+        once = jax.jit(lambda *arguments: fn(*arguments), inline=True)  # traced once, for the shapes and for the loop
+        one = functools.partial(once, shared)
         shapes = jax.eval_shape(lambda x: one(x[0], *x[1]), tree.take(xs, 0))[0]
         empty = jax.tree.map(aggregate.empty_total, shapes, is_leaf=_is_contribution)
         if chunk == 1:  # no vmap: branches stay branches, and a sum touches one slot

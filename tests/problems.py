@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxfl.data import FederatedData, federate
 from jaxfl.data.clients import Batch
+from jaxfl.methods import Method
 from jaxfl.tasks import Task, masked_mean
 
 # Not symmetric in any two coordinates: a symmetric problem hides a sign error or a transposed matrix.
@@ -69,3 +70,9 @@ def rows_of(data: FederatedData) -> list[tuple[np.ndarray, np.ndarray]]:
     split = data.train
     owned = [np.asarray(split.rows)[a : a + n] for a, n in zip(split.start, split.size, strict=True)]
     return [(np.asarray(data.inputs)[rows], np.asarray(data.labels)[rows]) for rows in owned]
+
+
+def compiled(method: Method) -> Method:
+    """Returns the method with its functions compiled as wholes; else each of their operations would be, alone."""
+    wholes = {name: jax.jit(getattr(method, name)) for name in ("init", "round", "client_params", "assign")}
+    return method._replace(**wholes)

@@ -5,6 +5,7 @@ that evaluation, checkpoints and a progress bar decide when Python looks, and ne
 donated: there is one of it.
 """
 
+import functools
 import resource
 import sys
 from collections.abc import Callable
@@ -88,6 +89,7 @@ def compile_rounds(
 def _lower(
     method: Method, key: Key, state: Any, data: FederatedData, size: int, plan: Plan, limit: int, sampler: Sampler
 ):
+    @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
     def one_round(key: Key, state: Any, data: FederatedData) -> tuple[Any, Log]:
         cohort = engine.by_size(data, sampler(key, state.round, data, size, plan))
         new, info = method.round(key, state, data, cohort)

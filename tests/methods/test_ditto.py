@@ -16,6 +16,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Split
 from jaxfl.data.divide import divide_rows
 from tests import problems, reference
+from tests.problems import compiled
 from tests.reference import close, equal
 
 RATE, ROUNDS, COHORT = 0.4, 5, 4
@@ -73,21 +74,25 @@ def sgd():
     return optax.sgd(RATE)
 
 
+def ditto(**options):
+    return compiled(methods.ditto(TASK, sgd(), **options))
+
+
 def train(method, data, *, rounds=3, cohort=COHORT):
     key = jax.random.key(0)
-    state, step = method.init(key, data), jax.jit(method.round)
+    state = method.init(key, data)
     for _ in range(rounds):
-        state, _ = step(key, state, data, sampling.sample(key, state.round, data, cohort))
+        state, _ = method.round(key, state, data, sampling.sample(key, state.round, data, cohort))
     return state
 
 
 def compare(method, loop, data, key):
     """Every client is served the loop's model after every round, and some client is never sampled."""
-    state, step = method.init(key, data), jax.jit(method.round)
+    state = method.init(key, data)
     everyone = jnp.arange(data.num_clients)
     for number in range(ROUNDS):
         cohort = sampling.sample(key, state.round, data, COHORT)
-        state, _ = step(key, state, data, cohort)
+        state, _ = method.round(key, state, data, cohort)
         loop.round(number, cohort.ids.tolist())
         served = numbers(method.client_params(state, everyone))
         for client in range(data.num_clients):
@@ -110,7 +115,7 @@ def compare(method, loop, data, key):
 )
 def test_every_round_is_the_papers(options, weighting, further, batch_size, key):
     data = problems.linear_federation()
-    method = methods.ditto(TASK, sgd(), local_epochs=2, batch_size=batch_size, **options)
+    method = ditto(local_epochs=2, batch_size=batch_size, **options)
     setting = reference.Setting(key, problems.rows_of(data), RATE, 2, batch_size, weighting)
     model = numbers(method.init(key, data).solver.model)
     compare(method, Ditto(setting, model, [options["proximal_weight"]], **further), data, key)
@@ -118,8 +123,8 @@ def test_every_round_is_the_papers(options, weighting, further, batch_size, key)
 
 def test_the_solver_can_be_exchanged(key):
     data = problems.linear_federation()
-    solver = methods.fedprox(TASK, sgd(), proximal_weight=0.9, **EPOCHS)
-    method = methods.ditto(TASK, sgd(), proximal_weight=0.3, solver=solver, **EPOCHS)
+    solver = compiled(methods.fedprox(TASK, sgd(), proximal_weight=0.9, **EPOCHS))
+    method = ditto(proximal_weight=0.3, solver=solver, **EPOCHS)
     setting = reference.Setting(key, problems.rows_of(data), RATE, 2, 3, "rows")
     model = numbers(method.init(key, data).solver.model)
     state = compare(method, Ditto(setting, model, [0.3], solver_pull=0.9), data, key)
@@ -130,31 +135,26 @@ def test_the_solver_can_be_exchanged(key):
 def test_a_lambda_of_several_is_chosen_in_every_step(batch_size, key):
     data = problems.linear_federation()
     pulls = (0.1, 1.0, 2.0)
-    method = methods.ditto(
-        TASK, sgd(), proximal_weight=pulls, validation_share=0.3, local_epochs=2, batch_size=batch_size
-    )
+    method = ditto(proximal_weight=pulls, validation_share=0.3, local_epochs=2, batch_size=batch_size)
     left, held = divide_rows(key, data.train, 0.3)
     rest, validation = (problems.rows_of(replace(data, train=split)) for split in (left, held))
     setting = reference.Setting(key, rest, RATE, 2, batch_size, "uniform")
     model = numbers(method.init(key, data).solver.model)
     state = compare(method, Ditto(setting, model, pulls, judge=validation), data, key)
-    single = [
-        train(methods.ditto(TASK, sgd(), proximal_weight=pull, local_epochs=2, batch_size=batch_size), data)
-        for pull in pulls
-    ]
+    single = [train(ditto(proximal_weight=pull, local_epochs=2, batch_size=batch_size), data) for pull in pulls]
     assert not any(np.allclose(state.models["kernel"], one.models["kernel"]) for one in single)
 
 
 def test_without_pull_it_is_local_training_beside_fedavg():
     data = problems.linear_federation()
-    state = train(methods.ditto(TASK, sgd(), proximal_weight=0.0, **EPOCHS), data)
-    equal(state.models, train(methods.local(TASK, sgd(), **EPOCHS), data).models)
-    equal(state.solver, train(methods.fedavg(TASK, sgd(), weighting="uniform", **EPOCHS), data))
+    state = train(ditto(proximal_weight=0.0, **EPOCHS), data)
+    equal(state.models, train(compiled(methods.local(TASK, sgd(), **EPOCHS)), data).models)
+    equal(state.solver, train(compiled(methods.fedavg(TASK, sgd(), weighting="uniform", **EPOCHS)), data))
 
 
 def test_the_global_model_does_not_depend_on_lambda():
     data = problems.linear_federation()
-    one, other = (train(methods.ditto(TASK, sgd(), proximal_weight=pull, **EPOCHS), data) for pull in (0.0, 1.5))
+    one, other = (train(ditto(proximal_weight=pull, **EPOCHS), data) for pull in (0.0, 1.5))
     equal(one.solver, other.solver)
     assert not np.allclose(one.models["kernel"], other.models["kernel"])
 
@@ -162,17 +162,18 @@ def test_the_global_model_does_not_depend_on_lambda():
 def test_with_pull_of_one_over_rate_the_last_step_is_from_the_broadcast_model():
     """With rate * lambda = 1, v = w^t - rate * grad F(v), with w^t from before the round."""
     data = problems.linear_federation()
-    method = methods.ditto(TASK, sgd(), proximal_weight=1 / RATE, local_epochs=1)
+    method = ditto(proximal_weight=1 / RATE, local_epochs=1)
     before, after = (train(method, data, rounds=rounds, cohort=data.num_clients) for rounds in (2, 3))
+    gradient = jax.jit(full_gradient(TASK))
     for client in np.flatnonzero(data.train.size):
-        slope = full_gradient(TASK)(tree.take(before.models, client), data, jnp.int32(client))[1]
+        slope = gradient(tree.take(before.models, client), data, jnp.int32(client))[1]
         close(tree.take(after.models, client), jax.tree.map(lambda w, g: w - RATE * g, before.solver.model, slope))
 
 
 def test_stocfl_that_merges_nothing_is_ditto():
     data = problems.linear_federation()
-    stocfl = methods.stocfl(TASK, sgd(), threshold=1.1, proximal_weight=0.6, slots=8, **EPOCHS)
-    method = methods.ditto(TASK, sgd(), proximal_weight=0.6, **EPOCHS)
+    stocfl = compiled(methods.stocfl(TASK, sgd(), threshold=1.1, proximal_weight=0.6, slots=8, **EPOCHS))
+    method = ditto(proximal_weight=0.6, **EPOCHS)
     clustered, state = train(stocfl, data), train(method, data)
     close(clustered.solver.model, state.solver.model)
     seen = np.flatnonzero(np.asarray(clustered.cluster) >= 0)
@@ -183,13 +184,13 @@ def test_stocfl_that_merges_nothing_is_ditto():
 def test_beside_one_cluster_of_ifca_it_is_ditto_beside_fedavg():
     data = problems.linear_federation()
     ifca = methods.ifca(TASK, sgd(), num_clusters=1, **EPOCHS)
-    state = train(methods.ditto(TASK, sgd(), solver=ifca, **EPOCHS), data)
-    close(state.models, train(methods.ditto(TASK, sgd(), **EPOCHS), data).models)
+    state = train(ditto(solver=ifca, **EPOCHS), data)
+    close(state.models, train(ditto(**EPOCHS), data).models)
 
 
 def test_a_solver_that_grows_lets_ditto_grow(key):
     data = problems.linear_federation()
-    method = methods.ditto(TASK, sgd(), solver=methods.stocfl(TASK, sgd(), slots=2, **EPOCHS), **EPOCHS)
+    method = ditto(solver=methods.stocfl(TASK, sgd(), slots=2, **EPOCHS), **EPOCHS)
     state, info = method.round(key, method.init(key, data), data, Cohort.of(range(7)))
     assert bool(info.overflow) and method.grow is not None
     assert method.grow(state).solver.models["bias"].shape[0] == 4
@@ -198,10 +199,10 @@ def test_a_solver_that_grows_lets_ditto_grow(key):
 @pytest.mark.parametrize(("newcomers", "initial"), [("global", False), ("initial", True)])
 def test_what_clients_that_have_never_trained_are_served(newcomers, initial, key):
     data = problems.linear_federation()
-    method = methods.ditto(TASK, sgd(), newcomers=newcomers, **EPOCHS)
+    method = ditto(newcomers=newcomers, **EPOCHS)
     state, _ = method.round(key, method.init(key, data), data, Cohort.of([0, 1, 2]))  # client 1 has no rows
     assert state.trained.tolist() == [True, False, True, False, False, False, False]
-    wanted = TASK.init(reference.key_for(key, reference.Stream.INIT)) if initial else state.solver.model
+    wanted = jax.jit(TASK.init)(reference.key_for(key, reference.Stream.INIT)) if initial else state.solver.model
     for client in (1, 3):
         equal(tree.take(method.client_params(state, jnp.arange(7)), client), wanted)
 
@@ -234,7 +235,7 @@ def test_validation_rows_train_nothing(key):
     _, held = divide_rows(key, data.train, 0.3)
     for start, size in zip(held.start, held.size, strict=True):
         inputs[held.rows[start : start + size]] += 1.0
-    method = methods.ditto(TASK, sgd(), proximal_weight=(0.5, 0.5), validation_share=0.3, **EPOCHS)
+    method = ditto(proximal_weight=(0.5, 0.5), validation_share=0.3, **EPOCHS)
     one, other = train(method, data), train(method, replace(data, inputs=inputs))
     equal(one.solver, other.solver)
     equal(one.models, other.models)  # the same lambda twice: whichever wins
@@ -256,4 +257,4 @@ def test_validation_rows_train_nothing(key):
 )
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
-        methods.ditto(TASK, sgd(), **options)
+        ditto(**options)

@@ -24,6 +24,7 @@ from jaxfl.testing import CHECKS
 from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import linear_task
 from tests import problems, reference
+from tests.problems import compiled
 from tests.reference import equal
 
 RATE, ROUNDS = 0.4, 5
@@ -41,16 +42,17 @@ def float64():
 close = functools.partial(reference.close, rtol=1e-9)  # some ten steps amplify rounding
 
 
+@functools.cache
 def build(**options):
-    return fesem(TASK, optax.sgd(RATE), **{"num_clusters": 2, **EPOCHS, **options})
+    """Returns the method, compiled; the same for the same options."""
+    return compiled(fesem(TASK, optax.sgd(RATE), **{"num_clusters": 2, **EPOCHS, **options}))
 
 
 def advance(method, data, key, *, rounds=1, cohort=EVERYBODY, state=None):
     """Returns the state after some rounds, and the last info."""
     state, info = method.init(key, data) if state is None else state, None
-    step = jax.jit(method.round)
     for _ in range(rounds):
-        state, info = step(key, state, data, cohort)
+        state, info = method.round(key, state, data, cohort)
     return state, info
 
 
@@ -152,7 +154,7 @@ def test_every_round_is_the_papers(name, key):
     options, weighting, batch_size = SETTINGS[name]
     data, layers = problems.linear_federation(), options.get("layers", ("bias", "kernel"))
     method = build(num_clusters=3, batch_size=batch_size, weighting=weighting, **options)
-    state = jax.jit(method.init)(key, data)
+    state = method.init(key, data)
     loop = FeSEM(
         reference.Setting(key, problems.rows_of(data), RATE, 2, batch_size, weighting),
         jax.tree.map(np.asarray, TASK.init(key_for(key, Stream.INIT))),
@@ -174,11 +176,11 @@ def test_every_round_is_the_papers(name, key):
         loop.centres[2] = {leaf: value + 100 for leaf, value in loop.centres[2].items()}
     centres = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop.centres)
     state = state._replace(cluster=jnp.array(loop.cluster, jnp.int32), centres=centres)
-    step, all_changed, all_moved = jax.jit(method.round), 0, []
+    all_changed, all_moved = 0, []
     for number in range(ROUNDS):
         cohort = sampling.sample(key, state.round, data, 5)
         ids, before = cohort.ids.tolist(), list(loop.cluster)
-        state, info = step(key, state, data, cohort)
+        state, info = method.round(key, state, data, cohort)
         objectives = loop.round(number, ids)
         assert state.cluster.tolist() == loop.cluster
         assert info.cluster.tolist() == [before[i] for i in ids], "the cluster that it trained in"
@@ -201,7 +203,7 @@ def test_every_round_is_the_papers(name, key):
 
 def test_one_centre_is_uniform_fedavg(key):
     data, cohort = problems.linear_federation(), (1, 2, 5)
-    fedavg = methods.fedavg(TASK, optax.sgd(RATE), weighting="uniform", batch_size=3, **EPOCHS)
+    fedavg = compiled(methods.fedavg(TASK, optax.sgd(RATE), weighting="uniform", batch_size=3, **EPOCHS))
     ours = build(num_clusters=1, proximal_weight=0.0, batch_size=3)
     start = ours.init(key, data)
     state, info = advance(ours, data, key, rounds=3, cohort=Cohort.of(cohort), state=start)
@@ -214,7 +216,7 @@ def test_one_centre_is_uniform_fedavg(key):
 def test_the_start_is_a_round_of_its_own(key):
     """With full batches FedAvg is as far after one round as FeSEM before the first."""
     data = problems.linear_federation()
-    fedavg = methods.fedavg(TASK, optax.sgd(RATE), weighting="uniform", **EPOCHS)
+    fedavg = compiled(methods.fedavg(TASK, optax.sgd(RATE), weighting="uniform", **EPOCHS))
     ours, _ = advance(build(num_clusters=1, preset="official"), data, key, rounds=2)
     close(tree.take(ours.centres, 0), advance(fedavg, data, key, rounds=3)[0].model)
 
@@ -223,7 +225,9 @@ def test_the_start_is_a_round_of_its_own(key):
 def test_one_centre_with_pull_is_fedprox_of_twice_lambda(loss_weighting, key):
     """If all have as many rows, alpha is 1 / m either way."""
     data = problems.linear_federation(sizes=(6,) * 7)
-    fedprox = methods.fedprox(TASK, optax.sgd(RATE), proximal_weight=0.6, weighting="uniform", batch_size=3, **EPOCHS)
+    fedprox = compiled(
+        methods.fedprox(TASK, optax.sgd(RATE), proximal_weight=0.6, weighting="uniform", batch_size=3, **EPOCHS)
+    )
     ours = build(num_clusters=1, proximal_weight=0.3, batch_size=3, loss_weighting=loss_weighting)
     start = ours.init(key, data)
     state, _ = advance(ours, data, key, rounds=3, state=start)
@@ -238,7 +242,7 @@ def test_as_many_centres_as_clients_is_local_training(key):
     assert len(set(start.cluster.tolist())) == 7
     state, info = advance(ours, data, key, state=start)
     assert int(info.extra["changed"]) == 0, "or it would not be"
-    local = methods.local(TASK, optax.sgd(RATE), batch_size=3, **EPOCHS)
+    local = compiled(methods.local(TASK, optax.sgd(RATE), batch_size=3, **EPOCHS))
     everybody = jnp.arange(7)
     models = local.init(key, data)._replace(models=ours.client_params(start, everybody))
     wanted, _ = advance(local, data, key, state=models)
@@ -291,11 +295,11 @@ def test_the_last_kernel_is_that_of_the_layer_made_last():
 @pytest.mark.parametrize("options", [{}, {"preset": "official"}], ids=str)
 def test_planted_groups_are_found_in_part_time(options, key):
     data = clustered_linear(20, 2, 40, 4, 3, dtype=np.float64)
-    method = fesem(linear_task(), optax.sgd(0.3), num_clusters=2, **options)
-    state, step = jax.jit(method.init)(key, data), jax.jit(method.round)
+    method = compiled(fesem(linear_task(), optax.sgd(0.3), num_clusters=2, **options))
+    state = method.init(key, data)
     for _ in range(3):
         assert scores.adjusted_rand_index(data.group, state.cluster) == 1
-        state, info = step(key, state, data, sampling.sample(key, state.round, data, 6))
+        state, info = method.round(key, state, data, sampling.sample(key, state.round, data, 6))
         assert int(info.num_clusters) == 2 and int(info.extra["changed"]) == 0
 
 
@@ -304,7 +308,8 @@ def test_sketches_only_choose_the_clusters(key):
     with jax.enable_x64(False):
         data = clustered_linear(20, 2, 40, 4, 3)
         short, whole = (
-            fesem(linear_task(), optax.sgd(0.3), num_clusters=2, sketch_size=size).init(key, data) for size in (12, 100)
+            jax.jit(fesem(linear_task(), optax.sgd(0.3), num_clusters=2, sketch_size=size).init)(key, data)
+            for size in (12, 100)
         )
         assert scores.adjusted_rand_index(data.group, short.cluster) == 1
         order = jnp.array([short.cluster[jnp.argmax(whole.cluster == k)] for k in range(2)])

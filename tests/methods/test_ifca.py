@@ -18,6 +18,7 @@ from jaxfl.methods.parts import starts
 from jaxfl.testing import CHECKS
 from jaxfl.testing.small import linear_task
 from tests import problems, reference
+from tests.problems import compiled
 from tests.reference import equal
 
 RATE = 0.4
@@ -36,14 +37,14 @@ close = functools.partial(reference.close, rtol=1e-9)  # some ten steps amplify 
 
 
 def ifca(**options):
-    return methods.ifca(TASK, optax.sgd(RATE), **{"num_clusters": 3, **EPOCHS, **options})
+    return compiled(methods.ifca(TASK, optax.sgd(RATE), **{"num_clusters": 3, **EPOCHS, **options}))
 
 
 def advance(method, state, key, data, rounds=1, cohort=EVERYBODY):
     """Returns the state and the last info."""
-    step, info = jax.jit(method.round), None
+    info = None
     for _ in range(rounds):
-        state, info = step(key, state, data, cohort)
+        state, info = method.round(key, state, data, cohort)
     return state, info
 
 
@@ -76,10 +77,10 @@ def test_every_round_with_a_shared_bias(average, batch_size, weighting, key):
     setting = reference.Setting(key, problems.rows_of(data), RATE, 2, batch_size, weighting)
     start = [jax.tree.map(np.asarray, tree.take(state.models, k)) for k in range(3)]
     assert len({model["bias"].tobytes() for model in start}) == 1 and len({m["kernel"].tobytes() for m in start}) == 3
-    loop, step, seen = WithSharedBias(setting, start, average), jax.jit(method.round), set()
+    loop, seen = WithSharedBias(setting, start, average), set()
     for number in range(5):
         cohort = sampling.sample(key, state.round, data, 4)
-        state, info = step(key, state, data, cohort)
+        state, info = method.round(key, state, data, cohort)
         loop.round(number, cohort.ids.tolist())
         seen.add(int(info.num_clusters))
         for k in range(3):
@@ -90,7 +91,7 @@ def test_every_round_with_a_shared_bias(average, batch_size, weighting, key):
 @pytest.mark.parametrize(("average", "alike"), [("models", methods.fedavg), ("gradients", methods.fedsgd)])
 def test_sharing_everything_is_one_global_model(average, alike, key):
     data = problems.linear_federation()
-    one = alike(TASK, optax.sgd(RATE), weighting="uniform", **(EPOCHS if average == "models" else {}))
+    one = compiled(alike(TASK, optax.sgd(RATE), weighting="uniform", **(EPOCHS if average == "models" else {})))
     many = ifca(average=average, shared=".*")
     state, _ = advance(many, many.init(key, data), key, data, 3)
     wanted, _ = advance(one, one.init(key, data), key, data, 3)
@@ -110,7 +111,7 @@ def test_choices_ignore_a_constant_added_to_every_loss(key):
     lifted = TASK._replace(loss=lambda model, batch, key=None: TASK.loss(model, batch, key) + 7)
     runs = []
     for task in (TASK, lifted):
-        method = methods.ifca(task, optax.sgd(RATE), num_clusters=3, **EPOCHS)
+        method = compiled(methods.ifca(task, optax.sgd(RATE), num_clusters=3, **EPOCHS))
         state, _ = advance(method, method.init(key, data), key, data, 3)
         runs.append((state, method.assign(key, state, data, EVERYBODY)))
     assert len(set(runs[0][1].cluster.tolist())) > 1, "there is a choice to make"
@@ -132,7 +133,7 @@ CENTRES = np.array([[2.0, 0.0, -1.0], [-1.0, 2.0, 0.5], [0.0, -2.0, 2.0]])
 @pytest.mark.parametrize("average", ["models", "gradients"])
 def test_models_at_the_optima_assign_everybody_to_its_group(average, key):
     data = quadratic_federation(CENTRES, (0, 1, 2, 2, 1, 0, 1))
-    method = methods.ifca(problems.quadratic_task(), optax.sgd(0.1), num_clusters=3, average=average)
+    method = compiled(methods.ifca(problems.quadratic_task(), optax.sgd(0.1), num_clusters=3, average=average))
     state = method.init(key, data)._replace(models={"w": jnp.asarray(CENTRES)})
     for number in range(4):
         assert method.assign(key, state, data, EVERYBODY).cluster.tolist() == data.group.tolist(), number
@@ -145,7 +146,7 @@ def test_models_at_the_optima_assign_everybody_to_its_group(average, key):
 def test_more_models_than_groups_leave_some_empty_and_unchanged(seed):
     """Clients of a group are nearly one client: two groups cannot fill more than two of five models."""
     key, data = jax.random.key(seed), quadratic_federation(CENTRES, (0, 1, 0, 0, 1, 1, 1), spread=1e-3)
-    method = methods.ifca(problems.quadratic_task(), optax.sgd(0.1), num_clusters=5)
+    method = compiled(methods.ifca(problems.quadratic_task(), optax.sgd(0.1), num_clusters=5))
     start = method.init(key, data)
     state, info = advance(method, start, key, data, 4)
     empty = np.setdiff1d(np.arange(5), info.cluster)
@@ -208,8 +209,8 @@ def test_a_balanced_start_gives_every_model_its_share():
     smallest = {"random": [], "balanced": []}
     for seed in range(8):
         for start, counts in smallest.items():
-            method = methods.ifca(linear_task(), optax.sgd(RATE), num_clusters=2, start=start, min_share=0.5)
-            state = jax.jit(method.init)(jax.random.key(seed), data)
+            method = compiled(methods.ifca(linear_task(), optax.sgd(RATE), num_clusters=2, start=start, min_share=0.5))
+            state = method.init(jax.random.key(seed), data)
             counts.append(won(method, state, data, 2).min())
     assert min(smallest["random"]) < 10, "random starts are not balanced here: there is something to do"
     assert smallest["balanced"] == [10] * 8
@@ -274,12 +275,11 @@ def test_a_warm_up_is_fedavg_in_every_group(cohort, key):
     data, rounds = problems.linear_federation(sizes=(5, 4, 3, 8, 1, 6, 4)), 3
     method = ifca(start="groups", warmup_rounds=rounds, weighting="rows", batch_size=3)
     start = method.init(key, data)
-    step = jax.jit(method.round)
-    alone = methods.fedavg(TASK, optax.sgd(RATE), batch_size=3, **EPOCHS)
+    alone = compiled(methods.fedavg(TASK, optax.sgd(RATE), batch_size=3, **EPOCHS))
     state, runs = start, [alone.init(key, data)._replace(model=tree.take(start.models, k)) for k in range(3)]
     for number in range(rounds):
         chosen = EVERYBODY if cohort is None else sampling.sample(key, jnp.int32(number), data, cohort)
-        state, info = step(key, state, data, chosen)
+        state, info = method.round(key, state, data, chosen)
         assert info.cluster.tolist() == start.cluster[chosen.ids].tolist()
         assert info.bytes_down == info.bytes_up, "nobody needs the other models"
         for k in range(3):
@@ -289,7 +289,7 @@ def test_a_warm_up_is_fedavg_in_every_group(cohort, key):
     for k in range(3):
         close(tree.take(state.models, k), runs[k].model)
     wanted = method.assign(key, state, data, EVERYBODY).cluster
-    state, info = step(key, state, data, EVERYBODY)
+    state, info = method.round(key, state, data, EVERYBODY)
     assert info.cluster.tolist() == wanted.tolist() != start.cluster.tolist(), "then everybody chooses"
     assert info.bytes_down == 3 * info.bytes_up
 
