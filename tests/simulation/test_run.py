@@ -15,6 +15,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint, program, run
+from jaxfl.simulation.schedule import Schedule
 from jaxfl.testing.compare import assert_equal, leaves
 from jaxfl.testing.small import linear_task
 
@@ -57,6 +58,19 @@ def test_evaluating_and_saving_change_nothing(straight, tmp_path):
     losses = np.array(often.history.column("train_loss"))
     # a record's loss is the mean over the rounds since the one before
     np.testing.assert_allclose(losses.reshape(3, 2).mean(1), straight.history.column("train_loss"), rtol=1e-12)
+
+
+def test_the_same_run_again_is_the_same_to_the_last_bit_at_another_speed(monkeypatch):
+    """How many rounds a call makes is a matter of how fast they were, and no two runs are equally fast."""
+    histories = []
+    for most in (64, 1):
+        ahead = Schedule.ahead
+        with monkeypatch.context() as patch:
+            patch.setattr(Schedule, "ahead", lambda self, done, _: min(most, ahead(self, done, 1e-9)))  # noqa: B023
+            histories.append(
+                untimed(jaxfl.run(fedavg(), DATA, rounds=64, eval_every=64, cohort=7, plan=Plan()).history)
+            )
+    assert histories[0] == histories[1] and len(histories[0]) == 1
 
 
 def test_the_summary_is_ready_for_json(straight):
