@@ -165,7 +165,7 @@ def test_with_pull_of_one_over_rate_the_last_step_is_from_the_broadcast_model():
     method = methods.ditto(TASK, sgd(), proximal_weight=1 / RATE, local_epochs=1)
     before, after = (train(method, data, rounds=rounds, cohort=data.num_clients) for rounds in (2, 3))
     for client in np.flatnonzero(data.train.size):
-        slope = full_gradient(TASK)(tree.take(before.models, client), data, jnp.int32(client))[1]
+        slope = full_gradient(TASK)(tree.take(before.models, client), data, jnp.int32(client), jax.random.key(0))[1]
         close(tree.take(after.models, client), jax.tree.map(lambda w, g: w - RATE * g, before.solver.model, slope))
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import io_callback
 
 import jaxfl
 from jaxfl import methods, sampling, tree
@@ -92,6 +93,23 @@ def test_resumed_is_as_if_never_stopped(first, straight, tmp_path):
     again = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)  # at its end already
     assert_equal(again.state, straight.state, "a finished run that is resumed")
     assert len(again.history) == len(resumed.history)
+
+
+@pytest.mark.parametrize("name", ["kfed", "robust"])
+def test_what_comes_before_the_first_round_is_not_done_again(name, tmp_path):
+    """k-FED and Robust train every client once before they start."""
+    made = []
+
+    def counted(key, data):
+        state = method.init(key, data)
+        round = io_callback(lambda round: (made.append(1), round)[1], state.round, state.round)
+        return state._replace(round=round)
+
+    method = methods.METHODS[name].factory(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1)
+    for rounds in (1, 2):
+        options = {**OPTIONS, "checkpoint_dir": tmp_path, "resume": rounds == 2}
+        result = jaxfl.run(method._replace(init=counted), DATA, rounds=rounds, **options)
+    assert len(made) == 1 and int(result.state.round) == 2
 
 
 def test_records_after_the_last_checkpoint_are_made_again(straight, tmp_path):
