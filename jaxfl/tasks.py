@@ -118,6 +118,20 @@ def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool =
     return Task(init, loss, lambda model, batch: forward(model, batch, None), first, replaced)
 
 
+def without_dropout(task: Task) -> Task:
+    """Returns the task whose loss is that of a model as it is evaluated: with or without a key, nothing is dropped."""
+
+    def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        del key
+        return task.loss(model, batch, None)
+
+    first = task.first
+    if first is not None:
+        of_products = first.loss
+        first = first._replace(loss=lambda model, products, batch, key: of_products(model, products, batch, None))
+    return task._replace(loss=loss, first=first)
+
+
 def masked_mean(values: Array, mask: Array) -> Array:
     """Returns the mean of `values [B]` over the rows where `mask [B]` holds; 0 where none does.
 

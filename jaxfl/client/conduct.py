@@ -42,8 +42,8 @@ def sent_model(key: Key, start: Params, trained: Params, data: FederatedData, cl
     return jax.lax.cond(attacks, change, lambda: trained)
 
 
-def sent_gradient(key: Key | None, gradient: Params, data: FederatedData, client: Array) -> Params:
-    """Returns what a client sends of its gradient; without a key, the noise is the same in every round."""
+def sent_gradient(key: Key, gradient: Params, data: FederatedData, client: Array) -> Params:
+    """Returns what a client sends of its gradient: the gradient, or what an attacker makes of it."""
     attack = data.attack
     if attack is None or attack.kind == "label-flip":
         return gradient
@@ -52,8 +52,7 @@ def sent_gradient(key: Key | None, gradient: Params, data: FederatedData, client
         return jax.tree.map(lambda leaf: -attack.scale.astype(leaf.dtype) * leaf, gradient)
 
     def gaussian() -> Params:
-        own = key_for(jax.random.key(attack.seed), Stream.ATTACK, client=client) if key is None else key
-        return _noise(own, gradient, attack)
+        return _noise(key, gradient, attack)
 
     change = {"sign-flip": sign_flip, "gaussian": gaussian}[attack.kind]
     attacks = attack.attacker[client] & (data.train.size[client] > 0)

@@ -93,11 +93,12 @@ def _mean_loss(loss: Callable[..., Array], block: int) -> Callable[[Params, Fede
 def full_gradient(task: Task, *, block: int = BLOCK) -> Callable[..., tuple[Array, Params]]:
     """Returns `(model, data, client, key) -> (loss, gradient)` of the mean loss over all of a client's training rows.
 
-    A client without rows has loss 0 and gradient 0. An attacker's gradient is what it sends in its place.
+    A client without rows has loss 0 and gradient 0. An attacker's gradient is what it sends in its place. The key is
+    the client's of this round: of dropout (which `tasks.without_dropout` switches off) and of an attacker's noise.
     """
     gradient_of = _true_gradient(task, block)
 
-    def run(model: Params, data: FederatedData, client: Array, key: Key | None = None) -> tuple[Array, Params]:
+    def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
         loss, gradient = gradient_of(model, data, client, key)
         return loss, conduct.sent_gradient(key, gradient, data, client)
 
@@ -107,7 +108,7 @@ def full_gradient(task: Task, *, block: int = BLOCK) -> Callable[..., tuple[Arra
 def _true_gradient(task: Task, block: int) -> Callable[..., tuple[Array, Params]]:
     """Returns `full_gradient` as it is computed, whoever the client is."""
 
-    def run(model: Params, data: FederatedData, client: Array, key: Key | None = None) -> tuple[Array, Params]:
+    def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
         if data.train.max_size <= block:
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
             return jax.value_and_grad(task.loss)(model, batch, key)

@@ -188,8 +188,8 @@ def options(name: str) -> dict[str, Any]:
     """Returns the options of a data set with their defaults.
 
     >>> options("rotated-digits")
-    {'num_clients': 40, 'rows_per_client': 80, 'angles': (0, 90, 180, 270), 'stragglers': 0.0, 'attack': None,
-     'attackers': None, 'attack_scale': 1.0, 'held_out': 0.0}
+    {'num_clients': 40, 'rows_per_client': 80, 'angles': (0, 90, 180, 270), 'test_share': None, 'stragglers': 0.0,
+     'attack': None, 'attackers': None, 'attack_scale': 1.0, 'held_out': 0.0}
     """
     return {option: known.default for option, known in known_options(name).items()}
 

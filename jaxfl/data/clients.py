@@ -76,7 +76,6 @@ class Attack:
 
     attacker: AnyArray = struct.field(metadata=KNOWN)  # [N] bool
     scale: AnyArray = struct.field(metadata=SHARED)  # [] float32
-    seed: AnyArray = struct.field(metadata=SHARED)  # [] uint32, of noise that no run's key is at hand for
     kind: str = struct.field(pytree_node=False)
 
 

@@ -99,5 +99,5 @@ def attack(data: FederatedData, kind: Kind, share: float, *, seed: int = 0, scal
     attacker = np.zeros(data.num_clients, bool)
     attacker[host_rng(seed, "attack").permutation(candidates)[:count]] = True
     train = dataclasses.replace(data.train, flipped=attacker) if kind == "label-flip" else data.train
-    planned = Attack(attacker, np.asarray(scale, np.float32), np.asarray(seed % 2**32, np.uint32), kind)
+    planned = Attack(attacker, np.asarray(scale, np.float32), kind)
     return dataclasses.replace(data, train=train, attack=planned)

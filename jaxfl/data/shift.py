@@ -1,10 +1,13 @@
 """Shifts with known groups: the same examples, seen differently by each group of clients.
 
 `rotated` and `shifted` give each group its own permutation of all training images, dealt out to its clients, and all
-clients of a group share one test set, as in IFCA (Ghosh et al., 2020: rotated MNIST, a quarter of the clients for each
-of four rotations) and in StoCFL (Zeng et al., 2023: rotated and shifted). `rotate` and `relabel` shift the clients of a
-federation that there is, whatever its skew: rotations of clients with classes of their own are the product of both
-(StoCFL, figure 8). The shift itself is applied to a batch on the device: four rotations of MNIST cost one MNIST.
+clients share one test set, as in IFCA (Ghosh et al., 2020: rotated MNIST, a quarter of the clients for each of four
+rotations) and in StoCFL (Zeng et al., 2023: rotated and shifted). Where there is no official test set, rows are set
+aside once, for all groups: what one group is tested on, no other group trains on.
+
+`rotate` and `relabel` shift the clients of a federation that there is, whatever its skew: rotations of clients with
+classes of their own are the product of both (StoCFL, figure 8). The shift itself is applied to a batch on the device:
+four rotations of MNIST cost one MNIST.
 """
 
 import dataclasses
@@ -25,16 +28,19 @@ def rotated(
     num_clients: int,
     rows_per_client: int | None = None,
     angles: Sequence[float] = (0, 90, 180, 270),
+    test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
     """Returns a federation whose groups see the images rotated.
 
     Args:
-        source: square images. Without an official test set, the rows that a group does not train on are its test rows.
+        source: square images.
         num_clients: N, a multiple of the number of rotations.
-        rows_per_client: training rows of a client; None deals out all of them (80 % if there is no official test set).
+        rows_per_client: training rows of a client, after the test rows are set aside; None deals out all of them.
         angles: degrees, counter-clockwise, one per group. Multiples of 90 are exact, as `np.rot90`; others are
             interpolated, see `jaxfl.data.images.tilt`.
+        test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
+            where there is none.
         seed: of the permutations.
 
     Raises:
@@ -45,7 +51,7 @@ def rotated(
     >>> data.rotation.tolist(), data.train.size.tolist()
     ([0, 0, 1, 1, 2, 2, 3, 3], [20, 20, 20, 20, 20, 20, 20, 20])
     """
-    data = _grouped(source, "rotated", _angle_names(angles), num_clients, rows_per_client, seed)
+    data = _grouped(source, "rotated", _angle_names(angles), num_clients, rows_per_client, test_share, seed)
     return _rotate(data, np.asarray(angles, float)[data.group])
 
 
@@ -55,6 +61,7 @@ def shifted(
     num_clients: int,
     rows_per_client: int | None = None,
     shifts: Sequence[int] | None = None,
+    test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
     """Returns a federation whose groups call class `c` by the label `(c + shift) % L`.
@@ -62,11 +69,13 @@ def shifted(
     One model for all cannot be right for more than one group in `len(shifts)`.
 
     Args:
-        source: any examples. Without an official test set, the rows that a group does not train on are its test rows.
+        source: any examples.
         num_clients: N, a multiple of the number of shifts.
-        rows_per_client: training rows of a client; None deals out all of them (80 % if there is no official test set).
+        rows_per_client: training rows of a client, after the test rows are set aside; None deals out all of them.
         shifts: added to the labels, one per group; None is 0, 3, 6, 9 as in StoCFL, or as many of them as fit the
             classes.
+        test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
+            where there is none.
         seed: of the permutations.
 
     Raises:
@@ -78,7 +87,7 @@ def shifted(
     """
     shifts = default_shifts(source.num_classes) if shifts is None else shifts
     names = _shift_names(shifts, source.num_classes)
-    data = _grouped(source, "shifted", names, num_clients, rows_per_client, seed)
+    data = _grouped(source, "shifted", names, num_clients, rows_per_client, test_share, seed)
     return _relabel(data, np.asarray(shifts)[data.group])
 
 
@@ -193,34 +202,36 @@ def _crossed(data: FederatedData, skew: str, names: Sequence[str], seed: int) ->
 
 
 def _grouped(
-    source: Source, skew: str, names: tuple[str, ...], num_clients: int, rows_per_client: int | None, seed: int
+    source: Source,
+    skew: str,
+    names: tuple[str, ...],
+    num_clients: int,
+    rows_per_client: int | None,
+    test_share: float | None,
+    seed: int,
 ) -> FederatedData:
-    """Deals the training rows out to the clients of each group, and gives the group its test rows."""
+    """Deals the training rows out to the clients of each group; the test rows are the same for all."""
     members = partition.group_members(num_clients, len(names))
-    inputs, labels, official = source.pool
+    inputs, labels, test = source.pool if test_share is None else (source.inputs, source.labels, None)
     if skew == "rotated":
         check_square(inputs)
-    # Without an official test set something must be left to test on: one row at the least, a fifth by default.
-    usable = len(source.inputs) if official is not None else len(source.inputs) - 1
-    if rows_per_client is None and official is None:
-        usable = int(0.8 * len(source.inputs))
-    rows = partition.rows_that_fit(members, rows_per_client, usable, "of a group")
+    own, which = np.arange(len(source.inputs)), "of a group"
+    if test is None:
+        # Once, and before rows are dealt out: what one group trains on must not be another group's test row.
+        (own,), (test,) = partition.train_test_split([own], 0.2 if test_share is None else test_share, seed=seed)
+        which = f"of a group ({len(test)} more are set aside to test on)"
+    rows = partition.rows_that_fit(members, rows_per_client, len(own), which)
     train: list[np.ndarray] = []
-    test: list[np.ndarray] = []
     for index in range(len(names)):
-        order = host_rng(seed, skew, index).permutation(len(source.inputs))
+        order = own[host_rng(seed, skew, index).permutation(len(own))]
         train += list(order[: members * rows].reshape(members, rows))
-        test.append(order[members * rows :])
-    group = np.repeat(np.arange(len(names), dtype=np.int32), members)
-    # One official test set is stored once: all groups point at it.
-    tests = Split.shared(test, group) if official is None else Split.shared([official], np.zeros_like(group))
     return federate(
         inputs,
         labels,
         train,
-        tests,
+        Split.shared([test], np.zeros(num_clients, np.int32)),  # stored once
         num_classes=source.num_classes,
-        group=group,
+        group=np.repeat(np.arange(len(names), dtype=np.int32), members),
         mean=source.mean,
         std=source.std,
         name=f"{skew}-{source.name}",

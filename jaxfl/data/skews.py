@@ -1,8 +1,8 @@
 """Federations by partition: every client has its own rows of the source, chosen by `partition`.
 
 Each builder takes a `Source` and keyword options, as those of `shift` do. The test rows are `test_share` of a client's
-own rows; or, with `test_share=None`, the official test set, restricted to the classes of the client's group where it
-has such.
+own rows (in `hybrid` of its domain's rows); or, with `test_share=None`, the official test set, restricted to the
+classes of the client's group where it has such.
 """
 
 from collections.abc import Sequence
@@ -179,12 +179,15 @@ def hybrid(
 ) -> FederatedData:
     """Returns groups of clients whose examples come from different domains (StoCFL: MNIST and Fashion-MNIST).
 
+    All clients of a domain share its test rows. Those that are set aside have the same places in every domain: where
+    one domain is the negative of the other, an image that is trained on is not tested on as its negative.
+
     Args:
         source: examples of several domains, as `sources.combined` returns.
         num_clients: N, a multiple of the number of domains.
-        rows_per_client: rows of a client, before `test_share` of them is set aside; None deals out all rows.
-        test_share: share of a client's rows to test on; None is the official test set of the group's domain, 0.2 where
-            there is none.
+        rows_per_client: training rows of a client, after the test rows are set aside; None deals out all of them.
+        test_share: share of a domain's training examples to test its clients on instead; None is the official test set
+            of the domain, 0.2 where there is none.
         seed: of all choices.
 
     Raises:
@@ -193,16 +196,21 @@ def hybrid(
     if source.domains is None:
         raise ValueError(f"source must have several domains, got {source.name} alone; combine it with another.")
     members = partition.group_members(num_clients, len(source.domain_names))
-    parts: partition.Parts = []
+    inputs, labels, official = source.pool if test_share is None else (source.inputs, source.labels, None)
+    train: partition.Parts = []
+    tests: partition.Parts = []
     for domain in range(len(source.domain_names)):
         rows = np.flatnonzero(source.domains == domain)
+        if official is None:
+            share = 0.2 if test_share is None else test_share
+            (rows,), (test,) = partition.train_test_split([rows], share, seed=seed)
+        else:
+            test = official if source.test_domains is None else official[source.test_domains == domain]
+        tests.append(test)
         dealt = partition.iid(len(rows), members, rows_per_client=rows_per_client, seed=seed + domain)
-        parts += [rows[part] for part in dealt]
+        train += [rows[part] for part in dealt]
     group = np.repeat(np.arange(len(source.domain_names), dtype=np.int32), members)
-    tests = None
-    if source.test_domains is not None:
-        tests = [source.test_domains == domain for domain in range(len(source.domain_names))]
-    return _federation(source, "hybrid", parts, test_share, seed, group, source.domain_names, tests)
+    return pack(source, "hybrid", inputs, labels, train, Split.shared(tests, group), group, source.domain_names)
 
 
 def _called(source: Source, label: int) -> str:

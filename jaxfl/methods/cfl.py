@@ -16,8 +16,9 @@ The split is kept if  sqrt((1 - alpha_cross) / 2) > gamma_max  (theorem 1: it te
 
 The split. The paper's algorithm is single linkage, which attains that minimum; published codes have complete linkage,
 which does not always. A cluster is compared once each member has trained in it: if only some take part in a round, by
-what each has sent last. Clients without rows, held out, or whose update is not finite or zero stay where they are, and
-nobody waits for them.
+what each has sent last. Clients without rows, or whose update is not finite or zero, stay where they are, and nobody
+waits for them. Nor for clients that are held out of training: whenever they are served, they walk down the tree of
+splits to a cluster (see `parts.split_tree`), for which the state keeps a model and two vectors of every split.
 
 The thresholds. eps1 and eps2 grow with rate, epochs and parameters; the paper's rule is to watch one run, and to take a
 tenth of the largest mean update as eps1, and one to ten times eps1 as eps2. gamma_max is a property of the data that is
@@ -34,10 +35,11 @@ by the new clusters in the round of a split already, where here both halves star
 20 clients if gamma_max = 0.13 is exceeded, no eps.
 """
 
+import functools
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,14 +47,15 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.training import Train, local_train
-from jaxfl.clustering import distances
 from jaxfl.clustering.linkage import Bipartition
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method, takes_part
-from jaxfl.methods.parts import splitting
+from jaxfl.methods.base import Info, Method
+from jaxfl.methods.parts import split_tree, splitting
+from jaxfl.methods.parts.split_rule import SIMILARITIES, Rule, dividing, ready_clusters
+from jaxfl.methods.parts.split_state import CFLState, Sent, divided, grow, one_cluster, remember
 from jaxfl.methods.parts.vectors import LAST_KERNEL, compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -60,10 +63,6 @@ from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-SIMILARITIES = {
-    "cosine": distances.cosine,
-    "l2": lambda vectors: -distances.l2(vectors),  # the nearer, the more similar
-}
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "relative": True,
@@ -98,57 +97,6 @@ PRESETS["fesem"] = PRESETS["paper"] | {
     "rounds_between": 30,
     "min_clients": 20,
 }
-
-
-class Rule(NamedTuple):
-    """When a cluster is split, by what, and how its clients are averaged; `cfl` says what the words mean."""
-
-    relative: bool
-    eps1: float
-    eps2: float
-    gamma_max: float
-    linkage: Bipartition
-    weighting: aggregate.Weighting
-    layers: str | Sequence[str]
-    warmup_rounds: int
-    rounds_between: int
-    min_clients: int
-    metric: Literal["cosine", "l2"]
-    compare: Literal["updates", "weights"]
-
-    def check(self) -> None:
-        """Raises ValueError if a field is out of range."""
-        for name in ("eps1", "eps2", "gamma_max"):
-            if not getattr(self, name) >= 0:  # NaN too
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        if self.gamma_max > 1 and not self.relative:
-            raise ValueError(f"gamma_max must be at most 1, got {self.gamma_max}; relative=True takes a multiple.")
-        for name, low in {"warmup_rounds": 0, "rounds_between": 1, "min_clients": 2}.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
-
-
-class CFLState(NamedTuple):
-    """Slots of cluster models, and what every client has sent since its cluster was formed."""
-
-    models: Params  # [K, ...]; a slot without clients is free
-    formed: Array  # [K] int32, rounds done when the cluster was formed
-    trained: Array  # [N] bool, who has trained since its cluster was formed; the two norms of others are 0
-    vectors: Array  # [N, d], what clients are compared by; 0 where the update was not finite, as are its norms
-    update_norm: Array  # [N] |D_i|
-    layers_norm: Array  # [N] |D_i|, of the layers compared
-    largest: Array  # [], the largest |D_i| of the layers ever observed
-    cluster: Array  # [N] int32 slot
-    round: Array  # [] int32
-
-
-class Sent(NamedTuple):
-    """What the clients of a cohort send besides their models, and what is seen of them."""
-
-    loss: Array  # [C]
-    vectors: Array  # [C, d], 0 where the update is not finite
-    update_norm: Array  # [C], as well
-    layers_norm: Array  # [C], as well
 
 
 @checked
@@ -247,9 +195,13 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, length: int, slo
     def vector_of(key: Key, model: Params) -> Array:
         return to_vector(key, layers_of(model), size=length)
 
+    def compared(key: Key, theta: Params, model: Params) -> Array:
+        """Returns what a client is compared by that has trained from theta."""
+        return vector_of(key, model if rule.compare == "weights" else jax.tree.map(jnp.subtract, model, theta))
+
     def init(key: Key, data: FederatedData) -> CFLState:
         model = task.init(key_for(key, Stream.INIT))
-        return one_cluster(model, jax.eval_shape(vector_of, key, model), data.num_clients, slots)
+        return one_cluster(model, jax.eval_shape(vector_of, key, model), data, slots)
 
     def client(shared, client: Array):
         key, (models, cluster, round), data = shared
@@ -257,8 +209,7 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, length: int, slo
         model, loss = train(key_for(key, Stream.BATCHES, round, client), theta, data, client, anchor=theta)
         update = jax.tree.map(jnp.subtract, model, theta)
         weight = aggregate.client_weight(data, client, rule.weighting)
-        vector = vector_of(key, model if rule.compare == "weights" else update)
-        told = vector, tree.norm(update), tree.norm(layers_of(update))
+        told = compared(key, theta, model), tree.norm(update), tree.norm(layers_of(update))
         usable = tree.is_finite(update)
         sent = Sent(loss, *(jnp.where(usable, number, 0) for number in told))
         return aggregate.contribute(update, weight, cluster[client], base.slots_of(models)), sent
@@ -285,117 +236,28 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, length: int, slo
             client_update=heard.update_norm.max(),
             splits=after.opened.sum(dtype=jnp.int32),
         )
-        return divided(heard._replace(models=models), after), seen
+        return divided(heard, after, models), seen
 
-    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, grow=_grow)
+    def assign(key: Key, state: CFLState, data: FederatedData, cohort: Cohort) -> CFLState:
+        """Serves clients that are held out by the cluster that they come to down the tree of splits."""
+        if state.splits is None:
+            return state
 
+        def newcomer(shared, client: Array):
+            key, (splits, cluster), data = shared
 
-def one_cluster(model: Params, vector: jax.ShapeDtypeStruct, num_clients: int, slots: int) -> CFLState:
-    """Returns the state before the first round: all clients in one cluster, and nobody heard.
+            def vector_at(slot: Array, theta: Params) -> Array:
+                client_key = key_for(key, Stream.REPRESENTATION, slot, client)
+                return compared(key, theta, train(client_key, theta, data, client, anchor=theta)[0])
 
-    Args:
-        model: that all start from.
-        vector: the shape `[d]` of what clients are compared by.
-        num_clients: N.
-        slots: K.
-    """
-    norm = jax.eval_shape(tree.norm, model)  # in the model's dtype; a sketch is float32
-    return CFLState(
-        models=tree.repeat(model, slots),
-        formed=jnp.zeros(slots, jnp.int32),
-        trained=jnp.zeros(num_clients, bool),
-        vectors=jnp.zeros((num_clients, *vector.shape), vector.dtype),
-        update_norm=jnp.zeros(num_clients, norm.dtype),
-        layers_norm=jnp.zeros(num_clients, norm.dtype),
-        largest=jnp.zeros((), norm.dtype),
-        cluster=jnp.zeros(num_clients, jnp.int32),
-        round=jnp.int32(0),
-    )
+            walks = jnp.asarray(data.held_out)[client] & (data.train.size[client] > 0)
+            walk = functools.partial(split_tree.walk, splits, vector_at, SIMILARITIES[rule.metric])
+            return (), jax.lax.cond(walks, walk, lambda: cluster[client])
 
+        _, found = over_clients(newcomer, (key, (state.splits, state.cluster), data), cohort)
+        return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
 
-def remember(state: CFLState, sent: Sent, data: FederatedData, cohort: Cohort) -> CFLState:
-    """Returns the state with what the clients of a cohort have sent; who has no rows has sent nothing."""
-    trained = cohort.mask & (data.train.size[cohort.ids] > 0)
-    ids = jnp.where(trained, cohort.ids, data.num_clients)  # out of range: written nowhere
-    layers_norm = state.layers_norm.at[ids].set(sent.layers_norm, mode="drop")
-    return state._replace(
-        trained=state.trained.at[ids].set(True, mode="drop"),
-        vectors=state.vectors.at[ids].set(sent.vectors, mode="drop"),
-        update_norm=state.update_norm.at[ids].set(sent.update_norm, mode="drop"),
-        layers_norm=layers_norm,
-        largest=jnp.maximum(state.largest, layers_norm.max()),
-    )
+    def client_params(state: CFLState, ids: Array) -> Params:
+        return tree.take(state.models, state.cluster[ids])
 
-
-def comparable(state: CFLState) -> Array:
-    """Returns whose vectors can be compared `[N]`: those of clients whose last update has a direction."""
-    return (state.update_norm > 0) & (state.layers_norm > 0)
-
-
-def ready_clusters(rule: Rule, state: CFLState, mean_norm: Array, heard: Array, data: FederatedData) -> Array:
-    """Returns the clusters that may be split now `[K]` bool.
-
-    Args:
-        rule: of the splits.
-        state: with what this round's clients have sent.
-        mean_norm: of the clusters' mean updates `[K]`.
-        heard: clusters in which somebody has trained in this round `[K]`.
-        data: the federation.
-    """
-    member = state.cluster[:, None] == jnp.arange(heard.shape[0], dtype=jnp.int32)[None, :]  # [N, K]
-    largest_update, largest_layers = (  # [K] max_i |D_i|
-        jnp.where(member, norm[:, None], 0).max(0) for norm in (state.update_norm, state.layers_norm)
-    )
-    stationary = mean_norm < rule.eps1 * (largest_update if rule.relative else 1)
-    clients_move = largest_layers > rule.eps2 * (state.largest if rule.relative else 1)
-    waits = (member & (~state.trained & takes_part(data))[:, None]).any(0)  # for members yet to train
-    enough = (member & comparable(state)[:, None]).sum(0) >= rule.min_clients
-    due = (state.round + 1 - state.formed >= rule.rounds_between) & (state.round >= rule.warmup_rounds)
-    return stationary & clients_move & heard & ~waits & enough & due
-
-
-def divided(state: CFLState, after: splitting.Division) -> CFLState:
-    """Returns the state of the next round: both halves of a split go on from one model, and are heard anew."""
-    fresh = after.opened.at[after.source].max(after.opened)  # [K], both halves of every split
-    anew = fresh[after.cluster]  # [N]
-    return state._replace(
-        models=tree.take(state.models, after.source),
-        formed=jnp.where(fresh, state.round + 1, state.formed),
-        trained=state.trained & ~anew,
-        update_norm=jnp.where(anew, 0, state.update_norm),
-        layers_norm=jnp.where(anew, 0, state.layers_norm),
-        cluster=after.cluster,
-        round=state.round + 1,
-    )
-
-
-def dividing(rule: Rule) -> Callable[[CFLState, Array], splitting.Division]:
-    """Returns `divide(state, ready [K]) -> division`, which compares clients only if some cluster is ready."""
-    accept = check_of_split(rule)
-
-    def divide(state: CFLState, ready: Array) -> splitting.Division:
-        def compare_and_split() -> splitting.Division:
-            similarity, able = SIMILARITIES[rule.metric](state.vectors), comparable(state)
-            return splitting.split(similarity, state.cluster, able, ready, linkage=rule.linkage, accept=accept)
-
-        unchanged = splitting.unchanged(state.cluster, ready.shape[0])
-        return jax.lax.cond(ready.any(), compare_and_split, lambda: unchanged)
-
-    return divide
-
-
-def check_of_split(rule: Rule) -> splitting.Accept:
-    """Returns which splits are kept."""
-    if rule.gamma_max == 0 or (rule.metric == "l2" and not rule.relative):
-        return splitting.keep_all
-    if not rule.relative:
-        return splitting.keep_above(rule.gamma_max)
-    if rule.metric == "cosine":
-        return splitting.keep_above_peers(rule.gamma_max)
-    return splitting.keep_above_peers(rule.gamma_max, jnp.negative)
-
-
-def _grow(state: CFLState) -> CFLState:
-    """Returns the state with twice the slots."""
-    models, formed = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), (state.models, state.formed))
-    return state._replace(models=models, formed=formed)
+    return Method(init, round, client_params, task, assign, grow)

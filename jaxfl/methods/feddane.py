@@ -35,7 +35,7 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
-from jaxfl.tasks import Task
+from jaxfl.tasks import Task, without_dropout
 from jaxfl.typing import Array, Key, Params
 
 
@@ -85,7 +85,7 @@ def feddane(
     """
     local = optax.chain(proximal_pull(proximal_weight), gradient_correction(), optimizer)
     train = local_train(task, local, local_epochs=local_epochs, batch_size=batch_size)
-    gradient_of = full_gradient(task)
+    gradient_of = full_gradient(without_dropout(task))  # the same function in both phases
 
     def init(key: Key, data: FederatedData) -> FedDANEState:
         model = task.init(key_for(key, Stream.INIT))
@@ -93,14 +93,14 @@ def feddane(
         return FedDANEState(model, optimizers.init(server_optimizer, model), clusters, jnp.int32(0))
 
     def send_gradient(shared, client: Array):
-        model, data = shared
-        _, gradient = gradient_of(model, data, client)  # dropout off: the same function in both phases
+        key, round, model, data = shared
+        _, gradient = gradient_of(model, data, client, key_for(key, Stream.DROPOUT, round, client))
         return aggregate.contribute(gradient, aggregate.client_weight(data, client, weighting)), ()
 
     def send_model(shared, client: Array):
         key, round, model, together, data = shared
         # once more, as a client would have kept it: the gradients of a whole cohort never exist at once
-        _, gradient = gradient_of(model, data, client)
+        _, gradient = gradient_of(model, data, client, key_for(key, Stream.DROPOUT, round, client))
         correction = jax.tree.map(lambda g, own: g - own, together, gradient)
         client_key = key_for(key, Stream.BATCHES, round, client)
         trained, loss = train(client_key, model, data, client, anchor=model, correction=correction)
@@ -108,7 +108,7 @@ def feddane(
 
     def round(key: Key, state: FedDANEState, data: FederatedData, cohort: Cohort) -> tuple[FedDANEState, Info]:
         model = state.model
-        gradients, _ = over_clients(send_gradient, (model, data), cohort)
+        gradients, _ = over_clients(send_gradient, (key, state.round, model, data), cohort)
         together = tree.take(aggregate.mean(gradients, empty=jax.tree.map(lambda g: jnp.zeros_like(g)[None], model)), 0)
         solutions, loss = over_clients(send_model, (key, state.round, model, together, data), cohort)
         average = tree.take(aggregate.mean(solutions, empty=tree.repeat(model, 1)), 0)

@@ -29,13 +29,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client.training import Train, full_gradient, local_train, mean_losses
+from jaxfl.client.training import Train, full_gradient, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Assign, Info, Method
+from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts import starts
+from jaxfl.methods.parts.choosing import Rows, assigning, choosing, losses_of
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
@@ -43,7 +44,6 @@ from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
 Average = Literal["models", "gradients"]
-Rows = Literal["train", "test"]
 
 
 class IFCAState(NamedTuple):
@@ -146,60 +146,6 @@ def ifca(
 
     assign = assigning(losses, choose)
     return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, assign)
-
-
-def losses_of(task: Task) -> starts.Losses:
-    """Returns `(models [K, ...], data, client) -> [K]`: their losses on a client's training rows; NaN is infinite."""
-    losses_on_rows = mean_losses(task)
-
-    def losses(models: Params, data: FederatedData, client: Array) -> Array:
-        found = losses_on_rows(models, data, client)  # [K]
-        return jnp.where(jnp.isnan(found), jnp.inf, found)
-
-    return losses
-
-
-def closest(losses: Array) -> Array:
-    """Returns the model of the lowest of the losses `[K]`."""
-    return jnp.argmin(losses).astype(jnp.int32)
-
-
-def choosing(losses: starts.Losses, *, grouped_rounds: int) -> Callable[[IFCAState, FederatedData, Array], Array]:
-    """Returns `(state, data, client) -> []`, the cluster that a client trains in.
-
-    Args:
-        losses: of all models.
-        grouped_rounds: in the first of them it is the client's group, where all groups stay as they are.
-    """
-
-    def choose(state: IFCAState, data: FederatedData, client: Array) -> Array:
-        return closest(losses(state.models, data, client))
-
-    def after_warmup(state: IFCAState, data: FederatedData, client: Array) -> Array:
-        def own() -> Array:
-            return state.cluster[client]  # its group, until the first choice
-
-        return jax.lax.cond(state.round < grouped_rounds, own, lambda: choose(state, data, client))
-
-    return after_warmup if grouped_rounds else choose
-
-
-def assigning(losses: starts.Losses, choose: Rows) -> Assign:
-    """Returns `assign`, which serves every client with rows the model of the lowest loss on its `choose` rows."""
-
-    def assign(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> IFCAState:
-        del key
-        judged = data if choose == "train" else dataclasses.replace(data, train=data.test)
-
-        def client(shared, client: Array):
-            models, data = shared
-            return (), closest(losses(models, data, client))
-
-        _, found = over_clients(client, (state.models, judged), cohort)
-        found = jnp.where(judged.train.size[cohort.ids] > 0, found, state.cluster[cohort.ids])
-        return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
-
-    return assign
 
 
 def pooling(shared: str | Sequence[str]) -> Callable[[Params, Params], Params]:

@@ -123,7 +123,8 @@ def robust(
         base.check_clusters(num_clusters, data)
         model = task.init(key_for(key, Stream.INIT))
         points, known = train_all_once(key, model, data, first, point_of)
-        found = kmeans.kmeans(key_for(key, Stream.START), points, num_clusters, mask=known, restarts=restarts, **stage)
+        start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
+        found = kmeans.kmeans(start_key, points, num_clusters, mask=known, restarts=restarts, **stage)
         return RobustState(
             models=tree.repeat(model, num_clusters),
             points=points,

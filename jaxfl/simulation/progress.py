@@ -37,7 +37,8 @@ class Tally:
         real = rows & np.isfinite(log.info.loss)
         losses = np.where(real, log.info.loss, 0.0).sum(1) / np.maximum(real.sum(1), 1)
         losses = losses[log.mask.any(1)]  # a round without anybody has none
-        for loss in losses.tolist():  # one by one: how many rounds a call makes must not change the sum's last bits
+        # One by one: how many rounds a call makes depends on their speed, and must not change the sum's last bits.
+        for loss in losses.tolist():
             self.loss_sum += loss
         self.loss_weight += len(losses)
         self.last_loss = float(losses[-1]) if len(losses) else self.last_loss

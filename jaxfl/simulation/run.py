@@ -79,7 +79,10 @@ def run(
     """Runs a method for a number of rounds.
 
     The result depends on the method, the data and the seed; not on how often it is evaluated or saved, nor on whether
-    it was interrupted.
+    it was interrupted. On one CPU, two runs agree in every bit of the state and of the history, seconds apart. On
+    another machine, or with another plan, they agree up to rounding: threads and chunks decide in which order numbers
+    are added. So they may on a GPU in another process, where XLA takes the kernels that it finds the fastest (see
+    https://openxla.org/xla/determinism).
 
     Args:
         method: from a factory of `jaxfl.methods`.

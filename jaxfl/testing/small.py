@@ -24,6 +24,7 @@ from jaxfl.typing import Array, Key, Params
 
 COHORT = (0, 1, 2, 3, 4, 6, 7)  # client 5 is never sampled
 EMPTY, SICK = 1, 3  # the client without rows; the one that is given NaN
+HELD_OUT = (2, 5)  # one of each planted group, where some are kept out of training
 CLIENTS, ROWS = 8, 40  # N, and the most training rows of a client
 FEATURES, CLASSES = 4, 3
 
@@ -101,7 +102,9 @@ def federation(num_groups: int = 2, ragged: bool = True, rows: int = 12) -> Fede
         name: replace(split, rows=_lengthened(split.rows, owned), max_size=ROWS)
         for name, split in (("train", data.train), ("test", data.test))
     }
-    return replace(data, inputs=_lengthened(data.inputs, pool), labels=_lengthened(data.labels, pool), **splits)
+    nobody = np.zeros(CLIENTS, bool)  # an array in place of None: the same program for those who are held out
+    pools = {name: _lengthened(getattr(data, name), pool) for name in ("inputs", "labels")}
+    return replace(data, **pools, **splits, held_out=nobody)
 
 
 def _lengthened(array: Any, length: int) -> np.ndarray:

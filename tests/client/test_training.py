@@ -48,7 +48,9 @@ def on_every_client(run):
 @pytest.mark.parametrize("block", [1, 3, 8, 100])
 def test_blocks_do_not_matter_to_losses_and_gradients(block, key):
     model = QUADRATIC.init(key)
-    loss, gradient = on_every_client(lambda i: full_gradient(QUADRATIC, block=block)(model, jax.device_put(DATA), i))
+    loss, gradient = on_every_client(
+        lambda i: full_gradient(QUADRATIC, block=block)(model, jax.device_put(DATA), i, key)
+    )
     alone = on_every_client(lambda i: mean_loss(QUADRATIC, block=block)(model, jax.device_put(DATA), i))
     close(loss, alone)
     for client, (x, y) in enumerate(problems.rows_of(DATA)):
@@ -129,8 +131,8 @@ def test_sign_flip_sends_the_opposite_of_what_was_learned(batch_size, key):
         wanted[[0, 3]] = before - 2.0 * (wanted[[0, 3]] - before)
         close(sent[name], wanted)
         assert abs(sent[name][0] - leaf[0]).max() > 1e-3
-    slope = on_every_client(lambda i: full_gradient(SOFTMAX)(start, honest, i)[1])
-    opposite = on_every_client(lambda i: full_gradient(SOFTMAX)(start, data, i)[1])
+    slope = on_every_client(lambda i: full_gradient(SOFTMAX)(start, honest, i, key)[1])
+    opposite = on_every_client(lambda i: full_gradient(SOFTMAX)(start, data, i, key)[1])
     factor = np.where(np.isin(np.arange(DATA.num_clients), (0, 3)), -2.0, 1.0)
     close(opposite["bias"], factor[:, None] * slope["bias"])
 
@@ -184,7 +186,7 @@ def test_without_conditions_the_program_is_as_if_there_were_none(batch_size, key
 
     def program():
         train = local_train(SOFTMAX, MOMENTUM, local_epochs=2, batch_size=batch_size)
-        return jax.jit(lambda *given: (train(*given), full_gradient(SOFTMAX)(*given[1:]))).lower(
+        return jax.jit(lambda *given: (train(*given), full_gradient(SOFTMAX)(*given[1:], given[0]))).lower(
             key, start, data, jnp.int32(0)
         )
 

@@ -36,6 +36,35 @@ def test_the_quick_start_is_forty_clients_of_eighty_rows():
     assert fed.train.size.tolist() == [80] * 40 and fed.group_names == ("0°", "90°", "180°", "270°")
 
 
+CUTS = [f"{before}{skew}" for skew in data.SKEWS for before in ("", *(f"{s}+" for s in data.SHIFTS if s != skew))]
+
+
+@pytest.mark.parametrize("official", [False, True])
+@pytest.mark.parametrize("cut", CUTS)
+def test_no_example_is_trained_on_and_tested_on(cut, official, tmp_path):
+    """By anybody: no other group, client or domain may train on what somebody is tested on."""
+    count = 240 if official else 200
+    x = np.zeros((count, 4, 4), np.uint8)
+    x[:, 0, 0], x[:, 1, 1] = 255, np.arange(count)  # a negative has a corner of 0
+    arrays = {"x": x, "y": np.arange(count) % 5, "client": np.arange(count) % 10}
+    parts = {name: values[:200] for name, values in arrays.items()}
+    if official:
+        parts |= {f"test_{name}": values[200:] for name, values in arrays.items()}
+    np.savez(tmp_path / "own.npz", **parts)
+    options = {} if "writers" in cut else {"num_clients": 8, "label_groups": ((0, 1), (2, 3))}
+    name = f"{cut}-npz"
+    options = {option: value for option, value in options.items() if option in data.options(name)}
+    for share in ({}, {"test_share": 0.3}):
+        fed = data.load(name, data_dir=tmp_path / "own.npz", **options, **share)
+        # An image and its negative are one example.
+        number = np.where(fed.inputs[:, 0, 0] == 0, 255 - fed.inputs[:, 1, 1], fed.inputs[:, 1, 1])
+        train, test = (
+            set(np.concatenate([number[rows(split, client)] for client in range(fed.num_clients)]).tolist())
+            for split in (fed.train, fed.test)
+        )
+        assert train and test and not train & test
+
+
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_same_seed_same_split_and_other_seed_another(name):
     one, same, other = (data.load(name, seed=seed, held_out=0.25) for seed in (5, 5, 6))
@@ -87,7 +116,7 @@ def test_nothing_is_held_out_unless_asked():
         ("rotated-digits", {"num_clients": 10}, "num_clients must be a multiple of the 4 groups, got 10; use 8 or 12"),
         ("rotated-digits", {"num_clients": 0}, "num_clients must be a positive integer, got 0"),
         ("rotated-digits", {"num_clients": "8"}, "num_clients must be a positive integer, got '8'"),
-        ("rotated-digits", {"rows_per_client": 200}, "rows_per_client must be at most 179, got 200"),
+        ("rotated-digits", {"rows_per_client": 200}, "rows_per_client must be at most 143, got 200"),
         ("rotated-digits", {"rows_per_client": -1}, "rows_per_client must be a positive integer, got -1"),
         ("rotated-digits", {"held_out": 1.0}, "held_out must be a share .* got 1.0"),
         ("rotated-digits", {"held_out": -0.1}, "held_out must be a share .* got -0.1"),

@@ -81,7 +81,7 @@ def test_hybrid_clients_have_one_domain_in_training_and_test():
             if split is fed.test:
                 assert len(pixels) == count[client >= 3]
     own = skews.hybrid(both, num_clients=6, rows_per_client=10, test_share=0.2)
-    assert own.train.size.tolist() == [8] * 6 and own.test.size.tolist() == [2] * 6
+    assert own.train.size.tolist() == [10] * 6 and own.test.size.tolist() == [16] * 3 + [8] * 3
     for client in range(6):
         assert ((fed.inputs[rows_of(own.test, client)] >= 1000) == (client >= 3)).all()
 

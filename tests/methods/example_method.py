@@ -47,6 +47,9 @@ def example(
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=None)
     loss_of = mean_loss(task)
 
+    def choose(models, data, client):
+        return jnp.argmin(jax.lax.map(lambda model: loss_of(model, data, client), models)).astype(jnp.int32)
+
     def init(key, data):
         models = jax.vmap(lambda k: task.init(key_for(key, Stream.INIT, k)))(jnp.arange(num_clusters))
         return ExampleState(models, jnp.zeros(data.num_clients, jnp.int32), jnp.int32(0))
@@ -54,11 +57,11 @@ def example(
     def round(key, state, data, cohort):
         def client(shared, client):
             key, state, data = shared
-            best = jnp.argmin(jax.lax.map(lambda model: loss_of(model, data, client), state.models))
+            best = choose(state.models, data, client)
             client_key = key_for(key, Stream.BATCHES, state.round, client)
             model, loss = train(client_key, tree.take(state.models, best), data, client)
             weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(model, weight, best, num_clusters), (loss, best.astype(jnp.int32))
+            return aggregate.contribute(model, weight, best, num_clusters), (loss, best)
 
         total, (loss, found) = over_clients(client, (key, state, data), cohort)
         models = aggregate.mean(total, empty=state.models)  # an empty cluster keeps its model
@@ -66,4 +69,8 @@ def example(
         info = base.info(cohort, loss, found, num_clusters=alive, diverged=total.diverged, up=up, down=down)
         return ExampleState(models, base.write_clusters(state.cluster, cohort, found), state.round + 1), info
 
-    return base.Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task)
+    def assign(key, state, data, cohort):  # serves clients that were never sampled, too
+        _, found = over_clients(lambda shared, client: ((), choose(*shared, client)), (state.models, data), cohort)
+        return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
+
+    return base.Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, assign)

@@ -365,6 +365,39 @@ def test_a_split_is_made_of_what_clients_sent_in_their_cluster_and_last(key):
     assert bool(last.trained[2:].all()) and bool((norms_of(last)[2:] > 0).all())
 
 
+# Whom no split has seen
+
+
+@pytest.mark.parametrize("options", [{"slots": 2}, {"slots": 4, "metric": "l2", "compare": "weights"}])
+def test_who_is_held_out_walks_down_the_splits_to_its_group(options):
+    """As does a client that took part, were it to come anew."""
+    data = clustered_linear(16, 4, 40, dtype=np.float64)
+    data = replace(data, held_out=np.arange(16) % 5 == 0)
+    method = methods.cfl(linear_task(), optax.sgd(0.3), sketch_size=None, **options)
+    result = jaxfl.run(method, data, rounds=40, eval_every=40, seed=0)
+    assert result.state.splits.source.shape == (4,), "as many as there are groups: two were doubled once"
+    assert scores.adjusted_rand_index(data.group, result.evaluation.cluster) == 1
+    assert set(result.state.cluster[data.held_out].tolist()) == {0}, "training does not see where they went"
+    anew = method.assign(jax.random.key(0), result.state, replace(data, held_out=~data.held_out), Cohort.of(range(16)))
+    assert anew.cluster[~data.held_out].tolist() == result.state.cluster[~data.held_out].tolist()
+
+
+def test_who_has_no_rows_or_diverges_stays_at_the_root(key):
+    data = clustered_linear(8, 2, 40, dtype=np.float64)
+    size, inputs = np.array(data.train.size), np.array(data.inputs)
+    size[1] = 0
+    inputs[data.train.rows[data.train.start[3] :][:40]] = np.nan
+    data = replace(data, inputs=inputs, held_out=np.arange(8) < 4, train=replace(data.train, size=size))
+    method = methods.cfl(linear_task(), optax.sgd(0.3), sketch_size=None)
+    state, _ = advance(method, data, key=key, rounds=20, cohort=Cohort.of(range(4, 8)))
+    found = method.assign(key, state, data, Cohort.of(range(8))).cluster.tolist()
+    assert found[4:] == [0, 1, 0, 1] and found[:4] == [0, 0, 0, 0]
+
+
+def test_nobody_held_out_keeps_no_splits(key):
+    assert cfl().init(key, problems.linear_federation()).splits is None
+
+
 # Slots
 
 

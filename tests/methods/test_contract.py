@@ -12,6 +12,7 @@ from jax.experimental import io_callback
 from jaxfl import methods
 from jaxfl.methods import METHODS, Row
 from jaxfl.methods.averaging import AveragingState
+from jaxfl.methods.base import keep_clusters
 from jaxfl.schema import describe, options_of, words_of
 from jaxfl.testing import CHECKS
 
@@ -173,6 +174,7 @@ BROKEN = {
     "assign": lambda method: method._replace(
         assign=lambda key, state, data, cohort: state._replace(round=state.round + 1)
     ),
+    "held out clients": lambda method: method._replace(assign=keep_clusters),
     "loss falls": after_round(lambda state, info, cohort: jax.tree.map(jnp.zeros_like, state)),
     "planted clusters": after_round(lambda state, info, cohort: state),
     "cuts": changed_by_a_look,
@@ -186,7 +188,8 @@ def test_every_law_has_a_method_that_breaks_it():
 
 @pytest.mark.parametrize("law", BROKEN)
 def test_a_broken_law_is_caught(law):
-    healthy = METHODS["cfl" if law == "growth" else "fedavg"]  # FedAvg has no slots to double
+    # FedAvg has no slots to double, and no clusters to find
+    healthy = METHODS[{"growth": "cfl", "held out clients": "ifca"}.get(law, "fedavg")]
 
     def factory(task, optimizer, *, local_epochs=5, batch_size=None):
         options = {"local_epochs": local_epochs, "batch_size": batch_size, **healthy.small}

@@ -166,7 +166,7 @@ def test_with_pull_of_one_over_rate_the_last_step_is_from_the_broadcast_model():
     before, after = (train(method, data, rounds=rounds, cohort=data.num_clients) for rounds in (2, 3))
     gradient = jax.jit(full_gradient(TASK))
     for client in np.flatnonzero(data.train.size):
-        slope = gradient(tree.take(before.models, client), data, jnp.int32(client))[1]
+        slope = gradient(tree.take(before.models, client), data, jnp.int32(client), jax.random.key(0))[1]
         close(tree.take(after.models, client), jax.tree.map(lambda w, g: w - RATE * g, before.solver.model, slope))
 
 

@@ -8,8 +8,9 @@ import optax
 import pytest
 
 from jaxfl import methods, sampling
-from jaxfl.client import corrections
+from jaxfl.client import conduct, corrections
 from jaxfl.cohort import Cohort
+from jaxfl.data import conditions
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
 from tests.reference import average, batches, close, combine, gradient
@@ -128,6 +129,20 @@ def test_corrections_sum_to_zero(weighting, key):
     close(train(methods.feddane, data, optimizer=along_the_correction(1), **options), start)
     squares = train(methods.feddane, data, optimizer=along_the_correction(2), **options)
     assert not np.allclose(squares["kernel"], start["kernel"], rtol=1e-3)
+
+
+def test_an_attackers_noise_is_its_gradient_in_both_exchanges_and_another_in_every_round(monkeypatch, key):
+    monkeypatch.setattr(conduct, "sent_model", lambda key, start, trained, data, client: trained)
+    data = conditions.attack(problems.linear_federation(), "gaussian", 0.3)
+    method = methods.feddane(TASK, along_the_correction(2), local_epochs=1)
+    state, step = method.init(key, data), jax.jit(method.round)
+    (first, again, second), (alone, *_) = (
+        [step(key, state._replace(round=np.int32(round)), data, Cohort.of(cohort))[0].model for round in (0, 0, 1)]
+        for cohort in (EVERYONE, (int(data.attack.attacker.argmax()),))
+    )
+    close(alone, state.model)  # nobody else is there: a gradient and the cohort's are one, and nothing is corrected
+    close(again, first)
+    assert not np.allclose(second["kernel"], first["kernel"], rtol=1e-3)
 
 
 def test_both_exchanges_are_counted(key):

@@ -190,7 +190,7 @@ def test_stocfl_with_pull_of_one_over_rate_steps_from_omega(key):
     gradient_of = full_gradient(TASK)
     theta = tree.take(state.models, 0)
     for _ in range(2):
-        slope = gradient_of(theta, data, jnp.int32(0))[1]
+        slope = gradient_of(theta, data, jnp.int32(0), key)[1]
         theta = jax.tree.map(lambda omega, g: omega - RATE * g, state.solver.model, slope)
     close(tree.take(served, 0), theta)
 

@@ -13,6 +13,7 @@ import jaxfl
 from jaxfl import classification, methods, models, sampling, tree
 from jaxfl.clustering import scores
 from jaxfl.cohort import Cohort
+from jaxfl.data import conditions
 from jaxfl.data.divide import divide_rows
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.parts import merging, representation
@@ -310,6 +311,33 @@ def test_agreement_is_of_disjoint_halves(key):
         for client in (0, 1)
     ]
     np.testing.assert_allclose(found, [1, 0, 1, 0], atol=1e-6)
+
+
+def test_an_attackers_noise_is_of_the_run_and_other_noise_in_each_half(key):
+    data = conditions.attack(problems.linear_federation(), "gaussian", 0.3)
+    attacker, anchor = data.attack.attacker, TASK.init(key)
+    represented = representation.represent(TASK, optax.sgd(RATE), normalise=False)
+    one, other = (representation.of_clients(represented, jax.random.key(seed), anchor, data) for seed in (0, 1))
+    alike = np.isclose(one, other).all(1)
+    assert alike.tolist() == (~attacker).tolist()
+    device = data.on_device()
+    halves = tuple(replace(device, train=half) for half in divide_rows(key, device.train, 0.5))
+    found = [represented.agreement(key, anchor, halves, jnp.int32(client)) for client in np.flatnonzero(attacker)]
+    assert max(found) < 0.99, "noise does not agree with noise"
+
+
+@pytest.mark.parametrize("kind", ["gradient", "displacement"])
+def test_nothing_is_dropped_where_clients_are_represented(kind, key):
+    def dropping(model, batch, key=None):
+        return TASK.loss(model, batch) * (1.0 if key is None else jax.random.uniform(key))
+
+    data, anchor = problems.linear_federation(), TASK.init(key)
+    options = {"kind": kind, "epochs": 2, "normalise": False}
+    dropped, plain = (
+        representation.of_clients(representation.represent(task, optax.sgd(RATE), **options), key, anchor, data)
+        for task in (TASK._replace(loss=dropping), TASK)
+    )
+    close(dropped, plain)
 
 
 def test_copies_join_and_a_stranger_opens_a_cluster_with_the_closest_model(trained, key):

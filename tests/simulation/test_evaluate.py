@@ -175,7 +175,7 @@ def test_attackers_are_apart():
     """The metrics are those of a federation in which the attackers are held out; theirs have names of their own."""
     attacker, state = np.arange(CLIENTS) % 4 == 0, random_state()
     data = random_data()
-    attacked = replace(data, attack=Attack(attacker, np.float32(1), np.uint32(0), "sign-flip"))
+    attacked = replace(data, attack=Attack(attacker, np.float32(1), "sign-flip"))
     kinds = {"attacked": attacked, "without": replace(data, held_out=attacker), "plain": data}
     look = {
         name: evaluate.evaluator(METHOD, one, Plan())(jax.random.key(0), state).metrics for name, one in kinds.items()

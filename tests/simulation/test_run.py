@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import io_callback
 
 import jaxfl
 from jaxfl import methods, sampling, tree
@@ -15,6 +16,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint, program, run
+from jaxfl.simulation.schedule import Schedule
 from jaxfl.testing.compare import assert_equal, leaves
 from jaxfl.testing.small import linear_task
 
@@ -59,6 +61,19 @@ def test_evaluating_and_saving_change_nothing(straight, tmp_path):
     np.testing.assert_allclose(losses.reshape(3, 2).mean(1), straight.history.column("train_loss"), rtol=1e-12)
 
 
+def test_the_same_run_again_is_the_same_to_the_last_bit_at_another_speed(monkeypatch):
+    """How many rounds a call makes is a matter of how fast they were, and no two runs are equally fast."""
+    histories = []
+    for most in (64, 1):
+        ahead = Schedule.ahead
+        with monkeypatch.context() as patch:
+            patch.setattr(Schedule, "ahead", lambda self, done, _: min(most, ahead(self, done, 1e-9)))  # noqa: B023
+            histories.append(
+                untimed(jaxfl.run(fedavg(), DATA, rounds=64, eval_every=64, cohort=7, plan=Plan()).history)
+            )
+    assert histories[0] == histories[1] and len(histories[0]) == 1
+
+
 def test_the_summary_is_ready_for_json(straight):
     summary = json.loads(json.dumps(straight.summary))
     assert summary["num_clients"] == 8 and summary["cohort"] == 3 and summary["micro_accuracy"] > 0.3
@@ -78,6 +93,23 @@ def test_resumed_is_as_if_never_stopped(first, straight, tmp_path):
     again = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)  # at its end already
     assert_equal(again.state, straight.state, "a finished run that is resumed")
     assert len(again.history) == len(resumed.history)
+
+
+@pytest.mark.parametrize("name", ["kfed", "robust"])
+def test_what_comes_before_the_first_round_is_not_done_again(name, tmp_path):
+    """k-FED and Robust train every client once before they start."""
+    made = []
+
+    def counted(key, data):
+        state = method.init(key, data)
+        round = io_callback(lambda round: (made.append(1), round)[1], state.round, state.round)
+        return state._replace(round=round)
+
+    method = methods.METHODS[name].factory(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1)
+    for rounds in (1, 2):
+        options = {**OPTIONS, "checkpoint_dir": tmp_path, "resume": rounds == 2}
+        result = jaxfl.run(method._replace(init=counted), DATA, rounds=rounds, **options)
+    assert len(made) == 1 and int(result.state.round) == 2
 
 
 def test_records_after_the_last_checkpoint_are_made_again(straight, tmp_path):

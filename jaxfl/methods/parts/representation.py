@@ -23,7 +23,7 @@ from jaxfl.data.divide import divide_rows
 from jaxfl.engine import over_clients
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks import Task
+from jaxfl.tasks import Task, without_dropout
 from jaxfl.typing import Array, Key, Params
 
 Kind = Literal["gradient", "displacement"]
@@ -94,18 +94,19 @@ def represent(
     if epochs < 1:
         raise ValueError(f"representation_epochs must be at least 1, got {epochs}.")
     chosen = compared_leaves(task, layers)
-    gradient_of = full_gradient(task)
-    train = local_train(task, optimizer, local_epochs=epochs, batch_size=batch_size)
+    still = without_dropout(task)
+    gradient_of = full_gradient(still)
+    train = local_train(still, optimizer, local_epochs=epochs, batch_size=batch_size)
 
-    def vector(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
+    def vector(key: Key, anchor: Params, data: FederatedData, client: Array, part: int = 0) -> Array:
+        own = key_for(key, Stream.REPRESENTATION, part, client)  # no round: a client sends it once
         if kind == "gradient":
-            _, found = gradient_of(anchor, data, client)  # without a key dropout is off
+            _, found = gradient_of(anchor, data, client, own)
         else:
-            batches = key_for(key, Stream.REPRESENTATION, client=client)
-            model, _ = train(batches, anchor, data, client, anchor=anchor)
+            model, _ = train(own, anchor, data, client, anchor=anchor)
             found = jax.tree.map(jnp.subtract, anchor, model)
-        part = tree.partition(found, chosen)[0]
-        return tree.ravel(part) if size is None else to_vector(key, part, size=size)
+        compared = tree.partition(found, chosen)[0]
+        return tree.ravel(compared) if size is None else to_vector(key, compared, size=size)
 
     def psi(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
         found = vector(key, anchor, data, client)
@@ -115,7 +116,7 @@ def represent(
         return jnp.where(usable, found / scale, 0)
 
     def agreement(key: Key, anchor: Params, halves: tuple[FederatedData, FederatedData], client: Array) -> Array:
-        one, other = (vector(key, anchor, half, client) for half in halves)
+        one, other = (vector(key, anchor, half, client, part) for part, half in enumerate(halves))
         power = jnp.square(one).sum() + jnp.square(other).sum()
         usable = (power > 0) & jnp.isfinite(power)
         return jnp.where(usable, 2 * (one * other).sum() / jnp.where(usable, power, 1), 0).astype(jnp.float32)
@@ -158,7 +159,7 @@ def of_clients(
 
     Args:
         representation: from `represent`.
-        key: of the run; decides the sketch, and the batches of a displacement.
+        key: of the run; decides the sketch, the batches of a displacement, and an attacker's noise.
         anchor: the model.
         data: the federation.
         plan: how many clients are worked on side by side; None takes one at a time.

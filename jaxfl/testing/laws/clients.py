@@ -1,0 +1,101 @@
+"""The laws of what becomes of clients: the sick and the empty, what each is served, and what is found of them."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import tree
+from jaxfl.methods.base import Row
+from jaxfl.testing.compare import assert_close, assert_equal, assert_finite, assert_same_partition, but_cluster
+from jaxfl.testing.small import CLIENTS, COHORT, EMPTY, HELD_OUT, SICK, case, cohort_of, everyone, federation
+
+
+def check_sick_client(row: Row) -> None:
+    """A client whose numbers are NaN is counted, and the others are served as if it had no rows."""
+    one, data, cohort = case(row), federation(), cohort_of()
+    start, size = data.train.start[SICK], data.train.size.copy()
+    inputs = np.array(data.inputs)
+    inputs[data.train.rows[start : start + size[SICK]]] = np.nan
+    sick, info = one.run(replace(data, inputs=inputs), cohort)
+    size[SICK] = 0
+    absent, _ = one.run(replace(data, train=replace(data.train, size=size)), cohort)
+    assert int(info.diverged) == 1, f"one client's numbers are NaN: info.diverged must be 1, is {info.diverged}"
+    others = [i for i in range(data.num_clients) if i != SICK]
+    law = "a client of NaN must leave the others as they are without it"
+    assert_close(one.served(sick, others), one.served(absent, others), law)
+    assert_same_partition(sick.cluster[np.array(others)], absent.cluster[np.array(others)], law)
+    assert_finite(one.served(sick, [SICK]), "the client of NaN itself must be served a finite model")
+
+
+def check_empty_client(row: Row) -> None:
+    """A client without training rows changes nothing for the others, and is served a finite model."""
+    one, data = case(row), federation()
+    state, info = one.run(data, cohort_of())
+    everybody = cohort_of()
+    without = replace(everybody, mask=everybody.mask & (everybody.ids != EMPTY))
+    others = [i for i in range(data.num_clients) if i != EMPTY]
+    law = "a client without rows must change nothing"
+    other, _ = one.run(data, without)
+    assert_close(one.served(state, others), one.served(other, others), law)
+    assert_same_partition(state.cluster[np.array(others)], other.cluster[np.array(others)], law)
+    loss = float(info.loss[COHORT.index(EMPTY)])
+    assert loss == 0, f"the loss of a client without rows must be 0, is {loss}"
+    assert int(info.diverged) == 0, "a client without rows must not be counted as diverged"
+    assert_finite(one.served(state, [EMPTY]), "a client without rows must be served a finite model")
+
+
+def check_served_models(row: Row) -> None:
+    """Clients in one cluster are served one model, bit for bit, and a client never sampled a finite one."""
+    one, data = case(row), federation()
+    trained = one.run(data, cohort_of())[0]
+    assigned = one.assign(jax.random.key(0), trained, data, everyone())
+    for when, state in {"": trained, " after assign": assigned}.items():
+        cluster = np.asarray(state.cluster)
+        leader = jnp.array([np.argmax(cluster == k) for k in cluster])  # the first client of each one's cluster
+        models = one.served(state, np.arange(data.num_clients))
+        assert_finite(models, f"everybody must be served a finite model{when}")
+        assert_equal(tree.take(models, leader), models, f"clients of equal cluster must be served equal models{when}")
+
+
+def check_assign(row: Row) -> None:
+    """`assign` gives everyone with rows a cluster, those never sampled too, and touches nothing but `cluster`."""
+    one, data = case(row), federation()
+    state = one.run(data, cohort_of())[0]
+    new = one.assign(jax.random.key(0), state, data, everyone())
+    lost = [i for i in np.flatnonzero(data.train.size > 0) if new.cluster[i] < 0]
+    assert not lost, f"assign must give every client with rows a cluster, gave none to {lost}"
+    assert_equal(but_cluster(new), but_cluster(state), "assign must change nothing but state.cluster")
+
+
+def check_loss_falls(row: Row) -> None:
+    """Where one model suits everybody, the training loss falls by a fifth in eight rounds."""
+    one, data = case(row, batch_size=None), federation(num_groups=1, ragged=False)
+    first, last = (float(one.run(data, everyone(), rounds=rounds)[1].loss.mean()) for rounds in (1, 8))
+    assert last < 0.8 * first, f"the training loss must fall on a problem that one model solves, went {first} -> {last}"
+
+
+def check_planted_clusters(row: Row) -> str | None:
+    """The two planted groups are found exactly, where the row says so."""
+    if not row.finds_clusters:
+        return "not run: the row does not say that the method finds clusters"
+    one, data = case(row, batch_size=None), federation(ragged=False, rows=40)
+    state, info = one.run(data, everyone(), rounds=8)
+    assert_same_partition(state.cluster, data.group, "the two planted groups must be found")
+    assert int(info.num_clusters) == 2, f"two groups are planted: info.num_clusters must be 2, is {info.num_clusters}"
+    return None
+
+
+def check_held_out_clients(row: Row) -> str | None:
+    """Clients kept out of training are served by the cluster of their group, where the row says that it is found."""
+    if not row.finds_clusters:
+        return "not run: the row does not say that the method finds clusters"
+    one, data = case(row, batch_size=None), federation(ragged=False, rows=40)
+    data = replace(data, held_out=np.isin(np.arange(CLIENTS), HELD_OUT))
+    state, _ = one.run(data, cohort_of([i for i in range(CLIENTS) if i not in HELD_OUT]), rounds=8)
+    found = one.assign(jax.random.key(0), state, data, everyone())
+    assert_same_partition(
+        found.cluster, data.group, "clients that are held out must be served by their group's cluster"
+    )
+    return None

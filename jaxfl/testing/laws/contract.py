@@ -1,0 +1,129 @@
+"""The laws of a method's functions: what they take and return, and that a run can be scanned, cut and gone on with."""
+
+import inspect
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import tree
+from jaxfl.cohort import Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Info, Row
+from jaxfl.simulation import checkpoint
+from jaxfl.simulation.run import run
+from jaxfl.testing.compare import assert_close, assert_equal
+from jaxfl.testing.small import CLIENTS, COHORT, case, case_anew, cohort_of, federation
+
+
+def check_argument_names(row: Row) -> None:
+    """The functions of a method are called by these names, in this order; a factory's options by keyword only."""
+    wanted = {
+        "init": ["key", "data"],
+        "round": ["key", "state", "data", "cohort"],
+        "client_params": ["state", "ids"],
+        "assign": ["key", "state", "data", "cohort"],
+    }
+    method = case(row).method
+    for name, arguments in wanted.items():
+        got = list(inspect.signature(getattr(method, name)).parameters)
+        assert got == arguments, f"{name} must take the arguments {arguments}, takes {got}"
+    positional = [name for name in inspect.signature(row.factory).parameters if name not in row.options]
+    assert positional == ["task", "optimizer"], f"the factory must take task and optimizer by place, takes {positional}"
+    unknown = sorted(set(row.small) - set(row.options))
+    assert not unknown, f"row.small names options that the factory does not have: {unknown}"
+
+
+def check_info(row: Row) -> None:
+    """A round returns an `Info` of the declared shapes; the state counts rounds and knows every client's cluster."""
+    one, data = case(row), federation()
+    state, info = one.run(data, cohort_of())
+    assert isinstance(info, Info), f"round must return (state, Info), returned {type(info).__name__} second"
+    scalars = ("num_clusters", "diverged", "bytes_up", "bytes_down", "overflow")
+    shapes = {"loss": (CLIENTS,), "cluster": (CLIENTS,), **dict.fromkeys(scalars, ())}
+    for name, shape in shapes.items():
+        got = getattr(info, name).shape
+        assert got == shape, f"info.{name} must be {list(shape)}, is {list(got)}"
+    assert info.cluster.dtype == jnp.int32, f"info.cluster must be int32, is {info.cluster.dtype}"
+    assert int(state.round) == 2, f"state.round must count rounds, is {state.round} after 2"
+    assert state.cluster.dtype == jnp.int32 and state.cluster.shape == (data.num_clients,), (
+        f"state.cluster must be int32 [{data.num_clients}], is {state.cluster.dtype} {list(state.cluster.shape)}"
+    )
+    assert bool(jnp.isfinite(info.loss).all()), f"info.loss must be finite on finite data, is {info.loss}"
+    assert not bool(info.overflow), "row.small must give slots for eight clusters: info.overflow was raised"
+
+
+def check_stable_state(row: Row) -> None:
+    """Shapes and dtypes of the state never change: a round can be scanned over, and compiles once."""
+    method, data, cohort, key = case(row).method, federation(), cohort_of(), jax.random.key(0)
+    before = jax.eval_shape(method.init, key, data)
+    after, _ = jax.eval_shape(method.round, key, before, data, cohort)
+    same = jax.tree.structure(before) == jax.tree.structure(after) and tree.shapes(before) == tree.shapes(after)
+    assert same, f"a round must keep the state's structure, shapes and dtypes: {before} became {after}"
+    traces = []
+
+    @jax.jit
+    def scan(state: Any, data: FederatedData) -> Any:
+        def step(state: Any, _: None) -> tuple[Any, Info]:
+            traces.append("round")
+            return method.round(key, state, data, cohort)
+
+        return jax.lax.scan(step, state, length=2)
+
+    once, infos = jax.eval_shape(scan, before, data)  # traced, as a call would trace it, and never compiled
+    jax.eval_shape(scan, once, data)
+    assert infos.loss.shape[0] == 2, f"a scanned round must report like a single one, reports {infos.loss.shape}"
+    assert len(traces) == 1, f"the second call must not trace the round again (weak types?), traced {len(traces)} times"
+
+
+def check_seed(row: Row) -> None:
+    """The same seed gives the same bits, in a method built and compiled again; another seed gives another result."""
+    one, data, cohort = case(row), federation(), cohort_of()
+    state, info = one.run(data, cohort)
+    again = case_anew(row).run(data, cohort)
+    assert_equal(again, (state, info), "the same seed must give the same bits")
+    other, _ = one.run(data, cohort, seed=1)
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), one.served(other, COHORT), one.served(state, COHORT))
+    assert not all(jax.tree.leaves(same)), "another seed must give other models"
+
+
+def check_checkpoint(row: Row) -> None:
+    """Save, load and continue is continue, bit for bit."""
+    one, data, cohort = case(row), federation(), cohort_of()
+    state, _ = one.run(data, cohort, rounds=1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / checkpoint.NAME
+        checkpoint.save(path, state, {})
+        loaded = checkpoint.restore(path, jax.eval_shape(one.method.init, jax.random.key(0), data))
+    straight = one.run(data, cohort, rounds=1, start=state)
+    assert_equal(
+        one.run(data, cohort, rounds=1, start=loaded), straight, "a restored run must go on as if never stopped"
+    )
+
+
+def check_cuts(row: Row) -> None:
+    """How often a run is evaluated changes nothing, and clients without rows are counted."""
+    method, data = case(row).method, federation()
+    options = {"rounds": 4, "cohort": 0.5, "seed": 1, "plan": Plan()}
+    often, seldom = (run(method, data, eval_every=every, **options) for every in (1, 3))
+    assert_equal(often.state, seldom.state, "the frequency of evaluation must change nothing")
+    assert often.history[-1]["micro_accuracy"] == seldom.history[-1]["micro_accuracy"], "nor the last evaluation"
+    assert often.summary["empty_clients"] == 1, f"one client has no rows, counted {often.summary['empty_clients']}"
+
+
+def check_growth(row: Row) -> str | None:
+    """More slots change nothing but the shapes."""
+    one, data, cohort = case(row), federation(), cohort_of()
+    if one.method.grow is None:
+        return "not run: the method's slots always suffice"
+    state, _ = one.run(data, cohort, rounds=1)
+    grown = one.method.grow(state)
+    assert tree.num_bytes(grown) > tree.num_bytes(state), "grow must add slots"
+    before, after = (one.run(data, cohort, rounds=1, start=start)[0] for start in (state, grown))
+    ids = np.arange(data.num_clients)
+    assert_close(one.served(after, ids), one.served(before, ids), "more slots must change nothing")
+    assert_close(after.cluster, before.cluster, "more slots must change no cluster")
+    return None

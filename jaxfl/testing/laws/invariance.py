@@ -1,0 +1,99 @@
+"""The laws of what must change nothing: chunks, devices, padding, and the order and the names of the clients."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import engine
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import Split
+from jaxfl.methods.base import Row
+from jaxfl.testing.compare import assert_close, assert_equal, assert_same_partition, leaves
+from jaxfl.testing.small import COHORT, case, cohort_of, federation
+
+
+def check_chunks(row: Row) -> None:
+    """One client at a time, three at a time and all at once choose the same and agree to rounding."""
+    one, data = case(row), federation()
+    alone = one.run(data, cohort_of())[0]
+    for chunk in (3, None):
+        cohort = engine.by_size(data, Cohort.of(COHORT, Plan(chunk=chunk)))
+        assert_close(one.run(data, cohort)[0], alone, f"chunk={chunk} must give what chunk=1 gives")
+
+
+def check_devices(row: Row) -> str | None:
+    """Up to four devices give what one gives."""
+    devices = jax.devices()[:4]
+    if len(devices) < 2:
+        return "not run: it needs two devices (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
+    one, data = case(row), federation()
+    plan = Plan(chunk=1, mesh=jax.sharding.Mesh(np.array(devices), ("clients",)))
+    spread = one.run(data, engine.by_size(data, Cohort.of(COHORT, plan)))[0]
+    alone = one.run(data, cohort_of())[0]
+    assert_close(spread, alone, f"{len(devices)} devices must give what one gives")
+    return None
+
+
+def check_padding_clients(row: Row) -> None:
+    """Entries of the cohort under a False mask change nothing, be it a client that is in it or one never seen."""
+    one, data = case(row), federation()
+    state, info = one.run(data, Cohort.of(COHORT))  # no padding
+    member = Cohort(jnp.array([0, *COHORT], jnp.int32), jnp.array([False] + [True] * len(COHORT)))
+    for padded, real in ((cohort_of(), slice(len(COHORT))), (member, slice(1, None))):
+        other, seen = one.run(data, padded)
+        assert_close(other, state, "padding clients must change nothing in the state")
+        for name in ("num_clusters", "diverged", "bytes_up", "bytes_down", "overflow"):
+            assert_close(getattr(seen, name), getattr(info, name), f"padding clients must not count in info.{name}")
+        assert_close(seen.loss[real], info.loss, "padding clients must not change the losses of the others")
+
+
+def check_nobody(row: Row) -> None:
+    """A round in which nobody takes part changes nothing but its number: no momentum moves, no model is forgotten."""
+    one, data = case(row), federation()
+    before, _ = one.run(data, cohort_of())
+    nobody = cohort_of(())
+    after, _ = one.run(data, nobody, rounds=1, start=before)
+    assert int(after.round) == int(before.round) + 1, "a round in which nobody takes part must be counted"
+    # at any depth: a method may hold another one's state
+    kept, left = ({p: x for p, x in leaves(s).items() if not p.endswith(".round")} for s in (after, before))
+    assert_equal(kept, left, "a round in which nobody takes part must change nothing but its number")
+
+
+def check_padding_rows(row: Row) -> None:
+    """Wider batches, filled with masked rows, change nothing: the same batches are drawn."""
+    one, data = case(row), federation()
+    wide = replace(data, **{name: _wider(getattr(data, name)) for name in ("train", "test")})
+    cohort = cohort_of()
+    assert_close(one.run(wide, cohort)[0], one.run(data, cohort)[0], "padding rows must change nothing")
+
+
+def check_cohort_order(row: Row) -> None:
+    """The order of the cohort changes nothing."""
+    one, data = case(row), federation()
+    order = np.array([4, 2, 6, 0, 5, 1, 3])
+    state, info = one.run(data, cohort_of())
+    other, seen = one.run(data, cohort_of(np.array(COHORT)[order].tolist()))
+    seen = seen._replace(loss=seen.loss[: len(COHORT)], cluster=seen.cluster[: len(COHORT)])
+    assert_close(other, state, "the order of the cohort must change nothing in the state")
+    assert_close(seen.loss, info.loss[order], "info.loss must follow the cohort's order")
+    assert_close(seen.cluster, info.cluster[order], "info.cluster must follow the cohort's order")
+
+
+def check_permuted_clients(row: Row) -> None:
+    """Clients under other ids are served as before; with full batches, since random numbers belong to an id."""
+    one, data = case(row, batch_size=None), federation()
+    permutation = np.array([3, 0, 6, 1, 7, 5, 2, 4])  # new id -> old id
+    moved = data.subset(permutation)
+    state, _ = one.run(data, cohort_of())
+    other, _ = one.run(moved, cohort_of(np.argsort(permutation)[list(COHORT)].tolist()))
+    ids = np.arange(data.num_clients)
+    law = "permuting the clients must permute what they are served"
+    assert_close(one.served(other, ids), one.served(state, permutation), law)
+    assert_same_partition(other.cluster, state.cluster[permutation], law)
+
+
+def _wider(split: Split) -> Split:
+    """Returns the split padded by five more rows."""
+    return replace(split, max_size=split.max_size + 5)
