@@ -117,13 +117,16 @@ def run_command(
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
         for one in jobs:
             job.check(one)
-        results = [run_job(one, f"seed {one.seed}" if seeds is not None else "") for one in jobs]
-        spread = job.across(results, out) if seeds is not None else None
-        stdout().print(tables.results(results, spread))
-        for one in jobs:
-            if one.out is not None:
+        made = [(one, run_job(one, f"seed {one.seed}" if seeds is not None else "")) for one in jobs]
+        results = [result for _, result in made if result is not None]
+        if results:
+            stdout().print(tables.results(results, job.across(results, out) if seeds is not None else None))
+        for one, result in made:
+            if one.out is not None and result is not None:
                 pictures = " and ".join(str(one.out / name) for name in job.PICTURES)
                 print(f"pictures: {pictures}")
+        if len(results) < len(jobs):  # it was said which diverged
+            raise typer.Exit(1)
 
 
 @app.command("methods")

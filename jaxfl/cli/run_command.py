@@ -5,15 +5,19 @@ from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.run import Result
 
 
-def run_job(one: job.Job, label: str) -> Result:
+def run_job(one: job.Job, label: str) -> Result | None:
     """Runs one job under a progress bar.
 
     Args:
         one: checked by `job.check`.
         label: what the bar begins with; empty for a single run.
+
+    Returns:
+        What came of it; None if it has diverged, which is said.
 
     Raises:
         KeyboardInterrupt: after it is said what is kept.
@@ -36,13 +40,18 @@ def run_job(one: job.Job, label: str) -> Result:
             f"interrupted after round {bar.last_round} of {one.rounds}; {kept}", style="yellow", soft_wrap=True
         )
         raise
+    except Diverged as error:
+        console.print(f"error: {label + ': ' if label else ''}{error}", style="red", soft_wrap=True, markup=False)
+        return None
     if count := result.summary["diverged"]:
         console.print(
-            f"warning: {count} updates of clients were not finite and were left out; lower the learning rate "
-            "(--set learning_rate=...).",
+            f"warning: {count} of {result.summary['updates']} updates of clients were not finite and were left out; "
+            "lower the learning rate (--set learning_rate=...).",
             style="yellow",
             soft_wrap=True,
         )
+    if result.summary["micro_accuracy"] is None:
+        console.print("note: nobody has test rows; nothing was tested.")
     if count := result.summary["empty_clients"]:
         console.print(f"note: {count} of {data.num_clients} clients have no training rows; they train nothing.")
     return result

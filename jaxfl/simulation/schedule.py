@@ -46,6 +46,15 @@ class Schedule(NamedTuple):
         """Returns whether the run is evaluated after `done` rounds; it is after the last."""
         return done % self.eval_every == 0 or done == self.rounds
 
+    def evaluations_after(self, done: int) -> int:
+        """Returns how many evaluations are still to be made after `done` rounds.
+
+        >>> [Schedule(10, 4, 4).evaluations_after(done) for done in (0, 4, 9, 10)]
+        [3, 2, 1, 0]
+        """
+        last = done < self.rounds and self.rounds % self.eval_every > 0  # one out of turn
+        return self.rounds // self.eval_every - done // self.eval_every + last
+
     def saves(self, done: int) -> bool:
         """Returns whether the run is saved after `done` rounds; it is after the last."""
         return done % self.checkpoint_every == 0 or done == self.rounds

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from jaxfl.cli import job
 from jaxfl.cli.app import app
 from jaxfl.simulation import program, run
 from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.progress import Diverged
 
 SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
 SUMMARY = {
@@ -260,10 +262,32 @@ def test_help_and_lists_tell_of_the_conditions():
     assert "attack_scale=1.0" in jaxfl("data", "rotated-digits").stdout
 
 
-def test_divergence_is_said(tmp_path):
-    result = jaxfl("run", "fedavg", *SMALL, "--rounds", "2", "--set", "learning_rate=1e38", "--cohort", "1.0")
-    assert result.exit_code == 0, result.output
-    assert re.search(r"warning: \d+ updates of clients were not finite.*lower the learning rate", result.stderr)
+def test_divergence_is_said(monkeypatch, tmp_path):
+    """One of two seeds comes to nothing and is left out; of the other one the table tells how many updates were."""
+    finished, execute = [], job.execute
+
+    def diverge(one, data, callbacks=()):
+        if one.seed == 1:
+            raise Diverged("the run has diverged: none.", None, None)
+        result = execute(one, data, callbacks)
+        finished.append(result._replace(summary=result.summary | {"diverged": 2}))
+        return finished[-1]
+
+    monkeypatch.setattr(job, "execute", diverge)
+    result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "1,0")
+    assert result.exit_code == 1, result.output
+    assert "error: seed 1: the run has diverged: none." in result.stderr
+    assert "warning: 2 of 4 updates of clients were not finite" in result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[1][rows[1].index("diverged") :][0] == "diverged" and rows[2][0] == "0" and len(finished) == 1
+    assert rows[2][6] == "2"
+
+
+def test_a_run_that_diverges_ends_with_1(tmp_path):
+    settings = ["--rounds", "1", "--set", "learning_rate=1e38", "--cohort", "1.0", "--out", tmp_path / "a"]
+    result = jaxfl("run", "fedavg", *SMALL, *settings)
+    assert result.exit_code == 1 and result.stdout == "" and "error: the run has diverged: " in result.stderr
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["config.json"]
 
 
 def test_lists():

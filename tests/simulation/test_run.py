@@ -145,6 +145,61 @@ def test_diverged_clients_are_counted_round_by_round():
     assert np.isfinite(result.history.column("train_loss")).all()
 
 
+def sick_after(rounds, method=None):
+    """Returns FedAvg whose clients train on NaN once so many rounds are made."""
+    method = fedavg() if method is None else method
+
+    def round(key, state, data, cohort):
+        inputs = jnp.where(state.round < rounds, data.inputs, jnp.nan)
+        return method.round(key, state, replace(data, inputs=inputs), cohort)
+
+    return method._replace(round=round)
+
+
+def test_a_run_that_comes_to_nothing_is_stopped_and_what_was_good_is_kept(tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+    good = jaxfl.run(fedavg(), DATA, rounds=4, **{**options, "checkpoint_dir": None})
+    # of 7 clients with rows, 3 in a round: 9 updates in a row are lost in round 7, which is found out after the 8th
+    words = f"none of the last 12 updates .* stopped after round 8 of 20; round 6 is kept in {tmp_path}"
+    with pytest.raises(jaxfl.Diverged, match=words) as stopped:
+        jaxfl.run(sick_after(4), DATA, rounds=20, **options)
+    assert_equal(stopped.value.state.model, good.state.model, "what was learned before")
+    history = stopped.value.history
+    assert untimed(history)[:2] == untimed(good.history)
+    assert history.column("round") == [2, 4, 6] and history[-1]["train_loss"] is None
+    assert history[-1]["micro_accuracy"] == good.history[-1]["micro_accuracy"]
+    written = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert written == history.records
+    shapes = jax.eval_shape(fedavg().init, jax.random.key(0), DATA)
+    kept = checkpoint.restore(tmp_path / checkpoint.NAME, shapes)
+    assert_equal(kept.model, good.state.model, "the checkpoint")
+
+
+@pytest.mark.parametrize("method", [fedavg, lambda: methods.fedsgd(linear_task(), optax.sgd(np.inf))])
+def test_nothing_is_kept_of_a_run_that_never_was_good(method, tmp_path):
+    """Neither where all updates are NaN nor where the server's step makes NaN of them."""
+    sick = sick_after(0) if method is fedavg else method()
+    with pytest.raises(jaxfl.Diverged, match="after round 1 of 1; nothing was good enough to be kept") as stopped:
+        jaxfl.run(sick, DATA, rounds=1, checkpoint_dir=tmp_path, **OPTIONS)
+    assert len(stopped.value.history) == 0 and not list(tmp_path.iterdir())
+
+
+def test_a_few_lost_rounds_at_the_end_are_told():
+    result = jaxfl.run(sick_after(3), DATA, rounds=4, **OPTIONS)
+    assert 0 < result.summary["diverged"] <= 3 < result.summary["updates"] <= 12
+    assert result.history.column("train_loss")[-1] is None
+
+
+def test_the_time_that_is_told_is_all_of_it():
+    events = []
+    result = jaxfl.run(fedavg(), DATA, rounds=3, callbacks=[events.append], **OPTIONS)
+    last, summary = events[-1], result.summary
+    assert 0 < last.compile_seconds == summary["compile_seconds"]
+    assert 0 < last.evaluation_seconds == summary["evaluation_seconds"]
+    assert last.compile_seconds + last.evaluation_seconds < last.seconds <= summary["total_seconds"]
+    assert events[0].seconds_left > events[0].seconds_per_round and last.seconds_left == 0
+
+
 def test_slots_that_double_on_the_way_change_nothing(tmp_path):
     """From two slots to as many as it takes, and once more with an interruption after the first doubling."""
     enough = jaxfl.run(stocfl(8), DATA, rounds=6, eval_every=2, **OPTIONS)

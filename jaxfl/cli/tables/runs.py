@@ -9,18 +9,20 @@ from jaxfl.simulation.run import Result
 if TYPE_CHECKING:
     from rich.table import Table
 
-# title: key of the summary, factor (-1 for the reciprocal), format
+# title: key of the summary, factor (-1 for the reciprocal), format; those of SELDOM where there is something to tell
 COLUMNS = {
     "micro": ("micro_accuracy", 1, "{:.4f}"),
     "macro": ("macro_accuracy", 1, "{:.4f}"),
-    "tuned": ("finetuned_micro_accuracy", 1, "{:.4f}"),  # only where there is one
+    "tuned": ("finetuned_micro_accuracy", 1, "{:.4f}"),
     "worst 10%": ("worst_decile_accuracy", 1, "{:.4f}"),
     "clusters": ("num_clusters", 1, "{:g}"),
     "ARI": ("ari", 1, "{:.3f}"),
+    "diverged": ("diverged", 1, "{:g}"),
     "rounds/s": ("seconds_per_round", -1, "{:.3g}"),
     "compile": ("compile_seconds", 1, "{:.1f} s"),
     "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
+SELDOM = ("tuned", "diverged")
 
 
 def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) -> "Table":
@@ -33,7 +35,9 @@ def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) 
     from rich.table import Table
 
     one = runs[0].summary
-    columns = {name: how for name, how in COLUMNS.items() if name != "tuned" or how[0] in one}
+    columns = {
+        name: how for name, how in COLUMNS.items() if name not in SELDOM or any(run.summary.get(how[0]) for run in runs)
+    }
     clients = f"{one['num_clients']} clients, {one['rounds']} rounds of {one['cohort']}"
     table = Table(
         title=f"{one['method']} on {one['data']}: {clients}", title_justify="left", box=None, padding=(0, 2, 0, 0)
