@@ -49,6 +49,8 @@ def fold_rows(
     Returns:
         The last carry.
     """
+    if split.max_size == 0:
+        return carry
     if split.max_size <= block:
         return step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
     blocks = -(-split.size[client] // block)

@@ -141,7 +141,8 @@ class FederatedData:
         Positions at or beyond the client's size are padding: masked, and filled with some valid row.
         """
         mask = positions < split.size[client]
-        row = split.rows[split.start[client] + jnp.where(mask, positions, 0)]
+        rows = split.rows if len(split.rows) else jnp.zeros(1, jnp.int32)  # of nobody: padding alone
+        row = rows[split.start[client] + jnp.where(mask, positions, 0)]
         x, y = self.inputs[row], self.labels[row]
         if self.rotation is not None:
             x = images.rotate(x, self.rotation[client])

@@ -13,6 +13,7 @@ import jaxfl
 from jaxfl import methods, sampling, tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
+from jaxfl.data.clients import Split
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint, program, run
 from jaxfl.testing.compare import assert_equal, leaves
@@ -198,6 +199,29 @@ def test_the_time_that_is_told_is_all_of_it():
     assert 0 < last.evaluation_seconds == summary["evaluation_seconds"]
     assert last.compile_seconds + last.evaluation_seconds < last.seconds <= summary["total_seconds"]
     assert events[0].seconds_left > events[0].seconds_per_round and last.seconds_left == 0
+
+
+def nobody():
+    """The split of clients without rows."""
+    return Split.pack([np.zeros(0, int)] * 8)
+
+
+@pytest.mark.parametrize("method", [fedavg, lambda: methods.ifca(linear_task(), optax.sgd(0.3), choose="test")])
+def test_without_test_rows_a_run_trains_and_tests_nothing(method):
+    finetune = jaxfl.FineTune(optax.sgd(0.1))
+    result = jaxfl.run(method(), replace(DATA, test=nobody()), rounds=2, finetune=finetune, **OPTIONS)
+    whole = jaxfl.run(method(), DATA, rounds=2, **OPTIONS)
+    assert_equal(result.state, whole.state, "a run without test rows")
+    record = result.history[-1]
+    assert record["micro_accuracy"] is record["loss"] is record["finetuned_macro_f1"] is None
+    assert record["train_loss"] == whole.history[-1]["train_loss"] and np.isnan(result.evaluation.accuracy).all()
+    assert result.summary["updates"] == 6
+
+
+def test_without_training_rows_nothing_is_started():
+    for data in (replace(DATA, train=nobody()), replace(DATA, held_out=DATA.train.size > 0)):
+        with pytest.raises(ValueError, match="data must have training rows, got none of the . clients that take part"):
+            jaxfl.run(fedavg(), data, rounds=2)
 
 
 def test_slots_that_double_on_the_way_change_nothing(tmp_path):
