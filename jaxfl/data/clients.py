@@ -32,7 +32,7 @@ KNOWN: dict[str, Any] = {"per_client": True, "seen": False}  # [N], said of the 
 class Batch(NamedTuple):
     """Rows ready for a model."""
 
-    x: Array  # [B, ...] float
+    x: Array  # [B, ...] float, or int32 of tokens
     y: Array  # [B] int32
     mask: Array  # [B] bool, False on padding
 
@@ -88,7 +88,7 @@ class FederatedData:
     device.
 
     Attributes:
-        inputs: the pool of examples `[P, ...]`, uint8 pixels or floats.
+        inputs: the pool of examples `[P, ...]`, uint8 pixels, floats, or int32 tokens.
         labels: classes `[P]`, int32.
         train, test: each client's rows.
         rotation: quarter turns, counter-clockwise, per client `[N]`, or None; exact.

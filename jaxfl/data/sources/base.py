@@ -18,7 +18,7 @@ class Source:
 
     Attributes:
         name: of the source.
-        inputs: training examples `[P, ...]`, uint8 or float.
+        inputs: training examples `[P, ...]`, uint8, float, or integers that are no pixels.
         labels: their classes `[P]`.
         num_classes: L.
         test_inputs, test_labels: the official test set `[Q, ...]`, `[Q]`, or None where there is none.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.data.building import check_type
 from jaxfl.data.sources.base import Folder, Row, Source, folders
 
 NAMES = ("class", "group", "domain")
@@ -38,9 +39,10 @@ def load(
 ) -> Source:
     """Returns the examples of one `.npz` file, whose path is given as `data_dir`.
 
-    Its arrays: `x [P, ...]` (uint8, float32 or float64) and `y [P]` (integers from 0); and, if there are, `client [P]`
-    (who made the example), `group [P]` (the group of that client), `test_x`, `test_y`, `test_client`, `mean`, `std`,
-    `class_names`, and `group_names`, with which `group` holds numbers from 0.
+    Its arrays: `x [P, ...]` (uint8, float32 or float64; or other integers `[P, T]`, such as tokens) and `y [P]`
+    (integers from 0); and, if there are, `client [P]` (who made the example), `group [P]` (the group of that client),
+    `test_x`, `test_y`, `test_client`, `mean`, `std`, `class_names`, and `group_names`, with which `group` holds numbers
+    from 0.
 
     Args:
         data_dir: the file.
@@ -168,8 +170,7 @@ def check(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], 
     if images is None:
         return
     name, first = own.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
-    if images.dtype not in (np.uint8, np.float32, np.float64):
-        raise ValueError(f"{path}: {name} must be uint8, float32 or float64, got {images.dtype}; use astype.")
+    check_type(f"{path}: {name}", images)
     if (images.dtype, images.shape[1:]) != (first.dtype, first.shape[1:]):
         raise ValueError(f"{path}: {name} must have the type and the shape of {own.get('x', 'x')}, row by row.")
 
