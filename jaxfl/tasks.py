@@ -12,6 +12,7 @@ from flax import linen as nn
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models.layers import as_vectors
 from jaxfl.models.networks import MLP, Logistic
+from jaxfl.schema import checked
 from jaxfl.typing import Array, Key, Params
 
 # How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
@@ -50,6 +51,7 @@ class Task(NamedTuple):
     first: FirstDense | None = None
 
 
+@checked
 def classification(module: nn.Module, data: FederatedData) -> Task:
     """Returns the task of classifying the federation's inputs with a flax (linen) module: softmax cross-entropy.
 

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -108,8 +109,8 @@ def run_command(
     metrics).
     """
     with errors():
-        tuning = {} if finetune is None else {"finetune": finetune}
-        settings = options.route(method, data, items or (), **tuning)
+        tuning = [] if finetune is None else [f"finetune={finetune}"]
+        settings = options.route(method, data, [*(items or ()), *tuning])
         rounds, share = _defaults(data, rounds, cohort)
         jobs = [job.Job(settings, rounds, share, seed, data_dir, eval_every, checkpoint_every, out, resume)]
         if seeds is not None:
@@ -258,14 +259,26 @@ def report_command(
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Shows what the library refuses as one red line, and exits with 2; with 130 where somebody interrupts."""
+    """Shows what the library refuses as one red line, and exits with 2; with 130 where somebody interrupts.
+
+    What it warns of is a yellow line.
+    """
     try:
-        yield
-    except (ValueError, FileNotFoundError, MemoryError, ImportError) as error:
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            yield
+    except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
+        raise
+    except (ValueError, OSError, MemoryError, ImportError) as error:
         stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:  # what is kept was said
         raise typer.Exit(130) from None
+
+
+def _warn(message: Warning | str, *place: Any) -> None:
+    """Shows a warning, without the place in the code that Python adds."""
+    stderr().print(f"warning: {' '.join(str(message).split())}", style="yellow", soft_wrap=True, markup=False)
 
 
 def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from jaxfl import plots
 from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
+from jaxfl.random import check_seed
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.run import Callback, Result, run
-from jaxfl.simulation.schedule import Schedule
+from jaxfl.simulation.schedule import Schedule, check_kept
 
 PICTURES = ("convergence.png", "clusters.png")
 
@@ -60,6 +61,7 @@ def check(job: Job) -> None:
         ValueError: a number is out of range, or the directory holds another run.
     """
     Schedule.of(job.rounds, job.eval_every, job.checkpoint_every)
+    check_kept(job.checkpoint_every, job.out, "out")
     if isinstance(job.cohort, float) and not 0 < job.cohort <= 1:
         raise ValueError(
             f"cohort must be a share in (0, 1] or a count, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 "
@@ -67,9 +69,11 @@ def check(job: Job) -> None:
         )
     if isinstance(job.cohort, int) and job.cohort < 1:
         raise ValueError(f"cohort must be at least 1, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 everyone.")
-    if job.seed < 0:
-        raise ValueError(f"seed must be 0 or more, got {job.seed}.")
+    check_seed(job.seed)
     options.plan(job.settings)
+    options.model(job.settings, num_classes=1)
+    options.optimizer(job.settings)
+    options.server_optimizer(job.settings)
     options.sampler(job.settings)
     options.finetune(job.settings)
     if directory := job.directory():

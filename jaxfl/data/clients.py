@@ -48,6 +48,10 @@ class Split:
     # [N] bool, clients whose label y is read as L - 1 - y; None for nobody
     flipped: AnyArray | None = struct.field(metadata=SEEN, default=None)
 
+    def __repr__(self) -> str:
+        """Returns a line."""
+        return f"Split({self.start.shape[0]} clients, {self.rows.shape[0]} rows, at most {self.max_size} each)"
+
     @classmethod
     def pack(cls, parts: Sequence[np.ndarray]) -> "Split":
         """Packs one index array per client.
@@ -124,6 +128,15 @@ class FederatedData:
     class_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
+
+    def __repr__(self) -> str:
+        """Returns a line: the examples would fill pages."""
+        inputs = f"{self.inputs.dtype}{list(self.inputs.shape)}"
+        groups = f", {len(self.group_names)} groups" if self.group_names else ""
+        return (
+            f"FederatedData({self.name!r}, {self.num_clients} clients, {self.num_classes} classes{groups}, "
+            f"inputs {inputs}, train {self.train.rows.shape[0]} rows, test {self.test.rows.shape[0]} rows)"
+        )
 
     @property
     def num_clients(self) -> int:

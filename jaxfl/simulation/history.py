@@ -60,6 +60,10 @@ class History:
 
         return pandas.DataFrame(self.records)
 
+    def __repr__(self) -> str:
+        """Returns a line."""
+        return f"History(records={len(self)}, last_round={self[-1]['round'] if self.records else None})"
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Returns one record."""
         return self.records[index]

@@ -13,15 +13,17 @@ from jaxfl.client import factored
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, doubled, served_model
+from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler, cohort_size
+from jaxfl.schema import checked
 from jaxfl.simulation.directory import RunDirectory, identity_of
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
-from jaxfl.simulation.metrics import Evaluation
+from jaxfl.simulation.metrics import Evaluation, in_a_line
 from jaxfl.simulation.program import Made, compile_rounds
 from jaxfl.simulation.progress import Clock, Progress
-from jaxfl.simulation.schedule import Schedule
+from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.summary import summary_of
 from jaxfl.typing import Key
 
@@ -61,7 +63,13 @@ class Result(NamedTuple):
     data: FederatedData
     summary: dict[str, Any]
 
+    def __repr__(self) -> str:
+        """Returns a line: the arrays would fill pages."""
+        names = ("num_clients", "rounds", "micro_accuracy", "macro_accuracy", "num_clusters", "diverged")
+        return f"Result({self.data.name!r}, {in_a_line(self.summary, names)})"
 
+
+@checked
 def run(
     method: Method,
     data: FederatedData,
@@ -122,11 +130,13 @@ def run(
     [1, 2, 3]
     """
     clock, schedule = Clock(), Schedule.of(rounds, eval_every, checkpoint_every)
-    size, key = cohort_size(cohort, data), jax.random.key(seed)
+    check_kept(checkpoint_every, checkpoint_dir)
+    size, key = cohort_size(cohort, data), jax.random.key(check_seed(seed))
     shapes = jax.eval_shape(method.init, key, data)
     plan = engine.resolve_plan(plan, served_model(method, shapes), size)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
     progress = Progress(RunDirectory.at(checkpoint_dir, resume=resume), identity, resume=resume)
+    schedule.check_done(progress.done)
 
     data = data.on_device()
     program = Rounds(method, key, data, size, plan, sampler)

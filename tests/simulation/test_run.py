@@ -1,6 +1,7 @@
 """Runs: cut, interrupted, refused, counted; and slots that double on the way."""
 
 import json
+import re
 from dataclasses import replace
 
 import jax
@@ -131,11 +132,38 @@ def test_other_data_and_other_methods_are_refused(tmp_path):
         ({"rounds": 2, "checkpoint_every": -1}, "checkpoint_every must be at least 1, got -1"),
         ({"rounds": 2, "cohort": 9}, "cohort must be from 1"),
         ({"rounds": 2, "resume": True}, "resume needs checkpoint_dir"),
+        ({"rounds": 2, "checkpoint_every": 1}, "checkpoint_every needs checkpoint_dir"),
+        ({"rounds": 2, "seed": 2**32}, "seed must be from 0 to 4294967295, got 4294967296"),
+        ({"rounds": 2, "seed": -1}, "seed must be from 0 to 4294967295, got -1"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         jaxfl.run(fedavg(), DATA, **options)
+
+
+def test_swapped_arguments_are_named():
+    with pytest.raises(TypeError, match="method must be a Method, got a FederatedData; jaxfl.methods.fedavg"):
+        jaxfl.run(DATA, fedavg(), rounds=1)
+    with pytest.raises(TypeError, match="data must be a FederatedData, got a Method; jaxfl.data.load"):
+        jaxfl.footprint(fedavg(), fedavg())
+    with pytest.raises(TypeError, match="seed must be a whole number, got 1.0"):
+        jaxfl.run(fedavg(), DATA, rounds=1, seed=1.0)
+
+
+def test_fewer_rounds_than_were_made_are_refused(tmp_path):
+    options = {**OPTIONS, "checkpoint_dir": tmp_path}
+    jaxfl.run(fedavg(), DATA, rounds=3, **options)
+    with pytest.raises(ValueError, match="rounds must be at least 3, which the run that is resumed has made, got 2"):
+        jaxfl.run(fedavg(), DATA, rounds=2, resume=True, **options)
+
+
+def test_what_is_printed_is_a_line(straight):
+    parts = [straight, straight.history, straight.evaluation, straight.data, straight.data.train]
+    for part in parts:
+        assert len(repr(part)) < 200 and "\n" not in repr(part), repr(part)
+    assert "rounds=6" in repr(straight) and "last_round=6" in repr(straight.history)
+    assert re.search(r"8 clients, 3 classes, 2 groups, inputs float32\[\d+, 4\]", repr(straight.data))
 
 
 def test_diverged_clients_are_counted_round_by_round():
