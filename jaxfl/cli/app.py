@@ -75,7 +75,12 @@ def run_command(
     cohort: CohortSize = None,
     seed: Annotated[int, typer.Option(help="Of data, initial models, cohorts and batches.", metavar="S")] = 0,
     seeds: Annotated[
-        str | None, typer.Option(help="Several runs, one after another, and their mean.", metavar="0,1,2")
+        str | None,
+        typer.Option(
+            help="Several runs, one after another, and their mean: a list of seeds, in which 0-4 are five. One "
+            "number is one seed and no number of runs.",
+            metavar="0,1,2",
+        ),
     ] = None,
     items: Items = None,
     out: Annotated[

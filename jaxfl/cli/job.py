@@ -121,17 +121,17 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = ()) -
     return result
 
 
-def across(results: Sequence[Result], out: Path | None = None) -> dict[str, dict[str, float]]:
+def across(results: Sequence[Result], out: Path | None = None) -> dict[str, dict[str, float | None]]:
     """Returns mean and standard deviation of every number of the summaries of several seeds, and writes them to `out`.
 
-    The standard deviation is that of a sample (n - 1); 0 for one run.
+    The standard deviation is that of a sample (n - 1); None for one run.
     """
     summaries = [result.summary for result in results]
     spread = {}
     for name in summaries[0]:
         values = [summary[name] for summary in summaries]
         if name != "seed" and all(isinstance(value, (int, float)) for value in values):
-            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            deviation = statistics.stdev(values) if len(values) > 1 else None
             spread[name] = {"mean": statistics.fmean(values), "std": deviation}
     if out is not None:
         RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})

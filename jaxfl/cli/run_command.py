@@ -1,5 +1,7 @@
 """What `jaxfl run` does beside telling: a run under a progress bar, and what there is to say of it."""
 
+import re
+
 from jaxfl.cli import job, options
 from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.sampling import cohort_size
@@ -7,6 +9,8 @@ from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.run import Result
+
+MOST = 1000  # seeds of a range
 
 
 def run_job(one: job.Job, label: str) -> Result | None:
@@ -58,15 +62,23 @@ def run_job(one: job.Job, label: str) -> Result | None:
 
 
 def seeds_of(text: str) -> list[int]:
-    """Returns the seeds of a list.
+    """Returns the seeds of a list, in which `0-4` stands for five of them.
 
     Raises:
-        ValueError: it is no list of whole numbers, or names one twice.
+        ValueError: it is no list of whole numbers, names one twice, or a range is too long.
 
-    >>> seeds_of("0,1,2")
-    [0, 1, 2]
+    >>> seeds_of("0,1,2"), seeds_of("0-2,7"), seeds_of("3")
+    ([0, 1, 2], [0, 1, 2, 7], [3])
     """
-    seeds = options.convert("seeds", text, Option("seeds", REQUIRED, tuple[int, ...]), "write --seeds 0,1,2")
+
+    def spelled_out(ends: re.Match[str]) -> str:
+        first, last = map(int, ends.groups())
+        if not 0 <= last - first < MOST:
+            raise ValueError(f"seeds must be ranges of 1 to {MOST}, got {quoted(ends[0])}; write --seeds 0-4.")
+        return ",".join(map(str, range(first, last + 1)))
+
+    listed = re.sub(r"(\d+)-(\d+)", spelled_out, text)
+    seeds = options.convert("seeds", listed, Option("seeds", REQUIRED, tuple[int, ...]), "write --seeds 0,1,2 or 0-4")
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must differ, got {quoted(text)}.")
     return list(seeds)

@@ -91,8 +91,11 @@ def refused(*arguments):
         (["stocfl", *SMALL, "--eval-every", "0"], "eval_every must be at least 1, got 0"),
         (
             ["stocfl", *SMALL, "--seeds", "0,one"],
-            'seeds must be a list, each entry a whole number, got "0,one"; write --seeds 0,1,2',
+            'seeds must be a list, each entry a whole number, got "0,one"; write --seeds 0,1,2 or 0-4',
         ),
+        (["stocfl", *SMALL, "--seeds", "4-0"], 'seeds must be ranges of 1 to 1000, got "4-0"; write --seeds 0-4'),
+        (["stocfl", *SMALL, "--seeds", "0-4000000000"], "seeds must be ranges of 1 to 1000"),
+        (["stocfl", *SMALL, "--seeds", "0-2,1"], "seeds must differ"),
         (["stocfl", *SMALL, "--seeds", "1,1"], "seeds must differ"),
         (["stocfl", *SMALL, "--seed", "-1"], "seed must be from 0 to 4294967295, got -1"),
         (["stocfl", *SMALL, "--seed", "9" * 20], f"seed must be from 0 to 4294967295, got {'9' * 20}"),
@@ -295,6 +298,14 @@ def test_seeds_are_averaged(tmp_path):
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
     assert rows["mean"][0] == f"{both['micro_accuracy']['mean']:.4f}"
     assert rows["std"][0] == f"{both['micro_accuracy']['std']:.4f}"
+
+
+def test_one_seed_has_no_deviation(tmp_path):
+    result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "3", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "one seed, no deviation" in result.stdout and not re.search("mean|std", result.stdout)
+    assert json.loads((tmp_path / "summary.json").read_text())["micro_accuracy"]["std"] is None
+    assert "One number is one seed" in re.sub(r"[\s│]+", " ", jaxfl("run", "--help").stdout)
 
 
 def test_conditions_at_the_clients(tmp_path):

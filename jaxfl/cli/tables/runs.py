@@ -25,7 +25,7 @@ COLUMNS = {
 SELDOM = ("tuned", "diverged")
 
 
-def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) -> "Table":
+def results(runs: Sequence[Result], spread: dict[str, dict[str, float | None]] | None) -> "Table":
     """Returns a table with a row for each run, and the mean and the deviation of several.
 
     Args:
@@ -48,7 +48,7 @@ def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) 
         cells = [_cell(run.summary[key], *how) for key, *how in columns.values()]
         table.add_row(*([str(run.summary["seed"])] if spread is not None else []), *cells)
     if spread is not None:
-        for statistic in ("mean", "std"):
+        for statistic in ("mean", "std") if len(runs) > 1 else ():
             # no deviation of a rate: it is not the rate of the deviation
             values = [
                 spread[key][statistic] if key in spread and (statistic == "mean" or factor > 0) else None
@@ -56,6 +56,8 @@ def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) 
             ]
             how = [rest for _, *rest in columns.values()]
             table.add_row(statistic, *(_cell(value, *one) for value, one in zip(values, how, strict=True)))
+    if spread is not None and len(runs) == 1:
+        table.caption, table.caption_justify = "one seed, no deviation", "left"
     return table
 
 
