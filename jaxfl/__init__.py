@@ -16,6 +16,7 @@ from jaxfl.simulation import callbacks
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.mapped import Mapped, run_mapped
 from jaxfl.simulation.program import footprint
+from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.run import Event, Result, run
 from jaxfl.tasks import Task, classification
 
@@ -23,6 +24,7 @@ __version__ = version("jaxfl")
 
 __all__ = [
     "Choice",
+    "Diverged",
     "Event",
     "FineTune",
     "LayerProfile",

@@ -33,6 +33,24 @@ class Stream(enum.IntEnum):
     REPRESENTATION = 12
 
 
+def check_seed(seed: int) -> int:
+    """Returns the seed.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is not from 0 to 2^32 - 1: JAX takes the 32 lowest bits, so two seeds would be one.
+
+    >>> check_seed(2**32)
+    Traceback (most recent call last):
+    ValueError: seed must be from 0 to 4294967295, got 4294967296.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        raise TypeError(f"seed must be a whole number, got {seed!r}.")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be from 0 to {2**32 - 1}, got {seed}.")
+    return int(seed)
+
+
 def key_for(root: Key, stream: Stream, round: Array | int = 0, client: Array | int = 0) -> Key:
     """Returns the key at one address.
 

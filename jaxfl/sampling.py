@@ -17,6 +17,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.client import conduct
 from jaxfl.cohort import Cohort, Plan
@@ -37,14 +38,19 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
         data: the federation; held-out clients do not take part.
 
     Raises:
-        ValueError: the share or the count is out of range.
+        ValueError: the share or the count is out of range, or nobody has anything to train on.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
     >>> cohort_size(0.5, data), cohort_size(3, data), cohort_size(1.0, data)
     (4, 3, 8)
     """
-    available = data.num_clients if data.held_out is None else int((~jnp.asarray(data.held_out)).sum())
+    takes_part = np.ones(data.num_clients, bool) if data.held_out is None else ~np.asarray(data.held_out)
+    available = int(takes_part.sum())
+    if not np.asarray(data.train.size)[takes_part].any():
+        raise ValueError(
+            f"data must have training rows, got none of the {available} clients that take part; give some in train."
+        )
     remedy = f"give a share in (0, 1] or a count from 1 to {available}"
     if isinstance(cohort, bool) or not isinstance(cohort, (int, float)):
         raise ValueError(f"cohort must be a number, got {cohort!r}; {remedy}.")

@@ -1,7 +1,8 @@
-"""The options of a function, read from its signature and its docstring, and the one check of their words.
+"""The options of a function, read from its signature and its docstring, and the one check of their words and types.
 
 An option that takes a few words is a `Literal` in the signature. Type checkers, the command line, `jaxfl methods` and
-the errors below read this one annotation; `checked` refuses other words when the function is called.
+the errors below read this one annotation; `checked` refuses other words when the function is called, and values that
+are of another type than a number, a word or one of `MAKERS`.
 
 >>> @checked
 ... def average(models, *, weighting: Literal["rows", "uniform"] = "rows"):
@@ -21,6 +22,7 @@ ValueError: weighting must be "rows" or "uniform", got "row"; did you mean "rows
 import difflib
 import functools
 import inspect
+import numbers
 import re
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +32,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
 NOUNS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", types.NoneType: "none"}
+# Types that functions are often given something else for, by name: they are defined above this floor.
+MAKERS = {
+    "Task": "jaxfl.classification(module, data) makes one",
+    "GradientTransformation": "optax.sgd(0.1) is one",
+    "Method": "jaxfl.methods.fedavg(task, optax.sgd(0.1)) is one",
+    "FederatedData": "jaxfl.data.load and jaxfl.data.federate make one",
+    "Module": "jaxfl.models.MLP(num_classes=10) is one, and so is any flax.linen module",
+}
 
 
 class Option(NamedTuple):
@@ -81,21 +91,63 @@ def lines_of(documented: Any) -> dict[str, str]:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns the function, which raises ValueError if it is called with a word that is not of its `Literal`."""
+    """Returns the function, which refuses a word that is not of its `Literal`, and a value of another type.
+
+    It raises ValueError and TypeError, see `check` and `check_type`.
+    """
     words = inspect.signature(function).parameters
     if any(isinstance(word.annotation, str) for word in words.values()):  # from __future__ import annotations
         words = inspect.signature(function, eval_str=True).parameters
-    hints = {name: word.annotation for name, word in words.items() if words_of(word.annotation)}
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    hints = {name: word.annotation for name, word in words.items() if word.kind not in several}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         given = {**dict(zip(words, args, strict=False)), **kwargs}
         for name, hint in hints.items():
             if name in given:
-                check(name, given[name], hint)
+                check_type(name, given[name], hint)
+                if words_of(hint):
+                    check(name, given[name], hint)
         return function(*args, **kwargs)
 
     return call
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raises TypeError if a value is surely not of a type; whatever may be traced, and all other types, may pass.
+
+    Args:
+        name: of the argument.
+        value: what was given for it.
+        hint: a type. Numbers, words and the types of `MAKERS` are looked at, alone or beside each other.
+
+    >>> check_type("local_epochs", 5, int | None)
+    >>> check_type("local_epochs", "5", int | None)
+    Traceback (most recent call last):
+    TypeError: local_epochs must be a whole number or none, got "5".
+    """
+    parts = [part for part in parts_of(hint) if get_origin(part) is not Literal]
+    made = [part for part in parts if getattr(part, "__name__", "") in MAKERS]
+    if not parts or not {*parts} <= {*NOUNS, None, *made} or any(_may_be(value, part) for part in parts):
+        return
+    if words_of(hint) and isinstance(value, str):
+        return  # `check` knows the words
+    remedy = "".join(f"; {MAKERS[part.__name__]}" for part in made)
+    got = quoted(value) if isinstance(value, (str, numbers.Number, types.NoneType)) else f"a {type(value).__name__}"
+    raise TypeError(f"{name} must be {describe(hint)}, got {got}{remedy}.")
+
+
+def _may_be(value: Any, part: Any) -> bool:
+    """Returns whether a value may be of one type: a number, a word, None, or a class."""
+    if part is None or isinstance(value, (bool, str, types.NoneType)):
+        return type(value) is (types.NoneType if part is None else part)
+    if part in (int, float):  # arrays and what is traced may be
+        return isinstance(value, numbers.Integral if part is int else numbers.Real) or hasattr(value, "dtype")
+    if part in (bool, str):
+        return part is bool and hasattr(value, "dtype")
+    fields = getattr(part, "_fields", ())  # anything with the parts of a tuple of functions is as good as it
+    return isinstance(value, part) or bool(fields) and all(hasattr(value, field) for field in fields)
 
 
 def check(name: str, value: Any, hint: Any) -> None:
@@ -197,4 +249,5 @@ def _nouns(hint: Any) -> list[str]:
         return list(map(quoted, parts))
     if kind is not None:
         return [f"a list, each entry {describe(parts[0])}" if parts else "a list"]
-    return [NOUNS.get(type(None) if hint is None else hint, getattr(hint, "__name__", str(hint)))]
+    name = getattr(hint, "__name__", str(hint))
+    return [NOUNS.get(type(None) if hint is None else hint, f"a {name}" if name in MAKERS else name)]

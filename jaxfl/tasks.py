@@ -13,7 +13,11 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models import rewriting
 from jaxfl.models.layers import as_vectors
 from jaxfl.models.networks import MLP, Logistic
+from jaxfl.schema import checked
 from jaxfl.typing import Array, Key, Params
+
+# How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
+TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 
 
 class FirstDense(NamedTuple):
@@ -50,18 +54,21 @@ class Task(NamedTuple):
     replaced: Mapping[str, int] = {}
 
 
+@checked
 def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool = True) -> Task:
     """Returns the task of classifying the federation's inputs with a flax (linen) module: softmax cross-entropy.
 
-    The module is called with a batch `[B, ...]` and returns logits `[B, L]`. If its `__call__` takes `train`, it is
-    True while clients train and rngs carry `"dropout"`; if it takes `mask`, it gets the batch's `[B]` mask of real rows
-    (batch statistics must leave padding out). All of the module's variables must be parameters.
+    The module is called with a batch `[B, ...]` and returns logits `[B, L]`. If its `__call__` takes `train` (or
+    `training`, `is_training`), it is True while clients train and rngs carry `"dropout"`; `deterministic` (or
+    `use_running_average`) is False then. If it takes `mask`, it gets the batch's `[B]` mask of real rows (batch
+    statistics must leave padding out). All of the module's variables must be parameters.
 
     Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.rewriting`: the
     same values and gradients but for rounding. `fast_forms=False` leaves the network as it is.
 
     Raises:
-        ValueError: the module does not return one logit per class of `data`, or keeps variables other than parameters.
+        ValueError: the module does not return one logit per class of `data`, keeps variables other than parameters, or
+            has dropout that is off while clients train or on while they are tested.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -70,11 +77,11 @@ def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool =
     [('bias', (10,)), ('kernel', (64, 10))]
     """
     accepted = inspect.signature(module.__call__).parameters
-    dtype = jnp.float32 if data.std is None else data.std.dtype
+    dtype = jax.dtypes.canonicalize_dtype(data.inputs.dtype if data.std is None else data.std.dtype)
     example = Batch(jnp.zeros((1, *data.input_shape), dtype), jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
 
     def options(batch: Batch, train: bool) -> dict[str, Any]:
-        values = {"train": train, "mask": batch.mask}
+        values = {name: value == train for name, value in TRAINING.items()} | {"mask": batch.mask}
         return {name: value for name, value in values.items() if name in accepted}
 
     def init(key: Key) -> Params:
@@ -104,6 +111,7 @@ def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool =
             f"module must keep parameters only, got the variables {sorted(variables)}; a client's model is its "
             "parameters (use batch statistics without running averages, or group normalisation)."
         )
+    _check_dropout(apply, variables["params"], example)
     shape = jax.eval_shape(lambda model: apply(model, example, None), variables["params"]).shape
     if shape != (1, data.num_classes):
         raise ValueError(
@@ -130,6 +138,32 @@ def without_dropout(task: Task) -> Task:
         of_products = first.loss
         first = first._replace(loss=lambda model, products, batch, key: of_products(model, products, batch, None))
     return task._replace(loss=loss, first=first)
+
+
+def _check_dropout(apply: Callable[[Params, Batch, Key | None], Array], model: Params, example: Batch) -> None:
+    """Raises ValueError if a module's dropout is off in training, where nobody would notice, or on in a test."""
+
+    def spy(train: bool):
+        def call(usual, args, kwargs, context):
+            module = context.module
+            drops = hasattr(module, "deterministic") and getattr(module, "rate", getattr(module, "dropout_rate", 0))
+            if context.method_name == "__call__" and drops:
+                given = inspect.signature(usual).bind(*args, **kwargs).arguments.get("deterministic")
+                if (module.deterministic if given is None else given) == train:
+                    raise ValueError(
+                        f"module must have its dropout on while clients train and off while they are tested, got "
+                        f"{type(module).__name__} that is {'off in training' if train else 'on in a test'}; give "
+                        f"__call__ an argument train: bool (or {', '.join(list(TRAINING)[1:])}) and pass it on, for "
+                        "example nn.Dropout(0.5, deterministic=not train)."
+                    )
+            return usual(*args, **kwargs)
+
+        return call
+
+    for train in (True, False):
+        key = jax.random.key(0) if train else None
+        with nn.intercept_methods(spy(train)):
+            jax.eval_shape(lambda model, key=key: apply(model, example, key), model)
 
 
 def masked_mean(values: Array, mask: Array) -> Array:

@@ -2,11 +2,18 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 from jaxfl import schema
+from jaxfl.methods import METHODS
+from jaxfl.testing.small import linear_task
 
 Linkage = Literal["single", "complete", "average"]
 
@@ -70,7 +77,7 @@ def test_other_words_are_refused(given, message):
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"linkage": "average"}, {"threshold": "auto"}, {"threshold": None}, {"size": "x"}]
+    "given", [{}, {"linkage": "average"}, {"threshold": "auto"}, {"threshold": None}, {"size": np.int64(3)}]
 )
 def test_what_fits_is_passed_on(given):
     given = {"size": 1, **given}
@@ -84,6 +91,56 @@ def test_words_are_refused_by_place_too():
 
     with pytest.raises(ValueError, match='weighting must be "rows" or "uniform", got "size"'):
         client_weight([], "size")
+
+
+class Method(NamedTuple):
+    """A type with the name of one of those that are looked at."""
+
+    init: Any
+    round: Any
+
+
+def learn(method: Method, *, epochs: int = 1, rate: float | None = 0.1, solver: Method | None = None, rest: Any = 0):
+    return method, epochs, rate, solver, rest
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "message"),
+    [
+        ([0.1], {}, "method must be a Method, got 0.1; jaxfl.methods.fedavg.* is one."),
+        (["fedavg"], {}, 'method must be a Method, got "fedavg"; '),
+        ([[1]], {}, "method must be a Method, got a list; "),
+        ([None], {}, "method must be a Method, got None; "),
+        ([], {"solver": learn}, "solver must be a Method or none, got a function; "),
+        ([], {"epochs": 2.5}, r"epochs must be a whole number, got 2\.5\."),
+        ([], {"epochs": "5"}, 'epochs must be a whole number, got "5".'),
+        ([], {"epochs": True}, "epochs must be a whole number, got True."),
+        ([], {"epochs": None}, "epochs must be a whole number, got None."),
+        ([], {"epochs": Method}, "epochs must be a whole number, got a type."),
+        ([], {"rate": "fast"}, 'rate must be a number or none, got "fast".'),
+        ([], {"rate": [0.1]}, "rate must be a number or none, got a list."),
+    ],
+)
+def test_other_types_are_refused_by_name(args, given, message):
+    with pytest.raises(TypeError, match=message):
+        schema.checked(learn)(*(args or [Method(1, 2)]), **given)
+
+
+def test_what_may_be_of_the_type_is_passed_on():
+    alike = SimpleNamespace(init=1, round=2)  # has the parts of a method
+    given = {"epochs": np.int64(2), "rate": jnp.float32(1), "solver": alike, "rest": object()}
+    assert schema.checked(learn)(alike, **given) == learn(alike, **given)
+    assert schema.checked(learn)(alike, rate=1, solver=None)[2:4] == (1, None)
+    jax.eval_shape(lambda rate: schema.checked(learn)(alike, rate=rate)[2], 0.1)  # traced
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_factory_names_what_is_no_task_and_no_optimizer(name):
+    task, factory = linear_task(), METHODS[name].factory
+    with pytest.raises(TypeError, match=r"optimizer must be a GradientTransformation, got 0\.1; optax\.sgd"):
+        factory(task, 0.1)
+    with pytest.raises(TypeError, match=r"task must be a Task, got a GradientTr.*; jaxfl\.classification"):
+        factory(optax.sgd(0.1), task)
 
 
 def test_types_in_words():

@@ -110,7 +110,7 @@ def local_models(cells: Cells, clients: int, data_dir: str | None) -> Made:
     rows, pictures = [], {}
     for name, cell in cells.items():
         method, result = studies.train(cell, data_dir)
-        settings = options.route(cell.method, cell.data, (*cell.items, "finetune=1"))
+        settings = options.route(cell.method, cell.data, cell.items, finetune=1)
         tune = options.finetune(settings)
         assert tune is not None
         epochs = settings.method["local_epochs"]

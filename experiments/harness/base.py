@@ -56,7 +56,8 @@ class Cell:
         table, row, column: where the paper prints it.
         method: of the registry.
         data: of the catalogue.
-        items: the same `key=value` as `--set` takes: what differs from the defaults, and what the paper states.
+        items: the same `key=value` as `--set` takes: what differs from the defaults, and what the paper states. Of
+            those with one key the last is kept.
         rounds, cohort: as `jaxfl run` takes them.
         seeds: a run for each.
         metric: one of `METRICS`, at the end of the run.
@@ -81,6 +82,8 @@ class Cell:
     note: str = ""
 
     def __post_init__(self):
+        last = {item.partition("=")[0]: item for item in self.items}
+        object.__setattr__(self, "items", tuple(last.values()))
         try:
             if not self.seeds or len(set(self.seeds)) < len(self.seeds):
                 raise ValueError(f"seeds must be one or more, and differ, got {self.seeds}.")

@@ -89,8 +89,7 @@ def load(cell: Cell, data_dir: str | None) -> FederatedData:
 
 def method(cell: Cell, data: FederatedData, **changed: Any) -> Method:
     """Returns the method of a cell, some of its options changed."""
-    items = (*cell.items, *(f"{name}={value}" for name, value in changed.items()))
-    return options.build(options.route(cell.method, cell.data, items), data)
+    return options.build(options.route(cell.method, cell.data, cell.items, **changed), data)
 
 
 def slug(text: str) -> str:

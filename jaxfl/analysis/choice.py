@@ -25,6 +25,7 @@ from jaxfl.data.partition import train_test_split
 from jaxfl.methods.base import Method
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
+from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.run import run
 
 Criterion = Literal["accuracy", "distance"]
@@ -79,7 +80,7 @@ def choose_num_clusters(
 
     Raises:
         ValueError: an argument is out of range, or the criterion is `"distance"` and the method has no `objective`.
-        RuntimeError: no client's model was ever finite.
+        RuntimeError: a run has diverged, see `jaxfl.run`.
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=40)  # two clients a rotation
@@ -226,11 +227,10 @@ def _sample(data: FederatedData, ids: np.ndarray, validation: float, seed: int) 
 def _try(number: int, method: Method, data: FederatedData, rounds: int, seed: int) -> dict[str, Any]:
     """Returns the row of one candidate."""
     began = time.perf_counter()
-    result = run(method, data, rounds=rounds, seed=seed, eval_every=rounds)
-    if result.summary["diverged"] == rounds * data.num_clients:
-        raise RuntimeError(
-            f"no client's model was finite in any round with K = {number} clusters; lower the method's learning rate."
-        )
+    try:
+        result = run(method, data, rounds=rounds, seed=seed, eval_every=rounds)
+    except Diverged as error:
+        raise RuntimeError(f"with K = {number} clusters {error}") from error
     record = result.history[-1]
     return {
         "num_clusters": number,

@@ -26,7 +26,7 @@ from jaxfl.clustering.distances import cosine, l2
 from jaxfl.cohort import Cohort, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import takes_part
-from jaxfl.random import Stream, key_for
+from jaxfl.random import Stream, check_seed, key_for
 from jaxfl.schema import checked, quoted
 from jaxfl.server import aggregate
 from jaxfl.simulation.program import available_bytes
@@ -147,7 +147,7 @@ def layer_profile(
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     _check(data, shapes, rounds, distances)
-    key = jax.random.key(seed)
+    key = jax.random.key(check_seed(seed))
     plan = engine.resolve_plan(plan, shapes, data.num_clients)
 
     taking_part = np.asarray(takes_part(data))

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,7 +75,12 @@ def run_command(
     cohort: CohortSize = None,
     seed: Annotated[int, typer.Option(help="Of data, initial models, cohorts and batches.", metavar="S")] = 0,
     seeds: Annotated[
-        str | None, typer.Option(help="Several runs, one after another, and their mean.", metavar="0,1,2")
+        str | None,
+        typer.Option(
+            help="Several runs, one after another, and their mean: a list of seeds, in which 0-4 are five. One "
+            "number is one seed and no number of runs.",
+            metavar="0,1,2",
+        ),
     ] = None,
     items: Items = None,
     out: Annotated[
@@ -108,8 +114,8 @@ def run_command(
     metrics).
     """
     with errors():
-        tuning = {} if finetune is None else {"finetune": finetune}
-        settings = options.route(method, data, items or (), **tuning)
+        tuning = [] if finetune is None else [f"finetune={finetune}"]
+        settings = options.route(method, data, [*(items or ()), *tuning])
         rounds, share = _defaults(data, rounds, cohort)
         jobs = [job.Job(settings, rounds, share, seed, data_dir, eval_every, checkpoint_every, out, resume)]
         if seeds is not None:
@@ -117,13 +123,16 @@ def run_command(
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
         for one in jobs:
             job.check(one)
-        results = [run_job(one, f"seed {one.seed}" if seeds is not None else "") for one in jobs]
-        spread = job.across(results, out) if seeds is not None else None
-        stdout().print(tables.results(results, spread))
-        for one in jobs:
-            if one.out is not None:
+        made = [(one, run_job(one, f"seed {one.seed}" if seeds is not None else "")) for one in jobs]
+        results = [result for _, result in made if result is not None]
+        if results:
+            stdout().print(tables.results(results, job.across(results, out) if seeds is not None else None))
+        for one, result in made:
+            if one.out is not None and result is not None:
                 pictures = " and ".join(str(one.out / name) for name in job.PICTURES)
                 print(f"pictures: {pictures}")
+        if len(results) < len(jobs):  # it was said which diverged
+            raise typer.Exit(1)
 
 
 @app.command("methods")
@@ -255,14 +264,26 @@ def report_command(
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Shows what the library refuses as one red line, and exits with 2; with 130 where somebody interrupts."""
+    """Shows what the library refuses as one red line, and exits with 2; with 130 where somebody interrupts.
+
+    What it warns of is a yellow line.
+    """
     try:
-        yield
-    except (ValueError, FileNotFoundError, MemoryError, ImportError) as error:
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            yield
+    except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
+        raise
+    except (ValueError, OSError, MemoryError, ImportError) as error:
         stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:  # what is kept was said
         raise typer.Exit(130) from None
+
+
+def _warn(message: Warning | str, *place: Any) -> None:
+    """Shows a warning, without the place in the code that Python adds."""
+    stderr().print(f"warning: {' '.join(str(message).split())}", style="yellow", soft_wrap=True, markup=False)
 
 
 def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:

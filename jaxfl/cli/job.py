@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from jaxfl import plots
 from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
+from jaxfl.random import check_seed
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.run import Callback, Result, run
-from jaxfl.simulation.schedule import Schedule
+from jaxfl.simulation.schedule import Schedule, check_kept
 
 PICTURES = ("convergence.png", "clusters.png")
 
@@ -60,6 +61,7 @@ def check(job: Job) -> None:
         ValueError: a number is out of range, or the directory holds another run.
     """
     Schedule.of(job.rounds, job.eval_every, job.checkpoint_every)
+    check_kept(job.checkpoint_every, job.out, "out")
     if isinstance(job.cohort, float) and not 0 < job.cohort <= 1:
         raise ValueError(
             f"cohort must be a share in (0, 1] or a count, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 "
@@ -67,9 +69,11 @@ def check(job: Job) -> None:
         )
     if isinstance(job.cohort, int) and job.cohort < 1:
         raise ValueError(f"cohort must be at least 1, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 everyone.")
-    if job.seed < 0:
-        raise ValueError(f"seed must be 0 or more, got {job.seed}.")
+    check_seed(job.seed)
     options.plan(job.settings)
+    options.model(job.settings, num_classes=1)
+    options.optimizer(job.settings)
+    options.server_optimizer(job.settings)
     options.sampler(job.settings)
     options.finetune(job.settings)
     if directory := job.directory():
@@ -117,17 +121,17 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = ()) -
     return result
 
 
-def across(results: Sequence[Result], out: Path | None = None) -> dict[str, dict[str, float]]:
+def across(results: Sequence[Result], out: Path | None = None) -> dict[str, dict[str, float | None]]:
     """Returns mean and standard deviation of every number of the summaries of several seeds, and writes them to `out`.
 
-    The standard deviation is that of a sample (n - 1); 0 for one run.
+    The standard deviation is that of a sample (n - 1); None for one run.
     """
     summaries = [result.summary for result in results]
     spread = {}
     for name in summaries[0]:
         values = [summary[name] for summary in summaries]
         if name != "seed" and all(isinstance(value, (int, float)) for value in values):
-            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            deviation = statistics.stdev(values) if len(values) > 1 else None
             spread[name] = {"mean": statistics.fmean(values), "std": deviation}
     if out is not None:
         RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})

@@ -5,36 +5,27 @@
 ({'threshold': 0.6}, {'hidden': (64,)}, {'learning_rate': 0.05})
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import optax
+from flax import linen as nn
 
 from jaxfl import data as federations
 from jaxfl import sampling
-from jaxfl.cli import literals
+from jaxfl.cli import literals, optimizers
+from jaxfl.cli.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
 from jaxfl.models import networks
 from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, options_of, quoted, words_of
-from jaxfl.server import optimizers
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.tasks import classification
 
+LARGEST = 2**31 - 1  # whole numbers are int32 in the compiled programs
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
-OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, float]]] = {
-    "sgd": (optax.sgd, {"learning_rate": 0.1}),
-    "momentum": (optax.sgd, {"learning_rate": 0.1, "momentum": 0.9}),
-    "adam": (optax.adam, {"learning_rate": 0.001}),
-}
-# For methods whose factory takes a `server_optimizer`: the papers' defaults, but for rates, which they tune.
-SERVERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, float]]] = {
-    "fedavgm": (optax.sgd, {"learning_rate": 1.0, "momentum": 0.9}),
-    "fedadam": (optimizers.fedadam, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
-    "fedyogi": (optimizers.fedyogi, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
-}
 # Of every run. The middle three say who takes part, see `jaxfl.sampling`; the last one is `jaxfl.FineTune`.
 RUN = (
     Option(
@@ -108,12 +99,13 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     Args:
         method: a key of `jaxfl.methods.METHODS`.
         data: a name of the catalogue.
-        items: `key=value`, or `owner.key=value` where two owners know the key; later ones win. `model`,
+        items: `key=value`, or `owner.key=value` where two owners know the key. `model`,
             `optimizer` and `server_optimizer` choose those; everything else is an option of what was chosen.
         **given: options that have their values already, such as `finetune=1`; they win over items.
 
     Raises:
-        ValueError: a name or an option that nobody knows, an ambiguous one, or a value of the wrong type.
+        ValueError: a name or an option that nobody knows, an ambiguous one, one that is set twice, or a value of the
+            wrong type.
     """
     check_name("method", method, METHODS)
     row = federations.dataset(data)
@@ -127,6 +119,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     where = f"method {method}, data {data}, model {model}, optimizer {optimizer}"
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
     for option, value in read(wanted, options, where, ("model", "optimizer", "server_optimizer")):
+        if option.name in chosen[option.owner]:
+            raise ValueError(f"{option.name} must be set once, got it with and without {option.owner}; leave one out.")
         chosen[option.owner][option.name] = value
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
@@ -141,15 +135,23 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
-    suits, suited = federations.dataset(settings.data_name).model
-    options = (suited if settings.model_name == suits else {}) | settings.model
-    module = networks.create(settings.model_name, data.num_classes, **options)
-    task = classification(module, data, fast_forms=settings.run.get("fast_forms", True))
+    module, fast = model(settings, data.num_classes), settings.run.get("fast_forms", True)
+    task = classification(module, data, fast_forms=fast)
     chosen = dict(settings.method)
     if settings.server_name:
-        make, defaults = SERVERS[settings.server_name]
-        chosen["server_optimizer"] = make(**defaults | settings.server)
+        chosen["server_optimizer"] = server_optimizer(settings)
     return METHODS[settings.method_name].factory(task, optimizer(settings), **chosen)
+
+
+def model(settings: Settings, num_classes: int) -> nn.Module:
+    """Returns the network that the settings describe.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    suits, suited = federations.dataset(settings.data_name).model
+    options = (suited if settings.model_name == suits else {}) | settings.model
+    return networks.create(settings.model_name, num_classes, **options)
 
 
 def plan(settings: Settings) -> PlanChoice:
@@ -184,15 +186,19 @@ def finetune(settings: Settings) -> FineTune | None:
 
 def optimizer(settings: Settings) -> optax.GradientTransformation:
     """Returns the clients' optimiser."""
-    make, defaults = OPTIMIZERS[settings.optimizer_name]
-    return make(**defaults | settings.optimizer)
+    return optimizers.of_clients(settings.optimizer_name, settings.optimizer)
+
+
+def server_optimizer(settings: Settings) -> optax.GradientTransformation | None:
+    """Returns the server's optimiser, None for plain averaging."""
+    return optimizers.of_server(settings.server_name, settings.server) if settings.server_name else None
 
 
 def split(items: Iterable[str]) -> dict[str, str]:
-    """Returns `key=value` items by key; later ones win.
+    """Returns `key=value` items by key.
 
     Raises:
-        ValueError: an item that is not of this form.
+        ValueError: an item that is not of this form, or a key that is there twice.
 
     >>> split(["local_epochs=5", " threshold = 0.6"])
     {'local_epochs': '5', 'threshold': '0.6'}
@@ -202,6 +208,8 @@ def split(items: Iterable[str]) -> dict[str, str]:
         key, _, value = (part.strip() for part in item.partition("="))
         if not key or not value:
             raise ValueError(f"--set must be key=value, got {quoted(item)}; write --set local_epochs=5.")
+        if key in texts:
+            raise ValueError(f"{key} must be set once, got {quoted(texts[key])} and {quoted(value)}; leave one out.")
         texts[key] = value
     return texts
 
@@ -221,7 +229,11 @@ def read(
         ValueError: an option that is not there, or a value of the wrong type.
     """
     found = {key: find(key, options, where, others) for key in wanted}
-    return [(option, convert(key, wanted[key], option)) for key, option in found.items()]
+    values = {key: convert(key, wanted[key], option) for key, option in found.items()}
+    for key, value in values.items():
+        if any(type(one) is int and abs(one) > LARGEST for one in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"{key} must be at most {LARGEST}, got {value}.")
+    return [(option, values[key]) for key, option in found.items()]
 
 
 def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:

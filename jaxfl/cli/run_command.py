@@ -1,19 +1,27 @@
 """What `jaxfl run` does beside telling: a run under a progress bar, and what there is to say of it."""
 
+import re
+
 from jaxfl.cli import job, options
 from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.run import Result
 
+MOST = 1000  # seeds of a range
 
-def run_job(one: job.Job, label: str) -> Result:
+
+def run_job(one: job.Job, label: str) -> Result | None:
     """Runs one job under a progress bar.
 
     Args:
         one: checked by `job.check`.
         label: what the bar begins with; empty for a single run.
+
+    Returns:
+        What came of it; None if it has diverged, which is said.
 
     Raises:
         KeyboardInterrupt: after it is said what is kept.
@@ -36,28 +44,41 @@ def run_job(one: job.Job, label: str) -> Result:
             f"interrupted after round {bar.last_round} of {one.rounds}; {kept}", style="yellow", soft_wrap=True
         )
         raise
+    except Diverged as error:
+        console.print(f"error: {label + ': ' if label else ''}{error}", style="red", soft_wrap=True, markup=False)
+        return None
     if count := result.summary["diverged"]:
         console.print(
-            f"warning: {count} updates of clients were not finite and were left out; lower the learning rate "
-            "(--set learning_rate=...).",
+            f"warning: {count} of {result.summary['updates']} updates of clients were not finite and were left out; "
+            "lower the learning rate (--set learning_rate=...).",
             style="yellow",
             soft_wrap=True,
         )
+    if result.summary["micro_accuracy"] is None:
+        console.print("note: nobody has test rows; nothing was tested.")
     if count := result.summary["empty_clients"]:
         console.print(f"note: {count} of {data.num_clients} clients have no training rows; they train nothing.")
     return result
 
 
 def seeds_of(text: str) -> list[int]:
-    """Returns the seeds of a list.
+    """Returns the seeds of a list, in which `0-4` stands for five of them.
 
     Raises:
-        ValueError: it is no list of whole numbers, or names one twice.
+        ValueError: it is no list of whole numbers, names one twice, or a range is too long.
 
-    >>> seeds_of("0,1,2")
-    [0, 1, 2]
+    >>> seeds_of("0,1,2"), seeds_of("0-2,7"), seeds_of("3")
+    ([0, 1, 2], [0, 1, 2, 7], [3])
     """
-    seeds = options.convert("seeds", text, Option("seeds", REQUIRED, tuple[int, ...]), "write --seeds 0,1,2")
+
+    def spelled_out(ends: re.Match[str]) -> str:
+        first, last = map(int, ends.groups())
+        if not 0 <= last - first < MOST:
+            raise ValueError(f"seeds must be ranges of 1 to {MOST}, got {quoted(ends[0])}; write --seeds 0-4.")
+        return ",".join(map(str, range(first, last + 1)))
+
+    listed = re.sub(r"(\d+)-(\d+)", spelled_out, text)
+    seeds = options.convert("seeds", listed, Option("seeds", REQUIRED, tuple[int, ...]), "write --seeds 0,1,2 or 0-4")
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must differ, got {quoted(text)}.")
     return list(seeds)

@@ -50,6 +50,8 @@ def fold_rows(
     Returns:
         The last carry.
     """
+    if split.max_size == 0:
+        return carry
     if split.max_size <= block:
         return step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
     blocks = -(-split.size[client] // block)
@@ -153,10 +155,12 @@ def local_train(
         attacker's model is what it sends.
 
     Raises:
-        ValueError: `local_epochs` or `batch_size` is below 1.
+        ValueError: `local_epochs` or `batch_size` is out of range.
     """
     if local_epochs < 1:
         raise ValueError(f"local_epochs must be at least 1, got {local_epochs}.")
+    if local_epochs >= 2**31:
+        raise ValueError(f"local_epochs must be below 2^31, got {local_epochs}; 5 is usual.")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}; None takes all of a client's rows at once.")
     optimizer = optax.with_extra_args_support(optimizer)

@@ -29,7 +29,8 @@ def federate(
     """Builds a federation from a pool of examples and one index array per client, and checks it.
 
     Args:
-        inputs: `[P, ...]`, uint8 (then `mean` and `std` are needed, 0 and 255 if not given) or float.
+        inputs: `[P, ...]`, uint8 (then `mean` and `std` are needed, 0 and 255 if not given) or float; or other integers
+            `[P]` or `[P, T]`, such as tokens, which reach the model as they are, int32.
         labels: `[P]` ints in `[0, num_classes)`.
         train: pool rows of each client, N index arrays (or a packed `Split`); an empty array is a client without rows.
         test: the same for the test rows.
@@ -52,14 +53,13 @@ def federate(
     test = test if isinstance(test, Split) else Split.pack(test)
     if inputs.dtype == np.uint8:
         mean, std = (0.0 if mean is None else mean), (255.0 if std is None else std)
-    elif inputs.dtype not in (np.float32, np.float64):
-        raise ValueError(
-            f"inputs must be uint8, float32 or float64, got {inputs.dtype}; convert them with inputs.astype."
-        )
+    check_type("inputs", inputs)
+    if inputs.dtype.kind in "iu" and inputs.dtype != np.uint8:
+        inputs = inputs.astype(np.int32)
     _check_pool(inputs, labels, num_classes)
     if rotation is not None or tilt is not None:
         check_square(inputs)
-    dtype = np.float32 if inputs.dtype == np.uint8 else inputs.dtype
+    dtype = inputs.dtype if inputs.dtype.kind == "f" else np.float32
 
     def per_channel(value: float | np.ndarray | None) -> np.ndarray | None:
         value = None if value is None else np.asarray(value, dtype)
@@ -88,6 +88,25 @@ def federate(
     )
     _check_clients(data)
     return data
+
+
+def check_type(name: str, inputs: np.ndarray) -> None:
+    """Raises unless inputs are of a type that is trained on; pixels are uint8, or they would not be scaled.
+
+    Args:
+        name: what the inputs are called.
+        inputs: `[P, ...]`.
+    """
+    if inputs.dtype in (np.uint8, np.float32, np.float64):
+        return
+    if inputs.dtype.kind not in "iu" or inputs.ndim > 2:
+        raise ValueError(
+            f"{name} must be uint8, float32 or float64, or integers [P] or [P, T] such as tokens, got {inputs.dtype} "
+            f"of shape {inputs.shape}; use astype: pixels are uint8."
+        )
+    limits = np.iinfo(np.int32)
+    if inputs.size and not (limits.min <= inputs.min() and inputs.max() <= limits.max):
+        raise ValueError(f"{name} must be integers of 32 bits, got {inputs.min()} to {inputs.max()}; renumber them.")
 
 
 def check_square(inputs: AnyArray) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxfl.data import conditions, natural, shift, skews, sources
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.sources import domains
-from jaxfl.random import host_rng
+from jaxfl.random import check_seed, host_rng
 from jaxfl.schema import Option, check_name, checked, did_you_mean, options_of, quoted
 
 SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
@@ -155,6 +155,9 @@ def dataset(name: str) -> Dataset:
     if known and skew in _cuts(source) and distinct and all(one in SHIFTS for one in shifts):
         return _dataset(skew, source, tuple(shifts))
     alone = [source for source in sources.SOURCES if source in DATASETS]
+    if name in sources.SOURCES:
+        ways = ", ".join(f"{skew}-{name}" for skew in _cuts(name))
+        raise ValueError(f"data {quoted(name)} is a source, and who has what of it is open; choose one of {ways}.")
     raise ValueError(
         f"unknown data {quoted(name)}{did_you_mean(name, DATASETS)} A name is <skew>-<source>. "
         f"Skews: {', '.join(SKEWS)}, and before another one {' or '.join(f'{one}+' for one in SHIFTS)}. Sources: "
@@ -215,7 +218,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     >>> int(load("rotated-digits", held_out=0.25).held_out.sum())
     10
     """
-    row, known = dataset(name), known_options(name)
+    row, known, seed = dataset(name), known_options(name), check_seed(seed)
     for option in settings:
         check_name(f"option of {name}", option, known)
     chosen = {option: settings.get(option, one.default) for option, one in known.items()}

@@ -32,7 +32,7 @@ KNOWN: dict[str, Any] = {"per_client": True, "seen": False}  # [N], said of the 
 class Batch(NamedTuple):
     """Rows ready for a model."""
 
-    x: Array  # [B, ...] float
+    x: Array  # [B, ...] float, or int32 of tokens
     y: Array  # [B] int32
     mask: Array  # [B] bool, False on padding
 
@@ -47,6 +47,10 @@ class Split:
     max_size: int = struct.field(pytree_node=False)
     # [N] bool, clients whose label y is read as L - 1 - y; None for nobody
     flipped: AnyArray | None = struct.field(metadata=SEEN, default=None)
+
+    def __repr__(self) -> str:
+        """Returns a line."""
+        return f"Split({self.start.shape[0]} clients, {self.rows.shape[0]} rows, at most {self.max_size} each)"
 
     @classmethod
     def pack(cls, parts: Sequence[np.ndarray]) -> "Split":
@@ -87,7 +91,7 @@ class FederatedData:
     device.
 
     Attributes:
-        inputs: the pool of examples `[P, ...]`, uint8 pixels or floats.
+        inputs: the pool of examples `[P, ...]`, uint8 pixels, floats, or int32 tokens.
         labels: classes `[P]`, int32.
         train, test: each client's rows.
         rotation: quarter turns, counter-clockwise, per client `[N]`, or None; exact.
@@ -124,6 +128,15 @@ class FederatedData:
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
 
+    def __repr__(self) -> str:
+        """Returns a line: the examples would fill pages."""
+        inputs = f"{self.inputs.dtype}{list(self.inputs.shape)}"
+        groups = f", {len(self.group_names)} groups" if self.group_names else ""
+        return (
+            f"FederatedData({self.name!r}, {self.num_clients} clients, {self.num_classes} classes{groups}, "
+            f"inputs {inputs}, train {self.train.rows.shape[0]} rows, test {self.test.rows.shape[0]} rows)"
+        )
+
     @property
     def num_clients(self) -> int:
         """Returns N."""
@@ -140,7 +153,8 @@ class FederatedData:
         Positions at or beyond the client's size are padding: masked, and filled with some valid row.
         """
         mask = positions < split.size[client]
-        row = split.rows[split.start[client] + jnp.where(mask, positions, 0)]
+        rows = split.rows if len(split.rows) else jnp.zeros(1, jnp.int32)  # of nobody: padding alone
+        row = rows[split.start[client] + jnp.where(mask, positions, 0)]
         x, y = self.inputs[row], self.labels[row]
         if self.rotation is not None:
             x = images.rotate(x, self.rotation[client])

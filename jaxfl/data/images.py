@@ -11,8 +11,8 @@ from jaxfl.typing import Array
 def rotate(images: Array, quarter_turns: Array) -> Array:
     """Rotates images counter-clockwise by a traced number of quarter turns, exactly, like `np.rot90`.
 
-    One client at a time takes one of four branches: selections read each pixel four times, where it is gathered from the
-    pool, which made rows six times as dear on a CPU. Mapped over clients with angles of their own, it is selections.
+    One client at a time takes one of four branches: selections read each pixel four times, where it is gathered from
+    the pool, and rows would be six times as dear on a CPU. Mapped over clients of their own angles, it is selections.
 
     Args:
         images: `[B, H, H]` or `[B, H, H, channels]`, square.

@@ -148,6 +148,7 @@ def _rotate(data: FederatedData, degrees: np.ndarray) -> FederatedData:
         degrees = degrees + 90.0 * np.asarray(data.rotation)
     if data.tilt is not None:
         degrees = degrees + np.asarray(data.tilt)
+    degrees = degrees % 360
     turns = np.round(degrees / 90)
     left = degrees - 90 * turns
     dtype = np.float32 if data.inputs.dtype == np.uint8 else data.inputs.dtype

@@ -102,8 +102,8 @@ def ditto(
     _check(weights, validation_share)
     if solver is None:
         solver = fedavg(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, weighting=weighting)
-    if not isinstance(solver, Method) or solver.task != task:
-        raise ValueError(f"solver must be a method that learns ditto's task, got {solver!r}; build it from that task.")
+    if solver.task != task:
+        raise ValueError("solver must be a method that learns ditto's task, got one of another; build it from that.")
     shared_part: Method = solver
     pulled = best_of([optax.chain(proximal_pull(weight), optimizer) for weight in weights])
     epochs = local_epochs if personal_epochs is None else personal_epochs

@@ -37,6 +37,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts import starts
 from jaxfl.methods.parts.choosing import Rows, assigning, choosing, losses_of
+from jaxfl.methods.parts.multi_centre import members
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
@@ -138,11 +139,13 @@ def ifca(
     def round(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> tuple[IFCAState, Info]:
         total, (loss, found) = over_clients(client, (key, state, data), cohort)
         models, moments = update(state, total)
-        seen = info_of(cohort, data, loss, found, total, base.shape_of(models), pooled(models, base.shape_of(models)))
+        cluster = base.write_clusters(state.cluster, cohort, found)
+        one = base.shape_of(models)
+        seen = info_of(cohort, data, loss, found, cluster, total, one, pooled(models, one))
         if start == "groups":  # each client is sent the model of its group alone
             down = jnp.where(state.round < warmup_rounds, seen.bytes_up, seen.bytes_down)
             seen = seen._replace(bytes_down=down)
-        return IFCAState(models, moments, base.write_clusters(state.cluster, cohort, found), state.round + 1), seen
+        return IFCAState(models, moments, cluster, state.round + 1), seen
 
     assign = assigning(losses, choose)
     return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, assign)
@@ -210,6 +213,7 @@ def info_of(
     data: FederatedData,
     loss: Array,
     found: Array,
+    cluster: Array,
     total: aggregate.Total,
     one: Params,
     sent: Params,
@@ -221,17 +225,19 @@ def info_of(
         data: the federation.
         loss: of the clients `[C]`.
         found: their clusters `[C]`.
+        cluster: those of all clients `[N]`.
         total: of what they have sent.
         one: the shapes of one model.
         sent: what each is sent to choose from: all K models, of shared layers one.
     """
     counts = cohort.mask & (data.train.size[cohort.ids] > 0)
-    won = jax.nn.one_hot(jnp.where(counts, found, -1), total.weight.shape[0], dtype=jnp.int32)  # [C, K]; -1 is nowhere
+    slots = total.weight.shape[0]
+    won = jax.nn.one_hot(jnp.where(counts, found, -1), slots, dtype=jnp.int32)  # [C, K]; -1 is nowhere
     return base.info(
         cohort,
         loss,
         found,
-        num_clusters=(total.weight > 0).sum(),
+        num_clusters=(members(cluster, data, slots) > 0).sum(),  # of a cohort alone it would be those that it chose
         diverged=total.diverged,
         up=one,
         down=sent,

@@ -17,6 +17,7 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -29,6 +30,7 @@ class LocalState(NamedTuple):
     round: Array  # [] int32
 
 
+@checked
 def local(
     task: Task,
     optimizer: optax.GradientTransformation,

@@ -18,10 +18,12 @@ import optax
 from jaxfl.client.training import local_train
 from jaxfl.methods.averaging import averaging
 from jaxfl.methods.base import Method
+from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 
 
+@checked
 def feddist(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -52,6 +54,7 @@ def feddist(
     return _reptile(task, optimizer, step_size, local_epochs, batch_size, weighting="uniform")
 
 
+@checked
 def feddws(
     task: Task,
     optimizer: optax.GradientTransformation,

@@ -8,7 +8,7 @@ Parameters are named and shaped as in `flax.linen`, so that a model can be moved
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -187,3 +187,20 @@ def as_images(inputs: Array) -> Array:
             f"{inputs.shape}; reshape the rows to images or use 'mlp' or 'logistic'."
         )
     return (inputs[..., None] if inputs.ndim == 3 else inputs).astype(jnp.float32)
+
+
+def check_sizes(name: str, sizes: int | Sequence[int]) -> None:
+    """Raises ValueError unless every width of a layer is at least 1.
+
+    >>> check_sizes("hidden", (64, 0))
+    Traceback (most recent call last):
+    ValueError: hidden must be at least 1 in every layer, got (64, 0); 64 is small.
+    """
+    if any(size < 1 for size in ((sizes,) if isinstance(sizes, int) else sizes)):
+        raise ValueError(f"{name} must be at least 1 in every layer, got {sizes}; 64 is small.")
+
+
+def check_rates(name: str, rates: float | Sequence[float]) -> None:
+    """Raises ValueError unless every rate of dropout is at least 0 and below 1."""
+    if not all(0 <= rate < 1 for rate in ((rates,) if isinstance(rates, (int, float)) else rates)):
+        raise ValueError(f"{name} must be at least 0 and below 1, got {rates}; 0 switches it off.")

@@ -15,7 +15,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from jaxfl.models.layers import BatchNorm, Conv, Dense, as_images, as_vectors, max_pool
+from jaxfl.models.layers import BatchNorm, Conv, Dense, as_images, as_vectors, check_rates, check_sizes, max_pool
 from jaxfl.models.vgg import VGG16
 from jaxfl.schema import Option, check_name, lines_of
 from jaxfl.typing import Array
@@ -63,6 +63,10 @@ class MLP(nn.Module):
     hidden: Sequence[int] | int = (200,)
     num_classes: int = 10
 
+    def __post_init__(self):
+        check_sizes("hidden", self.hidden)
+        super().__post_init__()
+
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
         outputs = as_vectors(inputs)
@@ -85,6 +89,10 @@ class LeafFemnistCNN(nn.Module):
 
     num_classes: int = 62
     hidden: int = 2048
+
+    def __post_init__(self):
+        check_sizes("hidden", self.hidden)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
@@ -157,6 +165,10 @@ class StoCFLFemnistCNN(nn.Module):
 
     num_classes: int = 62
     dropout: tuple[float, float] = (0.25, 0.5)
+
+    def __post_init__(self):
+        check_rates("dropout", self.dropout)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, inputs: Array, train: bool = False) -> Array:

@@ -3,7 +3,7 @@
 import jax
 from flax import linen as nn
 
-from jaxfl.models.layers import Conv, Dense, as_images, as_vectors, max_pool
+from jaxfl.models.layers import Conv, Dense, as_images, as_vectors, check_rates, check_sizes, max_pool
 from jaxfl.typing import Array
 
 SIDE = 32
@@ -42,6 +42,12 @@ class VGG16(nn.Module):
     width: int = 64
     hidden: int = 512
     dropout: float = 0.0
+
+    def __post_init__(self):
+        check_sizes("width", self.width)
+        check_sizes("hidden", self.hidden)
+        check_rates("dropout", self.dropout)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, inputs: Array, train: bool = False) -> Array:

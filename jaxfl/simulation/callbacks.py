@@ -10,7 +10,6 @@
 
 import importlib
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -19,6 +18,8 @@ from jaxfl.simulation.run import Callback, Event
 
 class ProgressBar:
     """Shows round, training loss, accuracy and number of clusters of the last evaluation, rounds per second, time left.
+
+    At the end it tells the time of the whole run, and what of it went into compiling and evaluating.
 
     A bar in a terminal, one updated line in a notebook, and a plain line per evaluation everywhere else. Use it as a
     context manager to see something while the run compiles; alone, it starts with the first event. It closes itself
@@ -76,7 +77,6 @@ class ProgressBar:
             progress.TextColumn("{task.fields[text]}"),
             console=console.Console(file=self.file),
         )
-        started = time.monotonic()
         task = bar.add_task(f"{self.label} compiling".strip(), total=None, text="")
         bar.start()
         self._close = bar.stop
@@ -87,7 +87,7 @@ class ProgressBar:
                 description=f"{self.label} round {event.round}/{event.rounds}".strip(),
                 completed=event.round,
                 total=event.rounds,
-                text=self._text(event, time.monotonic() - started),
+                text=self._text(event),
             )
             bar.refresh()  # a short run would be over before the next frame
 
@@ -95,35 +95,44 @@ class ProgressBar:
 
     def _notebook(self) -> Callable[[Event], None]:
         display = importlib.import_module("IPython.display")  # there, if there is a notebook
-        started = time.monotonic()
         handle = display.display({"text/plain": f"{self.label} compiling".strip()}, raw=True, display_id=True)
 
         def show(event: Event) -> None:
             full = round(24 * event.round / event.rounds)
-            line = f"{'█' * full}{'░' * (24 - full)} {self._line(event, time.monotonic() - started)}"
+            line = f"{'█' * full}{'░' * (24 - full)} {self._line(event)}"
             handle.update({"text/plain": line}, raw=True)
 
         return show
 
     def _lines(self, event: Event) -> None:
         if event.record is not None:
-            print(self._line(event, event.record.get("seconds", 0.0)), file=self.file, flush=True)
+            print(self._line(event), file=self.file, flush=True)
 
-    def _line(self, event: Event, seconds: float) -> str:
-        return f"{self.label} round {event.round}/{event.rounds}  {self._text(event, seconds)}".strip()
+    def _line(self, event: Event) -> str:
+        return f"{self.label} round {event.round}/{event.rounds}  {self._text(event)}".strip()
 
-    def _text(self, event: Event, seconds: float) -> str:
+    def _text(self, event: Event) -> str:
         accuracy = self.record.get("micro_accuracy")
         parts = [
-            f"loss {event.train_loss:.3f}",
-            "" if accuracy is None else f"accuracy {accuracy:.3f}",
-            f"clusters {event.num_clusters}",
+            f"loss {event.train_loss:{'.3f' if event.train_loss < 1e6 else '.3g'}}",
+            f"accuracy {accuracy:.3f}" if accuracy is not None else "no test rows" if self.record else "",
+            # of all clients, as evaluation assigns them; a round may see a few of them
+            f"clusters {self.record.get('num_clusters', event.num_clusters)}",
             f"{self.diverged} diverged" if self.diverged else "",
             f"{1 / max(event.seconds_per_round, 1e-9):.3g} rounds/s",
+            f"ETA {_clock(event.seconds_left)}" if event.round < event.rounds else _took(event),
         ]
-        left = (event.rounds - event.round) * event.seconds_per_round
-        parts.append(f"ETA {_clock(left)}" if event.round < event.rounds else f"took {_clock(seconds)}")
         return "  ".join(part for part in parts if part)
+
+
+def _took(event: Event) -> str:
+    """Returns how long a run took, and what of it was no training.
+
+    >>> _took(Event(2, 2, 1, 0.5, 1.0, None, seconds=47.8, compile_seconds=20.0, evaluation_seconds=24.0))
+    'took 48 s (compile 20 s, evaluation 24 s)'
+    """
+    apart = f"compile {_clock(event.compile_seconds)}, evaluation {_clock(event.evaluation_seconds)}"
+    return f"took {_clock(event.seconds)} ({apart})"
 
 
 def _in_a_notebook() -> bool:

@@ -15,10 +15,10 @@ class History:
     """The records of a run, one per evaluation, each a dictionary of plain numbers.
 
     A record holds the round, the metrics of `simulation.metrics`, and of the rounds since the record before:
-    `train_loss` (mean over clients and rounds, None if nobody took part), `diverged` (clients left out),
-    `seconds_per_round`; `seconds`, `bytes_up` and `bytes_down` count from the start of the run. What a method says of a
-    round in one number (of FeSEM `objective` and `changed`, see `info.extra`) is of the last round; a metric of the
-    same name wins.
+    `train_loss` (mean over clients and rounds, None if nobody took part or no loss was finite), `diverged` (clients
+    left out), `seconds_per_round`; `seconds` (of rounds, without compiling and evaluating), `bytes_up` and `bytes_down`
+    count from the start of the run. What a method says of a round in one number (of FeSEM `objective` and `changed`,
+    see `info.extra`) is of the last round; a metric of the same name wins.
 
     Args:
         path: a JSON-lines file that every record is appended to; None keeps them in memory only.
@@ -59,6 +59,10 @@ class History:
         import pandas
 
         return pandas.DataFrame(self.records)
+
+    def __repr__(self) -> str:
+        """Returns a line."""
+        return f"History(records={len(self)}, last_round={self[-1]['round'] if self.records else None})"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Returns one record."""

@@ -12,7 +12,9 @@ from jaxfl import engine, sampling
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
+from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler, cohort_size
+from jaxfl.schema import checked
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.metrics import Evaluation
@@ -32,6 +34,10 @@ class Mapped(NamedTuple):
     state: Any  # the method's last
     evaluation: Evaluation
 
+    def __repr__(self) -> str:
+        """Returns a line: the state would fill pages."""
+        return f"Mapped({self.value}, {self.evaluation})"
+
 
 class _Valued(NamedTuple):
     """A state that knows its value, so that one program evaluates all."""
@@ -44,6 +50,7 @@ class _Valued(NamedTuple):
         return self.own.cluster
 
 
+@checked
 def run_mapped(
     make: Callable[[Any], Method],
     values: Sequence[float],
@@ -93,7 +100,7 @@ def run_mapped(
         raise ValueError(f"values must be one or more finite numbers, got {values!r}; [0.0, 0.1, 1.0] is fine.")
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}.")
-    size, key = cohort_size(cohort, data), jax.random.key(seed)
+    size, key = cohort_size(cohort, data), jax.random.key(check_seed(seed))
     methods = [make(number) for number in numbers]  # a value that is out of range is refused here
     if not isinstance(methods[0], Method):
         raise ValueError(f"make must return a method from a factory of jaxfl.methods, got {methods[0]!r}.")

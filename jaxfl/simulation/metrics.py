@@ -17,6 +17,7 @@ What is reported, of the clients with test rows:
   tested with the model that they are served.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,21 @@ class Evaluation(NamedTuple):
     loss: np.ndarray  # [N]
     cluster: np.ndarray  # [N] slot of the model that each client is served, -1 for none
     finetuned: "Evaluation | None" = None  # the same of fine-tuned models, where asked for
+
+    def __repr__(self) -> str:
+        """Returns a line: it has some numbers for every client."""
+        names = ("micro_accuracy", "macro_accuracy", "loss", "num_clusters")
+        return f"Evaluation({len(self.cluster)} clients, {in_a_line(self.metrics, names)})"
+
+
+def in_a_line(numbers: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Returns some numbers, four digits of each.
+
+    >>> in_a_line({"rounds": 3, "loss": 0.123456, "ari": None}, ["rounds", "loss", "ari"])
+    'rounds=3, loss=0.1235, ari=None'
+    """
+    values = {name: numbers.get(name) for name in names}
+    return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items())
 
 
 def summarise(counts: np.ndarray, loss: np.ndarray, cluster: np.ndarray, data: FederatedData) -> Evaluation:

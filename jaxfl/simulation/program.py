@@ -21,6 +21,7 @@ from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method, served_model
 from jaxfl.sampling import Sampler, cohort_size
+from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 
 CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks
@@ -137,6 +138,7 @@ class Footprint(NamedTuple):
         return "\n".join([*table, f"{'chunk':<10} {self.plan.chunk or 'whole':>12}", f"factored   {self.factored}"])
 
 
+@checked
 def footprint(
     method: Method, data: FederatedData, *, cohort: int | float = 1.0, plan: PlanChoice = "auto"
 ) -> Footprint:

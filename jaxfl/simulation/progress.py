@@ -1,18 +1,66 @@
 """How far a run has come: the rounds done, what is added up over them, and what of it is kept on disk."""
 
 import functools
+import math
 import statistics
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import takes_part
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import Log, Made
+from jaxfl.simulation.schedule import Schedule
 from jaxfl.typing import Params
+
+HOPELESS = 100  # updates in a row that are not finite, or one of every client where there are fewer: a run is stopped
+
+
+class Diverged(RuntimeError):
+    """A run has come to nothing: the updates that its clients send are not finite any more, or none ever was.
+
+    Attributes:
+        state: the method's last; updates that are not finite were left out of it.
+        history: the records until then.
+    """
+
+    def __init__(self, message: str, state: Any, history: History):
+        super().__init__(message)
+        self.state, self.history = state, history
+
+
+class Clock:
+    """What the time of a run goes into, from now on.
+
+    Attributes:
+        evaluations: seconds of each; the first one compiles.
+    """
+
+    def __init__(self):
+        self._began, self.evaluations = time.perf_counter(), []
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds since the run began, with everything: compilation, rounds, evaluations, checkpoints."""
+        return time.perf_counter() - self._began
+
+    def evaluate(self, look: Callable[..., Evaluation], *args: Any) -> Evaluation:
+        """Returns what `look` returns, and keeps how long it took."""
+        began = time.perf_counter()
+        evaluation = look(*args)
+        self.evaluations.append(time.perf_counter() - began)
+        return evaluation
+
+    def left(self, schedule: Schedule, done: int, seconds_per_round: float) -> float:
+        """Returns about how many seconds the rounds and evaluations after `done` will take."""
+        usual = statistics.median(self.evaluations[1:] or self.evaluations or [0.0])
+        return (schedule.rounds - done) * seconds_per_round + schedule.evaluations_after(done) * usual
 
 
 class Tally:
@@ -20,12 +68,17 @@ class Tally:
 
     Args:
         **saved: the attributes of one that a checkpoint kept.
+
+    Attributes:
+        updates: sent by clients with training rows, from the start.
+        lost: the last of them, of the rounds at the end in which not one was finite.
     """
 
     def __init__(self, **saved: Any):
         self.loss_sum, self.loss_weight, self.diverged, self.diverged_in_all, self.participants = 0.0, 0.0, 0, 0, 0
         self.seconds, self.bytes_up, self.bytes_down = 0.0, 0.0, 0.0
-        self.num_clusters, self.last_loss = 0, float("nan")
+        self.updates, self.lost = 0, 0
+        self.num_clusters, self.last_loss = 0, math.nan
         self.extra: dict[str, Any] = {}  # the method's own numbers, of the last round
         vars(self).update(saved)
 
@@ -35,13 +88,16 @@ class Tally:
         rows = log.mask & (np.asarray(data.train.size)[log.ids] > 0)  # [R, C]
         # a diverged client has no loss worth a mean; it is counted apart
         real = rows & np.isfinite(log.info.loss)
-        losses = np.where(real, log.info.loss, 0.0).sum(1) / np.maximum(real.sum(1), 1)
-        losses = losses[log.mask.any(1)]  # a round without anybody has none
+        losses = np.where(real, log.info.loss, 0.0).sum(1) / np.maximum(real.sum(1), 1)  # [R]
+        rounds = zip(losses.tolist(), real.sum(1), rows.sum(1), log.info.diverged, strict=True)
         # One by one: how many rounds a call makes depends on their speed, and must not change the sum's last bits.
-        for loss in losses.tolist():
-            self.loss_sum += loss
-        self.loss_weight += len(losses)
-        self.last_loss = float(losses[-1]) if len(losses) else self.last_loss
+        for loss, finite, sent, diverged in rounds:
+            if finite:
+                self.loss_sum, self.loss_weight = self.loss_sum + loss, self.loss_weight + 1
+            if sent:
+                self.last_loss = loss if finite else math.nan
+            self.updates += int(sent)
+            self.lost = self.lost + int(sent) if diverged >= sent else 0  # nobody's round changes nothing
         self.participants += int(log.mask.sum())
         self.diverged += int(log.info.diverged.sum())
         self.diverged_in_all += int(log.info.diverged.sum())
@@ -83,6 +139,7 @@ class Progress:
 
     Attributes:
         done: rounds done so far.
+        saved: rounds of the checkpoint, 0 where there is none.
         tally: of these rounds.
         paces: seconds per round, of every call since the run was started or resumed.
 
@@ -95,7 +152,7 @@ class Progress:
         header = None if directory is None else directory.open(identity, resume=resume)
         self.done, self.tally = (0, Tally()) if header is None else (header["round"], Tally(**header["tally"]))
         self.paces: list[float] = []
-        self._resumed_at = self.done
+        self.saved = self._resumed_at = self.done
 
     @functools.cached_property  # opened after the state is restored: a run that is refused changes no file
     def history(self) -> History:
@@ -129,6 +186,38 @@ class Progress:
         self.done += made.count
         self.paces.append(made.pace)
 
+    def check(self, evaluation: Evaluation, data: FederatedData, rounds: int, state: Params) -> None:
+        """Refuses to go on with a run that has come to nothing; what was kept before stays as it is.
+
+        Args:
+            evaluation: after the rounds done so far.
+            data: the federation.
+            rounds: in all.
+            state: after the rounds done so far.
+
+        Raises:
+            Diverged: of the last `HOPELESS` updates (or of as many as there are clients to train) not one was finite,
+                nor, at the end, of all; or no client with test rows is served a model whose loss is finite.
+        """
+        lost, sent = self.tally.lost, self.tally.updates
+        loss = evaluation.loss[~np.isnan(evaluation.accuracy)]  # of clients with test rows
+        if lost >= min(HOPELESS, int(takes_part(data).sum())) or (lost == sent > 0 and self.done == rounds):
+            found = f"none of the {'' if lost == sent else 'last '}{lost} updates of clients was finite"
+        elif len(loss) and not np.isfinite(loss).any():
+            found = "no client is served a model whose loss is finite"
+        else:
+            return
+        kept = ""
+        if self._directory is not None:
+            held = f"round {self.saved} is kept in" if self.saved else "nothing was good enough to be kept in"
+            kept = f"; {held} {self._directory.path}"
+        raise Diverged(
+            f"the run has diverged: {found}, so it was stopped after round {self.done} of {rounds}{kept}. Lower the "
+            "learning rate.",
+            state,
+            vars(self).get("history", History()),  # never opened for nothing: its file would stand for a run
+        )
+
     def record(self, evaluation: Evaluation) -> dict[str, Any]:
         """Writes the record of an evaluation after these rounds, and returns it."""
         record = self.tally.record(self.done, evaluation, self.pace)
@@ -140,3 +229,4 @@ class Progress:
         if self._directory is not None:
             header = {"identity": self._identity, "round": self.done, "tally": vars(self.tally)}
             self._directory.save(state, header)
+            self.saved = self.done

@@ -14,15 +14,17 @@ from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, doubled, served_model
 from jaxfl.models import rewriting
+from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler, cohort_size
+from jaxfl.schema import checked
 from jaxfl.simulation.directory import RunDirectory, identity_of
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
-from jaxfl.simulation.metrics import Evaluation
+from jaxfl.simulation.metrics import Evaluation, in_a_line
 from jaxfl.simulation.program import Made, compile_rounds
-from jaxfl.simulation.progress import Progress
-from jaxfl.simulation.schedule import Schedule
+from jaxfl.simulation.progress import Clock, Progress
+from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.summary import summary_of
 from jaxfl.typing import Key
 
@@ -33,9 +35,13 @@ class Event(NamedTuple):
     round: int
     rounds: int
     num_clusters: int
-    train_loss: float
+    train_loss: float  # of the last round in which somebody took part; NaN if no loss was finite
     seconds_per_round: float
     record: dict[str, Any] | None  # of the evaluation that was just made, if one was
+    seconds: float = 0.0  # since the run was started or resumed, with everything
+    seconds_left: float = 0.0  # about, evaluations included
+    compile_seconds: float = 0.0  # of these seconds; compiling the evaluation is part of the first one
+    evaluation_seconds: float = 0.0
 
 
 Callback = Callable[[Event], None]
@@ -58,7 +64,13 @@ class Result(NamedTuple):
     data: FederatedData
     summary: dict[str, Any]
 
+    def __repr__(self) -> str:
+        """Returns a line: the arrays would fill pages."""
+        names = ("num_clients", "rounds", "micro_accuracy", "macro_accuracy", "num_clusters", "diverged")
+        return f"Result({self.data.name!r}, {in_a_line(self.summary, names)})"
 
+
+@checked
 def run(
     method: Method,
     data: FederatedData,
@@ -111,6 +123,8 @@ def run(
     Raises:
         ValueError: an argument is out of range, or `checkpoint_dir` holds another run.
         MemoryError: the run needs more memory than the device has.
+        Diverged: clients send nothing finite any more. Found out when the run is evaluated, and nothing is written of
+            it: `checkpoint_dir` keeps what was good, the error has the state and the history.
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -119,12 +133,14 @@ def run(
     >>> result.history.column("round")
     [1, 2, 3]
     """
-    schedule = Schedule.of(rounds, eval_every, checkpoint_every)
-    size, key = cohort_size(cohort, data), jax.random.key(seed)
+    clock, schedule = Clock(), Schedule.of(rounds, eval_every, checkpoint_every)
+    check_kept(checkpoint_every, checkpoint_dir)
+    size, key = cohort_size(cohort, data), jax.random.key(check_seed(seed))
     shapes = jax.eval_shape(method.init, key, data)
     plan = engine.resolve_plan(plan, served_model(method, shapes), size)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
     progress = Progress(RunDirectory.at(checkpoint_dir, resume=resume), identity, resume=resume)
+    schedule.check_done(progress.done)
 
     data = data.on_device()
     program = Rounds(method, key, data, size, plan, sampler)
@@ -136,17 +152,17 @@ def run(
             progress.add(made, data)
             record = None
             if schedule.evaluates(progress.done):
-                evaluation = look(key, state)
+                evaluation = clock.evaluate(look, key, state)
+                progress.check(evaluation, data, rounds, state)
                 record = progress.record(evaluation)
             if schedule.saves(progress.done):
                 progress.save(state)
-            tally = progress.tally
-            event = Event(progress.done, rounds, tally.num_clusters, tally.last_loss, made.pace, record)
+            event = _event(progress, schedule, clock, program, record)
             for callback in callbacks:
                 callback(event)
         if made.overflow:
             state = program.grow(state, made.overflow, progress.done + 1)
-    evaluation = evaluation or look(key, state)  # resumed at its end
+    evaluation = evaluation or clock.evaluate(look, key, state)  # resumed at its end
     summary = summary_of(
         data,
         evaluation,
@@ -154,12 +170,33 @@ def run(
         seed=seed,
         cohort=size,
         seconds_per_round=progress.pace,
+        total_seconds=clock.seconds,
         compile_seconds=program.compile_seconds,
+        evaluation_seconds=sum(clock.evaluations),
         factored=program.factored,
         fast_forms=rewriting.in_words(method.task.replaced),
         chunk=plan.chunk,
     )
     return Result(state, progress.history, evaluation, data, summary)
+
+
+def _event(
+    progress: Progress, schedule: Schedule, clock: Clock, program: "Rounds", record: dict[str, Any] | None
+) -> Event:
+    """Returns what callbacks are told after some rounds."""
+    tally, pace = progress.tally, progress.paces[-1]
+    return Event(
+        progress.done,
+        schedule.rounds,
+        tally.num_clusters,
+        tally.last_loss,
+        pace,
+        record,
+        seconds=clock.seconds,
+        seconds_left=clock.left(schedule, progress.done, pace),
+        compile_seconds=program.compile_seconds,
+        evaluation_seconds=sum(clock.evaluations),
+    )
 
 
 class Rounds:

@@ -1,6 +1,6 @@
 """When a run stops to look: how far the compiled rounds go before Python is entered again."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxfl.simulation.program import CAPACITY
 
@@ -42,9 +42,26 @@ class Schedule(NamedTuple):
         eval_every = eval_every or max(1, rounds // 10)
         return cls(rounds, eval_every, checkpoint_every or eval_every)
 
+    def check_done(self, done: int) -> None:
+        """Raises ValueError if a run that is resumed has made more rounds than are asked for."""
+        if done > self.rounds:
+            raise ValueError(
+                f"rounds must be at least {done}, which the run that is resumed has made, got {self.rounds}; they "
+                "count from its start."
+            )
+
     def evaluates(self, done: int) -> bool:
         """Returns whether the run is evaluated after `done` rounds; it is after the last."""
         return done % self.eval_every == 0 or done == self.rounds
+
+    def evaluations_after(self, done: int) -> int:
+        """Returns how many evaluations are still to be made after `done` rounds.
+
+        >>> [Schedule(10, 4, 4).evaluations_after(done) for done in (0, 4, 9, 10)]
+        [3, 2, 1, 0]
+        """
+        last = done < self.rounds and self.rounds % self.eval_every > 0  # one out of turn
+        return self.rounds // self.eval_every - done // self.eval_every + last
 
     def saves(self, done: int) -> bool:
         """Returns whether the run is saved after `done` rounds; it is after the last."""
@@ -60,3 +77,18 @@ class Schedule(NamedTuple):
         due = min(self.rounds, *(done + every - done % every for every in (self.eval_every, self.checkpoint_every)))
         wish = 1 if seconds_per_round is None else max(1, int(GLANCE / max(seconds_per_round, 1e-9)))
         return min(due - done, wish, CAPACITY)
+
+
+def check_kept(checkpoint_every: int | None, directory: Any, argument: str = "checkpoint_dir") -> None:
+    """Raises ValueError if checkpoints are asked for that nothing would keep.
+
+    Args:
+        checkpoint_every: as it was given.
+        directory: of the checkpoints, or None.
+        argument: what the caller calls it.
+    """
+    if checkpoint_every is not None and directory is None:
+        raise ValueError(
+            f"checkpoint_every needs {argument}, the directory of the checkpoints, got None; give {argument}, or leave "
+            "checkpoint_every out."
+        )

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from jaxfl.cli import job
 from jaxfl.cli.app import app
 from jaxfl.simulation import program, run
 from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.progress import Diverged
 
 SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
+TINY = SMALL[:-2]  # the model that suits the data
 SUMMARY = {
     "method", "data", "rounds", "seed", "num_clients", "num_clusters", "micro_accuracy", "macro_accuracy", "micro_f1",
     "macro_f1", "worst_decile_accuracy", "ari", "nmi", "purity", "seconds_per_round", "compile_seconds", "peak_bytes",
@@ -55,7 +58,7 @@ def refused(*arguments):
         ),
         (["stocfl", *SMALL, "--set", "hidden=9"], 'unknown option "hidden"'),  # logistic has none
         (["stocfl", *SMALL, "--set", "data.threshold=1"], 'unknown option "data.threshold"'),
-        (["stocfl", *SMALL, "--set", "model=mpl"], 'unknown model "mpl"; did you mean "mlp"'),
+        (["stocfl", *TINY, "--set", "model=mpl"], 'unknown model "mpl"; did you mean "mlp"'),
         (["stocfl", *SMALL, "--set", "optimizer=sdg"], 'unknown optimizer "sdg"; did you mean "sgd"'),
         (["stocfl", *SMALL, "--set", "threshold"], '--set must be key=value, got "threshold"'),
         (
@@ -88,10 +91,54 @@ def refused(*arguments):
         (["stocfl", *SMALL, "--eval-every", "0"], "eval_every must be at least 1, got 0"),
         (
             ["stocfl", *SMALL, "--seeds", "0,one"],
-            'seeds must be a list, each entry a whole number, got "0,one"; write --seeds 0,1,2',
+            'seeds must be a list, each entry a whole number, got "0,one"; write --seeds 0,1,2 or 0-4',
         ),
+        (["stocfl", *SMALL, "--seeds", "4-0"], 'seeds must be ranges of 1 to 1000, got "4-0"; write --seeds 0-4'),
+        (["stocfl", *SMALL, "--seeds", "0-4000000000"], "seeds must be ranges of 1 to 1000"),
+        (["stocfl", *SMALL, "--seeds", "0-2,1"], "seeds must differ"),
         (["stocfl", *SMALL, "--seeds", "1,1"], "seeds must differ"),
-        (["stocfl", *SMALL, "--seed", "-1"], "seed must be 0 or more, got -1"),
+        (["stocfl", *SMALL, "--seed", "-1"], "seed must be from 0 to 4294967295, got -1"),
+        (["stocfl", *SMALL, "--seed", "9" * 20], f"seed must be from 0 to 4294967295, got {'9' * 20}"),
+        (["stocfl", *SMALL, "--seeds", f"0,{2**32}"], f"seed must be from 0 to 4294967295, got {2**32}"),
+        (["stocfl", *SMALL, "--set", f"local_epochs={'9' * 20}"], "local_epochs must be at most 2147483647, got 9999"),
+        (
+            ["stocfl", "--data", "shifted-digits", "--set", f"shifts=(0,{'9' * 20})"],
+            "shifts must be at most 2147483647, got",
+        ),
+        (["fedavg", *TINY, "--set", "model=mlp", "--set", "hidden=0"], "hidden must be at least 1 .* got .0,.; 64"),
+        (["fedavg", *TINY, "--set", "hidden=(8,-5)"], r"hidden must be at least 1 in every layer, got \(8, -5\)"),
+        (
+            ["fedavg", *TINY, "--set", "model=vgg16", "--set", "dropout=1.5"],
+            "dropout must be at least 0 and below 1, got 1.5",
+        ),
+        (["fedavg", *SMALL, "--set", "learning_rate=-1"], "learning_rate must be above 0, got -1.0"),
+        (["fedavg", *SMALL, "--set", "learning_rate=0"], "learning_rate must be above 0, got 0.0"),
+        (
+            ["fedavg", *SMALL, "--set", "optimizer=momentum", "--set", "momentum=1"],
+            "momentum must be at least 0 and below 1, got 1.0",
+        ),
+        (
+            ["fedavg", *SMALL, "--set", "server_optimizer=fedavgm", "--set", "server.momentum=-1"],
+            "server.momentum must be at least 0 and below 1, got -1.0",
+        ),
+        (
+            ["fedavg", *SMALL, "--set", "server_optimizer=fedadam", "--set", "server.learning_rate=-1"],
+            "server.learning_rate must be 0 or more, got -1.0",
+        ),
+        (
+            ["fedavg", *SMALL, "--set", "local_epochs=1", "--set", "local_epochs=2"],
+            'local_epochs must be set once, got "1" and "2"',
+        ),
+        (
+            ["fedavg", *SMALL, "--set", "data.num_clients=9"],
+            "num_clients must be set once, got it with and without data",
+        ),
+        (["fedavg", *SMALL, "--finetune", "1", "--set", "finetune=2"], 'finetune must be set once, got "2" and "1"'),
+        (["fedavg", *SMALL, "--checkpoint-every", "1"], "checkpoint_every needs out, the directory of the checkpoints"),
+        (
+            ["fedavg", "--data", "mnist"],
+            'data "mnist" is a source, and who has what of it is open; choose one of rotated-mnist, .*iid-mnist, ',
+        ),
         (["stocfl", *SMALL, "--resume"], "resume needs out"),
         (
             ["fedavg", *SMALL, "--set", "attack=sign-flop"],
@@ -149,6 +196,8 @@ def test_bad_files_are_named(never_compiles, tmp_path, damage, words):
         ({"x": np.full((40, 4), np.nan, np.float32), "y": np.arange(40) % 2}, "NaN or infinity in row 0"),
         ({"x": np.zeros((40, 4), np.float32), "y": np.arange(40) % 2 - 1}, "y must be classes from 0, got -1"),
         ({"x": np.zeros((40, 4), np.float32)}, "must hold the array y"),
+        ({"x": np.zeros((0, 4), np.float32), "y": np.zeros(0, int)}, "x must have at least one row, got shape .0, 4."),
+        ({}, "own.npz must hold arrays x and y, and is empty; write it with np.savez"),
     ],
 )
 def test_bad_arrays_are_refused(never_compiles, tmp_path, arrays, words):
@@ -158,6 +207,20 @@ def test_bad_arrays_are_refused(never_compiles, tmp_path, arrays, words):
         "--set", "model=logistic",
     )  # fmt: skip
     assert re.search(words, line)
+
+
+def test_a_folder_is_no_array_file(never_compiles, tmp_path):
+    assert f"{tmp_path} is a folder; name the file in it" in refused(
+        "run", "fedavg", "--data", "iid-npz", "--data-dir", tmp_path
+    )
+
+
+@pytest.mark.filterwarnings("default")
+def test_classes_without_rows_are_told(never_compiles, tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((40, 4), np.float32), y=np.arange(40) % 2 * 1000)
+    result = jaxfl("data", "iid-npz", "--data-dir", tmp_path / "own.npz")
+    told = " ".join(result.stderr.split())
+    assert "warning: " in told and "own.npz: y holds 2 of the 1001 classes 0 to 1000; number them without gaps" in told
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +300,14 @@ def test_seeds_are_averaged(tmp_path):
     assert rows["std"][0] == f"{both['micro_accuracy']['std']:.4f}"
 
 
+def test_one_seed_has_no_deviation(tmp_path):
+    result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "3", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "one seed, no deviation" in result.stdout and not re.search("mean|std", result.stdout)
+    assert json.loads((tmp_path / "summary.json").read_text())["micro_accuracy"]["std"] is None
+    assert "One number is one seed" in re.sub(r"[\s│]+", " ", jaxfl("run", "--help").stdout)
+
+
 def test_conditions_at_the_clients(tmp_path):
     conditions = ["attack=sign-flip", "attackers=0.25", "stragglers=0.5", "dropouts=0.3", "availability=diurnal"]
     settings = [word for item in conditions for word in ("--set", item)]
@@ -260,10 +331,32 @@ def test_help_and_lists_tell_of_the_conditions():
     assert "attack_scale=1.0" in jaxfl("data", "rotated-digits").stdout
 
 
-def test_divergence_is_said(tmp_path):
-    result = jaxfl("run", "fedavg", *SMALL, "--rounds", "2", "--set", "learning_rate=1e38", "--cohort", "1.0")
-    assert result.exit_code == 0, result.output
-    assert re.search(r"warning: \d+ updates of clients were not finite.*lower the learning rate", result.stderr)
+def test_divergence_is_said(monkeypatch, tmp_path):
+    """One of two seeds comes to nothing and is left out; of the other one the table tells how many updates were."""
+    finished, execute = [], job.execute
+
+    def diverge(one, data, callbacks=()):
+        if one.seed == 1:
+            raise Diverged("the run has diverged: none.", None, None)
+        result = execute(one, data, callbacks)
+        finished.append(result._replace(summary=result.summary | {"diverged": 2}))
+        return finished[-1]
+
+    monkeypatch.setattr(job, "execute", diverge)
+    result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "1,0")
+    assert result.exit_code == 1, result.output
+    assert "error: seed 1: the run has diverged: none." in result.stderr
+    assert "warning: 2 of 4 updates of clients were not finite" in result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[1][rows[1].index("diverged") :][0] == "diverged" and rows[2][0] == "0" and len(finished) == 1
+    assert rows[2][6] == "2"
+
+
+def test_a_run_that_diverges_ends_with_1(tmp_path):
+    settings = ["--rounds", "1", "--set", "learning_rate=1e38", "--cohort", "1.0", "--out", tmp_path / "a"]
+    result = jaxfl("run", "fedavg", *SMALL, *settings)
+    assert result.exit_code == 1 and result.stdout == "" and "error: the run has diverged: " in result.stderr
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["config.json"]
 
 
 def test_lists():

@@ -86,7 +86,10 @@ def test_shared_split_stores_a_part_once():
         ({"labels": LABELS.astype(float)}, "labels must be integers, got float64"),
         ({"labels": np.where(np.arange(12) == 7, 4, LABELS)}, r"labels must be in 0\.\.3 .* got 4 in row 7"),
         ({"labels": np.where(np.arange(12) == 2, -1, LABELS)}, r"got -1 in row 2"),
-        ({"inputs": IMAGES.astype(np.int32)}, "inputs must be uint8, float32 or float64, got int32"),
+        (
+            {"inputs": IMAGES.astype(np.int32)},
+            r"inputs must be uint8, float32 or float64, or integers \[P\] .*, got int32 of shape",
+        ),
         ({"train": [np.array([12]), *TRAIN[1:]]}, "train must index the 12 rows of inputs, got row 12"),
         ({"test": [np.array([-1]), *TEST[1:]]}, "test must index .* got row -1"),
         ({"test": TEST[:-1]}, "test must have one entry for each of the 4 clients of train, got 3"),

@@ -82,7 +82,7 @@ def test_every_round_with_a_shared_bias(average, batch_size, weighting, key):
         cohort = sampling.sample(key, state.round, data, 4)
         state, info = method.round(key, state, data, cohort)
         loop.round(number, cohort.ids.tolist())
-        seen.add(int(info.num_clusters))
+        seen.add(int((info.extra["clients"] > 0).sum()))
         for k in range(3):
             close(tree.take(state.models, k), loop.models[k])
     assert seen & {1, 2}, "some cluster was empty in some round, and had its bias all the same"
@@ -140,6 +140,9 @@ def test_models_at_the_optima_assign_everybody_to_its_group(average, key):
         state, info = advance(method, state, key, data)
         assert info.cluster.tolist() == data.group.tolist()
         assert info.extra["clients"].tolist() == [2, 3, 2]
+    alone = replace(EVERYBODY, mask=EVERYBODY.ids == 0)
+    _, info = advance(method, state, key, data, cohort=alone)
+    assert info.extra["clients"].tolist() == [1, 0, 0] and info.num_clusters == 3, "those of all that are known"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,9 +1,11 @@
 """What looks on says what happens, and the loggers get the numbers of every evaluation."""
 
 import io
+import re
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from jaxfl.simulation import callbacks
@@ -11,7 +13,13 @@ from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.run import Event
 
 RECORD = {"round": 4, "micro_accuracy": 0.75, "ari": None, "clusters": [{"cluster": 0}], "diverged": 3, "seconds": 1.0}
-EVENTS = [Event(3, 8, 2, 0.5, 0.25, None), Event(4, 8, 2, 0.5, 0.25, RECORD), Event(8, 8, 4, 0.25, 0.25, RECORD)]
+TIMES = {"seconds": 47.8, "seconds_left": 4.0, "compile_seconds": 20.0, "evaluation_seconds": 24.0}
+EVENTS = [
+    Event(3, 8, 2, 0.5, 0.25, None),
+    Event(4, 8, 2, 0.5, 0.25, RECORD, **TIMES),
+    Event(8, 8, 1, 0.25, 0.25, RECORD | {"num_clusters": 4}, **TIMES),
+]
+TOLD = {name: value for name, value in RECORD.items() if name in ("micro_accuracy", "diverged", "seconds")}
 
 
 class Terminal(io.StringIO):
@@ -25,22 +33,33 @@ def test_lines_are_written_for_evaluations_alone():
         for event in EVENTS:
             bar(event)
     assert file.getvalue().splitlines() == [
-        "seed 1 round 4/8  loss 0.500  accuracy 0.750  clusters 2  3 diverged  4 rounds/s  ETA 1.0 s",
-        "seed 1 round 8/8  loss 0.250  accuracy 0.750  clusters 4  6 diverged  4 rounds/s  took 1.0 s",
+        "seed 1 round 4/8  loss 0.500  accuracy 0.750  clusters 2  3 diverged  4 rounds/s  ETA 4.0 s",
+        "seed 1 round 8/8  loss 0.250  accuracy 0.750  clusters 4  6 diverged  4 rounds/s  took 48 s "
+        "(compile 20 s, evaluation 24 s)",
     ]
 
 
+@pytest.mark.parametrize(
+    ("loss", "accuracy", "words"),
+    [(np.nan, 0.5, "loss nan  accuracy 0.500"), (3.6e34, None, r"loss 3.6e\+34  no test rows  clusters 2")],
+)
+def test_what_cannot_be_said_is_told(loss, accuracy, words):
+    file = io.StringIO()
+    ProgressBar(file)(Event(4, 8, 2, loss, 0.25, RECORD | {"micro_accuracy": accuracy}))
+    assert re.search(words, file.getvalue())
+
+
 def test_a_terminal_gets_a_bar(monkeypatch):
-    for name, value in {"TERM": "xterm", "COLUMNS": "140"}.items():
+    for name, value in {"TERM": "xterm", "COLUMNS": "180"}.items():
         monkeypatch.setenv(name, value)
     file = Terminal()
     with ProgressBar(file) as bar:
         for event in EVENTS:
             bar(event)
     screen = file.getvalue()
-    assert "compiling" in screen and "round 3/8" in screen
+    assert "compiling" in screen and "round 3/8" in screen and "ETA 4.0 s" in screen
     last = screen[screen.rindex("round 8/8") :]
-    assert all(word in last for word in ("accuracy 0.750", "clusters 4", "4 rounds/s", "took"))
+    assert all(word in last for word in ("accuracy 0.750", "clusters 4", "4 rounds/s", "took 48 s"))
 
 
 def test_a_kernel_that_is_only_imported_is_no_notebook(monkeypatch, capsys):
@@ -80,8 +99,8 @@ def test_loggers_get_scalars(monkeypatch, factory, module, extra, options):
     log = factory(**options)
     for event in EVENTS:
         log(event)
-    numbers = {"micro_accuracy": 0.75, "diverged": 3.0, "seconds": 1.0}
-    assert fake.told == [(name, value, step) for step in (4, 8) for name, value in numbers.items()]
+    expected = [(name, value, step) for step in (4, 8) for name, value in TOLD.items()]
+    assert fake.told == [*expected, ("num_clusters", 4.0, 8)]
 
 
 @pytest.mark.parametrize(("factory", "module", "extra", "options"), LOGGERS)

@@ -7,15 +7,16 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods import base
 from jaxfl.simulation.program import Log
-from jaxfl.simulation.progress import Tally
+from jaxfl.simulation.progress import Clock, Tally
+from jaxfl.simulation.schedule import Schedule
 
 DATA = clustered_linear(8, rows=8, features=4)
 
 
-def rounds(losses):
-    """The log of rounds in which three clients have these losses."""
+def rounds(losses, diverged=0):
+    """The log of rounds in which three clients have these losses, and so many updates are not finite."""
     info = base.info(
-        Cohort.of([1, 2, 3]), jnp.zeros(3), jnp.zeros(3, jnp.int32), num_clusters=2, diverged=jnp.int32(0),
+        Cohort.of([1, 2, 3]), jnp.zeros(3), jnp.zeros(3, jnp.int32), num_clusters=2, diverged=jnp.int32(diverged),
         up={"w": jnp.zeros(5)}, down={"w": jnp.zeros(5)},
     )  # fmt: skip
     one = [info._replace(loss=np.float32(loss)) for loss in losses]
@@ -34,3 +35,30 @@ def test_rounds_add_up_to_the_same_bits_however_they_are_called():
         sums.append(vars(tally))
     assert all(one == sums[0] for one in sums[1:])
     np.testing.assert_allclose(sums[0]["loss_sum"] / sums[0]["loss_weight"], losses.mean(), rtol=1e-6)
+
+
+def test_updates_are_lost_until_a_round_has_a_finite_one():
+    tally, seen = Tally(), []
+    for diverged, loss in ((0, 1.0), (3, np.nan), (3, np.inf), (2, 5.0), (3, np.nan)):
+        tally.add(rounds(np.full((1, 3), loss), diverged), 1, DATA, 1.0)
+        seen.append((tally.lost, tally.updates, tally.last_loss))
+    assert str(seen) == "[(0, 3, 1.0), (3, 6, nan), (6, 9, nan), (0, 12, 5.0), (3, 15, nan)]"
+    assert (tally.loss_sum, tally.loss_weight) == (6.0, 2), "rounds without a finite loss are in no mean"
+
+
+def test_a_round_without_anybody_loses_nothing():
+    tally = Tally()
+    tally.add(rounds(np.full((1, 3), np.nan), 3), 1, DATA, 1.0)
+    nobody = rounds(np.zeros((2, 3)))
+    tally.add(nobody._replace(mask=np.zeros((2, 3), bool)), 2, DATA, 1.0)
+    assert (tally.lost, tally.updates) == (3, 3) and np.isnan(tally.last_loss)
+
+
+def test_what_is_left_is_rounds_and_evaluations():
+    clock = Clock()
+    assert clock.left(Schedule(10, 3, 3), 4, 2.0) == 12, "evaluations are free as long as none is known"
+    clock.evaluations = [9.0]
+    assert clock.left(Schedule(10, 3, 3), 4, 2.0) == 12 + 3 * 9
+    clock.evaluations = [9.0, 1.0, 1.5, 1.0]  # the first one compiled
+    assert clock.left(Schedule(10, 3, 3), 4, 2.0) == 12 + 3 * 1
+    assert clock.evaluate(lambda number: number + 1, 1) == 2 and len(clock.evaluations) == 5

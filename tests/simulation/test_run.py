@@ -1,6 +1,7 @@
 """Runs: cut, interrupted, refused, counted; and slots that double on the way."""
 
 import json
+import re
 from dataclasses import replace
 
 import jax
@@ -14,6 +15,7 @@ import jaxfl
 from jaxfl import methods, sampling, tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
+from jaxfl.data.clients import Split
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint, program, run
 from jaxfl.simulation.schedule import Schedule
@@ -162,11 +164,38 @@ def test_other_data_and_other_methods_are_refused(tmp_path):
         ({"rounds": 2, "checkpoint_every": -1}, "checkpoint_every must be at least 1, got -1"),
         ({"rounds": 2, "cohort": 9}, "cohort must be from 1"),
         ({"rounds": 2, "resume": True}, "resume needs checkpoint_dir"),
+        ({"rounds": 2, "checkpoint_every": 1}, "checkpoint_every needs checkpoint_dir"),
+        ({"rounds": 2, "seed": 2**32}, "seed must be from 0 to 4294967295, got 4294967296"),
+        ({"rounds": 2, "seed": -1}, "seed must be from 0 to 4294967295, got -1"),
     ],
 )
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         jaxfl.run(fedavg(), DATA, **options)
+
+
+def test_swapped_arguments_are_named():
+    with pytest.raises(TypeError, match="method must be a Method, got a FederatedData; jaxfl.methods.fedavg"):
+        jaxfl.run(DATA, fedavg(), rounds=1)
+    with pytest.raises(TypeError, match="data must be a FederatedData, got a Method; jaxfl.data.load"):
+        jaxfl.footprint(fedavg(), fedavg())
+    with pytest.raises(TypeError, match="seed must be a whole number, got 1.0"):
+        jaxfl.run(fedavg(), DATA, rounds=1, seed=1.0)
+
+
+def test_fewer_rounds_than_were_made_are_refused(tmp_path):
+    options = {**OPTIONS, "checkpoint_dir": tmp_path}
+    jaxfl.run(fedavg(), DATA, rounds=3, **options)
+    with pytest.raises(ValueError, match="rounds must be at least 3, which the run that is resumed has made, got 2"):
+        jaxfl.run(fedavg(), DATA, rounds=2, resume=True, **options)
+
+
+def test_what_is_printed_is_a_line(straight):
+    parts = [straight, straight.history, straight.evaluation, straight.data, straight.data.train]
+    for part in parts:
+        assert len(repr(part)) < 200 and "\n" not in repr(part), repr(part)
+    assert "rounds=6" in repr(straight) and "last_round=6" in repr(straight.history)
+    assert re.search(r"8 clients, 3 classes, 2 groups, inputs float32\[\d+, 4\]", repr(straight.data))
 
 
 def test_diverged_clients_are_counted_round_by_round():
@@ -175,6 +204,84 @@ def test_diverged_clients_are_counted_round_by_round():
     result = jaxfl.run(fedavg(), replace(DATA, inputs=inputs), rounds=4, eval_every=2, plan=Plan())
     assert result.summary["diverged"] == 4 and result.history.column("diverged") == [2, 2]
     assert np.isfinite(result.history.column("train_loss")).all()
+
+
+def sick_after(rounds, method=None):
+    """Returns FedAvg whose clients train on NaN once so many rounds are made."""
+    method = fedavg() if method is None else method
+
+    def round(key, state, data, cohort):
+        inputs = jnp.where(state.round < rounds, data.inputs, jnp.nan)
+        return method.round(key, state, replace(data, inputs=inputs), cohort)
+
+    return method._replace(round=round)
+
+
+def test_a_run_that_comes_to_nothing_is_stopped_and_what_was_good_is_kept(tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+    good = jaxfl.run(fedavg(), DATA, rounds=4, **{**options, "checkpoint_dir": None})
+    # of 7 clients with rows, 3 in a round: 9 updates in a row are lost in round 7, which is found out after the 8th
+    words = f"none of the last 12 updates .* stopped after round 8 of 20; round 6 is kept in {tmp_path}"
+    with pytest.raises(jaxfl.Diverged, match=words) as stopped:
+        jaxfl.run(sick_after(4), DATA, rounds=20, **options)
+    assert_equal(stopped.value.state.model, good.state.model, "what was learned before")
+    history = stopped.value.history
+    assert untimed(history)[:2] == untimed(good.history)
+    assert history.column("round") == [2, 4, 6] and history[-1]["train_loss"] is None
+    assert history[-1]["micro_accuracy"] == good.history[-1]["micro_accuracy"]
+    written = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert written == history.records
+    shapes = jax.eval_shape(fedavg().init, jax.random.key(0), DATA)
+    kept = checkpoint.restore(tmp_path / checkpoint.NAME, shapes)
+    assert_equal(kept.model, good.state.model, "the checkpoint")
+
+
+@pytest.mark.parametrize("method", [fedavg, lambda: methods.fedsgd(linear_task(), optax.sgd(np.inf))])
+def test_nothing_is_kept_of_a_run_that_never_was_good(method, tmp_path):
+    """Neither where all updates are NaN nor where the server's step makes NaN of them."""
+    sick = sick_after(0) if method is fedavg else method()
+    with pytest.raises(jaxfl.Diverged, match="after round 1 of 1; nothing was good enough to be kept") as stopped:
+        jaxfl.run(sick, DATA, rounds=1, checkpoint_dir=tmp_path, **OPTIONS)
+    assert len(stopped.value.history) == 0 and not list(tmp_path.iterdir())
+
+
+def test_a_few_lost_rounds_at_the_end_are_told():
+    result = jaxfl.run(sick_after(3), DATA, rounds=4, **OPTIONS)
+    assert 0 < result.summary["diverged"] <= 3 < result.summary["updates"] <= 12
+    assert result.history.column("train_loss")[-1] is None
+
+
+def test_the_time_that_is_told_is_all_of_it():
+    events = []
+    result = jaxfl.run(fedavg(), DATA, rounds=3, callbacks=[events.append], **OPTIONS)
+    last, summary = events[-1], result.summary
+    assert 0 < last.compile_seconds == summary["compile_seconds"]
+    assert 0 < last.evaluation_seconds == summary["evaluation_seconds"]
+    assert last.compile_seconds + last.evaluation_seconds < last.seconds <= summary["total_seconds"]
+    assert events[0].seconds_left > events[0].seconds_per_round and last.seconds_left == 0
+
+
+def nobody():
+    """The split of clients without rows."""
+    return Split.pack([np.zeros(0, int)] * 8)
+
+
+@pytest.mark.parametrize("method", [fedavg, lambda: methods.ifca(linear_task(), optax.sgd(0.3), choose="test")])
+def test_without_test_rows_a_run_trains_and_tests_nothing(method):
+    finetune = jaxfl.FineTune(optax.sgd(0.1))
+    result = jaxfl.run(method(), replace(DATA, test=nobody()), rounds=2, finetune=finetune, **OPTIONS)
+    whole = jaxfl.run(method(), DATA, rounds=2, **OPTIONS)
+    assert_equal(result.state, whole.state, "a run without test rows")
+    record = result.history[-1]
+    assert record["micro_accuracy"] is record["loss"] is record["finetuned_macro_f1"] is None
+    assert record["train_loss"] == whole.history[-1]["train_loss"] and np.isnan(result.evaluation.accuracy).all()
+    assert result.summary["updates"] == 6
+
+
+def test_without_training_rows_nothing_is_started():
+    for data in (replace(DATA, train=nobody()), replace(DATA, held_out=DATA.train.size > 0)):
+        with pytest.raises(ValueError, match="data must have training rows, got none of the . clients that take part"):
+            jaxfl.run(fedavg(), data, rounds=2)
 
 
 def test_slots_that_double_on_the_way_change_nothing(tmp_path):

@@ -9,21 +9,23 @@ from jaxfl.simulation.run import Result
 if TYPE_CHECKING:
     from rich.table import Table
 
-# title: key of the summary, factor (-1 for the reciprocal), format
+# title: key of the summary, factor (-1 for the reciprocal), format; those of SELDOM where there is something to tell
 COLUMNS = {
     "micro": ("micro_accuracy", 1, "{:.4f}"),
     "macro": ("macro_accuracy", 1, "{:.4f}"),
-    "tuned": ("finetuned_micro_accuracy", 1, "{:.4f}"),  # only where there is one
+    "tuned": ("finetuned_micro_accuracy", 1, "{:.4f}"),
     "worst 10%": ("worst_decile_accuracy", 1, "{:.4f}"),
     "clusters": ("num_clusters", 1, "{:g}"),
     "ARI": ("ari", 1, "{:.3f}"),
+    "diverged": ("diverged", 1, "{:g}"),
     "rounds/s": ("seconds_per_round", -1, "{:.3g}"),
     "compile": ("compile_seconds", 1, "{:.1f} s"),
     "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
+SELDOM = ("tuned", "diverged")
 
 
-def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) -> "Table":
+def results(runs: Sequence[Result], spread: dict[str, dict[str, float | None]] | None) -> "Table":
     """Returns a table with a row for each run, and the mean and the deviation of several.
 
     Args:
@@ -33,7 +35,9 @@ def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) 
     from rich.table import Table
 
     one = runs[0].summary
-    columns = {name: how for name, how in COLUMNS.items() if name != "tuned" or how[0] in one}
+    columns = {
+        name: how for name, how in COLUMNS.items() if name not in SELDOM or any(run.summary.get(how[0]) for run in runs)
+    }
     clients = f"{one['num_clients']} clients, {one['rounds']} rounds of {one['cohort']}"
     table = Table(
         title=f"{one['method']} on {one['data']}: {clients}", title_justify="left", box=None, padding=(0, 2, 0, 0)
@@ -44,7 +48,7 @@ def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) 
         cells = [_cell(run.summary[key], *how) for key, *how in columns.values()]
         table.add_row(*([str(run.summary["seed"])] if spread is not None else []), *cells)
     if spread is not None:
-        for statistic in ("mean", "std"):
+        for statistic in ("mean", "std") if len(runs) > 1 else ():
             # no deviation of a rate: it is not the rate of the deviation
             values = [
                 spread[key][statistic] if key in spread and (statistic == "mean" or factor > 0) else None
@@ -52,6 +56,8 @@ def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) 
             ]
             how = [rest for _, *rest in columns.values()]
             table.add_row(statistic, *(_cell(value, *one) for value, one in zip(values, how, strict=True)))
+    if spread is not None and len(runs) == 1:
+        table.caption, table.caption_justify = "one seed, no deviation", "left"
     return table
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ class Source:
 
     Attributes:
         name: of the source.
-        inputs: training examples `[P, ...]`, uint8 or float.
+        inputs: training examples `[P, ...]`, uint8, float, or integers that are no pixels.
         labels: their classes `[P]`.
         num_classes: L.
         test_inputs, test_labels: the official test set `[Q, ...]`, `[Q]`, or None where there is none.
@@ -110,6 +111,24 @@ class Row(NamedTuple):
     help: str = ""
     remotes: tuple[Remote, ...] = ()
     model: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
+
+
+def warn_of_gaps(name: str, labels: Sequence[np.ndarray], num_classes: int, remedy: str) -> None:
+    """Warns where classes that nobody named have no rows: labels 0, 1000 and 2000 would be 2,001 classes.
+
+    Args:
+        name: of the labels, for the message.
+        labels: of all rows.
+        num_classes: one more than the highest.
+        remedy: what else one may do than number them anew.
+    """
+    there = len(np.unique(np.concatenate(labels)))
+    if there < num_classes:
+        warnings.warn(
+            f"{name} holds {there} of the {num_classes} classes 0 to {num_classes - 1}; number them without gaps, or "
+            f"{remedy}.",
+            stacklevel=2,
+        )
 
 
 def home() -> Path:

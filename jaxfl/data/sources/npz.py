@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.data.sources.base import Folder, Row, Source, folders
+from jaxfl.data.building import check_type
+from jaxfl.data.sources.base import Folder, Row, Source, folders, warn_of_gaps
 
 NAMES = ("class", "group", "domain")
 # What a file may hold beside the four arrays that have options, and their `test_` halves.
@@ -38,9 +39,10 @@ def load(
 ) -> Source:
     """Returns the examples of one `.npz` file, whose path is given as `data_dir`.
 
-    Its arrays: `x [P, ...]` (uint8, float32 or float64) and `y [P]` (integers from 0); and, if there are, `client [P]`
-    (who made the example), `group [P]` (the group of that client), `test_x`, `test_y`, `test_client`, `mean`, `std`,
-    `class_names`, and `group_names`, with which `group` holds numbers from 0.
+    Its arrays: `x [P, ...]` (uint8, float32 or float64; or other integers `[P, T]`, such as tokens) and `y [P]`
+    (integers from 0); and, if there are, `client [P]` (who made the example), `group [P]` (the group of that client),
+    `test_x`, `test_y`, `test_client`, `mean`, `std`, `class_names`, and `group_names`, with which `group` holds numbers
+    from 0.
 
     Args:
         data_dir: the file.
@@ -53,11 +55,15 @@ def load(
     """
     if data_dir is None or not Path(data_dir).is_file():
         got = "none was given" if data_dir is None else f"there is no file {data_dir}"
+        if data_dir is not None and Path(data_dir).is_dir():
+            got = f"{data_dir} is a folder; name the file in it"
         raise FileNotFoundError(f"npz needs data_dir, the path of an .npz file with arrays x and y: {got}.")
     path = Path(data_dir)
     own = {"x": image, "y": label, "client": client, "group": group}
     own |= {f"test_{key}": f"test_{own[key]}" for key in ("x", "y", "client")}
     file, found = read(path, {*own.values(), *EXTRAS})
+    if not found:
+        raise ValueError(f"{path} must hold arrays x and y, and is empty; write it with np.savez(path, x=..., y=...).")
     asked = {key for key, default in (("client", "client"), ("group", "group")) if own[key] != default}
     tested = {"test_x", "test_y"} if {own["test_x"], own["test_y"], own["test_client"]} & set(file) else set()
     for key in sorted({"x", "y"} | asked | tested, key=list(own).index):
@@ -84,8 +90,13 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
     origin = _parsed(path, arrays["origin"]) if "origin" in arrays else None
     check(path, arrays, own)
     check(path, arrays, own, prefix="test_")
+    if not len(arrays["x"]):
+        raise ValueError(f"{path}: {own.get('x', 'x')} must have at least one row, got shape {arrays['x'].shape}.")
     highest = max(int(arrays[key].max(initial=0)) for key in ("y", "test_y") if key in arrays)
     num_classes = int(arrays["num_classes"]) if "num_classes" in arrays else len(names.get("class", ())) or highest + 1
+    if not {"num_classes", "class_names"} & set(arrays):
+        labels = [arrays[key] for key in ("y", "test_y") if key in arrays]
+        warn_of_gaps(f"{path}: {own.get('y', 'y')}", labels, num_classes, "add num_classes or class_names")
     if highest >= num_classes:
         raise ValueError(f"{path}: {own.get('y', 'y')} must be below the {num_classes} classes, got {highest}.")
     mean, std = (_normaliser(path, key, arrays[key]) if key in arrays else None for key in ("mean", "std"))
@@ -168,8 +179,7 @@ def check(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], 
     if images is None:
         return
     name, first = own.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
-    if images.dtype not in (np.uint8, np.float32, np.float64):
-        raise ValueError(f"{path}: {name} must be uint8, float32 or float64, got {images.dtype}; use astype.")
+    check_type(f"{path}: {name}", images)
     if (images.dtype, images.shape[1:]) != (first.dtype, first.shape[1:]):
         raise ValueError(f"{path}: {name} must have the type and the shape of {own.get('x', 'x')}, row by row.")
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data.sources import arrow
-from jaxfl.data.sources.base import Folder, Row, Source
+from jaxfl.data.sources.base import Folder, Row, Source, warn_of_gaps
 
 HELP = "give a .parquet file, or the folder of such files, as data_dir"
 BATCH = 256  # rows decoded at once
@@ -248,6 +248,9 @@ def _classes(
         raise ValueError(f"{path}: labels must be 0 or more, got {lowest}; leave out rows without a known label.")
     if names and highest >= len(names):
         raise ValueError(f"{path}: labels must be below the {len(names)} classes of its metadata, got {highest}.")
+    if not names:
+        remedy = "write them as words"
+        warn_of_gaps(f"{path}: labels", [part["label"] for part in parts], highest + 1, remedy)
     return names, len(names) or highest + 1
 
 

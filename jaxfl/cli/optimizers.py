@@ -1,0 +1,65 @@
+"""The optimisers that options can name, of clients and of the server, and the check of their numbers."""
+
+from collections.abc import Callable, Mapping
+
+import optax
+
+from jaxfl.server import optimizers
+
+OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, float]]] = {
+    "sgd": (optax.sgd, {"learning_rate": 0.1}),
+    "momentum": (optax.sgd, {"learning_rate": 0.1, "momentum": 0.9}),
+    "adam": (optax.adam, {"learning_rate": 0.001}),
+}
+# For methods whose factory takes a `server_optimizer`: the papers' defaults, but for rates, which they tune.
+SERVERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, float]]] = {
+    "fedavgm": (optax.sgd, {"learning_rate": 1.0, "momentum": 0.9}),
+    "fedadam": (optimizers.fedadam, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
+    "fedyogi": (optimizers.fedyogi, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
+}
+
+
+def of_clients(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:
+    """Returns the clients' optimiser.
+
+    Args:
+        name: a key of `OPTIMIZERS`.
+        given: the numbers that are not its defaults.
+
+    Raises:
+        ValueError: a number is out of range.
+
+    >>> of_clients("sgd", {"learning_rate": -1.0})
+    Traceback (most recent call last):
+    ValueError: learning_rate must be above 0, got -1.0; 0.1 is usual.
+    """
+    make, defaults = OPTIMIZERS[name]
+    numbers = {**defaults, **given}
+    if not numbers["learning_rate"] > 0:
+        raise ValueError(f"learning_rate must be above 0, got {numbers['learning_rate']}; 0.1 is usual.")
+    _check_momentum("momentum", numbers)
+    return make(**numbers)
+
+
+def of_server(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:
+    """Returns the server's optimiser; with a learning rate of 0 its model stays what it is.
+
+    Args:
+        name: a key of `SERVERS`.
+        given: the numbers that are not its defaults.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    make, defaults = SERVERS[name]
+    numbers = {**defaults, **given}
+    if not numbers["learning_rate"] >= 0:
+        raise ValueError(f"server.learning_rate must be 0 or more, got {numbers['learning_rate']}.")
+    _check_momentum("server.momentum", numbers)
+    return make(**numbers)
+
+
+def _check_momentum(name: str, numbers: Mapping[str, float]) -> None:
+    """Raises ValueError if there is momentum, and it does not fade."""
+    if not 0 <= numbers.get("momentum", 0) < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {numbers['momentum']}; 0.9 is usual.")
