@@ -82,6 +82,7 @@ class Progress:
 
     Attributes:
         done: rounds done so far.
+        saved: the round of the last checkpoint; 0 where there is none.
         tally: of these rounds.
         paces: seconds per round, of every call since the run was started or resumed.
 
@@ -94,7 +95,7 @@ class Progress:
         header = None if directory is None else directory.open(identity, resume=resume)
         self.done, self.tally = (0, Tally()) if header is None else (header["round"], Tally(**header["tally"]))
         self.paces: list[float] = []
-        self._resumed_at = self.done
+        self.saved = self._resumed_at = self.done
 
     @functools.cached_property  # opened after the state is restored: a run that is refused changes no file
     def history(self) -> History:
@@ -135,7 +136,8 @@ class Progress:
         return record
 
     def save(self, state: Params) -> None:
-        """Writes a checkpoint, if there is a directory."""
-        if self._directory is not None:
+        """Writes a checkpoint, if there is a directory and none of this round."""
+        if self._directory is not None and self.saved < self.done:
             header = {"identity": self._identity, "round": self.done, "tally": vars(self.tally)}
             self._directory.save(state, header)
+            self.saved = self.done

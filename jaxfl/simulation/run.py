@@ -18,6 +18,7 @@ from jaxfl.simulation.directory import RunDirectory, identity_of
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
+from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import Made, compile_rounds
 from jaxfl.simulation.progress import Progress
@@ -106,6 +107,8 @@ def run(
 
     Raises:
         ValueError: an argument is out of range, or `checkpoint_dir` holds another run.
+        KeyboardInterrupt: Ctrl-C was pressed, and after a whole round the state was saved if there is a
+            `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too.
         MemoryError: the run needs more memory than the device has.
 
     >>> import jaxfl, optax
@@ -124,24 +127,27 @@ def run(
 
     data = data.on_device()
     program = Rounds(method, key, data, size, plan, sampler)
-    state = program.start(shapes, progress.restore(shapes))
     look, evaluation = evaluator(method, data, plan, finetune), None
-    while progress.done < rounds:
-        state, made = program.advance(state, schedule.ahead(progress.done, progress.last_pace))
-        if made.count:
-            progress.add(made, data)
-            record = None
-            if schedule.evaluates(progress.done):
-                evaluation = look(key, state)
-                record = progress.record(evaluation)
-            if schedule.saves(progress.done):
-                progress.save(state)
-            tally = progress.tally
-            event = Event(progress.done, rounds, tally.num_clusters, tally.last_loss, made.pace, record)
-            for callback in callbacks:
-                callback(event)
-        if made.overflow:
-            state = program.grow(state, made.overflow, progress.done + 1)
+    with Deferred(lambda: Stopped(progress.done, rounds, progress.saved)) as signals:
+        state = program.start(shapes, progress.restore(shapes))
+        while progress.done < rounds and not signals.asked:
+            state, made = program.advance(state, schedule.ahead(progress.done, progress.last_pace))
+            if made.count:
+                progress.add(made, data)
+                signals.at_stake, record = True, None
+                if schedule.evaluates(progress.done):
+                    evaluation = look(key, state)
+                    record = progress.record(evaluation)
+                if schedule.saves(progress.done):
+                    progress.save(state)
+                tally = progress.tally
+                event = Event(progress.done, rounds, tally.num_clusters, tally.last_loss, made.pace, record)
+                for callback in callbacks:
+                    callback(event)
+            if made.overflow:
+                state = program.grow(state, made.overflow, progress.done + 1)
+        if signals.asked:
+            progress.save(state)
     evaluation = evaluation or look(key, state)  # resumed at its end
     summary = summary_of(
         data,

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import signal
 import struct
 
 import numpy as np
@@ -212,14 +213,17 @@ def test_interrupted_runs_go_on(tmp_path, monkeypatch):
     def interrupt(self, event):
         call(self, event)
         if event.round == 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
-    command = ["run", "fedavg", *SMALL, "--rounds", "3", "--eval-every", "1", "--out", tmp_path / "a"]
+    command = ["run", "fedavg", *SMALL, "--rounds", "3", "--out", tmp_path / "a", "--eval-every", "1"]
+    command += ["--checkpoint-every", "3"]
     with monkeypatch.context() as patch:
         patch.setattr(ProgressBar, "__call__", interrupt)
         result = jaxfl(*command)
-    assert result.exit_code == 130
-    assert "interrupted after round 2 of 3" in result.stderr and "--resume" in result.stderr
+        alone = jaxfl(*command[:-6], "--seeds", "0,1")
+    assert result.exit_code == alone.exit_code == 130
+    assert f"interrupted after round 2 of 3; it is saved in {tmp_path / 'a'}, and the same" in result.stderr
+    assert "after round 2 of 3; nothing was kept; --out DIR would" in alone.stderr and "seed 1" not in alone.stderr
     assert jaxfl(*command, "--resume").exit_code == 0
     rounds = [json.loads(line)["round"] for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert rounds == [1, 2, 3]

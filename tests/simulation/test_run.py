@@ -1,6 +1,7 @@
 """Runs: cut, interrupted, refused, counted; and slots that double on the way."""
 
 import json
+import signal
 from dataclasses import replace
 
 import jax
@@ -14,7 +15,7 @@ from jaxfl import methods, sampling, tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.simulation import checkpoint, program, run
+from jaxfl.simulation import checkpoint, interrupts, program, run
 from jaxfl.testing.compare import assert_equal, leaves
 from jaxfl.testing.small import linear_task
 
@@ -63,6 +64,30 @@ def test_the_summary_is_ready_for_json(straight):
     summary = json.loads(json.dumps(straight.summary))
     assert summary["num_clients"] == 8 and summary["cohort"] == 3 and summary["micro_accuracy"] > 0.3
     assert summary["empty_clients"] == 1 and summary["diverged"] == 0
+
+
+def test_a_run_stops_after_a_whole_round_and_has_saved(straight, tmp_path):
+    at_stake = []
+
+    def press(event):
+        at_stake.append(interrupts.at_stake())
+        if event.round == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_every": 6, "checkpoint_dir": tmp_path}
+    with pytest.raises(KeyboardInterrupt, match="after round 2 of 6; the checkpoint is of round 2") as raised:
+        jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[press], **options)
+    assert (raised.value.round, raised.value.saved) == (2, 2) and at_stake == [True, True]
+    assert checkpoint.read_header(tmp_path / checkpoint.NAME)["round"] == 2
+    resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
+    assert not interrupts.at_stake()
+    assert_equal(resumed.state, straight.state, "a run that was stopped and resumed")
+    assert untimed(resumed.history) == untimed(straight.history)
+
+
+def test_a_run_that_keeps_nothing_says_so():
+    with pytest.raises(KeyboardInterrupt, match="stopped after round 1 of 6; nothing is kept"):
+        jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[lambda event: signal.raise_signal(signal.SIGINT)], **OPTIONS)
 
 
 @pytest.mark.parametrize("first", [1, 4])
