@@ -8,10 +8,15 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a public name; the first one that is asked for imports them all.
+    """Returns a module of the package, or a public name, the first of which imports them all.
 
     Not before: the command line takes hold of Ctrl-C before it imports JAX, which takes seconds.
     """
+    try:
+        return importlib.import_module(f"jaxfl.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"jaxfl.{name}":
+            raise
     public = importlib.import_module("jaxfl.public")
     try:
         return getattr(public, name)

@@ -14,6 +14,7 @@ from jaxfl.methods.parts.representation import represent
 from jaxfl.models import layers
 from jaxfl.simulation import callbacks
 from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.history import History
 from jaxfl.simulation.mapped import Mapped, run_mapped
 from jaxfl.simulation.program import footprint
 from jaxfl.simulation.run import Event, Result, run
@@ -25,6 +26,7 @@ __all__ = [
     "Choice",
     "Event",
     "FineTune",
+    "History",
     "LayerProfile",
     "Mapped",
     "Plan",

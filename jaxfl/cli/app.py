@@ -3,9 +3,10 @@
 import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -254,14 +255,24 @@ def report_command(
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Shows what the library refuses as one red line, and exits with 2; with 130 or 143 where a run was stopped."""
+    """Shows what the library refuses as one red line, and exits with 2; with 130 or 143 where a run was stopped.
+
+    What it warns of is a yellow line.
+    """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            yield
     except (ValueError, FileNotFoundError, MemoryError, ImportError) as error:
         stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
         raise typer.Exit(2) from None
     except Stopped as stopped:  # what is kept was said
         raise typer.Exit(128 + stopped.number) from None
+
+
+def _warn(message: Warning | str, *place: Any) -> None:
+    """Shows a warning, without the place in the code that Python adds."""
+    stderr().print(f"warning: {' '.join(str(message).split())}", style="yellow", soft_wrap=True, markup=False)
 
 
 def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:

@@ -92,8 +92,9 @@ class Progress:
 
     def __init__(self, directory: RunDirectory | None, identity: dict[str, Any], *, resume: bool):
         self._directory, self._identity = directory, identity
-        header = None if directory is None else directory.open(identity, resume=resume)
-        self.done, self.tally = (0, Tally()) if header is None else (header["round"], Tally(**header["tally"]))
+        self._start = None if directory is None else directory.open(identity, resume=resume)
+        header = {"round": 0, "tally": {}} if self._start is None else self._start.header
+        self.done, self.tally = header["round"], Tally(**header["tally"])
         self.paces: list[float] = []
         self.saved = self._resumed_at = self.done
 
@@ -111,7 +112,8 @@ class Progress:
         Raises:
             ValueError: the checkpoint holds the state of another method.
         """
-        return self._directory.restore(shapes) if self._directory is not None and self.done else None
+        start, self._start = self._start, None  # its arrays are of no use after this
+        return None if start is None else start.state(shapes)
 
     @property
     def last_pace(self) -> float | None:
@@ -139,5 +141,6 @@ class Progress:
         """Writes a checkpoint, if there is a directory and none of this round."""
         if self._directory is not None and self.saved < self.done:
             header = {"identity": self._identity, "round": self.done, "tally": vars(self.tally)}
+            header["records"] = len(self.history)
             self._directory.save(state, header)
             self.saved = self.done

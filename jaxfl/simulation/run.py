@@ -1,5 +1,6 @@
 """Runs a method on a federation: rounds inside one compiled program, Python entered to look and to save."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -119,12 +120,34 @@ def run(
     [1, 2, 3]
     """
     schedule = Schedule.of(rounds, eval_every, checkpoint_every)
-    size, key = cohort_size(cohort, data), jax.random.key(seed)
-    shapes = jax.eval_shape(method.init, key, data)
+    size = cohort_size(cohort, data)
+    shapes = jax.eval_shape(method.init, jax.random.key(seed), data)
     plan = engine.resolve_plan(plan, served_model(method, shapes), size)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
-    progress = Progress(RunDirectory.at(checkpoint_dir, resume=resume), identity, resume=resume)
+    asked = _Asked(method, data, schedule, size, seed, sampler, finetune, callbacks)
+    directory = RunDirectory.at(checkpoint_dir, resume=resume)
+    with contextlib.nullcontext() if directory is None else directory.alone():
+        return _make(asked, plan, Progress(directory, identity, resume=resume))
 
+
+class _Asked(NamedTuple):
+    """What a run was asked for."""
+
+    method: Method
+    data: FederatedData
+    schedule: Schedule
+    size: int  # clients of a cohort
+    seed: int
+    sampler: Sampler
+    finetune: FineTune | None
+    callbacks: Sequence[Callback]
+
+
+def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
+    """Makes the rounds that are still to be made."""
+    method, data, schedule, size, seed, sampler, finetune, callbacks = asked
+    rounds, key = schedule.rounds, jax.random.key(seed)
+    shapes = jax.eval_shape(method.init, key, data)
     data = data.on_device()
     program = Rounds(method, key, data, size, plan, sampler)
     look, evaluation = evaluator(method, data, plan, finetune), None

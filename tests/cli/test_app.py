@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -172,7 +173,8 @@ def test_a_run_leaves_its_files(finished):
     result, out = finished
     assert result.exit_code == 0, result.output
     assert {path.name for path in out.iterdir()} == {
-        "config.json", "history.jsonl", "summary.json", "checkpoint.npz", "convergence.png", "clusters.png",
+        "config.json", "history.jsonl", "summary.json", "checkpoint.npz", "checkpoint-before.npz", "convergence.png",
+        "clusters.png", ".lock",
     }  # fmt: skip
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) >= SUMMARY
@@ -224,7 +226,13 @@ def test_interrupted_runs_go_on(tmp_path, monkeypatch):
     assert result.exit_code == alone.exit_code == 130
     assert f"interrupted after round 2 of 3; it is saved in {tmp_path / 'a'}, and the same" in result.stderr
     assert "after round 2 of 3; nothing was kept; --out DIR would" in alone.stderr and "seed 1" not in alone.stderr
-    assert jaxfl(*command, "--resume").exit_code == 0
+    (tmp_path / "a" / "checkpoint-before.npz").write_bytes((tmp_path / "a" / "checkpoint.npz").read_bytes())
+    (tmp_path / "a" / "checkpoint.npz").write_bytes(b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        resumed = jaxfl(*command, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert re.search(r"^warning: .*checkpoint.npz is not .*\(round 2\), is used.$", resumed.stderr, re.MULTILINE)
     rounds = [json.loads(line)["round"] for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert rounds == [1, 2, 3]
 

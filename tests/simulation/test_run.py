@@ -1,5 +1,6 @@
 """Runs: cut, interrupted, refused, counted; and slots that double on the way."""
 
+import concurrent.futures
 import json
 import signal
 from dataclasses import replace
@@ -16,6 +17,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint, interrupts, program, run
+from jaxfl.simulation.history import History
 from jaxfl.testing.compare import assert_equal, leaves
 from jaxfl.testing.small import linear_task
 
@@ -78,7 +80,7 @@ def test_a_run_stops_after_a_whole_round_and_has_saved(straight, tmp_path):
     with pytest.raises(KeyboardInterrupt, match="after round 2 of 6; the checkpoint is of round 2") as raised:
         jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[press], **options)
     assert (raised.value.round, raised.value.saved) == (2, 2) and at_stake == [True, True]
-    assert checkpoint.read_header(tmp_path / checkpoint.NAME)["round"] == 2
+    assert checkpoint.load(tmp_path / checkpoint.NAME).header["round"] == 2
     resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
     assert not interrupts.at_stake()
     assert_equal(resumed.state, straight.state, "a run that was stopped and resumed")
@@ -112,6 +114,29 @@ def test_records_after_the_last_checkpoint_are_made_again(straight, tmp_path):
         file.write(json.dumps({"round": 4, "micro_accuracy": -1.0}) + "\n")
     resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
     assert untimed(resumed.history) == untimed(straight.history)
+
+
+def test_a_damaged_checkpoint_costs_the_rounds_since_the_one_before(straight, tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+    jaxfl.run(fedavg(), DATA, rounds=4, **options)
+    (tmp_path / checkpoint.NAME).write_bytes((tmp_path / checkpoint.NAME).read_bytes()[:-100])
+    with pytest.warns(UserWarning, match=r"checkpoint-before.npz, .* \(round 2\), is used"):
+        resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
+    assert_equal(resumed.state, straight.state, "a run resumed from the checkpoint before")
+    assert untimed(resumed.history) == untimed(straight.history)
+
+
+def test_two_runs_in_one_directory_are_one(straight, tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+
+    def another(event):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            second = pool.submit(jaxfl.run, fedavg(), DATA, rounds=6, resume=True, **options)
+            with pytest.raises(ValueError, match="checkpoint_dir .* is in use by another run .process"):
+                second.result()
+
+    first = jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[another], **options)
+    assert untimed(first.history) == untimed(straight.history) == untimed(History(tmp_path / "history.jsonl"))
 
 
 def test_resuming_nothing_starts(straight, tmp_path):
@@ -349,12 +374,10 @@ def test_checkpoints_keep_what_a_method_says(kept, tmp_path):
     options = {**OPTIONS, "eval_every": 3, "checkpoint_dir": tmp_path, "checkpoint_every": 2}
     method = telling(fedavg(), tenth=lambda state: state.round.astype(jnp.float32) / 10)
     jaxfl.run(method, DATA, rounds=2, **options)
-    file = tmp_path / checkpoint.NAME
-    header = checkpoint.read_header(file)
-    assert header["tally"]["extra"] == {"tenth": pytest.approx(0.2)}
+    saved = checkpoint.load(tmp_path / checkpoint.NAME)
+    assert saved.header["tally"]["extra"] == {"tenth": pytest.approx(0.2)}
     if not kept:
-        del header["tally"]["extra"]
-        shapes = jax.eval_shape(method.init, jax.random.key(0), DATA)
-        checkpoint.save(file, checkpoint.restore(file, shapes), header)
+        del saved.header["tally"]["extra"]
+        checkpoint.save(tmp_path, saved.state(jax.eval_shape(method.init, jax.random.key(0), DATA)), saved.header)
     resumed = jaxfl.run(method, DATA, rounds=6, resume=True, **options)
     assert resumed.history.column("tenth") == pytest.approx([0.2, 0.3, 0.6])
