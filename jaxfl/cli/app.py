@@ -263,7 +263,9 @@ def errors() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             yield
-    except (ValueError, FileNotFoundError, MemoryError, ImportError) as error:
+    except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
+        raise
+    except (ValueError, OSError, MemoryError, ImportError) as error:
         stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
         raise typer.Exit(2) from None
     except Stopped as stopped:  # what is kept was said

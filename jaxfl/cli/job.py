@@ -123,7 +123,8 @@ def _execute(
     if directory is not None:
         directory.write_summary(result.summary)
         for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
-            draw(result).savefig(directory.path / name, dpi=150)
+            with directory.told("all but the pictures is kept"):
+                draw(result).savefig(directory.path / name, dpi=150)
     return result
 
 

@@ -94,11 +94,29 @@ class RunDirectory:
 
         Raises:
             ValueError: the path is a file, or another run is there.
+            OSError: the directory cannot be made or written to.
         """
         self._refuse_file()
-        self.path.mkdir(parents=True, exist_ok=True)
-        with lock.held(self.path, self.argument):
+        with contextlib.ExitStack() as stack:
+            with self.told("nothing was begun"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(lock.held(self.path, self.argument))
             yield
+
+    @contextlib.contextmanager
+    def told(self, kept: str) -> Iterator[None]:
+        """Says of a disk that is full, read-only or gone where it is and what is kept.
+
+        Raises:
+            OSError: one was raised while something was written.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"{self.argument} {str(self.path)!r} cannot be written to ({error.strerror or error}); {kept}; set it "
+                "right and resume, or choose another directory."
+            ) from error
 
     def open(self, identity: dict[str, Any], *, resume: bool) -> Saved | None:
         """Makes the directory, and returns the checkpoint to go on from; None where the run starts.
@@ -149,12 +167,14 @@ class RunDirectory:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Writes what is asked for, and makes the directory."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / CONFIG, config)
+        with self.told("nothing was begun"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / CONFIG, config)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes what came of the run."""
-        write_json(self.path / SUMMARY, summary)
+        with self.told("its rounds are done and kept"):
+            write_json(self.path / SUMMARY, summary)
 
     def save(self, state: Params, header: dict[str, Any]) -> None:
         """Writes a checkpoint, and keeps the one before; the header holds the run's `identity`."""

@@ -1,7 +1,9 @@
 """How far a run has come: the rounds done, what is added up over them, and what of it is kept on disk."""
 
+import contextlib
 import functools
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -131,16 +133,39 @@ class Progress:
         self.done += made.count
         self.paces.append(made.pace)
 
+    @property
+    def kept(self) -> str:
+        """Returns what there is to go on from, in words."""
+        if self._directory is None or not self.saved:
+            return "nothing is kept"
+        return f"the checkpoint of round {self.saved} is kept in {str(self._directory.path)!r}"
+
     def record(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Writes the record of an evaluation after these rounds, and returns it."""
+        """Writes the record of an evaluation after these rounds, and returns it.
+
+        Raises:
+            OSError: it cannot be written; the message says what is kept.
+        """
         record = self.tally.record(self.done, evaluation, self.pace)
-        self.history.append(record)
+        with self._told():
+            self.history.append(record)
         return record
 
     def save(self, state: Params) -> None:
-        """Writes a checkpoint, if there is a directory and none of this round."""
+        """Writes a checkpoint, if there is a directory and none of this round.
+
+        Raises:
+            OSError: it cannot be written; the message says what is kept.
+        """
         if self._directory is not None and self.saved < self.done:
             header = {"identity": self._identity, "round": self.done, "tally": vars(self.tally)}
-            header["records"] = len(self.history)
-            self._directory.save(state, header)
+            with self._told():
+                header["records"] = len(self.history)
+                self._directory.save(state, header)
             self.saved = self.done
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Says what is kept where something cannot be written."""
+        with contextlib.nullcontext() if self._directory is None else self._directory.told(self.kept):
+            yield

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -98,7 +99,8 @@ def run(
         checkpoint_dir: gets `history.jsonl`, a line per evaluation, and `checkpoint.npz`; None keeps nothing on disk.
         checkpoint_every: rounds between checkpoints; None saves after every evaluation.
         resume: go on from the checkpoint in `checkpoint_dir`, bit for bit; without one, start.
-        plan: a `Plan` (chunk and devices), or `"auto"`.
+        plan: a `Plan` (chunk and devices), or `"auto"`. Where the device runs out of memory while the run goes on, it
+            warns, halves the chunk once, and goes on from the last checkpoint, or from the start if there is none.
         config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
             Give the method's options here: without them, methods with the same kind of state are not told apart, nor
             optimisers of `finetune`.
@@ -110,6 +112,7 @@ def run(
         ValueError: an argument is out of range, or `checkpoint_dir` holds another run.
         KeyboardInterrupt: Ctrl-C was pressed, and after a whole round the state was saved if there is a
             `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too.
+        OSError: `checkpoint_dir` cannot be written to; the message says what is kept.
         MemoryError: the run needs more memory than the device has.
 
     >>> import jaxfl, optax
@@ -127,7 +130,7 @@ def run(
     asked = _Asked(method, data, schedule, size, seed, sampler, finetune, callbacks)
     directory = RunDirectory.at(checkpoint_dir, resume=resume)
     with contextlib.nullcontext() if directory is None else directory.alone():
-        return _make(asked, plan, Progress(directory, identity, resume=resume))
+        return _within_memory(asked, plan, resume, lambda resume: Progress(directory, identity, resume=resume))
 
 
 class _Asked(NamedTuple):
@@ -141,6 +144,28 @@ class _Asked(NamedTuple):
     sampler: Sampler
     finetune: FineTune | None
     callbacks: Sequence[Callback]
+
+
+def _within_memory(asked: _Asked, plan: Plan, resume: bool, begin: Callable[[bool], Progress]) -> Result:
+    """Makes the rounds, with half the chunk if the device runs out of memory; once, and from the last checkpoint on."""
+    first = True
+    while True:
+        progress = begin(resume or not first)
+        try:
+            return _make(asked, plan, progress)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+        smaller = engine.halved(plan, asked.size)  # behind the handler, which would keep the first state alive
+        told = f"the device ran out of memory with {plan.chunk or asked.size} clients at a time; {progress.kept}"
+        if smaller is None or not first:
+            raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")
+        warnings.warn(
+            f"{told}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
+            "otherwise.",
+            stacklevel=3,
+        )
+        plan, first = smaller, False
 
 
 def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:

@@ -237,6 +237,15 @@ def test_interrupted_runs_go_on(tmp_path, monkeypatch):
     assert rounds == [1, 2, 3]
 
 
+def test_a_directory_that_cannot_be_made_is_one_line(never_compiles, tmp_path):
+    (tmp_path / "file").touch()
+    line = refused("run", "fedavg", *SMALL, "--out", tmp_path / "file" / "a")
+    assert re.search(r"out '.*' cannot be written to \(Not a directory\); nothing was begun; set it right", line)
+    (tmp_path / "folder.npz").mkdir()
+    saved = jaxfl("data", "iid-digits", "--save", tmp_path / "folder.npz")
+    assert saved.exit_code == 2 and re.match("error: .*Is a directory", saved.stderr.splitlines()[-1])
+
+
 def test_seeds_are_averaged(tmp_path):
     result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "0,3", "--out", tmp_path)
     assert result.exit_code == 0, result.output

@@ -1,7 +1,10 @@
 """Runs: cut, interrupted, refused, counted; and slots that double on the way."""
 
 import concurrent.futures
+import errno
 import json
+import os
+import shutil
 import signal
 from dataclasses import replace
 
@@ -256,6 +259,75 @@ def test_a_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr(program, "available_bytes", lambda: 100)
     with pytest.raises(MemoryError, match="lower plan.chunk"):
         jaxfl.run(fedavg(), DATA, rounds=1, plan=Plan())
+
+
+def out_of_memory(monkeypatch, *, above, after=0):
+    """Makes calls of compiled rounds fail where chunks are larger than this, after some that do not; lists chunks."""
+    chunks = []
+
+    def compile_rounds(method, key, state, data, size, plan, **options):
+        compiled = program.compile_rounds(method, key, state, data, size, plan, **options)
+
+        def call(*arguments):
+            chunks.append(plan.chunk)
+            if plan.chunk > above and len(chunks) > after:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
+            return compiled(*arguments)
+
+        return call
+
+    monkeypatch.setattr(run, "compile_rounds", compile_rounds)
+    return chunks
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_out_of_memory_halves_the_chunk_once_and_goes_on(monkeypatch, tmp_path, kept):
+    options = {"cohort": 4, "eval_every": 2, "plan": Plan(4), "rounds": 6}
+    straight = jaxfl.run(fedavg(), DATA, **options)
+    chunks = out_of_memory(monkeypatch, above=2, after=2)
+    words = "4 clients at a time; the checkpoint of round 2" if kept else "4 clients at a time; nothing is kept"
+    with pytest.warns(UserWarning, match=words + ".* goes on from there with 2 at a time"):
+        result = jaxfl.run(fedavg(), DATA, **options, **({"checkpoint_dir": tmp_path} if kept else {}))
+    assert result.summary["chunk"] == 2 and chunks[:4] == [4, 4, 4, 2]
+    assert result.history.column("round") == [2, 4, 6]
+    np.testing.assert_allclose(result.state.model["bias"], straight.state.model["bias"], rtol=1e-5)  # sums, reordered
+    with pytest.warns(UserWarning), pytest.raises(MemoryError, match="2 clients at a time; nothing is kept; lower the"):
+        out_of_memory(monkeypatch, above=1)
+        jaxfl.run(fedavg(), DATA, **options)
+    with pytest.raises(MemoryError, match="1 clients at a time; nothing is kept"):
+        out_of_memory(monkeypatch, above=0)
+        jaxfl.run(fedavg(), DATA, **{**options, "plan": Plan(1)})
+
+
+@pytest.mark.parametrize("where", ["history", "checkpoint", "gone"])
+def test_what_cannot_be_written_is_said_with_what_is_kept(monkeypatch, tmp_path, where):
+    folder = tmp_path / "a"
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(event):
+        if event.round < 2:
+            return
+        if where == "gone":
+            shutil.rmtree(folder)
+        else:
+            target = (History, "append") if where == "history" else (checkpoint.np, "savez")
+            monkeypatch.setattr(*target, full)
+
+    reason = "No such file or directory" if where == "gone" else "No space left on device"
+    words = (
+        rf"checkpoint_dir '.*a' cannot be written to \({reason}\); the checkpoint of round 2 is kept in '.*a'; set it"
+    )
+    with pytest.raises(OSError, match=words):
+        jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, checkpoint_dir=folder, callbacks=[fail], **OPTIONS)
+    if where != "gone":
+        assert checkpoint.newest(folder).header["round"] == 2
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        OSError, match=r"checkpoint_dir '.*' cannot be written to \(Not a directory\); nothing was begun"
+    ):
+        jaxfl.run(fedavg(), DATA, rounds=1, checkpoint_dir=tmp_path / "file" / "a", **OPTIONS)
 
 
 def test_held_out_clients_are_served_and_not_trained():
