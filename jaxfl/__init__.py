@@ -1,55 +1,29 @@
 """Simulate clustered and personalised federated learning: all clients of a round in one compiled program."""
 
-from importlib.metadata import version
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from jaxfl import data, methods, models, plots, testing
-from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
-from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
-from jaxfl.analysis.local_sketches import Sketches, local_sketches
-from jaxfl.analysis.thresholds import threshold_sweep
-from jaxfl.cohort import Plan
-from jaxfl.methods.parts import matching
-from jaxfl.methods.parts.representation import of_clients as representations
-from jaxfl.methods.parts.representation import represent
-from jaxfl.models import layers
-from jaxfl.simulation import callbacks
-from jaxfl.simulation.finetune import FineTune
-from jaxfl.simulation.mapped import Mapped, run_mapped
-from jaxfl.simulation.program import footprint
-from jaxfl.simulation.progress import Diverged
-from jaxfl.simulation.run import Event, Result, run
-from jaxfl.tasks import Task, classification
+if TYPE_CHECKING:
+    from jaxfl.public import *  # noqa: F403
 
-__version__ = version("jaxfl")
 
-__all__ = [
-    "Choice",
-    "Diverged",
-    "Event",
-    "FineTune",
-    "LayerProfile",
-    "Mapped",
-    "Plan",
-    "Result",
-    "Sketches",
-    "Task",
-    "callbacks",
-    "choose_num_clusters",
-    "classification",
-    "data",
-    "elbow",
-    "footprint",
-    "layer_profile",
-    "layers",
-    "local_sketches",
-    "matching",
-    "methods",
-    "models",
-    "plots",
-    "represent",
-    "representations",
-    "run",
-    "run_mapped",
-    "testing",
-    "threshold_sweep",
-]
+def __getattr__(name: str) -> Any:
+    """Returns a module of the package, or a public name, the first of which imports them all.
+
+    Not before: the command line takes hold of Ctrl-C before it imports JAX, which takes seconds.
+    """
+    try:
+        return importlib.import_module(f"jaxfl.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"jaxfl.{name}":
+            raise
+    public = importlib.import_module("jaxfl.public")
+    try:
+        return getattr(public, name)
+    except AttributeError:
+        raise AttributeError(f"module 'jaxfl' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    """Returns the public names."""
+    return sorted({*globals(), *__getattr__("__all__"), "__version__"})

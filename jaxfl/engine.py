@@ -163,3 +163,13 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1)
         limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
         chunk = min(size, max(1, int(limit / 4) // model_bytes))
     return Plan(chunk=max(1, chunk // models))
+
+
+def halved(plan: Plan, size: int) -> Plan | None:
+    """Returns the plan with half as many clients side by side; None where there is one only.
+
+    >>> halved(Plan(chunk=None), 7), halved(Plan(chunk=1), 7)
+    (Plan(chunk=3, mesh=None), None)
+    """
+    chunk = size if plan.chunk is None else min(plan.chunk, size)
+    return plan._replace(chunk=chunk // 2) if chunk > 1 else None

@@ -26,6 +26,7 @@ FLOORS = (
     ("simulation",),
     ("analysis", "testing"),
     ("plots",),
+    ("public",),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
     ("cli",),
     ("experiments.harness",),

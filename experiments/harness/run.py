@@ -23,6 +23,7 @@ from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.data.clients import FederatedData
 from jaxfl.sampling import cohort_size
 from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.run import Result
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def reproduce(
         out: folder of the results.
 
     Returns:
-        The exit code: 0 done, 1 some run failed, 130 interrupted.
+        The exit code: 0 done, 1 some run failed, 130 interrupted, 143 terminated.
 
     Raises:
         ValueError: an unknown name or scale, or a pattern that matches nothing.
@@ -73,9 +74,9 @@ def reproduce(
         label = f"[{place}/{len(missing)}] {one.cell.label}, seed {one.job.seed}:"
         try:
             result = _run(one.job, held, label)
-        except KeyboardInterrupt:
-            _say(console, f"{label} interrupted; the same command goes on", style="yellow")
-            return 130
+        except Stopped as stopped:
+            _say(console, f"{label} interrupted after round {stopped.round}; the same command goes on", style="yellow")
+            return 128 + stopped.number
         except Exception as error:  # whatever it is, the other runs go on, and the exit code tells
             failure = results.failure_line(one.cell, one.job, error)
             results.append(folder / results.FAILURES, failure)
@@ -88,9 +89,9 @@ def reproduce(
         _say(console, f"{study.label}:")
         try:
             studies.write(folder, study, data_dir)
-        except KeyboardInterrupt:
+        except Stopped as stopped:
             _say(console, f"{study.label}: interrupted; the same command makes it again", style="yellow")
-            return 130
+            return 128 + stopped.number
         except Exception as error:  # as above
             failed += 1
             _say(console, f"{study.label} failed: {type(error).__name__}: {error}", style="red")

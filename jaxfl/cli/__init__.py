@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits."""
-    from jaxfl.cli import app  # imports typer, which the options and jobs of experiments do not need
+    from jaxfl.cli import signals
+
+    signals.install()  # before JAX is imported
+    from jaxfl.cli import app
 
     app.main(arguments)

@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from jaxfl import data as federations
-from jaxfl.cli import experiments, job, options, tables
+from jaxfl.cli import experiments, job, options, signals, tables
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.run_command import run_job, seeds_of
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.methods import METHODS
 from jaxfl.schema import REQUIRED, Option, check_name
+from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.program import footprint
 
 app = typer.Typer(
@@ -191,12 +192,9 @@ def data_command(
     """
     with errors():
         wanted = Wanted(name, data_dir, tuple(items or ()), seed, out if plot else None, download, save, as_json)
-        try:
-            show(wanted, stdout(), stderr())
-        except KeyboardInterrupt:
-            again = "; what has arrived is kept, the same command goes on" if download else ""
-            stderr().print(f"interrupted{again}", style="yellow", soft_wrap=True)
-            raise typer.Exit(130) from None
+        if download:
+            signals.tell("; what has arrived is kept, the same command goes on")
+        show(wanted, stdout(), stderr())
 
 
 @app.command("plan")
@@ -244,6 +242,7 @@ def reproduce_command(
     interruption, and does nothing where nothing is missing. The exit code is 1 if a run failed.
     """
     with errors():
+        signals.tell("; the same command goes on")
         code = experiments.module("run", clone).reproduce(name, scale, data_dir=data_dir, only=only, out=out)
     raise typer.Exit(code)
 
@@ -264,7 +263,7 @@ def report_command(
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Shows what the library refuses as one red line, and exits with 2; with 130 where somebody interrupts.
+    """Shows what the library refuses as one red line, and exits with 2; with 130 or 143 where a run was stopped.
 
     What it warns of is a yellow line.
     """
@@ -277,8 +276,8 @@ def errors() -> Iterator[None]:
     except (ValueError, OSError, MemoryError, ImportError) as error:
         stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:  # what is kept was said
-        raise typer.Exit(130) from None
+    except Stopped as stopped:  # what is kept was said
+        raise typer.Exit(128 + stopped.number) from None
 
 
 def _warn(message: Warning | str, *place: Any) -> None:

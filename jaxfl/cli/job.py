@@ -1,9 +1,10 @@
 """A run with a directory of its own: what was asked for, what came of it, and the pictures.
 
-The directory holds `config.json` (before anything is computed), `history.jsonl` and `checkpoint.npz` (while it runs),
+The directory holds `config.json` (before anything is computed), `history.jsonl` and the checkpoints (while it runs),
 `summary.json`, `convergence.png` and `clusters.png` (at the end).
 """
 
+import contextlib
 import json
 import statistics
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from jaxfl import plots
 from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.run import Callback, Result, run
@@ -93,6 +95,14 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = ()) -
     """
     method = options.build(job.settings, data)
     directory = job.directory()
+    with contextlib.nullcontext() if directory is None else directory.alone():
+        return _execute(job, method, data, directory, callbacks)
+
+
+def _execute(
+    job: Job, method: Method, data: FederatedData, directory: RunDirectory | None, callbacks: Sequence[Callback]
+) -> Result:
+    """Runs a job whose directory, if it has one, is kept for it."""
     if directory is not None:
         directory.write_config(job.config())
     result = run(
@@ -117,7 +127,8 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = ()) -
     if directory is not None:
         directory.write_summary(result.summary)
         for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
-            draw(result).savefig(directory.path / name, dpi=150)
+            with directory.told("all but the pictures is kept"):
+                draw(result).savefig(directory.path / name, dpi=150)
     return result
 
 

@@ -7,6 +7,7 @@ from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.run import Result
 
@@ -24,7 +25,7 @@ def run_job(one: job.Job, label: str) -> Result | None:
         What came of it; None if it has diverged, which is said.
 
     Raises:
-        KeyboardInterrupt: after it is said what is kept.
+        Stopped: after it is said what is kept.
     """
     console = stderr()
     with saying(console, f"loading {one.settings.data_name}"):
@@ -36,12 +37,12 @@ def run_job(one: job.Job, label: str) -> Result | None:
     try:
         with bar:
             result = job.execute(one, data, [bar])
-    except KeyboardInterrupt:
-        kept = "nothing was kept; --out DIR would keep checkpoints"
-        if one.out is not None:
-            kept = "the same command with --resume goes on from the last checkpoint"
+    except Stopped as stopped:
+        kept = "nothing was kept" if one.out is not None else "nothing was kept; --out DIR would keep checkpoints"
+        if stopped.saved:
+            kept = f"it is saved in {one.out}, and the same command with --resume goes on from there"
         console.print(
-            f"interrupted after round {bar.last_round} of {one.rounds}; {kept}", style="yellow", soft_wrap=True
+            f"interrupted after round {stopped.round} of {stopped.rounds}; {kept}", style="yellow", soft_wrap=True
         )
         raise
     except Diverged as error:

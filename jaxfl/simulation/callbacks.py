@@ -34,7 +34,6 @@ class ProgressBar:
         self.file, self.label = file or sys.stderr, label
         self.record: dict[str, Any] = {}
         self.diverged = 0
-        self.last_round = 0
         self._show: Callable[[Event], None] | None = None
         self._close: Callable[[], None] = lambda: None
 
@@ -50,7 +49,6 @@ class ProgressBar:
     def __call__(self, event: Event) -> None:
         """Shows an event."""
         show = self._show or self._open()
-        self.last_round = event.round
         if event.record is not None:
             self.record = event.record
             self.diverged += event.record.get("diverged", 0)

@@ -1,52 +1,130 @@
-"""A run's state on disk: one npz file, replaced atomically; no pickle.
+"""A run's state on disk: an npz file and the one before it, replaced atomically and verified when read; no pickle.
 
-The file holds the arrays of the state by their place in the tree, and a JSON header with what they belong to. It is
-written beside the old one, flushed, and renamed over it: whenever a run is killed, the file there is a whole one.
+A file holds the arrays of the state by their place in the tree, a JSON header with what they belong to, and the SHA-256
+of both. It is written beside the others, flushed, and renamed: whenever a run is killed, a whole one is there. Where
+the newest is damaged, the one before is used, and a warning says so.
 """
 
+import contextlib
+import hashlib
 import json
 import os
+import warnings
 import zipfile
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxfl.typing import Params
 
-NAME = "checkpoint.npz"
-_HEADER = "header"
+NAME, BEFORE = "checkpoint.npz", "checkpoint-before.npz"
+SCHEMA = 1  # of the files; one of another number is refused
+_HEADER, _DIGEST = "header", "sha256"
 
 
-def save(path: Path, state: Params, header: dict[str, Any]) -> None:
-    """Writes a checkpoint.
+class Saved(NamedTuple):
+    """What a checkpoint holds, as it was when it was saved.
+
+    Attributes:
+        path: of the file.
+        header: what the state belongs to.
+        arrays: of the state, by their place in the tree.
+    """
+
+    path: Path
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    def state(self, like: Params) -> Params:
+        """Returns the state in host memory.
+
+        Args:
+            like: a state (or its shapes) of the same method; leading axes may differ, since slots grow during a run.
+
+        Raises:
+            ValueError: the checkpoint holds other arrays.
+        """
+        wanted, arrays = _named(like), self.arrays
+        differing = sorted(set(wanted) ^ set(arrays)) or [
+            name
+            for name, leaf in wanted.items()
+            if (arrays[name].dtype, arrays[name].shape[1:]) != (np.dtype(leaf.dtype), tuple(leaf.shape[1:]))
+        ]
+        if differing:
+            raise ValueError(
+                f"{self.path} holds the state of another method or model: {', '.join(differing[:3])} differ; "
+                "resume with the configuration that wrote it, or choose another directory."
+            )
+        return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+
+
+def save(folder: Path, state: Params, header: dict[str, Any]) -> None:
+    """Writes a checkpoint; the newest so far becomes the one before.
 
     Args:
-        path: the file.
+        folder: gets the files.
         state: a pytree of arrays.
         header: what the state belongs to; ready for JSON.
-    """
-    arrays = {name: np.asarray(leaf) for name, leaf in _named(state).items()}
-    arrays[_HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
-
-
-def read_header(path: Path) -> dict[str, Any]:
-    """Returns a checkpoint's header.
 
     Raises:
-        ValueError: the file is not a checkpoint.
+        OSError: it cannot be written; those that are there are as they were.
+    """
+    arrays = {name: np.asarray(leaf) for name, leaf in _named(state).items()}
+    arrays[_HEADER] = _bytes(json.dumps({"schema": SCHEMA} | header))
+    path = folder / NAME
+    partial = path.with_suffix(".partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays, **{_DIGEST: _bytes(_digest(arrays))})
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()  # the disk may be full of it
+        raise
+    if path.exists():
+        os.replace(path, folder / BEFORE)
+    os.replace(partial, path)
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)  # the renames themselves
+    finally:
+        os.close(opened)
+
+
+def newest(folder: Path) -> Saved | None:
+    """Returns the newest checkpoint of a folder that is whole; None where there is none at all.
+
+    Warns:
+        UserWarning: the newest one cannot be used, and the one before is.
+
+    Raises:
+        ValueError: there are files, and none can be used.
+    """
+    refused: ValueError | None = None
+    for path in (path for path in (folder / NAME, folder / BEFORE) if path.exists()):
+        try:
+            saved = load(path)
+        except ValueError as error:
+            refused = refused or error
+            continue
+        if refused is not None:
+            what = f"{path}, the checkpoint before it (round {saved.header['round']}), is used"
+            warnings.warn(f"{str(refused).partition(';')[0]}; {what}.", stacklevel=2)
+        return saved
+    if refused is not None:
+        raise refused
+    return None
+
+
+def load(path: Path) -> Saved:
+    """Returns what one file holds.
+
+    Raises:
+        ValueError: it is no checkpoint, of another version of the format, or damaged.
     """
     try:
         with path.open("rb") as opened:  # np.load leaves a file that it cannot read open
@@ -54,37 +132,32 @@ def read_header(path: Path) -> dict[str, Any]:
                 raise ValueError("no zip file, or one cut short")
             opened.seek(0)
             with np.load(opened, allow_pickle=False) as file:
-                return json.loads(bytes(file[_HEADER]).decode())
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+                arrays = {name: file[name] for name in file.files}
+        digest = bytes(arrays.pop(_DIGEST)).decode()
+        if digest != _digest(arrays):
+            raise ValueError("its SHA-256 is another than when it was written")
+        header = json.loads(bytes(arrays.pop(_HEADER)).decode())
+        if header["schema"] != SCHEMA:
+            raise ValueError(f"it has format {header['schema']}, and this version of jaxfl reads {SCHEMA}")
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError) as error:
         raise ValueError(
-            f"{path} is not a checkpoint of jaxfl ({error}); remove it or choose another directory."
+            f"{path} is not a checkpoint of jaxfl, or a damaged one ({error}); remove it or choose another directory."
         ) from error
+    return Saved(path, header, arrays)
 
 
-def restore(path: Path, like: Params) -> Params:
-    """Returns a checkpoint's state.
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    """Returns the SHA-256 of arrays: names, types, shapes and values."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        found.update(f"{name} {array.dtype.str} {arrays[name].shape}\n".encode())
+        found.update(array.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
 
-    Args:
-        path: the file.
-        like: a state (or its shapes) of the same method; leading axes may differ, since slots grow during a run.
 
-    Raises:
-        ValueError: the checkpoint holds other arrays.
-    """
-    wanted = _named(like)
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files if name != _HEADER}
-    differing = sorted(set(wanted) ^ set(arrays)) or [
-        name
-        for name, leaf in wanted.items()
-        if (arrays[name].dtype, arrays[name].shape[1:]) != (np.dtype(leaf.dtype), tuple(leaf.shape[1:]))
-    ]
-    if differing:
-        raise ValueError(
-            f"{path} holds the state of another method or model: {', '.join(differing[:3])} differ; "
-            "resume with the configuration that wrote it, or choose another directory."
-        )
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+def _bytes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8)
 
 
 def _named(state: Params) -> dict[str, Any]:

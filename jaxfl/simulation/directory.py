@@ -1,13 +1,16 @@
 """The directory of a run: what lies in it, who may go on with it, and how it is read and written.
 
-`config.json` says what was asked for, `history.jsonl` and `checkpoint.npz` grow while the run goes, `summary.json` says
-what came of it. JSON files and checkpoints are whole or not there: written beside the old one and renamed over it.
+`config.json` says what was asked for, `history.jsonl` grows and `checkpoint.npz` changes while the run goes, beside it
+`checkpoint-before.npz`, `summary.json` says what came of it, and `.lock` keeps other runs away meanwhile. JSON files
+and checkpoints are whole or not there: written beside the old one and renamed over it.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,14 @@ import numpy as np
 from jaxfl import sampling
 from jaxfl.data.clients import FederatedData
 from jaxfl.sampling import Sampler
-from jaxfl.simulation import checkpoint
+from jaxfl.simulation import checkpoint, lock
+from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.simulation.history import History, json_ready
+from jaxfl.simulation.history import History, json_ready, read, write_text
 from jaxfl.typing import Params
 
-CONFIG, HISTORY, SUMMARY, CHECKPOINT = "config.json", "history.jsonl", "summary.json", checkpoint.NAME
+CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
+HEADER = {"identity", "round", "tally", "records"}  # of a run's checkpoint
 FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir")  # of a config: what may change when a run is resumed
 
 
@@ -62,7 +67,8 @@ class RunDirectory:
 
     def held(self) -> list[str]:
         """Returns the files of a run that are there; a config alone is of one that was refused before it began."""
-        return [name for name in (HISTORY, CHECKPOINT, SUMMARY) if (self.path / name).exists()]
+        names = (HISTORY, checkpoint.NAME, checkpoint.BEFORE, SUMMARY)
+        return [name for name in names if (self.path / name).exists()]
 
     def check(self, config: dict[str, Any], *, resume: bool) -> None:
         """Refuses by its config what would be refused, before anything is loaded or written.
@@ -72,29 +78,75 @@ class RunDirectory:
             resume: whether to go on with the run that is there.
 
         Raises:
-            ValueError: the path is a file, or the directory holds a run that is not to be resumed, or another run.
+            ValueError: the path is a file, or the directory is in use, or holds a run that is not to be resumed, or
+                another run.
         """
+        if (self.path / lock.NAME).exists():
+            with self.alone():
+                pass
         self._refuse_unless_free(resume)
         if self.held():
             self._refuse_another(_fixed(self.config() or config), _fixed(config))
 
-    def open(self, identity: dict[str, Any], *, resume: bool) -> dict[str, Any] | None:
-        """Makes the directory, and returns the header of the checkpoint to go on from; None where the run starts.
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Makes the directory, and keeps other runs out of it.
+
+        Raises:
+            ValueError: the path is a file, or another run is there.
+            OSError: the directory cannot be made or written to.
+        """
+        self._refuse_file()
+        with contextlib.ExitStack() as stack:
+            with self.told("nothing was begun"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(lock.held(self.path, self.argument))
+            yield
+
+    @contextlib.contextmanager
+    def told(self, kept: str) -> Iterator[None]:
+        """Says of a disk that is full, read-only or gone where it is and what is kept.
+
+        Raises:
+            OSError: one was raised while something was written.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"{self.argument} {str(self.path)!r} cannot be written to ({error.strerror or error}); {kept}; set it "
+                "right and resume, or choose another directory."
+            ) from error
+
+    def open(self, identity: dict[str, Any], *, resume: bool) -> Saved | None:
+        """Makes the directory, and returns the checkpoint to go on from; None where the run starts.
 
         Args:
             identity: what the run's numbers depend on, see `identity_of`.
             resume: whether to go on with the run that is there.
 
         Raises:
-            ValueError: as in `check`, or the checkpoint cannot be read.
+            ValueError: as in `check`, or no checkpoint that is there can be used.
         """
         self._refuse_unless_free(resume)
         self.path.mkdir(parents=True, exist_ok=True)
-        if not (self.path / CHECKPOINT).exists():
-            return None
-        header = checkpoint.read_header(self.path / CHECKPOINT)
-        self._refuse_another(header["identity"], identity)
-        return header
+        saved = checkpoint.newest(self.path)
+        if saved is not None:
+            if not HEADER <= set(saved.header):
+                raise ValueError(f"{saved.path} is not the checkpoint of a run; remove it or choose another directory.")
+            self._refuse_another(saved.header["identity"], identity)
+            rounds, wanted = saved.header["round"], saved.header["records"]
+            if (found := len(self._records(rounds))) < wanted:
+                raise ValueError(
+                    f"{self.path / HISTORY} must hold {wanted} records of the first {rounds} rounds, found {found}; "
+                    "put the file back as it was, or choose another directory."
+                )
+        return saved
+
+    def _records(self, rounds: int) -> list[dict[str, Any]]:
+        """Returns the records of the first `rounds`."""
+        path = self.path / HISTORY
+        return [one for one in read(path) if one["round"] <= rounds] if rounds and path.exists() else []
 
     def is_of_another(self, config: dict[str, Any]) -> bool:
         """Returns whether the directory's config is there, and of another run than `config`."""
@@ -111,36 +163,38 @@ class RunDirectory:
 
     def history(self, rounds: int = 0) -> History:
         """Returns the run's history, which writes itself; of records that are there, those of the first `rounds`."""
-        return History(self.path / HISTORY, rounds or None)
+        return History.writing(self.path / HISTORY, self._records(rounds))
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Writes what is asked for, and makes the directory."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / CONFIG, config)
+        with self.told("nothing was begun"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / CONFIG, config)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes what came of the run."""
-        write_json(self.path / SUMMARY, summary)
+        with self.told("its rounds are done and kept"):
+            write_json(self.path / SUMMARY, summary)
 
     def save(self, state: Params, header: dict[str, Any]) -> None:
-        """Writes a checkpoint over the one before; its header holds the run's `identity`."""
-        checkpoint.save(self.path / CHECKPOINT, state, header)
-
-    def restore(self, like: Params) -> Params:
-        """Returns the checkpoint's state in host memory; `like` is one of its kind, see `checkpoint.restore`."""
-        return checkpoint.restore(self.path / CHECKPOINT, like)
+        """Writes a checkpoint, and keeps the one before; the header holds the run's `identity`."""
+        checkpoint.save(self.path, state, header)
 
     def remove(self) -> None:
         """Removes the directory and all that is in it; nothing if it is not there."""
         if self.path.exists():
             shutil.rmtree(self.path)
 
-    def _refuse_unless_free(self, resume: bool) -> None:
-        """Raises if there is no directory at the path, or one with a run that is not to be resumed."""
+    def _refuse_file(self) -> None:
+        """Raises if there is a file at the path."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(
                 f"{self.argument} must be a directory, got the file {str(self.path)!r}; choose another name."
             )
+
+    def _refuse_unless_free(self, resume: bool) -> None:
+        """Raises if there is a file at the path, or a directory with a run that is not to be resumed."""
+        self._refuse_file()
         if not resume and (held := self.held()):
             raise ValueError(
                 f"{self.argument} {str(self.path)!r} ({held[0]}) holds another run; resume it (resume=True, --resume) "
@@ -195,9 +249,7 @@ def fingerprint(data: FederatedData) -> str:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes JSON, whole or not at all."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(json_ready(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(json_ready(content), indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

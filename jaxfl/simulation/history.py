@@ -1,9 +1,10 @@
 """What happened in a run: a record per evaluation, on disk as soon as it exists."""
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,12 @@ class History:
     see `info.extra`) is of the last round; a metric of the same name wins.
 
     Args:
-        path: a JSON-lines file that every record is appended to; None keeps them in memory only.
-        resume_at: keep the file's records up to this round and drop later ones; None starts an empty file.
+        path: of a run's `history.jsonl`, whose records are read; the file is never written, see `writing` for that.
+            None starts without records, in memory only.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file holds something else.
 
     >>> history = History()
     >>> history.append({"round": 1, "micro_accuracy": 0.5})
@@ -30,19 +35,32 @@ class History:
     (0.5, [1])
     """
 
-    def __init__(self, path: Path | None = None, resume_at: int | None = None):
-        self.path = path
-        self.records: list[dict[str, Any]] = []
-        if path is None:
-            return
-        if resume_at is not None and path.exists():
-            self.records = [record for record in read(path) if record["round"] <= resume_at]
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(_line(record) for record in self.records))
-        os.replace(partial, path)
+    def __init__(self, path: str | os.PathLike | None = None):
+        self.path = None if path is None else Path(path)
+        self.records: list[dict[str, Any]] = [] if self.path is None else read(self.path)
+        self._writes = False
+
+    @classmethod
+    def writing(cls, path: str | os.PathLike, records: Iterable[dict[str, Any]] = ()) -> "History":
+        """Returns a history whose records go to a JSON-lines file, each as soon as it exists.
+
+        Args:
+            path: of the file, which is replaced.
+            records: to begin with.
+        """
+        history = cls()
+        history.path, history.records, history._writes = Path(path), list(records), True
+        write_text(history.path, "".join(_line(record) for record in history.records))
+        return history
 
     def append(self, record: dict[str, Any]) -> None:
-        """Adds a record, and writes it through to the disk."""
+        """Adds a record, and writes it through to the disk.
+
+        Raises:
+            ValueError: the history was read from a file.
+        """
+        if self.path is not None and not self._writes:
+            raise ValueError(f"{self.path} was opened to be read; History.writing(path) is for a run.")
         self.records.append(record)
         if self.path is not None:
             with self.path.open("a") as file:
@@ -78,14 +96,31 @@ class History:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a JSON-lines file; a last line that a crash cut short is left out."""
-    records = []
-    for line in path.read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    """Returns the records of a JSON-lines file; a last line that a crash cut short is left out.
+
+    Raises:
+        ValueError: another line is no record.
+    """
+    *lines, last = path.read_bytes().split(b"\n")  # the last one is empty unless it was cut short
+    records = [_record(path, number, line) for number, line in enumerate(lines, 1)]
+    with contextlib.suppress(ValueError):
+        records += [_record(path, len(lines) + 1, last)] if last else []
     return records
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that is whole or as it was, whenever the process is killed or the machine stops."""
+    partial = path.with_suffix(".partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()  # the disk may be full
+        raise
 
 
 def json_ready(value: Any) -> Any:
@@ -99,6 +134,20 @@ def json_ready(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [json_ready(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Returns the record of a line."""
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+            raise ValueError("a record has a round")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is no history of a run, or a damaged one: line {number} is no record ({error}); put the file back "
+            "as it was, or choose another directory."
+        ) from error
+    return record
 
 
 def _line(record: dict[str, Any]) -> str:

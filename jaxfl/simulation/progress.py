@@ -1,10 +1,11 @@
 """How far a run has come: the rounds done, what is added up over them, and what of it is kept on disk."""
 
+import contextlib
 import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -139,7 +140,7 @@ class Progress:
 
     Attributes:
         done: rounds done so far.
-        saved: rounds of the checkpoint, 0 where there is none.
+        saved: the round of the last checkpoint; 0 where there is none.
         tally: of these rounds.
         paces: seconds per round, of every call since the run was started or resumed.
 
@@ -149,8 +150,9 @@ class Progress:
 
     def __init__(self, directory: RunDirectory | None, identity: dict[str, Any], *, resume: bool):
         self._directory, self._identity = directory, identity
-        header = None if directory is None else directory.open(identity, resume=resume)
-        self.done, self.tally = (0, Tally()) if header is None else (header["round"], Tally(**header["tally"]))
+        self._start = None if directory is None else directory.open(identity, resume=resume)
+        header = {"round": 0, "tally": {}} if self._start is None else self._start.header
+        self.done, self.tally = header["round"], Tally(**header["tally"])
         self.paces: list[float] = []
         self.saved = self._resumed_at = self.done
 
@@ -168,7 +170,8 @@ class Progress:
         Raises:
             ValueError: the checkpoint holds the state of another method.
         """
-        return self._directory.restore(shapes) if self._directory is not None and self.done else None
+        start, self._start = self._start, None  # its arrays are of no use after this
+        return None if start is None else start.state(shapes)
 
     @property
     def last_pace(self) -> float | None:
@@ -218,15 +221,39 @@ class Progress:
             vars(self).get("history", History()),  # never opened for nothing: its file would stand for a run
         )
 
+    @property
+    def kept(self) -> str:
+        """Returns what there is to go on from, in words."""
+        if self._directory is None or not self.saved:
+            return "nothing is kept"
+        return f"the checkpoint of round {self.saved} is kept in {str(self._directory.path)!r}"
+
     def record(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Writes the record of an evaluation after these rounds, and returns it."""
+        """Writes the record of an evaluation after these rounds, and returns it.
+
+        Raises:
+            OSError: it cannot be written; the message says what is kept.
+        """
         record = self.tally.record(self.done, evaluation, self.pace)
-        self.history.append(record)
+        with self._told():
+            self.history.append(record)
         return record
 
     def save(self, state: Params) -> None:
-        """Writes a checkpoint, if there is a directory."""
-        if self._directory is not None:
+        """Writes a checkpoint, if there is a directory and none of this round.
+
+        Raises:
+            OSError: it cannot be written; the message says what is kept.
+        """
+        if self._directory is not None and self.saved < self.done:
             header = {"identity": self._identity, "round": self.done, "tally": vars(self.tally)}
-            self._directory.save(state, header)
+            with self._told():
+                header["records"] = len(self.history)
+                self._directory.save(state, header)
             self.saved = self.done
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Says what is kept where something cannot be written."""
+        with contextlib.nullcontext() if self._directory is None else self._directory.told(self.kept):
+            yield

@@ -1,7 +1,9 @@
 """Runs a method on a federation: rounds inside one compiled program, Python entered to look and to save."""
 
+import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from jaxfl.simulation.directory import RunDirectory, identity_of
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
+from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.metrics import Evaluation, in_a_line
 from jaxfl.simulation.program import Made, compile_rounds
 from jaxfl.simulation.progress import Clock, Progress
@@ -112,7 +115,8 @@ def run(
         checkpoint_dir: gets `history.jsonl`, a line per evaluation, and `checkpoint.npz`; None keeps nothing on disk.
         checkpoint_every: rounds between checkpoints; None saves after every evaluation.
         resume: go on from the checkpoint in `checkpoint_dir`, bit for bit; without one, start.
-        plan: a `Plan` (chunk and devices), or `"auto"`.
+        plan: a `Plan` (chunk and devices), or `"auto"`. Where the device runs out of memory while the run goes on, it
+            warns, halves the chunk once, and goes on from the last checkpoint, or from the start if there is none.
         config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
             Give the method's options here: without them, methods with the same kind of state are not told apart, nor
             optimisers of `finetune`.
@@ -122,6 +126,9 @@ def run(
 
     Raises:
         ValueError: an argument is out of range, or `checkpoint_dir` holds another run.
+        KeyboardInterrupt: Ctrl-C was pressed, and after a whole round the state was saved if there is a
+            `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too.
+        OSError: `checkpoint_dir` cannot be written to; the message says what is kept.
         MemoryError: the run needs more memory than the device has.
         Diverged: clients send nothing finite any more. Found out when the run is evaluated, and nothing is written of
             it: `checkpoint_dir` keeps what was good, the error has the state and the history.
@@ -135,33 +142,81 @@ def run(
     """
     clock, schedule = Clock(), Schedule.of(rounds, eval_every, checkpoint_every)
     check_kept(checkpoint_every, checkpoint_dir)
-    size, key = cohort_size(cohort, data), jax.random.key(check_seed(seed))
-    shapes = jax.eval_shape(method.init, key, data)
+    size = cohort_size(cohort, data)
+    shapes = jax.eval_shape(method.init, jax.random.key(check_seed(seed)), data)
     plan = engine.resolve_plan(plan, served_model(method, shapes), size)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
-    progress = Progress(RunDirectory.at(checkpoint_dir, resume=resume), identity, resume=resume)
-    schedule.check_done(progress.done)
+    asked = _Asked(method, data, schedule, size, seed, sampler, finetune, callbacks, clock)
+    directory = RunDirectory.at(checkpoint_dir, resume=resume)
+    with contextlib.nullcontext() if directory is None else directory.alone():
+        return _within_memory(asked, plan, resume, lambda resume: Progress(directory, identity, resume=resume))
 
+
+class _Asked(NamedTuple):
+    """What a run was asked for."""
+
+    method: Method
+    data: FederatedData
+    schedule: Schedule
+    size: int  # clients of a cohort
+    seed: int
+    sampler: Sampler
+    finetune: FineTune | None
+    callbacks: Sequence[Callback]
+    clock: Clock
+
+
+def _within_memory(asked: _Asked, plan: Plan, resume: bool, begin: Callable[[bool], Progress]) -> Result:
+    """Makes the rounds, with half the chunk if the device runs out of memory; once, and from the last checkpoint on."""
+    first = True
+    while True:
+        progress = begin(resume or not first)
+        try:
+            return _make(asked, plan, progress)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+        smaller = engine.halved(plan, asked.size)  # behind the handler, which would keep the first state alive
+        told = f"the device ran out of memory with {plan.chunk or asked.size} clients at a time; {progress.kept}"
+        if smaller is None or not first:
+            raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")
+        warnings.warn(
+            f"{told}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
+            "otherwise.",
+            stacklevel=3,
+        )
+        plan, first = smaller, False
+
+
+def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
+    """Makes the rounds that are still to be made."""
+    method, data, schedule, size, seed, sampler, finetune, callbacks, clock = asked
+    schedule.check_done(progress.done)
+    rounds, key = schedule.rounds, jax.random.key(seed)
+    shapes = jax.eval_shape(method.init, key, data)
     data = data.on_device()
     program = Rounds(method, key, data, size, plan, sampler)
-    state = program.start(shapes, progress.restore(shapes))
     look, evaluation = evaluator(method, data, plan, finetune), None
-    while progress.done < rounds:
-        state, made = program.advance(state, schedule.ahead(progress.done, progress.last_pace))
-        if made.count:
-            progress.add(made, data)
-            record = None
-            if schedule.evaluates(progress.done):
-                evaluation = clock.evaluate(look, key, state)
-                progress.check(evaluation, data, rounds, state)
-                record = progress.record(evaluation)
-            if schedule.saves(progress.done):
-                progress.save(state)
-            event = _event(progress, schedule, clock, program, record)
-            for callback in callbacks:
-                callback(event)
-        if made.overflow:
-            state = program.grow(state, made.overflow, progress.done + 1)
+    with Deferred(lambda: Stopped(progress.done, rounds, progress.saved)) as signals:
+        state = program.start(shapes, progress.restore(shapes))
+        while progress.done < rounds and not signals.asked:
+            state, made = program.advance(state, schedule.ahead(progress.done, progress.last_pace))
+            if made.count:
+                progress.add(made, data)
+                signals.at_stake, record = True, None
+                if schedule.evaluates(progress.done):
+                    evaluation = clock.evaluate(look, key, state)
+                    progress.check(evaluation, data, rounds, state)
+                    record = progress.record(evaluation)
+                if schedule.saves(progress.done):
+                    progress.save(state)
+                event = _event(progress, schedule, clock, program, record)
+                for callback in callbacks:
+                    callback(event)
+            if made.overflow:
+                state = program.grow(state, made.overflow, progress.done + 1)
+        if signals.asked:
+            progress.save(state)
     evaluation = evaluation or clock.evaluate(look, key, state)  # resumed at its end
     summary = summary_of(
         data,

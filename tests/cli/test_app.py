@@ -3,7 +3,9 @@
 import gzip
 import json
 import re
+import signal
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -234,7 +236,8 @@ def test_a_run_leaves_its_files(finished):
     result, out = finished
     assert result.exit_code == 0, result.output
     assert {path.name for path in out.iterdir()} == {
-        "config.json", "history.jsonl", "summary.json", "checkpoint.npz", "convergence.png", "clusters.png",
+        "config.json", "history.jsonl", "summary.json", "checkpoint.npz", "checkpoint-before.npz", "convergence.png",
+        "clusters.png", ".lock",
     }  # fmt: skip
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) >= SUMMARY
@@ -275,17 +278,35 @@ def test_interrupted_runs_go_on(tmp_path, monkeypatch):
     def interrupt(self, event):
         call(self, event)
         if event.round == 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
-    command = ["run", "fedavg", *SMALL, "--rounds", "3", "--eval-every", "1", "--out", tmp_path / "a"]
+    command = ["run", "fedavg", *SMALL, "--rounds", "3", "--out", tmp_path / "a", "--eval-every", "1"]
+    command += ["--checkpoint-every", "3"]
     with monkeypatch.context() as patch:
         patch.setattr(ProgressBar, "__call__", interrupt)
         result = jaxfl(*command)
-    assert result.exit_code == 130
-    assert "interrupted after round 2 of 3" in result.stderr and "--resume" in result.stderr
-    assert jaxfl(*command, "--resume").exit_code == 0
+        alone = jaxfl(*command[:-6], "--seeds", "0,1")
+    assert result.exit_code == alone.exit_code == 130
+    assert f"interrupted after round 2 of 3; it is saved in {tmp_path / 'a'}, and the same" in result.stderr
+    assert "after round 2 of 3; nothing was kept; --out DIR would" in alone.stderr and "seed 1" not in alone.stderr
+    (tmp_path / "a" / "checkpoint-before.npz").write_bytes((tmp_path / "a" / "checkpoint.npz").read_bytes())
+    (tmp_path / "a" / "checkpoint.npz").write_bytes(b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        resumed = jaxfl(*command, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert re.search(r"^warning: .*checkpoint.npz is not .*\(round 2\), is used.$", resumed.stderr, re.MULTILINE)
     rounds = [json.loads(line)["round"] for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert rounds == [1, 2, 3]
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(never_compiles, tmp_path):
+    (tmp_path / "file").touch()
+    line = refused("run", "fedavg", *SMALL, "--out", tmp_path / "file" / "a")
+    assert re.search(r"out '.*' cannot be written to \(Not a directory\); nothing was begun; set it right", line)
+    (tmp_path / "folder.npz").mkdir()
+    saved = jaxfl("data", "iid-digits", "--save", tmp_path / "folder.npz")
+    assert saved.exit_code == 2 and re.match("error: .*Is a directory", saved.stderr.splitlines()[-1])
 
 
 def test_seeds_are_averaged(tmp_path):
@@ -356,7 +377,7 @@ def test_a_run_that_diverges_ends_with_1(tmp_path):
     settings = ["--rounds", "1", "--set", "learning_rate=1e38", "--cohort", "1.0", "--out", tmp_path / "a"]
     result = jaxfl("run", "fedavg", *SMALL, *settings)
     assert result.exit_code == 1 and result.stdout == "" and "error: the run has diverged: " in result.stderr
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["config.json"]
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {".lock", "config.json"}
 
 
 def test_lists():

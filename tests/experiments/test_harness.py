@@ -10,6 +10,7 @@ import json
 import math
 import re
 import shlex
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -306,7 +307,7 @@ class Interrupted(run.ProgressBar):
         super().__call__(event)
         self.rounds.append(event.round)
         if event.round == self.after:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_interrupted_run_goes_on_where_it_was(smoke, tmp_path, monkeypatch):

@@ -1,5 +1,8 @@
 """A state survives the disk bit for bit; anything else in its place is refused with the file's name."""
 
+import errno
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from jaxfl import methods
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint
+from jaxfl.testing.compare import assert_equal
 from jaxfl.testing.small import linear_task
 
 DATA = clustered_linear(8, rows=4, features=4)
@@ -18,25 +22,41 @@ def state_of(factory, **options):
     return factory(linear_task(), optax.sgd(0.1), **options).init(jax.random.key(0), DATA)
 
 
+STATE = state_of(methods.stocfl, slots=4)
+
+
+def save(folder, round):
+    checkpoint.save(folder, STATE, {"round": round, "tally": {"loss": float("nan")}})
+
+
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / checkpoint.NAME
-    checkpoint.save(path, state_of(methods.stocfl, slots=4), {"round": 3, "tally": {"loss": float("nan")}})
-    return path
+    save(tmp_path, 3)
+    return tmp_path / checkpoint.NAME
 
 
 def test_round_trip(file):
-    state = state_of(methods.stocfl, slots=4)
-    loaded = checkpoint.restore(file, jax.eval_shape(lambda: state))
-    assert jax.tree.structure(loaded) == jax.tree.structure(state)
-    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(state), strict=True):
+    saved = checkpoint.load(file)
+    loaded = saved.state(jax.eval_shape(lambda: STATE))
+    assert jax.tree.structure(loaded) == jax.tree.structure(STATE)
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(STATE), strict=True):
         assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    assert checkpoint.read_header(file)["round"] == 3
+    assert saved.header["round"] == 3
 
 
 def test_slots_may_have_grown_since(file):
-    loaded = checkpoint.restore(file, state_of(methods.stocfl, slots=2))
+    loaded = checkpoint.load(file).state(state_of(methods.stocfl, slots=2))
     assert loaded.models["bias"].shape == (4, 3)
+
+
+def test_the_last_two_are_kept(file):
+    assert checkpoint.newest(file.parent / "none") is None
+    save(file.parent, 4)
+    save(file.parent, 5)
+    assert checkpoint.newest(file.parent).header["round"] == 5
+    assert checkpoint.load(file.parent / checkpoint.BEFORE).header["round"] == 4
+    file.unlink()  # killed between the two renames
+    assert checkpoint.newest(file.parent).header["round"] == 4
 
 
 @pytest.mark.parametrize("moment", ["writing", "renaming"])
@@ -48,24 +68,35 @@ def test_a_save_that_is_killed_leaves_the_old_file(file, monkeypatch, moment):
     with monkeypatch.context() as patch:
         patch.setattr(*((checkpoint.np, "savez") if moment == "writing" else (checkpoint.os, "replace")), killed)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.save(file, state_of(methods.stocfl, slots=4), {"round": 4})
+            save(file.parent, 4)
     assert file.read_bytes() == before
-    checkpoint.save(file, state_of(methods.stocfl, slots=4), {"round": 4})  # what the other left is no obstacle
-    assert checkpoint.read_header(file)["round"] == 4
-    assert [path.name for path in file.parent.iterdir()] == [checkpoint.NAME]
+    save(file.parent, 4)  # what the other left is no obstacle
+    assert checkpoint.load(file).header["round"] == 4
+    assert {path.name for path in file.parent.iterdir()} == {checkpoint.NAME, checkpoint.BEFORE}
+
+
+def test_a_full_disk_leaves_the_old_files_and_no_more(file, monkeypatch):
+    def full(file, **arrays):
+        file.write(b"as much as there was room for")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = file.read_bytes()
+    monkeypatch.setattr(checkpoint.np, "savez", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        save(file.parent, 4)
+    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
 
 
 def test_other_states_are_refused(file):
     for other in (state_of(methods.fedavg), state_of(methods.ifca), {"w": jnp.zeros(3)}):
         with pytest.raises(ValueError, match=f"{checkpoint.NAME} holds the state of another method or model"):
-            checkpoint.restore(file, other)
+            checkpoint.load(file).state(other)
 
 
 def test_another_model_is_refused(file):
-    state = state_of(methods.stocfl, slots=4)
-    wider = state._replace(models={**state.models, "bias": jnp.zeros((4, 7))})
+    wider = STATE._replace(models={**STATE.models, "bias": jnp.zeros((4, 7))})
     with pytest.raises(ValueError, match=r"\.models\['bias'\]"):
-        checkpoint.restore(file, wider)
+        checkpoint.load(file).state(wider)
 
 
 def empty(path):
@@ -95,8 +126,56 @@ def pickled(path):
         np.savez(out, header=np.array([{"round": 3}], object))
 
 
-@pytest.mark.parametrize("damage", [empty, text, cut_short, one_array, no_header, pickled])
+def changed(path):
+    """Another value in one array, in a zip whose own checksums are right."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = dict(file)
+    arrays[".models['bias']"] = arrays[".models['bias']"] + np.float32(1)
+    with path.open("wb") as out:
+        np.savez(out, **arrays)
+
+
+def of_another_format(path):
+    checkpoint.save(path.parent, STATE, {"round": 3, "schema": 0})
+
+
+DAMAGES = [empty, text, cut_short, one_array, no_header, pickled, changed, of_another_format]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_no_checkpoint_is_named(file, damage):
     damage(file)
-    with pytest.raises(ValueError, match=f"{checkpoint.NAME} is not a checkpoint of jaxfl.*remove it or choose"):
-        checkpoint.read_header(file)
+    (file.parent / checkpoint.BEFORE).unlink(missing_ok=True)
+    named = f"{checkpoint.NAME} is not a checkpoint of jaxfl, or a damaged one .*remove it or choose"
+    for door in (lambda: checkpoint.load(file), lambda: checkpoint.newest(file.parent)):
+        with pytest.raises(ValueError, match=named):
+            door()
+
+
+def test_of_a_damaged_one_the_one_before_is_used(file):
+    save(file.parent, 4)
+    changed(file)
+    with pytest.warns(
+        UserWarning, match=rf"{checkpoint.NAME} is not .* SHA-256 .*; .*{checkpoint.BEFORE}.* \(round 3\)"
+    ):
+        assert checkpoint.newest(file.parent).header["round"] == 3
+    empty(file.parent / checkpoint.BEFORE)
+    with pytest.raises(ValueError, match=rf"{checkpoint.NAME} is not"):
+        checkpoint.newest(file.parent)
+
+
+def test_a_flipped_bit_anywhere_is_found_or_harmless(file):
+    """A bit of the zip's own bookkeeping, such as a time, may change nothing; the state is the same then."""
+    whole, refused = file.read_bytes(), 0
+    for place in np.random.default_rng(0).integers(0, 8 * len(whole), 100):
+        content = bytearray(whole)
+        content[place // 8] ^= 1 << place % 8
+        file.write_bytes(content)
+        try:
+            loaded = checkpoint.load(file).state(STATE)
+        except ValueError as error:
+            refused += 1
+            assert str(file) in str(error)
+            continue
+        assert_equal(loaded, STATE, "what is loaded must be what was saved")
+    assert refused > 50

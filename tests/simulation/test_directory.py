@@ -1,15 +1,20 @@
 """The directory of a run: who may go on with it, and that its files are whole or not there."""
 
+import concurrent.futures
 import json
+import os
+import re
 
 import numpy as np
 import pytest
 
-from jaxfl.simulation import directory
-from jaxfl.simulation.directory import CHECKPOINT, CONFIG, HISTORY, SUMMARY, RunDirectory
+from jaxfl.simulation import directory, lock
+from jaxfl.simulation.checkpoint import NAME as CHECKPOINT
+from jaxfl.simulation.directory import CONFIG, HISTORY, SUMMARY, RunDirectory
 
 CFG = {"method": "fedavg", "layers": ("a", "b"), "seed": 0, "rounds": 3, "data_dir": None}
 STATE = {"w": np.zeros(2, np.float32)}
+HEADER = {"identity": {"seed": 0}, "round": 2, "records": 1, "tally": {}}
 
 
 @pytest.fixture
@@ -19,7 +24,7 @@ def held(tmp_path):
     made.write_config(CFG)
     assert made.open({"seed": 0}, resume=False) is None
     made.history().append({"round": 2})
-    made.save(STATE, {"identity": {"seed": 0}, "round": 2})
+    made.save(STATE, HEADER)
     return made
 
 
@@ -28,9 +33,10 @@ def test_a_directory_says_what_it_holds(held):
     assert held.config() == CFG | {"layers": ["a", "b"]} and held.summary() is None
     held.write_summary({"loss": float("nan")})
     assert held.held() == [HISTORY, CHECKPOINT, SUMMARY] and held.summary() == {"loss": None}
-    assert held.open({"seed": 0}, resume=True) == {"identity": {"seed": 0}, "round": 2}
+    saved = held.open({"seed": 0}, resume=True)
+    assert saved.header == {**HEADER, "schema": 1}
     assert held.history(2).column("round") == [2]
-    np.testing.assert_array_equal(held.restore(STATE)["w"], STATE["w"])
+    np.testing.assert_array_equal(saved.state(STATE)["w"], STATE["w"])
 
 
 def test_the_same_run_may_go_on_with_more_rounds_and_data_elsewhere(held):
@@ -50,6 +56,43 @@ def test_another_run_is_refused_by_what_differs(held, change, message):
     with pytest.raises(ValueError, match=message):
         held.check(CFG | change, resume=True)
     assert held.is_of_another(CFG | change)
+
+
+def elsewhere(door):
+    """Returns what a door says to another thread."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return str(pool.submit(door).exception())
+
+
+def test_one_run_at_a_time(held, tmp_path):
+    def another():
+        with RunDirectory(held.path, "out").alone():
+            pytest.fail("two in one directory")
+
+    wait = (
+        rf"out '{held.path}' is in use by another run \(process {os.getpid()} on .+, since 20..-.*\); wait for its end"
+    )
+    with held.alone():
+        with held.alone():  # of a command line, and of the run that it starts
+            assert re.match(wait, elsewhere(another))
+        assert re.match(wait, elsewhere(another))
+        assert re.match(wait, elsewhere(lambda: held.check(CFG, resume=True)))
+    assert elsewhere(lambda: held.check(CFG, resume=True)) == "None"
+    assert (held.path / lock.NAME).read_text() == ""
+
+
+def test_a_history_that_has_lost_records_is_refused(held):
+    before = (held.path / HISTORY).read_text()
+    (held.path / HISTORY).write_text("")
+    with pytest.raises(
+        ValueError, match="history.jsonl must hold 1 records of the first 2 rounds, found 0; put the file"
+    ):
+        held.open({"seed": 0}, resume=True)
+    (held.path / HISTORY).write_text(before)
+    assert held.open({"seed": 0}, resume=True) is not None
+    held.save(STATE, {"round": 3})
+    with pytest.raises(ValueError, match="checkpoint.npz is not the checkpoint of a run"):
+        held.open({"seed": 0}, resume=True)
 
 
 def test_what_is_in_the_way_is_refused(held, tmp_path):

@@ -2,13 +2,15 @@
 
 import json
 
+import pytest
+
 from jaxfl.simulation.history import History, read
 
 RECORDS = [{"round": r, "micro_accuracy": r / 8, "clusters": [{"cluster": 0, "clients": r}]} for r in (2, 4, 5)]
 
 
 def filled(path=None):
-    history = History(path)
+    history = History() if path is None else History.writing(path)
     for record in RECORDS:
         history.append(record)
     return history
@@ -26,18 +28,47 @@ def test_data_frame():
 
 
 def test_a_line_is_on_disk_as_soon_as_it_exists(tmp_path):
-    history = History(tmp_path / "history.jsonl")
+    history = History.writing(tmp_path / "history.jsonl")
     for count, record in enumerate(RECORDS, start=1):
         history.append(record)
         lines = (tmp_path / "history.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == RECORDS[:count]
 
 
-def test_resuming_drops_what_came_after_the_checkpoint(tmp_path):
+def test_reading_never_writes(tmp_path):
     path = tmp_path / "history.jsonl"
     filled(path)
-    assert list(History(path, resume_at=4)) == RECORDS[:2] == read(path)
-    assert list(History(path, resume_at=0)) == [] == read(path)
+    path.write_text(path.read_text() + '{"round"')
+    path.chmod(0o400)
+    before = path.read_bytes(), path.stat()
+    history = History(str(path))
+    assert list(history) == RECORDS
+    with pytest.raises(ValueError, match=r"history.jsonl was opened to be read; History.writing\(path\) is for a run"):
+        history.append({"round": 9})
+    assert (path.read_bytes(), path.stat()) == before and list(history) == RECORDS
+    with pytest.raises(FileNotFoundError, match="nothing.jsonl"):
+        History(tmp_path / "nothing.jsonl")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writing_begins_with_what_is_kept(tmp_path):
+    path = tmp_path / "history.jsonl"
+    filled(path)
+    history = History.writing(path, RECORDS[:2])
+    assert list(history) == RECORDS[:2] == read(path)
+    history.append(RECORDS[2])
+    assert read(path) == RECORDS
+    assert list(History.writing(path)) == [] == read(path)
+
+
+@pytest.mark.parametrize("line", ["{", "5", '{"micro_accuracy": 1}', '{"round": "2"}', "", "[" * 100_000, "\udcff"])
+def test_a_damaged_line_is_named_and_nothing_is_left_out(tmp_path, line):
+    path = tmp_path / "history.jsonl"
+    filled(path)
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([first, line, *others, ""]), errors="surrogateescape")
+    with pytest.raises(ValueError, match="history.jsonl is no history of a run, or a damaged one: line 2 is no record"):
+        History(path)
 
 
 def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
@@ -46,12 +77,6 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
     whole = path.read_text()
     path.write_text(whole[:-10])
     assert read(path) == RECORDS[:2]
-    history = History(path, resume_at=5)
+    history = History.writing(path, read(path))
     history.append(RECORDS[2])
     assert path.read_text() == whole
-
-
-def test_a_new_run_starts_an_empty_file(tmp_path):
-    path = tmp_path / "history.jsonl"
-    filled(path)
-    assert len(History(path)) == 0 and path.read_text() == ""

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-import numpy as np
+from jaxfl.simulation import checkpoint
 
 # Kills its own process, so that the moment is exact: after a checkpoint, inside the compiled rounds, or between the
 # writing of a checkpoint and its renaming.
@@ -76,9 +76,8 @@ def history(out):
 
 
 def arrays(out):
-    with np.load(out / "checkpoint.npz", allow_pickle=False) as file:
-        header = json.loads(bytes(file["header"]).decode())
-        return {name: file[name] for name in file.files if name != "header"}, header
+    saved = checkpoint.newest(out)
+    return saved.arrays, saved.header
 
 
 def test_killed_runs_resume_bit_for_bit(tmp_path):

@@ -1,7 +1,12 @@
 """Runs: cut, interrupted, refused, counted; and slots that double on the way."""
 
+import concurrent.futures
+import errno
 import json
+import os
 import re
+import shutil
+import signal
 from dataclasses import replace
 
 import jax
@@ -17,7 +22,8 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
 from jaxfl.data.clients import Split
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.simulation import checkpoint, program, run
+from jaxfl.simulation import checkpoint, interrupts, program, run
+from jaxfl.simulation.history import History
 from jaxfl.simulation.schedule import Schedule
 from jaxfl.testing.compare import assert_equal, leaves
 from jaxfl.testing.small import linear_task
@@ -82,6 +88,30 @@ def test_the_summary_is_ready_for_json(straight):
     assert summary["empty_clients"] == 1 and summary["diverged"] == 0
 
 
+def test_a_run_stops_after_a_whole_round_and_has_saved(straight, tmp_path):
+    at_stake = []
+
+    def press(event):
+        at_stake.append(interrupts.at_stake())
+        if event.round == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_every": 6, "checkpoint_dir": tmp_path}
+    with pytest.raises(KeyboardInterrupt, match="after round 2 of 6; the checkpoint is of round 2") as raised:
+        jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[press], **options)
+    assert (raised.value.round, raised.value.saved) == (2, 2) and at_stake == [True, True]
+    assert checkpoint.load(tmp_path / checkpoint.NAME).header["round"] == 2
+    resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
+    assert not interrupts.at_stake()
+    assert_equal(resumed.state, straight.state, "a run that was stopped and resumed")
+    assert untimed(resumed.history) == untimed(straight.history)
+
+
+def test_a_run_that_keeps_nothing_says_so():
+    with pytest.raises(KeyboardInterrupt, match="stopped after round 1 of 6; nothing is kept"):
+        jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[lambda event: signal.raise_signal(signal.SIGINT)], **OPTIONS)
+
+
 @pytest.mark.parametrize("first", [1, 4])
 def test_resumed_is_as_if_never_stopped(first, straight, tmp_path):
     options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path, "checkpoint_every": 1}
@@ -121,6 +151,29 @@ def test_records_after_the_last_checkpoint_are_made_again(straight, tmp_path):
         file.write(json.dumps({"round": 4, "micro_accuracy": -1.0}) + "\n")
     resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
     assert untimed(resumed.history) == untimed(straight.history)
+
+
+def test_a_damaged_checkpoint_costs_the_rounds_since_the_one_before(straight, tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+    jaxfl.run(fedavg(), DATA, rounds=4, **options)
+    (tmp_path / checkpoint.NAME).write_bytes((tmp_path / checkpoint.NAME).read_bytes()[:-100])
+    with pytest.warns(UserWarning, match=r"checkpoint-before.npz, .* \(round 2\), is used"):
+        resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
+    assert_equal(resumed.state, straight.state, "a run resumed from the checkpoint before")
+    assert untimed(resumed.history) == untimed(straight.history)
+
+
+def test_two_runs_in_one_directory_are_one(straight, tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+
+    def another(event):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            second = pool.submit(jaxfl.run, fedavg(), DATA, rounds=6, resume=True, **options)
+            with pytest.raises(ValueError, match="checkpoint_dir .* is in use by another run .process"):
+                second.result()
+
+    first = jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[another], **options)
+    assert untimed(first.history) == untimed(straight.history) == untimed(History(tmp_path / "history.jsonl"))
 
 
 def test_resuming_nothing_starts(straight, tmp_path):
@@ -232,7 +285,7 @@ def test_a_run_that_comes_to_nothing_is_stopped_and_what_was_good_is_kept(tmp_pa
     written = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert written == history.records
     shapes = jax.eval_shape(fedavg().init, jax.random.key(0), DATA)
-    kept = checkpoint.restore(tmp_path / checkpoint.NAME, shapes)
+    kept = checkpoint.load(tmp_path / checkpoint.NAME).state(shapes)
     assert_equal(kept.model, good.state.model, "the checkpoint")
 
 
@@ -242,7 +295,7 @@ def test_nothing_is_kept_of_a_run_that_never_was_good(method, tmp_path):
     sick = sick_after(0) if method is fedavg else method()
     with pytest.raises(jaxfl.Diverged, match="after round 1 of 1; nothing was good enough to be kept") as stopped:
         jaxfl.run(sick, DATA, rounds=1, checkpoint_dir=tmp_path, **OPTIONS)
-    assert len(stopped.value.history) == 0 and not list(tmp_path.iterdir())
+    assert len(stopped.value.history) == 0 and [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_few_lost_rounds_at_the_end_are_told():
@@ -345,6 +398,75 @@ def test_a_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr(program, "available_bytes", lambda: 100)
     with pytest.raises(MemoryError, match="lower plan.chunk"):
         jaxfl.run(fedavg(), DATA, rounds=1, plan=Plan())
+
+
+def out_of_memory(monkeypatch, *, above, after=0):
+    """Makes calls of compiled rounds fail where chunks are larger than this, after some that do not; lists chunks."""
+    chunks = []
+
+    def compile_rounds(method, key, state, data, size, plan, **options):
+        compiled = program.compile_rounds(method, key, state, data, size, plan, **options)
+
+        def call(*arguments):
+            chunks.append(plan.chunk)
+            if plan.chunk > above and len(chunks) > after:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
+            return compiled(*arguments)
+
+        return call
+
+    monkeypatch.setattr(run, "compile_rounds", compile_rounds)
+    return chunks
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_out_of_memory_halves_the_chunk_once_and_goes_on(monkeypatch, tmp_path, kept):
+    options = {"cohort": 4, "eval_every": 2, "plan": Plan(4), "rounds": 6}
+    straight = jaxfl.run(fedavg(), DATA, **options)
+    chunks = out_of_memory(monkeypatch, above=2, after=2)
+    words = "4 clients at a time; the checkpoint of round 2" if kept else "4 clients at a time; nothing is kept"
+    with pytest.warns(UserWarning, match=words + ".* goes on from there with 2 at a time"):
+        result = jaxfl.run(fedavg(), DATA, **options, **({"checkpoint_dir": tmp_path} if kept else {}))
+    assert result.summary["chunk"] == 2 and chunks[:4] == [4, 4, 4, 2]
+    assert result.history.column("round") == [2, 4, 6]
+    np.testing.assert_allclose(result.state.model["bias"], straight.state.model["bias"], rtol=1e-5)  # sums, reordered
+    with pytest.warns(UserWarning), pytest.raises(MemoryError, match="2 clients at a time; nothing is kept; lower the"):
+        out_of_memory(monkeypatch, above=1)
+        jaxfl.run(fedavg(), DATA, **options)
+    with pytest.raises(MemoryError, match="1 clients at a time; nothing is kept"):
+        out_of_memory(monkeypatch, above=0)
+        jaxfl.run(fedavg(), DATA, **{**options, "plan": Plan(1)})
+
+
+@pytest.mark.parametrize("where", ["history", "checkpoint", "gone"])
+def test_what_cannot_be_written_is_said_with_what_is_kept(monkeypatch, tmp_path, where):
+    folder = tmp_path / "a"
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(event):
+        if event.round < 2:
+            return
+        if where == "gone":
+            shutil.rmtree(folder)
+        else:
+            target = (History, "append") if where == "history" else (checkpoint.np, "savez")
+            monkeypatch.setattr(*target, full)
+
+    reason = "No such file or directory" if where == "gone" else "No space left on device"
+    words = (
+        rf"checkpoint_dir '.*a' cannot be written to \({reason}\); the checkpoint of round 2 is kept in '.*a'; set it"
+    )
+    with pytest.raises(OSError, match=words):
+        jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, checkpoint_dir=folder, callbacks=[fail], **OPTIONS)
+    if where != "gone":
+        assert checkpoint.newest(folder).header["round"] == 2
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        OSError, match=r"checkpoint_dir '.*' cannot be written to \(Not a directory\); nothing was begun"
+    ):
+        jaxfl.run(fedavg(), DATA, rounds=1, checkpoint_dir=tmp_path / "file" / "a", **OPTIONS)
 
 
 def test_held_out_clients_are_served_and_not_trained():
@@ -463,12 +585,10 @@ def test_checkpoints_keep_what_a_method_says(kept, tmp_path):
     options = {**OPTIONS, "eval_every": 3, "checkpoint_dir": tmp_path, "checkpoint_every": 2}
     method = telling(fedavg(), tenth=lambda state: state.round.astype(jnp.float32) / 10)
     jaxfl.run(method, DATA, rounds=2, **options)
-    file = tmp_path / checkpoint.NAME
-    header = checkpoint.read_header(file)
-    assert header["tally"]["extra"] == {"tenth": pytest.approx(0.2)}
+    saved = checkpoint.load(tmp_path / checkpoint.NAME)
+    assert saved.header["tally"]["extra"] == {"tenth": pytest.approx(0.2)}
     if not kept:
-        del header["tally"]["extra"]
-        shapes = jax.eval_shape(method.init, jax.random.key(0), DATA)
-        checkpoint.save(file, checkpoint.restore(file, shapes), header)
+        del saved.header["tally"]["extra"]
+        checkpoint.save(tmp_path, saved.state(jax.eval_shape(method.init, jax.random.key(0), DATA)), saved.header)
     resumed = jaxfl.run(method, DATA, rounds=6, resume=True, **options)
     assert resumed.history.column("tenth") == pytest.approx([0.2, 0.3, 0.6])

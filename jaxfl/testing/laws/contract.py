@@ -95,9 +95,9 @@ def check_checkpoint(row: Row) -> None:
     one, data, cohort = case(row), federation(), cohort_of()
     state, _ = one.run(data, cohort, rounds=1)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / checkpoint.NAME
-        checkpoint.save(path, state, {})
-        loaded = checkpoint.restore(path, jax.eval_shape(one.method.init, jax.random.key(0), data))
+        checkpoint.save(Path(folder), state, {})
+        saved = checkpoint.load(Path(folder) / checkpoint.NAME)
+        loaded = saved.state(jax.eval_shape(one.method.init, jax.random.key(0), data))
     straight = one.run(data, cohort, rounds=1, start=state)
     assert_equal(
         one.run(data, cohort, rounds=1, start=loaded), straight, "a restored run must go on as if never stopped"

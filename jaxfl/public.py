@@ -1,0 +1,57 @@
+"""The public names: what `jaxfl.NAME` is."""
+
+from importlib.metadata import version
+
+from jaxfl import data, methods, models, plots, testing
+from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
+from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
+from jaxfl.analysis.local_sketches import Sketches, local_sketches
+from jaxfl.analysis.thresholds import threshold_sweep
+from jaxfl.cohort import Plan
+from jaxfl.methods.parts import matching
+from jaxfl.methods.parts.representation import of_clients as representations
+from jaxfl.methods.parts.representation import represent
+from jaxfl.models import layers
+from jaxfl.simulation import callbacks
+from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.history import History
+from jaxfl.simulation.mapped import Mapped, run_mapped
+from jaxfl.simulation.program import footprint
+from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.run import Event, Result, run
+from jaxfl.tasks import Task, classification
+
+__version__ = version("jaxfl")
+
+__all__ = [
+    "Choice",
+    "Diverged",
+    "Event",
+    "FineTune",
+    "History",
+    "LayerProfile",
+    "Mapped",
+    "Plan",
+    "Result",
+    "Sketches",
+    "Task",
+    "callbacks",
+    "choose_num_clusters",
+    "classification",
+    "data",
+    "elbow",
+    "footprint",
+    "layer_profile",
+    "layers",
+    "local_sketches",
+    "matching",
+    "methods",
+    "models",
+    "plots",
+    "represent",
+    "representations",
+    "run",
+    "run_mapped",
+    "testing",
+    "threshold_sweep",
+]

@@ -1,0 +1,115 @@
+"""Ctrl-C and SIGTERM while a run goes on: noted at once, answered after a whole round.
+
+An exception that a signal's handler raises may come out anywhere, in a callback of JAX too, which prints it and goes
+on. So the handler of a run notes the signal and raises nothing. The run looks between two calls of its compiled rounds,
+about a second or one round apart, saves, and stops with `Stopped`.
+
+This module imports nothing that takes time: the command line needs it before it imports JAX.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what schedulers send before they kill
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was asked to stop, and has.
+
+    Attributes:
+        number: of the signal.
+        round: the last whole one.
+        rounds: those that were asked for.
+        saved: the round of the last checkpoint; 0 where there is none.
+    """
+
+    number: int = signal.SIGINT
+
+    def __init__(self, round: int, rounds: int, saved: int):
+        self.round, self.rounds, self.saved = round, rounds, saved
+        kept = f"the checkpoint is of round {saved}, resume=True goes on from it" if saved else "nothing is kept"
+        super().__init__(f"stopped after round {round} of {rounds}; {kept}")
+
+
+class Deferred:
+    """Signals that wait until the run can stop: a context manager, which raises `Stopped` at its end if one came.
+
+    The handlers that were there before are put back. One of the caller's own for SIGTERM is called first; where there
+    is none, SIGTERM ends the process, as it would have. A second signal is that of the handlers before, at once.
+
+    Outside of the main thread, where Python lets nobody set handlers, and for signals that are ignored, it does
+    nothing.
+
+    Args:
+        stopped: makes the exception.
+
+    Attributes:
+        asked: whether a signal came.
+        at_stake: whether stopping at once would lose rounds; the run says so.
+
+    >>> with Deferred(lambda: Stopped(3, 20, saved=3)) as signals:
+    ...     signals.asked
+    False
+    """
+
+    def __init__(self, stopped: Callable[[], Stopped]):
+        self.at_stake = False
+        self._stopped = stopped
+        self._number: int | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        """Returns whether a signal came."""
+        return self._number is not None
+
+    def __enter__(self) -> "Deferred":
+        """Takes the signals."""
+        global _active
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.getsignal(number) for number in SIGNALS}
+            # ignored ones stay so (nohup), and so do those that Python knows nothing of
+            self._before = {number: one for number, one in before.items() if one not in (signal.SIG_IGN, None)}
+            for number in self._before:
+                signal.signal(number, self._note)
+            _active = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Gives them back, and stops if one came; an error goes first."""
+        self._put_back()
+        if self._number is None or kind is not None:
+            return
+        before = self._before[self._number]
+        if before is signal.SIG_DFL:
+            signal.raise_signal(self._number)  # ends the process
+        elif before is not signal.default_int_handler:
+            before(self._number, None)
+        stopped = self._stopped()
+        stopped.number = self._number
+        raise stopped
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        if self._number is not None:
+            self._put_back()
+            signal.raise_signal(number)
+        self._number = number
+
+    def _put_back(self) -> None:
+        global _active
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        if _active is self and not self.asked:
+            _active = None
+
+
+_active: Deferred | None = None  # of the main thread; one that was asked stays: it is being answered
+
+
+def at_stake() -> bool:
+    """Returns whether a run that has made rounds goes on, or stops because it was asked to."""
+    return _active is not None and _active.at_stake

@@ -1,0 +1,68 @@
+"""Signals to the command line, in processes that import nothing slow."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+READY = """
+import signal, sys, time
+from jaxfl.cli import signals
+from jaxfl.simulation.interrupts import Deferred, Stopped
+signals.install()
+signals.tell("; the same command goes on")
+"""
+IDLE = READY + "print(flush=True); time.sleep(60)"
+BEGUN = """
+with Deferred(lambda: Stopped(1, 2, 1)) as deferred:
+    deferred.at_stake = {at_stake}
+    print(flush=True)
+    while not deferred.asked: time.sleep(0.01)
+    print(flush=True)
+    {then}
+"""
+
+
+def start(code):
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "\n"
+    return process
+
+
+def end(process):
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("moment", ["idle", "nothing at stake"])
+def test_where_nothing_is_at_stake_the_process_ends_at_once(number, code, moment):
+    process = start(IDLE if moment == "idle" else READY + BEGUN.format(at_stake=False, then="time.sleep(60)"))
+    process.send_signal(number)
+    assert end(process) == (code, "interrupted; the same command goes on\n")
+
+
+def test_a_run_stops_by_itself_and_a_second_signal_ends_it_at_once():
+    process = start(READY + BEGUN.format(at_stake=True, then="time.sleep(60)"))
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "\n"
+    assert "stopping after this round" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert end(process) == (130, "interrupted; the same command goes on\n")
+    process = start(READY + BEGUN.format(at_stake=True, then=""))
+    process.send_signal(signal.SIGTERM)
+    code, said = end(process)
+    assert "Stopped: stopped after round 1 of 2" in said and "interrupted" not in said
+
+
+def test_ignored_signals_stay_ignored():
+    process = start("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + IDLE)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 143
+
+
+def test_signals_are_taken_before_jax_is_imported():
+    code = "import sys; from jaxfl.cli import signals; print(not {'jax', 'numpy', 'typer'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"

@@ -1,0 +1,81 @@
+"""Signals while a run goes on: noted, answered after a whole round, and given back."""
+
+import signal
+import threading
+
+import pytest
+
+from jaxfl.simulation import interrupts
+from jaxfl.simulation.interrupts import Deferred, Stopped
+
+
+def handlers():
+    return [signal.getsignal(number) for number in interrupts.SIGNALS]
+
+
+def deferred():
+    return Deferred(lambda: Stopped(2, 6, saved=2))
+
+
+@pytest.fixture
+def terminated(monkeypatch):
+    """A handler of SIGTERM that collects what it is called with."""
+    found = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: found.append(number))
+    yield found
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_nothing_is_raised_before_the_end():
+    before, reached = handlers(), []
+    with pytest.raises(KeyboardInterrupt, match="stopped after round 2 of 6; the checkpoint is"), deferred() as signals:
+        signal.raise_signal(signal.SIGINT)
+        reached.append(signals.asked)
+    assert reached == [True] and handlers() == before
+
+
+def test_a_second_signal_is_at_once():
+    before = handlers()
+    with pytest.raises(KeyboardInterrupt) as raised, deferred():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it waited")
+    assert raised.type is KeyboardInterrupt and handlers() == before
+
+
+def test_the_handler_of_the_caller_is_told(terminated):
+    with pytest.raises(Stopped) as raised, deferred():
+        signal.raise_signal(signal.SIGTERM)
+        assert terminated == []
+    assert terminated == [signal.SIGTERM] == [raised.value.number]
+
+
+def test_an_error_goes_first():
+    before = handlers()
+    with pytest.raises(ZeroDivisionError), deferred():
+        signal.raise_signal(signal.SIGINT)
+        _ = 1 / 0
+    assert handlers() == before
+
+
+def test_ignored_signals_stay_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with deferred() as signals:
+            signal.raise_signal(signal.SIGINT)
+            assert not signals.asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_sets_no_handler():
+    before, during = handlers(), []
+
+    def run():
+        with deferred():
+            during.extend(handlers())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert during == before
