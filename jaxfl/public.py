@@ -13,6 +13,7 @@ from jaxfl.methods.parts.representation import of_clients as representations
 from jaxfl.methods.parts.representation import represent
 from jaxfl.models import layers
 from jaxfl.simulation import callbacks
+from jaxfl.simulation.cache import keep_programs
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
 from jaxfl.simulation.mapped import Mapped, run_mapped
@@ -41,6 +42,7 @@ __all__ = [
     "data",
     "elbow",
     "footprint",
+    "keep_programs",
     "layer_profile",
     "layers",
     "local_sketches",

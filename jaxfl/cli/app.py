@@ -17,6 +17,7 @@ from jaxfl.cli.run_command import run_job, seeds_of
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.methods import METHODS
 from jaxfl.schema import REQUIRED, Option, check_name
+from jaxfl.simulation.cache import keep_programs
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.program import footprint
 
@@ -63,6 +64,21 @@ Clone = Annotated[
     typer.Option("--experiments", help="A clone of the repository, if this is not run inside one.", metavar="DIR"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def with_options(
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache/--no-cache",
+            help="Keep compiled programs in the user's cache folder, so that the same run starts at once next time.",
+        ),
+    ] = True,
+) -> None:
+    """Takes the options of all commands."""
+    if cache:
+        keep_programs()
 
 
 @app.command("run")
