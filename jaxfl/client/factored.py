@@ -1,7 +1,8 @@
-"""Full-batch training without touching a first dense layer: exact, and several times as fast where rows are few.
+"""Training without touching a first dense layer: exact, and several times as fast where a client's rows are few.
 
-A client that takes all of its rows x [n, d] in every step multiplies the same x with its first kernel W [d, h] again
-and again. The gradient of W is x^T g, with g [n, h] that of the products z = x W, so W never leaves
+A client that goes through its rows x [n, d] again and again multiplies them with its first kernel W [d, h] in every
+step. The gradient of W is x^T g, with g [n, h] that of the products z = x W and 0 for rows that are not in the batch, so
+W never leaves
 
     W = x^T A + a * W_0 + b * V + ...        (a, b [h]: one factor per column)
 
@@ -11,8 +12,9 @@ scales: SGD with momentum, Nesterov's too, weight decay, schedules, proximal pul
 
     x W = (x x^T) A + a * (x W_0) + b * (x V),
 
-so that a step costs n^2 h operations for the layer instead of 4 n d h, and no pass over W; W itself is made once at the
-end. Whether an optimiser is of that kind is read off its program (`follows`), never guessed by its name.
+so that a step on B rows costs B n h operations for the layer instead of 4 B d h, and no pass over W: mini-batches gain
+most by that. W itself is made once at the end. Whether an optimiser is of that kind is read off its program (`follows`),
+never guessed by its name.
 
 All of this is decided while a program is traced. `answers` tells who traces it what was decided, for a footprint and a
 run's summary: they report what was compiled, where a rule of their own would be a second guess at it.
@@ -34,6 +36,9 @@ from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
 
+PASS = 8  # multiplications that fit into the time in which a step reads and writes a number of the kernel
+
+
 class Factored(NamedTuple):
     """A client's training in coordinates.
 
@@ -41,13 +46,14 @@ class Factored(NamedTuple):
         model: what training starts from: the model with the coordinates `[n + k, h]` of its first kernel in the
             kernel's place, rows of x before the k kernels.
         extra: the optimiser's extra arguments, likewise.
-        loss_and_gradient: `(model, key) -> (loss, gradient)` of such a model.
+        loss_and_gradient: `(model, key, positions) -> (loss, gradient)` of such a model; of the rows at `positions [B]`,
+            which must differ, or of all where they are None.
         restore: `model -> model`: with the kernel.
     """
 
     model: Params
     extra: dict[str, Any]
-    loss_and_gradient: Callable[[Params, Key], tuple[Array, Params]]
+    loss_and_gradient: Callable[[Params, Key, Array | None], tuple[Array, Params]]
     restore: Callable[[Params], Params]
 
 
@@ -57,7 +63,8 @@ def factor(
     model: Params,
     batch: Batch,
     extra: dict[str, Any],
-    steps: int,
+    epochs: int,
+    steps: int = 1,
 ) -> Factored | str:
     """Returns the same training in coordinates; or why not, where it would not be the same or not be faster.
 
@@ -65,9 +72,10 @@ def factor(
         task: what is learned; `task.first` says where its first dense layer is.
         optimizer: the local optimiser.
         model: what training starts from.
-        batch: the rows of every step `[n, ...]`.
+        batch: the rows that it takes in an epoch `[n, ...]`.
         extra: what the optimiser's update is given by name. Trees like the model (an anchor) get coordinates as well.
-        steps: how many steps training takes, or at most.
+        epochs: how often training takes them all, or at most.
+        steps: of an epoch: one, of all rows, or more, of a mini-batch each.
     """
     first = task.first
     if first is None:
@@ -75,10 +83,10 @@ def factor(
     position = tree.names(model).index(first.kernel)
     x, kernel = first.inputs(batch), jax.tree.leaves(model)[position]
     rows, (inputs, outputs) = x.shape[0], kernel.shape
-    dear = f"no faster with {rows} rows of {inputs} numbers and {steps} steps"
+    dear = f"no faster with {rows} rows of {inputs} numbers and {epochs * steps} steps"
     if x.dtype != kernel.dtype:
         return f"rows are {x.dtype}, the kernel {kernel.dtype}"
-    if not _pays(rows, inputs, outputs, steps, kernels=1):
+    if not _pays(rows, inputs, outputs, epochs, steps, kernels=1):
         return dear
     alike = {name: value for name, value in extra.items() if tree_like(value, model)}
     others = {name: value for name, value in extra.items() if name not in alike}
@@ -87,7 +95,7 @@ def factor(
         return "the optimiser does more than add and scale"
     used = [name for name in program.used(position) if name in alike]
     kernels = [kernel, *(jax.tree.leaves(alike[name])[position] for name in used)]
-    if not _pays(rows, inputs, outputs, steps, kernels=len(kernels)):
+    if not _pays(rows, inputs, outputs, epochs, steps, kernels=len(kernels)):
         return dear
 
     nothing = jnp.zeros((rows + len(kernels), outputs), kernel.dtype)
@@ -108,11 +116,16 @@ def factor(
     products = [x @ one for one in kernels]  # k * [n, h]
     gram = jnp.pad(x @ x.T, ((0, 0), (0, len(kernels))))  # [n, n + k]: cheaper than to cut the rows out of the leaf
 
-    def loss_and_gradient(model: Params, key: Key) -> tuple[Array, Params]:
+    def loss_and_gradient(model: Params, key: Key, positions: Array | None = None) -> tuple[Array, Params]:
         leaf = jax.tree.leaves(model)[position]  # [n + k, h]
-        z = gram @ leaf + sum(leaf[rows + i][None, :] * one for i, one in enumerate(products))
-        loss, (gradient, slope) = jax.value_and_grad(first.loss, (0, 1))(model, z, batch, key)
-        return loss, replace(gradient, jnp.pad(slope, ((0, len(kernels)), (0, 0))))
+        own, others, part = gram, products, batch
+        if positions is not None:
+            own, others, part = tree.take((gram, products, batch), positions)
+        z = own @ leaf + sum(leaf[rows + i][None, :] * one for i, one in enumerate(others))
+        loss, (gradient, slope) = jax.value_and_grad(first.loss, (0, 1))(model, z, part, key)
+        if positions is None:
+            return loss, replace(gradient, jnp.pad(slope, ((0, len(kernels)), (0, 0))))
+        return loss, replace(gradient, jnp.zeros_like(leaf).at[positions].set(slope, unique_indices=True))
 
     def restore(model: Params) -> Params:
         leaf = jax.tree.leaves(model)[position]
@@ -129,9 +142,9 @@ def answers() -> Iterator[list[str]]:
     """Gives a list that fills, while programs are traced inside, with what is decided for each local training.
 
     >>> with answers() as told:
-    ...     tell("mini-batches")
+    ...     tell("no first dense layer is known")
     >>> told, in_words(told)
-    (['no: mini-batches'], 'no: mini-batches')
+    (['no: no first dense layer is known'], 'no: no first dense layer is known')
     """
     told: list[str] = []
     token = _told.set(told)
@@ -150,8 +163,8 @@ def tell(why_not: str | None) -> None:
 def in_words(told: Sequence[str]) -> str:
     """Returns all answers of a program as one.
 
-    >>> in_words(["yes", "yes"]), in_words(["yes", "no: mini-batches"]), in_words([])
-    ('yes', 'in part; no: mini-batches', 'no: nobody trains in local epochs')
+    >>> in_words(["yes", "yes"]), in_words(["yes", "no: too few"]), in_words([])
+    ('yes', 'in part; no: too few', 'no: nobody trains in local epochs')
     """
     different = sorted(set(told) - {"yes"})
     if "yes" in told:
@@ -168,8 +181,8 @@ def tree_like(value: Any, model: Params) -> bool:
     )
 
 
-def _pays(rows: int, inputs: int, outputs: int, steps: int, kernels: int) -> bool:
-    """Returns whether coordinates take fewer operations, per row and output of the layer."""
-    usual = 2 * steps * inputs  # x W and x^T g
-    factored = (kernels + 1) * inputs + steps * rows + rows * inputs / outputs  # the last is x x^T
+def _pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, kernels: int) -> bool:
+    """Returns whether coordinates take less work, per row and output of the layer; a pass over a kernel is work too."""
+    usual = 2 * epochs * inputs + PASS * epochs * steps * inputs / rows  # x W and x^T g
+    factored = (kernels + 1) * inputs + epochs * rows + rows * inputs / outputs + PASS * epochs * steps
     return rows > 0 and factored < usual

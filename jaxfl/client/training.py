@@ -201,7 +201,7 @@ def _full_batch(
         if data.train.max_size <= block:  # the same rows in every step: gathered and normalised once
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
 
-            def of_batch(model: Params, key: Key) -> tuple[Array, Params]:
+            def of_batch(model: Params, key: Key, positions: None) -> tuple[Array, Params]:
                 return jax.value_and_grad(task.loss)(model, batch, key)
 
             gradient_at = of_batch
@@ -214,14 +214,14 @@ def _full_batch(
         else:
             factored.tell(f"a client may have more than {block} rows")
 
-            def of_blocks(model: Params, key: Key) -> tuple[Array, Params]:
+            def of_blocks(model: Params, key: Key, positions: None) -> tuple[Array, Params]:
                 return _true_gradient(task, block)(model, data, client, key)
 
             gradient_at = of_blocks
 
         def epoch(index: Array, carry):
             model, state, total = carry
-            loss, gradient = gradient_at(model, key_for(key, Stream.DROPOUT, index))
+            loss, gradient = gradient_at(model, key_for(key, Stream.DROPOUT, index), None)
             return *descend(model, state, gradient, extra), total + loss
 
         dtype = jax.eval_shape(task.loss, model, _batch_shape(data), key).dtype
@@ -245,12 +245,31 @@ def _mini_batches(
     """Returns `local_train` with a step per mini-batch, before anything is sent."""
 
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
-        factored.tell("mini-batches")
         size = data.train.size[client]
         width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
 
-        rows = data.batch(data.train, client, jnp.arange(slots, dtype=jnp.int32)) if slots <= block else None
+        start, finish = model, None
+
+        def of_pool(model: Params, key: Key, positions: Array) -> tuple[Array, Params]:
+            return jax.value_and_grad(task.loss)(model, data.batch(data.train, client, positions), key)
+
+        gradient_at = of_pool
+        if slots <= block:  # made ready once
+            rows = data.batch(data.train, client, jnp.arange(slots, dtype=jnp.int32))
+
+            def of_rows(model: Params, key: Key, positions: Array) -> tuple[Array, Params]:
+                return jax.value_and_grad(task.loss)(model, tree.take(rows, positions), key)
+
+            gradient_at = of_rows
+            shorter = factored.factor(task, optimizer, model, rows, extra, local_epochs, slots // width)
+            if isinstance(shorter, str):
+                factored.tell(shorter)
+            else:
+                factored.tell(None)
+                start, extra, gradient_at, finish = shorter
+        else:
+            factored.tell(f"a client may have more than {block} rows")
 
         def epoch(carry, index: Array):
             # real rows sort first in a random order, padding after them
@@ -261,21 +280,20 @@ def _mini_batches(
             def step(number: Array, carry):
                 model, state, total = carry
                 positions = jax.lax.dynamic_slice(order, (number * width,), (width,))
-                batch = data.batch(data.train, client, positions) if rows is None else tree.take(rows, positions)
-                dropout = key_for(key, Stream.DROPOUT, index, number)
-                loss, gradient = jax.value_and_grad(task.loss)(model, batch, dropout)
-                return *descend(model, state, gradient, extra), total + loss * batch.mask.sum().astype(loss.dtype)
+                loss, gradient = gradient_at(model, key_for(key, Stream.DROPOUT, index, number), positions)
+                count = (positions < size).sum()
+                return *descend(model, state, gradient, extra), total + loss * count.astype(loss.dtype)
 
             return jax.lax.fori_loop(0, -(-size // width), step, carry), None
 
         dtype = jax.eval_shape(task.loss, model, _batch_shape(data), key).dtype
-        carry = (model, optimizer.init(model), jnp.zeros((), dtype))
+        carry = (start, optimizer.init(start), jnp.zeros((), dtype))
         epochs = conduct.epochs_of(key, data, local_epochs)
         if isinstance(epochs, int):
-            (model, _, total), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
+            (trained, _, total), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
         else:
-            model, _, total = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
-        return model, total / (epochs * jnp.maximum(size, 1)).astype(dtype)
+            trained, _, total = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
+        return trained if finish is None else finish(trained), total / (epochs * jnp.maximum(size, 1)).astype(dtype)
 
     return train
 

@@ -114,9 +114,9 @@ def extras(optimizer_name, key):
     return {"anchor": anchor, "correction": correction} if optimizer_name == "pull to two" else {"anchor": anchor}
 
 
-def trained(task, optimizer, data, key, epochs=4, **extra):
+def trained(task, optimizer, data, key, epochs=4, batch_size=None, **extra):
     """What all clients make of one model, and their losses; mapped, as in a chunk."""
-    train, start = local_train(task, optimizer, local_epochs=epochs, batch_size=None), TASK.init(key)
+    train, start = local_train(task, optimizer, local_epochs=epochs, batch_size=batch_size), TASK.init(key)
 
     def run(client):
         return train(key_for(key, Stream.BATCHES, 0, client), start, jax.device_put(data), client, **extra)
@@ -142,9 +142,11 @@ def close(left, right, rtol=1e-10, atol=1e-12):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), left, right)
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_it_is_the_same_training(name, key, used, float64):
-    extra, optimizer = extras(name, key), LINEAR[name]
+@pytest.mark.parametrize(
+    ("name", "batch_size"), [*((name, None) for name in SAME), ("nesterov", 3), ("pull to two", 3)]
+)
+def test_it_is_the_same_training(name, batch_size, key, used, float64):
+    extra, optimizer = extras(name, key) | {"batch_size": batch_size}, LINEAR[name]
     fast = trained(TASK, optimizer, federation(), key, **extra)
     usual = trained(PLAIN, optimizer, federation(), key, **extra)
     assert used == [True, False]
@@ -154,9 +156,10 @@ def test_it_is_the_same_training(name, key, used, float64):
     assert abs(fast[0]["w"][0] - start).max() > 1e-3
 
 
-def test_late_and_hostile_clients_are_the_same(key, used, float64):
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_late_and_hostile_clients_are_the_same(batch_size, key, used, float64):
     data = conditions.attack(conditions.straggle(federation(), 0.5), "sign-flip", 0.4, scale=2.0)
-    extra = extras("pull", key) | {"pull_scale": jnp.float64(0.3)}
+    extra = {"batch_size": batch_size} | extras("pull", key) | {"pull_scale": jnp.float64(0.3)}
     fast, usual = (trained(task, LINEAR["pull"], data, key, epochs=6, **extra) for task in (TASK, PLAIN))
     assert used == [True, False]
     close(fast, usual)
@@ -283,7 +286,12 @@ def test_rounds_are_the_same(method, chunk, key, used):
     ("options", "module", "said"),
     [
         ({"local_epochs": 8}, models.Logistic, "yes"),
-        ({"local_epochs": 8, "batch_size": 4}, models.Logistic, "no: mini-batches"),
+        ({"local_epochs": 8, "batch_size": 4}, models.Logistic, "yes"),
+        (
+            {"local_epochs": 1, "batch_size": 12},
+            models.Logistic,
+            "no: no faster with 12 rows of 64 numbers and 1 steps",
+        ),
         ({"local_epochs": 8}, Dropped, "no: no first dense layer is known"),
     ],
 )
