@@ -35,7 +35,6 @@ from jaxfl.data.clients import Batch
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-
 PASS = 8  # multiplications that fit into the time in which a step reads and writes a number of the kernel
 
 
