@@ -121,7 +121,7 @@ def check_devices(row: Row) -> str | None:
 def check_padding_clients(row: Row) -> None:
     """Entries of the cohort under a False mask change nothing, be it a client that is in it or one never seen."""
     one, data = case(row), federation()
-    state, info = one.run(data, Cohort.of(COHORT))  # no padding
+    state, info = one.run(data, Cohort.of(COHORT, Plan(chunk=None)))  # no padding; compiled for `chunks` already
     member = Cohort(jnp.array([0, *COHORT], jnp.int32), jnp.array([False] + [True] * len(COHORT)))
     for padded, real in ((cohort_of(), slice(len(COHORT))), (member, slice(1, None))):
         other, seen = one.run(data, padded)
