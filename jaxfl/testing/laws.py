@@ -111,7 +111,9 @@ def check_devices(row: Row) -> str | None:
         return "not run: it needs two devices (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
     one, data = case(row), federation()
     plan = Plan(chunk=1, mesh=jax.sharding.Mesh(np.array(devices), ("clients",)))
-    spread = one.run(data, engine.by_size(data, Cohort.of(COHORT, plan)))[0]
+    everywhere = jax.sharding.NamedSharding(plan.mesh, jax.sharding.PartitionSpec())
+    start = jax.device_put(one.init(jax.random.key(0), data), everywhere)  # where a round leaves it: compiled once
+    spread = one.run(data, engine.by_size(data, Cohort.of(COHORT, plan)), start=start)[0]
     alone = one.run(data, cohort_of())[0]
     assert_close(spread, alone, f"{len(devices)} devices must give what one gives")
     return None
