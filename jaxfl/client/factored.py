@@ -1,8 +1,7 @@
 """Training without touching a first dense layer: exact, and several times as fast where a client's rows are few.
 
-A client that goes through its rows x [n, d] again and again multiplies them with its first kernel W [d, h] in every
-step. The gradient of W is x^T g, with g [n, h] that of the products z = x W and 0 for rows that are not in the batch, so
-W never leaves
+A client that goes through its rows x [n, d] multiplies them with its first kernel W [d, h] in every step. The gradient
+of W is x^T g, with g [n, h] that of the products z = x W and 0 for rows that are not in the batch, so W never leaves
 
     W = x^T A + a * W_0 + b * V + ...        (a, b [h]: one factor per column)
 
@@ -13,8 +12,8 @@ scales: SGD with momentum, Nesterov's too, weight decay, schedules, proximal pul
     x W = (x x^T) A + a * (x W_0) + b * (x V),
 
 so that a step on B rows costs B n h operations for the layer instead of 4 B d h, and no pass over W: mini-batches gain
-most by that. W itself is made once at the end. Whether an optimiser is of that kind is read off its program (`follows`),
-never guessed by its name.
+most by that. W itself is made once at the end. Whether an optimiser is of that kind is read off its program
+(`follows`), never guessed by its name.
 
 All of this is decided while a program is traced. `answers` tells who traces it what was decided, for a footprint and a
 run's summary: they report what was compiled, where a rule of their own would be a second guess at it.
@@ -45,8 +44,8 @@ class Factored(NamedTuple):
         model: what training starts from: the model with the coordinates `[n + k, h]` of its first kernel in the
             kernel's place, rows of x before the k kernels.
         extra: the optimiser's extra arguments, likewise.
-        loss_and_gradient: `(model, key, positions) -> (loss, gradient)` of such a model; of the rows at `positions [B]`,
-            which must differ, or of all where they are None.
+        loss_and_gradient: `(model, key, positions) -> (loss, gradient)` of such a model; of the rows at
+            `positions [B]`, which must differ, or of all where they are None.
         restore: `model -> model`: with the kernel.
     """
 

@@ -21,15 +21,23 @@ def after(name, data, **options):
     return one.served(one.run(data, Cohort.of(COHORT))[0], np.arange(data.num_clients))
 
 
+def under(kind, *, late=0.0):
+    """Returns the battery's federation under an attack, with a share of stragglers; 0 is nobody, as an array.
+
+    None in place of arrays would be another program: attackers of a kind and stragglers are of one.
+    """
+    return replace(conditions.attack(federation(), kind, 0.3), stragglers=np.float32(late))
+
+
 def attacked_by_nobody(data):
-    """Returns the federation with nobody attacking, where None in place of arrays would be another program."""
+    """Returns the federation with nobody attacking, in the same program."""
     nobody = np.zeros_like(data.attack.attacker)
     train = data.train if data.train.flipped is None else replace(data.train, flipped=nobody)
     return replace(data, attack=replace(data.attack, attacker=nobody), train=train)
 
 
 def flipped_labels_are_other_labels(name):
-    data = conditions.attack(federation(), "label-flip", 0.3)
+    data = under("label-flip")
     split, labels = data.train, np.array(data.labels)
     for client in np.flatnonzero(data.attack.attacker):
         rows = np.asarray(split.rows)[split.start[client] :][: split.size[client]]
@@ -40,9 +48,9 @@ def flipped_labels_are_other_labels(name):
 
 def attackers_are_noticed_and_survived(name):
     """What they send gets somewhere, and nobody is served anything that is not finite."""
-    honest = leaves(after(name, attacked_by_nobody(conditions.attack(federation(), "sign-flip", 0.3))))
+    honest = leaves(after(name, attacked_by_nobody(under("sign-flip"))))
     for kind in ("sign-flip", "gaussian"):
-        attacked = after(name, conditions.attack(federation(), kind, 0.3))
+        attacked = after(name, under(kind))
         assert_finite(attacked, f"what is served under {kind}")
         assert max(abs(honest[path] - leaf).max() for path, leaf in leaves(attacked).items()) > 1e-3
 
@@ -51,7 +59,8 @@ def two_epochs_of_the_late_are_one(name):
     epochs = [key for key, default in METHODS[name].options.items() if key.endswith("epochs") and default is not None]
     if not epochs:
         pytest.skip("no local epochs")
-    late = after(name, conditions.straggle(federation(), 1.0), **dict.fromkeys(epochs, EPOCHS))
+    data = attacked_by_nobody(under("sign-flip", late=1.0))
+    late = after(name, data, **dict.fromkeys(epochs, EPOCHS))
     assert_close(late, after(name, federation(), **dict.fromkeys(epochs, 1)), "with E = 2, the late make one epoch")
 
 

@@ -30,7 +30,9 @@ def check_devices(row: Row) -> str | None:
         return "not run: it needs two devices (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
     one, data = case(row), federation()
     plan = Plan(chunk=1, mesh=jax.sharding.Mesh(np.array(devices), ("clients",)))
-    spread = one.run(data, engine.by_size(data, Cohort.of(COHORT, plan)))[0]
+    everywhere = jax.sharding.NamedSharding(plan.mesh, jax.sharding.PartitionSpec())
+    start = jax.device_put(one.init(jax.random.key(0), data), everywhere)  # where a round leaves it: compiled once
+    spread = one.run(data, engine.by_size(data, Cohort.of(COHORT, plan)), start=start)[0]
     alone = one.run(data, cohort_of())[0]
     assert_close(spread, alone, f"{len(devices)} devices must give what one gives")
     return None
@@ -39,7 +41,7 @@ def check_devices(row: Row) -> str | None:
 def check_padding_clients(row: Row) -> None:
     """Entries of the cohort under a False mask change nothing, be it a client that is in it or one never seen."""
     one, data = case(row), federation()
-    state, info = one.run(data, Cohort.of(COHORT))  # no padding
+    state, info = one.run(data, Cohort.of(COHORT, Plan(chunk=None)))  # no padding; compiled for `chunks` already
     member = Cohort(jnp.array([0, *COHORT], jnp.int32), jnp.array([False] + [True] * len(COHORT)))
     for padded, real in ((cohort_of(), slice(len(COHORT))), (member, slice(1, None))):
         other, seen = one.run(data, padded)
