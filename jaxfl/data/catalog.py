@@ -158,6 +158,9 @@ def dataset(name: str) -> Dataset:
     if name in sources.SOURCES:
         ways = ", ".join(f"{skew}-{name}" for skew in _cuts(name))
         raise ValueError(f"data {quoted(name)} is a source, and who has what of it is open; choose one of {ways}.")
+    if name in SKEWS:
+        ways = ", ".join(row.name for row in DATASETS.values() if row.skew == name and not row.shifts)
+        raise ValueError(f"data {quoted(name)} is a skew, and of what is open; choose one of {ways}.")
     raise ValueError(
         f"unknown data {quoted(name)}{did_you_mean(name, DATASETS)} A name is <skew>-<source>. "
         f"Skews: {', '.join(SKEWS)}, and before another one {' or '.join(f'{one}+' for one in SHIFTS)}. Sources: "

@@ -53,9 +53,11 @@ def writers(
     parts, _ = partition.natural(clients)
     parts = [part for part in parts if len(part) >= min_rows]
     most = len(parts)
+    if not parts:
+        raise ValueError(f"min_rows must be lower: nobody has {min_rows} rows of {source.name} or more.")
     if num_clients is not None:
         partition.check_count("num_clients", num_clients)
-    if most < (num_clients or 1):
+    if most < (num_clients or 0):
         raise ValueError(
             f"num_clients must be at most {most}, the clients with {min_rows} rows or more, got {num_clients}; lower "
             "it or min_rows."

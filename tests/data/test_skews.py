@@ -205,7 +205,7 @@ def test_a_site_can_be_a_client():
         ({"by": "site"}, 'by must be "client" or "group", got "site"'),
         ({"by": "group", "test_share": None}, "test_share must be a number: made has no test rows by group, got None"),
         ({"num_clients": 11}, "num_clients must be at most 10, .* got 11"),
-        ({"min_rows": 100}, "num_clients must be at most 0, the clients with 100 rows or more, got None"),
+        ({"min_rows": 100}, "min_rows must be lower: nobody has 100 rows of .* or more"),
     ],
 )
 def test_refusals_of_the_natural_partition(options, message):
