@@ -21,7 +21,6 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.cfl import PRESETS
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
-from tests.problems import compiled
 
 RATE, EPOCHS = 0.4, 2
 TASK = problems.softmax_task()
@@ -40,15 +39,15 @@ close = functools.partial(reference.close, rtol=1e-9)  # some twenty steps ampli
 
 
 def cfl(**options):
-    return compiled(methods.cfl(TASK, optax.sgd(RATE), **{"local_epochs": EPOCHS, "sketch_size": None, **options}))
+    return methods.cfl(TASK, optax.sgd(RATE), **{"local_epochs": EPOCHS, "sketch_size": None, **options})
 
 
 def advance(method, data, *, key, rounds=1, cohort=EVERYBODY, state=None):
     """Returns the state after some rounds, and every round's clusters before it and after the last."""
     state = method.init(key, data) if state is None else state
-    clusters = [state.cluster.tolist()]
+    step, clusters = jax.jit(method.round), [state.cluster.tolist()]
     for _ in range(rounds):
-        state, info = method.round(key, state, data, cohort)
+        state, info = step(key, state, data, cohort)
         clusters.append(state.cluster.tolist())
         assert int(info.num_clusters) == len(set(clusters[-1])) and not info.overflow
         assert int(info.extra["splits"]) == len(set(clusters[-1])) - len(set(clusters[-2]))

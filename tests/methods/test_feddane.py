@@ -13,6 +13,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
+from tests.problems import compiled
 from tests.reference import average, batches, close, combine, gradient
 
 RATE, ROUNDS, COHORT, EVERYONE = 0.2, 5, 4, (0, 1, 2, 3, 4, 5, 6)
@@ -149,7 +150,7 @@ def test_both_exchanges_are_counted(key):
     data, cohort = problems.linear_federation(), Cohort.of((0, 2))
     twice, once = (
         method.round(key, method.init(key, data), data, cohort)[1]
-        for method in (factory(TASK, optax.sgd(RATE)) for factory in (methods.feddane, methods.fedavg))
+        for method in (compiled(factory(TASK, optax.sgd(RATE))) for factory in (methods.feddane, methods.fedavg))
     )
     assert float(twice.bytes_up) == 2 * float(once.bytes_up) > 0
     assert float(twice.bytes_down) == 2 * float(once.bytes_down) > 0

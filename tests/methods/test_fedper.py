@@ -13,6 +13,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.tasks import Task
 from tests import problems, reference
+from tests.problems import compiled
 from tests.reference import close, equal
 
 RATE, ROUNDS, COHORT = 0.4, 5, 4
@@ -102,7 +103,7 @@ def test_with_all_layers_personal_it_is_local_training():
 def test_nothing_is_sent_of_the_heads(key):
     data = problems.linear_federation()
     for personal, numbers in (((), 8), ("bias", 6), (".*", 0)):
-        method = methods.fedper(TASK, sgd(), personal=personal, **EPOCHS)
+        method = compiled(methods.fedper(TASK, sgd(), personal=personal, **EPOCHS))
         _, info = method.round(key, method.init(key, data), data, Cohort.of([0, 2, 3]))
         assert info.bytes_up == info.bytes_down == 3 * numbers * 8  # clients, float64
 
@@ -118,7 +119,7 @@ def test_everybody_has_the_same_base_and_a_head_of_its_own():
 def test_a_clients_head_is_its_own_affair(key):
     """Whatever head client 3 has, client 0 trains the same; and who is not sampled keeps its head."""
     data = problems.linear_federation()
-    method = methods.fedper(TASK, sgd(), personal="kernel", **EPOCHS)
+    method = compiled(methods.fedper(TASK, sgd(), personal="kernel", **EPOCHS))
     start = train(method, data)[1]
     other = start._replace(heads=tree.put(start.heads, 3, {"bias": None, "kernel": jnp.ones((3, 2))}))
     (one, _), (two, _) = (method.round(key, state, data, Cohort.of([0, 3])) for state in (start, other))
@@ -138,7 +139,7 @@ def test_a_client_whose_head_alone_diverges_does_not_touch_the_base(key):
 
     task = Task(lambda key: {"shared": TASK.init(key), "head": jnp.zeros(1)}, loss, TASK.logits)
     data = problems.linear_federation()
-    method = methods.fedper(task, sgd(), personal="head", local_epochs=1)
+    method = compiled(methods.fedper(task, sgd(), personal="head", local_epochs=1))
     start = method.init(key, data)
     sick = start._replace(
         heads=tree.put(start.heads, 3, {"head": jnp.full(1, jnp.inf), "shared": start.heads["shared"]})

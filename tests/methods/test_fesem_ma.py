@@ -18,6 +18,7 @@ from jaxfl.methods.parts import matching
 from jaxfl.methods.parts.multi_centre import FeSEMState
 from jaxfl.tasks import Task, masked_mean
 from tests import problems, reference
+from tests.problems import compiled
 from tests.reference import equal
 
 RATE, ROUNDS, HIDDEN = 0.4, 5, 4
@@ -61,7 +62,7 @@ def network():
 
 
 def build(method=fesem_ma, task=None, **options):
-    return method(task or network(), optax.sgd(RATE), **{"num_clusters": 2, "local_epochs": 2, **options})
+    return compiled(method(task or network(), optax.sgd(RATE), **{"num_clusters": 2, "local_epochs": 2, **options}))
 
 
 def turned(model, order):
@@ -77,12 +78,15 @@ def two_centres(model):
 # The loop: plain gradient descent on all rows, matching by SciPy, means by NumPy
 
 
+gradient = jax.jit(lambda model, batch: jax.grad(network().loss)(model, batch, None))
+
+
 def learn(client, centre, pull):
     x, y = problems.rows_of(DATA)[client]
     batch = Batch(jnp.array(x), jnp.array(y), jnp.ones(len(y), bool))
     model = centre
     for _ in range(2):
-        slope = jax.grad(network().loss)(model, batch, None)
+        slope = gradient(model, batch)
         model = jax.tree.map(lambda w, g, c: w - RATE * (g + 2 * pull * (w - c)), model, slope, centre)
     return jax.tree.map(np.asarray, model)
 
@@ -118,9 +122,9 @@ def test_every_round_is_the_papers(prior, key):
     state = FeSEMState(
         jax.tree.map(lambda *leaves: jnp.stack(leaves), *centres), jnp.array(cluster, jnp.int32), jnp.int32(0)
     )
-    step, reordered = jax.jit(method.round), 0
+    reordered = 0
     for _ in range(ROUNDS):
-        state, info = step(key, state, DATA, EVERYBODY)
+        state, info = method.round(key, state, DATA, EVERYBODY)
         sent = {i: learn(i, centres[cluster[i]], 0.1) for i in range(7) if i != 1}  # who has no rows
         for i, model in sent.items():
             cluster[i] = int(np.argmin([away(matched(model, centre), centre) for centre in centres]))
@@ -154,7 +158,7 @@ def test_models_of_one_layer_have_nothing_to_match(key):
     one, two = ours.init(key, DATA), theirs.init(key, DATA)
     equal(one, two)
     for _ in range(2):
-        one, two = (jax.jit(m.round)(key, s, DATA, EVERYBODY)[0] for m, s in ((ours, one), (theirs, two)))
+        one, two = (m.round(key, s, DATA, EVERYBODY)[0] for m, s in ((ours, one), (theirs, two)))
     equal(one, two)
 
 
@@ -163,21 +167,21 @@ def test_short_updates_need_no_other_order(key):
     ours, theirs = build(num_clusters=1), build(fesem, num_clusters=1)
     one, two = ours.init(key, DATA), theirs.init(key, DATA)
     close(one, two)
-    close(jax.jit(ours.round)(key, one, DATA, EVERYBODY)[0], jax.jit(theirs.round)(key, two, DATA, EVERYBODY)[0])
+    close(ours.round(key, one, DATA, EVERYBODY)[0], theirs.round(key, two, DATA, EVERYBODY)[0])
 
 
 def test_centres_that_are_one_function_have_the_same_distance(key):
     """All clients are as near to both; ties go to the first, which becomes the mean of all. By index nobody moves."""
     start = two_centres(network().init(jax.random.key(1)))
-    state, info = jax.jit(build().round)(key, start, DATA, EVERYBODY)
+    state, info = build().round(key, start, DATA, EVERYBODY)
     assert [state.cluster[i].item() for i in range(7) if i != 1] == [0] * 6 and int(info.num_clusters) == 1
     equal(tree.take(state.centres, 1), tree.take(start.centres, 1))
-    state, _ = jax.jit(build(fesem).round)(key, start, DATA, EVERYBODY)
+    state, _ = build(fesem).round(key, start, DATA, EVERYBODY)
     equal(state.cluster, start.cluster)
 
     sent = [learn(i, jax.tree.map(np.asarray, tree.take(start.centres, 0)), 0.1) for i in range(7) if i != 1]
     mean = jax.tree.map(lambda *leaves: np.mean(leaves, 0), *sent)
-    both, _ = jax.jit(build().round)(key, start, DATA, EVERYBODY)
+    both, _ = build().round(key, start, DATA, EVERYBODY)
     close(tree.take(both.centres, 0), mean)  # those who trained the other centre came back in this one's order
 
 
@@ -185,7 +189,7 @@ def test_the_farthest_client_takes_the_empty_centre_along_in_its_own_order(key):
     start = two_centres(network().init(jax.random.key(1)))
     lost = jax.tree.map(lambda leaf: leaf.at[1].add(100.0), start.centres)
     start = start._replace(centres=lost, cluster=jnp.zeros(7, jnp.int32))
-    state, info = jax.jit(build(empty="farthest").round)(key, start, DATA, EVERYBODY)
+    state, info = build(empty="farthest").round(key, start, DATA, EVERYBODY)
     moved = [i for i in range(7) if state.cluster[i] == 1]
     assert moved == [int(np.argmax(info.extra["distance"]))]
     centre = jax.tree.map(np.asarray, tree.take(start.centres, 0))

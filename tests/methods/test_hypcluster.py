@@ -12,6 +12,7 @@ from jaxfl import methods, sampling, server, tree
 from jaxfl.cohort import Cohort
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
+from tests.problems import compiled
 from tests.reference import equal
 
 RATE, MOMENTUM, SERVER_RATE = 0.4, 0.6, 0.8
@@ -38,7 +39,7 @@ def advance(method, state, key, data, rounds=3, cohort=None):
 
 
 def hypcluster(**options):
-    return methods.hypcluster(TASK, optax.sgd(RATE), **{"num_clusters": 3, **EPOCHS, **options})
+    return compiled(methods.hypcluster(TASK, optax.sgd(RATE), **{"num_clusters": 3, **EPOCHS, **options}))
 
 
 class HypCluster:
@@ -95,7 +96,7 @@ def test_every_round_is_the_papers_with_momentum_and_warm_up(batch_size, weighti
 def test_one_cluster_is_fedavg_with_the_same_server(optimizer, start, key):
     data = problems.linear_federation()
     options = {"server_optimizer": optimizer, "batch_size": 3, **EPOCHS}
-    one = methods.hypcluster(TASK, optax.sgd(RATE), num_clusters=1, start=start, warmup_rounds=2, **options)
+    one = compiled(methods.hypcluster(TASK, optax.sgd(RATE), num_clusters=1, start=start, warmup_rounds=2, **options))
     alike = methods.fedavg(TASK, optax.sgd(RATE), **options)
     state, wanted = (advance(method, method.init(key, data), key, data, 4, cohort=4) for method in (one, alike))
     close(tree.take(state.models, 0), wanted.model)
@@ -104,7 +105,7 @@ def test_one_cluster_is_fedavg_with_the_same_server(optimizer, start, key):
 def test_without_a_server_optimiser_it_is_ifca_weighted_by_rows(key):
     data = problems.linear_federation()
     options = {"num_clusters": 3, "batch_size": 3, **EPOCHS}
-    ifca = methods.ifca(TASK, optax.sgd(RATE), weighting="rows", **options)
+    ifca = compiled(methods.ifca(TASK, optax.sgd(RATE), weighting="rows", **options))
     plain, stepping = (hypcluster(start="random", batch_size=3, server_optimizer=o) for o in (None, optax.sgd(1.0)))
     wanted, state, stepped = (advance(method, method.init(key, data), key, data) for method in (ifca, plain, stepping))
     equal(state, wanted)
@@ -161,8 +162,9 @@ def test_kmeans_start_separates_planted_groups():
 
 def test_kmeans_start_leaves_out_who_diverges(key):
     data = problems.linear_federation()
-    method = methods.hypcluster(TASK, optax.sgd(jnp.inf), num_clusters=2, start="kmeans++", warmup_rounds=1, **EPOCHS)
-    first = TASK.init(key_for(key, Stream.INIT))
+    options = {"num_clusters": 2, "start": "kmeans++", "warmup_rounds": 1, **EPOCHS}
+    method = compiled(methods.hypcluster(TASK, optax.sgd(jnp.inf), **options))
+    first = jax.jit(TASK.init)(key_for(key, Stream.INIT))
     equal(method.init(key, data).models, tree.repeat(first, 2))
 
 

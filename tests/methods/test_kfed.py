@@ -17,6 +17,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.methods.kfed import one_shot
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
+from tests.problems import compiled
 
 RATE, ROUNDS, COHORT = 0.4, 5, 4
 TASK = problems.softmax_task()
@@ -33,7 +34,7 @@ close = functools.partial(reference.close, rtol=1e-9)  # some ten steps amplify 
 
 
 def kfed(**options):
-    return methods.kfed(TASK, optax.sgd(RATE), **{"num_clusters": 2, "local_epochs": 2, **options})
+    return compiled(methods.kfed(TASK, optax.sgd(RATE), **{"num_clusters": 2, "local_epochs": 2, **options}))
 
 
 def server(points, clusters, local=1):

@@ -12,6 +12,7 @@ from jaxfl import methods, sampling, tree
 from jaxfl.client.training import full_gradient
 from jaxfl.cohort import Cohort
 from tests import problems
+from tests.problems import compiled
 from tests.reference import close, equal
 
 RATE = 0.4
@@ -138,9 +139,9 @@ def test_ifcas_gradient_averaging_divides_by_the_whole_cohort(key):
     models = {"bias": jnp.zeros((2, 2)), "kernel": jnp.stack([kernel, -kernel])}
     served, state = train(method, data, start=method.init(key, data)._replace(models=models))
     assert state.cluster.tolist() == [0, 1, 0, 1], "oracle initial models assign everybody to the true group"
+    alone = compiled(methods.fedsgd(TASK, sgd()))
     for group in (0, 1):
         members = Cohort.of([group, group + 2])
-        alone = methods.fedsgd(TASK, sgd())
         wanted = alone.init(key, data)._replace(model=tree.take(models, group))
         for _ in range(3):
             wanted, _ = alone.round(key, wanted, data, members)

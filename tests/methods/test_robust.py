@@ -20,6 +20,7 @@ from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.testing.small import linear_task
 from tests import problems, reference
+from tests.problems import compiled
 
 RATE, ROUNDS, COHORT = 0.4, 5, 5
 TASK = problems.softmax_task()
@@ -36,7 +37,7 @@ close = functools.partial(reference.close, rtol=1e-9)  # some ten steps amplify 
 
 
 def robust(**options):
-    return methods.robust(TASK, optax.sgd(RATE), **{"num_clusters": 2, "local_epochs": 2, **options})
+    return compiled(methods.robust(TASK, optax.sgd(RATE), **{"num_clusters": 2, "local_epochs": 2, **options}))
 
 
 def advance(method, data, *, key, rounds=3, cohort=EVERYBODY, state=None):
@@ -183,7 +184,9 @@ def test_one_far_outlier_does_not_move_the_centres(trim_by, key):
     (mad,) = attackers_of(odd)
     task = linear_task_of(8)
     honest, moved, stood = (
-        methods.robust(task, optax.sgd(0.3), num_clusters=2, outliers=outliers, trim_by=trim_by).init(key, given)
+        jax.jit(methods.robust(task, optax.sgd(0.3), num_clusters=2, outliers=outliers, trim_by=trim_by).init)(
+            key, given
+        )
         for given, outliers in ((without(data, mad), 0.0), (odd, 0.0), (odd, 0.15))
     )
     distance = np.linalg.norm(honest.centres[:, None] - stood.centres[None], axis=-1).min(1).max()
@@ -236,8 +239,9 @@ def test_a_fifth_of_sign_flippers_wins_no_centre(key):
     _, data = attacked()
     honest = np.setdiff1d(np.arange(CLIENTS), attackers_of(data))
     truth = np.asarray(data.group)[honest]
+    task, options = linear_task_of(8), {"first_epochs": 20}
     states = {
-        outliers: methods.robust(linear_task_of(8), optax.sgd(0.3), outliers=outliers, first_epochs=20).init(key, data)
+        outliers: jax.jit(methods.robust(task, optax.sgd(0.3), outliers=outliers, **options).init)(key, data)
         for outliers in (0.25, 0.0)
     }
     assert scores.adjusted_rand_index(truth, states[0.25].cluster[honest]) == 1
@@ -276,7 +280,7 @@ def test_sign_flippers_cost_the_mean_more(key):
         found = []
         for federation, outliers in ((clean, 0.0), (data, 0.25)):
             options = {"trim": trim, "first_epochs": 20, "outliers": outliers}
-            method = methods.robust(linear_task_of(8), optax.sgd(0.3), **options)
+            method = compiled(methods.robust(linear_task_of(8), optax.sgd(0.3), **options))
             state, _ = advance(method, federation, key=key, rounds=10, cohort=Cohort.of(range(CLIENTS)))
             found.append(accuracy(method, state, data, honest))
         kept[name] = found[1] / found[0]

@@ -48,13 +48,17 @@ NETWORKS = {
 }
 
 
-@pytest.fixture(params=NETWORKS)
+match, assign = jax.jit(matching.match, static_argnames="layers"), jax.jit(matching.assign)
+
+
+@pytest.fixture(params=NETWORKS, scope="module")
 def network(request):
     """Returns a task, its layers, a trained-looking model (biases and scales differ) and a batch."""
     module, side, channels = NETWORKS[request.param]
     data = images(side, channels=channels)
     task = classification(module(), data)
-    model = task.init(jax.random.key(1))
+    task = task._replace(logits=jax.jit(task.logits))
+    model = jax.jit(task.init)(jax.random.key(1))
     keys = iter(jax.random.split(jax.random.key(2), len(jax.tree.leaves(model))))
     model = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape, leaf.dtype), model)
     return task, matching.chain(task), model, data.batch(data.train, jnp.int32(0), jnp.arange(6, dtype=jnp.int32))
@@ -71,7 +75,7 @@ def test_another_order_computes_the_same_and_is_found_again(network):
     turned = shuffled(model, layers, 3)
     assert not np.array_equal(tree.ravel(turned), tree.ravel(model))
     close(task.logits(turned, batch), task.logits(model, batch))
-    found = jax.jit(matching.match, static_argnums=2)(turned, model, layers)
+    found = match(turned, model, layers)
     np.testing.assert_array_equal(tree.ravel(found), tree.ravel(model))
 
 
@@ -83,24 +87,24 @@ def test_the_matched_mean_of_permuted_copies_is_the_network_and_their_mean_by_in
         return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *models)
 
     wanted = task.logits(model, batch)
-    close(task.logits(mean([matching.match(copy, copies[0], layers) for copy in copies]), batch), wanted)
+    close(task.logits(mean([match(copy, copies[0], layers) for copy in copies]), batch), wanted)
     assert np.abs(task.logits(mean(copies), batch) - wanted).max() > 0.01
 
 
 def test_what_is_in_order_stays(network):
     _, layers, model, _ = network
     near = jax.tree.map(lambda leaf: leaf * 1.001, model)
-    np.testing.assert_array_equal(tree.ravel(matching.match(near, model, layers)), tree.ravel(near))
+    np.testing.assert_array_equal(tree.ravel(match(near, model, layers)), tree.ravel(near))
 
 
 def test_no_layer_is_farther_from_the_reference_than_it_was(network):
     """Each layer with the inputs that the layers before it have left it with."""
     task, layers, model, _ = network
-    leaves = jax.tree.leaves(task.init(jax.random.key(5)))
+    leaves = jax.tree.leaves(jax.jit(task.init)(jax.random.key(5)))
     theirs = jax.tree.leaves(model)
     for layer, following in zip(layers, layers[1:], strict=False):
         rows, reference = matching._neurons(leaves, layer), matching._neurons(theirs, layer)
-        order = matching.assign(rows, reference)
+        order = assign(rows, reference)
         assert sorted(order.tolist()) == list(range(len(rows)))
         assert np.sum((rows[order] - reference) ** 2) <= np.sum((rows - reference) ** 2) * (1 + 1e-6)
         leaves = matching._reorder(leaves, layer, following, order)
@@ -111,7 +115,7 @@ def test_assignments_are_scipys():
     for size in (1, 2, 7, 30):
         rows, reference = rng.normal(size=(2, size, 4)).astype(np.float32)
         cost = np.square(rows[None] - reference[:, None]).sum(-1)
-        order = np.asarray(matching.assign(jnp.array(rows), jnp.array(reference)))
+        order = np.asarray(assign(jnp.array(rows), jnp.array(reference)))
         np.testing.assert_array_equal(order, linear_sum_assignment(cost)[1])
 
 
@@ -120,7 +124,7 @@ def test_clients_side_by_side_are_each_matched_as_alone():
     rng = np.random.default_rng(0)
     reference = rng.normal(size=(6, 3))
     clients = np.stack([reference + 1e-3, reference[::-1], np.full_like(reference, np.nan)])
-    found = jax.vmap(matching.assign, (0, None))(jnp.array(clients), jnp.array(reference))
+    found = jax.jit(jax.vmap(matching.assign, (0, None)))(jnp.array(clients), jnp.array(reference))
     assert found.tolist() == [list(range(6)), list(range(6))[::-1], list(range(6))]
 
 
@@ -132,7 +136,7 @@ def test_the_posterior_asks_for_the_same_order():
     weighted = precision * rng.normal(size=(8, 5))  # v_i: precision-weighted sums
     after = np.square(weighted[:, None] + rows[None] / variance).sum(-1) / (precision + 1 / variance)
     gain = after - np.square(weighted).sum(-1)[:, None] / precision
-    order = matching.assign(jnp.array(rows), jnp.array(weighted / precision))
+    order = assign(jnp.array(rows), jnp.array(weighted / precision))
     np.testing.assert_array_equal(order, linear_sum_assignment(gain, maximize=True)[1])
 
 

@@ -18,6 +18,7 @@ from jaxfl.data.clients import Batch
 from jaxfl.methods.parts import merging
 from jaxfl.tasks import Task, masked_mean
 from tests import problems
+from tests.problems import compiled
 from tests.reference import cosine
 
 SLOTS, CLIENTS = 6, 9
@@ -133,6 +134,9 @@ def linear_loss_task():
     return Task(lambda key: {"w": jnp.zeros(3)}, loss, lambda model, batch: batch.x[:, :2] * model["w"][None, :2])
 
 
+METHOD = compiled(methods.stocfl(linear_loss_task(), optax.sgd(0.1), slots=4))
+
+
 def federation(rows):
     """One row of this value a client."""
     data = problems.linear_federation(sizes=(1,) * len(rows), groups=(0,) * len(rows))
@@ -143,27 +147,24 @@ def federation(rows):
 
 def test_unseen_clients_join_the_closest_cluster(key):
     data = federation([[1, 0, 0], [0, 1, 0], [1, 0.2, 0], [0.1, 1, 0], [0.3, 0.4, 0.1]])
-    method = methods.stocfl(linear_loss_task(), optax.sgd(0.1), slots=4)
-    state, _ = method.round(key, method.init(key, data), data, Cohort.of([0, 1]))
-    assigned = method.assign(key, state, data, Cohort.of(range(5)))
+    state, _ = METHOD.round(key, METHOD.init(key, data), data, Cohort.of([0, 1]))
+    assigned = METHOD.assign(key, state, data, Cohort.of(range(5)))
     assert state.cluster.tolist() == [0, 1, -1, -1, -1]
     assert assigned.cluster.tolist() == [0, 1, 0, 1, 1]
 
 
 def test_an_orthogonal_newcomer_opens_a_cluster_and_an_equal_one_joins(key):
     data = federation([[1, 0, 0], [0, 1, 0], [2, 0, 0]])
-    method = methods.stocfl(linear_loss_task(), optax.sgd(0.1), slots=4)
-    state = method.init(key, data)
+    state = METHOD.init(key, data)
     for cohort, wanted in (([0], [0, -1, -1]), ([1], [0, 1, -1]), ([2], [0, 1, 0])):
-        state, info = method.round(key, state, data, Cohort.of(cohort))
+        state, info = METHOD.round(key, state, data, Cohort.of(cohort))
         assert state.cluster.tolist() == wanted
     assert int(info.num_clusters) == 2
 
 
 def test_an_infinite_gradient_is_similar_to_nobody(key):
     data = federation([[1, 0, 0], [np.inf, 0, 0], [1, 0.1, 0]])
-    method = methods.stocfl(linear_loss_task(), optax.sgd(0.1), slots=4)
-    state, info = method.round(key, method.init(key, data), data, Cohort.of([0, 1, 2]))
+    state, info = METHOD.round(key, METHOD.init(key, data), data, Cohort.of([0, 1, 2]))
     assert state.cluster[0] == state.cluster[2] != state.cluster[1]
     assert np.isfinite(state.memory.psi).all() and np.isfinite(state.models["w"]).all()
     assert int(info.diverged) == 1
