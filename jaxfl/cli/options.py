@@ -24,7 +24,7 @@ from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, o
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.tasks import classification
 
-LARGEST = 2**31 - 1  # whole numbers are int32 in the compiled programs
+LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
 # Of every run. The middle three say who takes part, see `jaxfl.sampling`; the last one is `jaxfl.FineTune`.
 RUN = (
@@ -231,8 +231,9 @@ def read(
     found = {key: find(key, options, where, others) for key in wanted}
     values = {key: convert(key, wanted[key], option) for key, option in found.items()}
     for key, value in values.items():
-        if any(type(one) is int and abs(one) > LARGEST for one in (value if isinstance(value, tuple) else (value,))):
-            raise ValueError(f"{key} must be at most {LARGEST}, got {value}.")
+        for one in value if isinstance(value, tuple) else (value,):
+            if (limit := LARGEST.get(type(one))) is not None and abs(one) > limit:
+                raise ValueError(f"{key} must be at most {limit}, got {value}.")
     return [(option, values[key]) for key, option in found.items()]
 
 

@@ -114,6 +114,7 @@ def refused(*arguments):
             "dropout must be at least 0 and below 1, got 1.5",
         ),
         (["fedavg", *SMALL, "--set", "learning_rate=-1"], "learning_rate must be above 0, got -1.0"),
+        (["fedavg", *SMALL, "--set", "learning_rate=1e39"], "learning_rate must be at most 3.4e.38, got 1e.39"),
         (["fedavg", *SMALL, "--set", "learning_rate=0"], "learning_rate must be above 0, got 0.0"),
         (
             ["fedavg", *SMALL, "--set", "optimizer=momentum", "--set", "momentum=1"],
