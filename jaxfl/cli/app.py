@@ -119,9 +119,10 @@ def run_command(
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
         for one in jobs:
             job.check(one)
-        results = [run_job(one, f"seed {one.seed}" if seeds is not None else "") for one in jobs]
-        spread = job.across(results, out) if seeds is not None else None
-        stdout().print(tables.results(results, spread))
+        shared: list[job.Tools] = []
+        summaries = [run_job(one, f"seed {one.seed}" if seeds is not None else "", shared) for one in jobs]
+        spread = job.across(summaries, out) if seeds is not None else None
+        stdout().print(tables.results(summaries, spread))
         for one in jobs:
             if one.out is not None:
                 pictures = " and ".join(str(one.out / name) for name in job.PICTURES)

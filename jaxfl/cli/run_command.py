@@ -1,20 +1,25 @@
 """What `jaxfl run` does beside telling: a run under a progress bar, and what there is to say of it."""
 
+from typing import Any
+
 from jaxfl.cli import job, options
 from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.interrupts import Stopped
-from jaxfl.simulation.run import Result
 
 
-def run_job(one: job.Job, label: str) -> Result:
+def run_job(one: job.Job, label: str, shared: list[job.Tools]) -> dict[str, Any]:
     """Runs one job under a progress bar.
 
     Args:
         one: checked by `job.check`.
         label: what the bar begins with; empty for a single run.
+        shared: what runs of other seeds were made with, empty for the first; it is kept there for the next.
+
+    Returns:
+        The summary; state and data are let go, so that many runs take the memory of one.
 
     Raises:
         Stopped: after it is said what is kept.
@@ -28,7 +33,8 @@ def run_job(one: job.Job, label: str) -> Result:
         console.print(f"{label} compiling {one.settings.method_name} on {data.num_clients} clients".strip())
     try:
         with bar:
-            result = job.execute(one, data, [bar])
+            shared[:] = [job.Tools.of(one, data, *shared)]
+            summary = job.execute(one, data, [bar], *shared).summary
     except Stopped as stopped:
         kept = "nothing was kept" if one.out is not None else "nothing was kept; --out DIR would keep checkpoints"
         if stopped.saved:
@@ -37,16 +43,16 @@ def run_job(one: job.Job, label: str) -> Result:
             f"interrupted after round {stopped.round} of {stopped.rounds}; {kept}", style="yellow", soft_wrap=True
         )
         raise
-    if count := result.summary["diverged"]:
+    if count := summary["diverged"]:
         console.print(
             f"warning: {count} updates of clients were not finite and were left out; lower the learning rate "
             "(--set learning_rate=...).",
             style="yellow",
             soft_wrap=True,
         )
-    if count := result.summary["empty_clients"]:
+    if count := summary["empty_clients"]:
         console.print(f"note: {count} of {data.num_clients} clients have no training rows; they train nothing.")
-    return result
+    return summary
 
 
 def seeds_of(text: str) -> list[int]:

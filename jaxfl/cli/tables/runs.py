@@ -1,10 +1,9 @@
 """The list of methods, and the table at the end of a run."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxfl.methods import METHODS
-from jaxfl.simulation.run import Result
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,16 +22,16 @@ COLUMNS = {
 }
 
 
-def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) -> "Table":
+def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float]] | None) -> "Table":
     """Returns a table with a row for each run, and the mean and the deviation of several.
 
     Args:
-        runs: one, or one for each seed.
+        runs: the summary of one, or of one for each seed.
         spread: of several, from `jaxfl.cli.job.across`.
     """
     from rich.table import Table
 
-    one = runs[0].summary
+    one = runs[0]
     columns = {name: how for name, how in COLUMNS.items() if name != "tuned" or how[0] in one}
     clients = f"{one['num_clients']} clients, {one['rounds']} rounds of {one['cohort']}"
     table = Table(
@@ -41,8 +40,8 @@ def results(runs: Sequence[Result], spread: dict[str, dict[str, float]] | None) 
     for name in [*(["seed"] if spread is not None else []), *columns]:
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
-        cells = [_cell(run.summary[key], *how) for key, *how in columns.values()]
-        table.add_row(*([str(run.summary["seed"])] if spread is not None else []), *cells)
+        cells = [_cell(run[key], *how) for key, *how in columns.values()]
+        table.add_row(*([str(run["seed"])] if spread is not None else []), *cells)
     if spread is not None:
         for statistic in ("mean", "std"):
             # no deviation of a rate: it is not the rate of the deviation
