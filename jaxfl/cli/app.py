@@ -140,15 +140,16 @@ def run_command(
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
         for one in jobs:
             job.check(one)
-        made = [(one, run_job(one, f"seed {one.seed}" if seeds is not None else "")) for one in jobs]
-        results = [result for _, result in made if result is not None]
-        if results:
-            stdout().print(tables.results(results, job.across(results, out) if seeds is not None else None))
-        for one, result in made:
-            if one.out is not None and result is not None:
+        shared: list[job.Tools] = []
+        made = [(one, run_job(one, f"seed {one.seed}" if seeds is not None else "", shared)) for one in jobs]
+        summaries = [summary for _, summary in made if summary is not None]
+        if summaries:
+            stdout().print(tables.results(summaries, job.across(summaries, out) if seeds is not None else None))
+        for one, summary in made:
+            if one.out is not None and summary is not None:
                 pictures = " and ".join(str(one.out / name) for name in job.PICTURES)
                 print(f"pictures: {pictures}")
-        if len(results) < len(jobs):  # it was said which diverged
+        if len(summaries) < len(jobs):  # it was said which diverged
             raise typer.Exit(1)
 
 

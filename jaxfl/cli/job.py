@@ -16,7 +16,10 @@ from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
+from jaxfl.sampling import Sampler
 from jaxfl.simulation.directory import RunDirectory
+from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.run import Callback, Result, run
 from jaxfl.simulation.schedule import Schedule, check_kept
 
@@ -82,38 +85,64 @@ def check(job: Job) -> None:
         directory.check(job.config(), resume=job.resume)
 
 
-def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = ()) -> Result:
+class Tools(NamedTuple):
+    """What a run is made with, beside its data; several seeds that share it share the compiled program.
+
+    Attributes:
+        method: the method.
+        sampler: draws the cohorts.
+        finetune: what clients train before they are tested a second time, or None.
+        suits: the shapes of the data they were made for: on others nothing could be shared.
+    """
+
+    method: Method
+    sampler: Sampler
+    finetune: FineTune | None
+    suits: Any
+
+    @classmethod
+    def of(cls, job: Job, data: FederatedData, others: "Tools | None" = None) -> "Tools":
+        """Returns those of a job; `others`, of a job that differs in its seed alone, where they suit the data."""
+        suits = shapes_of(data)
+        if others is not None and others.suits == suits:
+            return others
+        settings = job.settings
+        return cls(options.build(settings, data), options.sampler(settings), options.finetune(settings), suits)
+
+
+def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = (), tools: Tools | None = None) -> Result:
     """Runs a job on its data, and writes its directory.
 
     Args:
         job: checked by `check`.
         data: from `options.load`.
         callbacks: called with every `Event`.
+        tools: of `Tools.of`, from a run of another seed; None makes them.
 
     Returns:
         The result, its summary completed with the method and all options.
     """
-    method = options.build(job.settings, data)
+    tools = Tools.of(job, data, tools)
     directory = job.directory()
     with contextlib.nullcontext() if directory is None else directory.alone():
-        return _execute(job, method, data, directory, callbacks)
+        return _execute(job, tools, data, directory, callbacks)
 
 
 def _execute(
-    job: Job, method: Method, data: FederatedData, directory: RunDirectory | None, callbacks: Sequence[Callback]
+    job: Job, tools: Tools, data: FederatedData, directory: RunDirectory | None, callbacks: Sequence[Callback]
 ) -> Result:
     """Runs a job whose directory, if it has one, is kept for it."""
     if directory is not None:
         directory.write_config(job.config())
     result = run(
-        method,
+        tools.method,
         data,
         rounds=job.rounds,
         cohort=job.cohort,
         seed=job.seed,
-        sampler=options.sampler(job.settings),
+        sampler=tools.sampler,
         eval_every=job.eval_every,
-        finetune=options.finetune(job.settings),
+        finetune=tools.finetune,
         checkpoint_every=job.checkpoint_every,
         callbacks=callbacks,
         checkpoint_dir=job.out,
@@ -132,12 +161,11 @@ def _execute(
     return result
 
 
-def across(results: Sequence[Result], out: Path | None = None) -> dict[str, dict[str, float | None]]:
+def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict[str, dict[str, float | None]]:
     """Returns mean and standard deviation of every number of the summaries of several seeds, and writes them to `out`.
 
     The standard deviation is that of a sample (n - 1); None for one run.
     """
-    summaries = [result.summary for result in results]
     spread = {}
     for name in summaries[0]:
         values = [summary[name] for summary in summaries]

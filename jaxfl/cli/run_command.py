@@ -1,6 +1,7 @@
 """What `jaxfl run` does beside telling: a run under a progress bar, and what there is to say of it."""
 
 import re
+from typing import Any
 
 from jaxfl.cli import job, options
 from jaxfl.cli.tables.console import saying, stderr
@@ -9,20 +10,21 @@ from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.progress import Diverged
-from jaxfl.simulation.run import Result
 
 MOST = 1000  # seeds of a range
 
 
-def run_job(one: job.Job, label: str) -> Result | None:
+def run_job(one: job.Job, label: str, shared: list[job.Tools]) -> dict[str, Any] | None:
     """Runs one job under a progress bar.
 
     Args:
         one: checked by `job.check`.
         label: what the bar begins with; empty for a single run.
+        shared: what runs of other seeds were made with, empty for the first; it is kept there for the next.
 
     Returns:
-        What came of it; None if it has diverged, which is said.
+        The summary, None if the run has diverged, which is said; state and data are let go, so that many runs take the
+        memory of one.
 
     Raises:
         Stopped: after it is said what is kept.
@@ -36,7 +38,8 @@ def run_job(one: job.Job, label: str) -> Result | None:
         console.print(f"{label} compiling {one.settings.method_name} on {data.num_clients} clients".strip())
     try:
         with bar:
-            result = job.execute(one, data, [bar])
+            shared[:] = [job.Tools.of(one, data, *shared)]
+            summary = job.execute(one, data, [bar], *shared).summary
     except Stopped as stopped:
         kept = "nothing was kept" if one.out is not None else "nothing was kept; --out DIR would keep checkpoints"
         if stopped.saved:
@@ -48,18 +51,18 @@ def run_job(one: job.Job, label: str) -> Result | None:
     except Diverged as error:
         console.print(f"error: {label + ': ' if label else ''}{error}", style="red", soft_wrap=True, markup=False)
         return None
-    if count := result.summary["diverged"]:
+    if count := summary["diverged"]:
         console.print(
-            f"warning: {count} of {result.summary['updates']} updates of clients were not finite and were left out; "
+            f"warning: {count} of {summary['updates']} updates of clients were not finite and were left out; "
             "lower the learning rate (--set learning_rate=...).",
             style="yellow",
             soft_wrap=True,
         )
-    if result.summary["micro_accuracy"] is None:
+    if summary["micro_accuracy"] is None:
         console.print("note: nobody has test rows; nothing was tested.")
-    if count := result.summary["empty_clients"]:
+    if count := summary["empty_clients"]:
         console.print(f"note: {count} of {data.num_clients} clients have no training rows; they train nothing.")
-    return result
+    return summary
 
 
 def seeds_of(text: str) -> list[int]:

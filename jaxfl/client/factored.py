@@ -158,6 +158,12 @@ def tell(why_not: str | None) -> None:
         told.append("yes" if why_not is None else f"no: {why_not}")
 
 
+def repeat(told: Sequence[str]) -> None:
+    """Says again what was decided when a program was traced, where it is used once more."""
+    if (listening := _told.get()) is not None:
+        listening.extend(told)
+
+
 def in_words(told: Sequence[str]) -> str:
     """Returns all answers of a program as one.
 

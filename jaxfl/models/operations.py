@@ -48,7 +48,8 @@ def convolution(
     >>> convolution(jnp.ones((1, 4, 4, 1)), jnp.ones((3, 3, 1, 2)), [(0, 0), (0, 0)]).shape
     (1, 2, 2, 2)
     """
-    pads, steps, holes = tuple(map(tuple, padding)), tuple(strides), tuple(dilation)
+    pads = tuple((before, behind) for before, behind in padding)
+    steps, holes = tuple(strides), tuple(dilation)
     if steps == holes == (1, 1) and not slices_win(inputs.shape, kernel.shape, pads):
         return alone(inputs, kernel, pads)
     return as_product(inputs, kernel, pads, steps, holes)

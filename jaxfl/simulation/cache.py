@@ -33,7 +33,7 @@ def keep_programs(folder: str | Path | None = None, *, max_bytes: int = MOST) ->
     >>> kept is None if before else kept.parent == Path(folder)
     True
     """
-    if jax.config.jax_compilation_cache_dir:
+    if jax.config.values["jax_compilation_cache_dir"]:
         return None
     parent = platformdirs.user_cache_path("jaxfl") / "programs" if folder is None else Path(folder)
     place = parent / _processor()

@@ -10,14 +10,13 @@ import hashlib
 import json
 import os
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxfl.data import bounded
 from jaxfl.typing import Params
 
 NAME, BEFORE = "checkpoint.npz", "checkpoint-before.npz"
@@ -125,21 +124,17 @@ def load(path: Path) -> Saved:
 
     Raises:
         ValueError: it is no checkpoint, of another version of the format, or damaged.
+        OSError: it cannot be opened.
     """
     try:
-        with path.open("rb") as opened:  # np.load leaves a file that it cannot read open
-            if not zipfile.is_zipfile(opened):
-                raise ValueError("no zip file, or one cut short")
-            opened.seek(0)
-            with np.load(opened, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+        arrays, _ = bounded.arrays(path)
         digest = bytes(arrays.pop(_DIGEST)).decode()
         if digest != _digest(arrays):
             raise ValueError("its SHA-256 is another than when it was written")
-        header = json.loads(bytes(arrays.pop(_HEADER)).decode())
+        header = bounded.parsed(bytes(arrays.pop(_HEADER)))
         if header["schema"] != SCHEMA:
             raise ValueError(f"it has format {header['schema']}, and this version of jaxfl reads {SCHEMA}")
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is not a checkpoint of jaxfl, or a damaged one ({error}); remove it or choose another directory."
         ) from error

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfl import sampling
+from jaxfl.data import bounded, sampling
 from jaxfl.data.clients import FederatedData
 from jaxfl.sampling import Sampler
 from jaxfl.simulation import checkpoint, lock
@@ -261,7 +261,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return bounded.table(path)
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}); remove it or choose another directory.") from error
 

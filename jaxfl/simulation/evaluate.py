@@ -20,6 +20,7 @@ from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method
 from jaxfl.simulation.finetune import FineTune, trainer
 from jaxfl.simulation.metrics import Evaluation, summarise
+from jaxfl.simulation.program import kept, shapes_of
 from jaxfl.typing import Array, Key
 
 BLOCK = 1000  # test rows taken at once
@@ -31,7 +32,7 @@ FINETUNED = (  # of the metrics, those that are reported of fine-tuned models to
 def evaluator(
     method: Method, data: FederatedData, plan: Plan = Plan(), finetune: FineTune | None = None
 ) -> Callable[[Key, Any], Evaluation]:
-    """Returns `(key, state) -> Evaluation`; it compiles once and may be called after any round.
+    """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
     Args:
         method: gives the models (`assign`, then `client_params`) and the task.
@@ -39,24 +40,9 @@ def evaluator(
         plan: how the engine walks through the clients.
         finetune: what clients train before they are tested a second time; None tests them once.
     """
-    tune = None if finetune is None else _tuner(method, finetune, data.num_clients, plan)
-    everyone = jnp.arange(data.num_clients)
-
-    @jax.jit
-    def assign(key: Key, state: Any, data: FederatedData) -> Any:
-        return method.assign(key, state, data, Cohort.of(everyone, plan))
-
-    @jax.jit
-    def count(state: Any, data: FederatedData, ids: Array, real: Array) -> tuple[Array, Array]:
-        def client(shared: Any, client: Array, real: Array) -> tuple[tuple, tuple[Array, Array]]:
-            state, data = shared
-
-            def run() -> tuple[Array, Array]:
-                return count_rows(method, tree.take(method.client_params(state, client[None]), 0), data, client)
-
-            return (), _where_needed(real, run)
-
-        return over_clients(client, (state, data), Cohort.of(ids, plan), real)[1]
+    shapes = shapes_of(data)
+    assign, count = _assigner(method, plan, shapes), _counter(method, plan, shapes)
+    tune = None if finetune is None else _tuner(method, finetune, plan, shapes)
 
     def evaluate(key: Key, state: Any) -> Evaluation:
         state = assign(key, state, data)
@@ -79,7 +65,38 @@ def evaluator(
     return evaluate
 
 
-def _tuner(method: Method, finetune: FineTune, num_clients: int, plan: Plan) -> Callable[..., tuple]:
+@kept
+def _assigner(method: Method, plan: Plan, shapes: Any) -> Callable[[Key, Any, FederatedData], Any]:
+    """Returns `(key, state, data) -> state` with everybody's cluster up to date; compiled."""
+
+    @jax.jit
+    def assign(key: Key, state: Any, data: FederatedData) -> Any:
+        return method.assign(key, state, data, Cohort.of(jnp.arange(data.num_clients), plan))
+
+    return assign
+
+
+@kept
+def _counter(method: Method, plan: Plan, shapes: Any) -> Callable[..., tuple[Array, Array]]:
+    """Returns `(state, data, ids [M], real [M]) -> (counts [M, 3, L], losses [M])`, zeros where not real; compiled."""
+
+    @jax.jit
+    def count(state: Any, data: FederatedData, ids: Array, real: Array) -> tuple[Array, Array]:
+        def client(shared: Any, client: Array, real: Array) -> tuple[tuple, tuple[Array, Array]]:
+            state, data = shared
+
+            def run() -> tuple[Array, Array]:
+                return count_rows(method, tree.take(method.client_params(state, client[None]), 0), data, client)
+
+            return (), _where_needed(real, run)
+
+        return over_clients(client, (state, data), Cohort.of(ids, plan), real)[1]
+
+    return count
+
+
+@kept
+def _tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callable[..., tuple]:
     """Returns `(key, state, data) -> (counts, loss), diverged` of all clients `[N, ...]`, fine-tuned; compiled.
 
     A fine-tuned model lives as long as its client's test: there is a chunk of them, never a stack.
@@ -97,7 +114,7 @@ def _tuner(method: Method, finetune: FineTune, num_clients: int, plan: Plan) -> 
 
     @jax.jit
     def tune(key: Key, state: Any, data: FederatedData) -> Any:
-        cohort = by_size(data, Cohort.of(jnp.arange(num_clients), plan))
+        cohort = by_size(data, Cohort.of(jnp.arange(data.num_clients), plan))
         found = over_clients(client, (key, state, data), cohort)[1]
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[cohort.ids].set(leaf), found)
 

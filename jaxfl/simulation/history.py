@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxfl.data import bounded
+
 if TYPE_CHECKING:
     import pandas
 
@@ -99,8 +101,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a JSON-lines file; a last line that a crash cut short is left out.
 
     Raises:
-        ValueError: another line is no record.
+        ValueError: another line is no record, or the file is longer than a gigabyte.
     """
+    if (size := path.stat().st_size) > bounded.FREE:
+        raise ValueError(f"{path} is {size:,} bytes long, and {bounded.FREE:,} are read; evaluate more seldom.")
     *lines, last = path.read_bytes().split(b"\n")  # the last one is empty unless it was cut short
     records = [_record(path, number, line) for number, line in enumerate(lines, 1)]
     with contextlib.suppress(ValueError):
@@ -139,10 +143,10 @@ def json_ready(value: Any) -> Any:
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Returns the record of a line."""
     try:
-        record = json.loads(line)
+        record = bounded.parsed(line)
         if not isinstance(record, dict) or not isinstance(record.get("round"), int):
             raise ValueError("a record has a round")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(
             f"{path} is no history of a run, or a damaged one: line {number} is no record ({error}); put the file back "
             "as it was, or choose another directory."

@@ -3,6 +3,9 @@
 One program advances any number of rounds up to a bound: sample, train, aggregate, again. How many is an argument, so
 that evaluation, checkpoints and a progress bar decide when Python looks, and never what is computed. The state is
 donated: there is one of it.
+
+Key, state and data are arguments. So the next run of the same method, on data of the same shapes, takes the program of
+the last one: another seed costs no compilation and no memory.
 """
 
 import functools
@@ -10,7 +13,7 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +28,10 @@ from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 
 CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks
+KEPT = 4  # programs of a kind that are kept for later runs; those of one method whose slots double are several
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Log(NamedTuple):
@@ -47,6 +54,36 @@ class Made(NamedTuple):
     def pace(self) -> float:
         """Returns the seconds of one round."""
         return self.seconds / self.count
+
+
+def kept(build: Callable[P, T]) -> Callable[P, T]:
+    """Decorates what builds a jitted function, so that a later run with the same arguments gets the same one.
+
+    The last `KEPT` are kept: JAX forgets a program with the function that it was compiled from. The arguments must tell
+    shapes too (see `shapes_of`), or one function would hold the programs of all of them. Where an argument cannot be
+    hashed, nothing is kept.
+    """
+    cached = functools.lru_cache(KEPT)(build)
+
+    @functools.wraps(build)
+    def get(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            hash((*args, *kwargs.values()))
+        except TypeError:
+            return build(*args, **kwargs)
+        return cached(*args, **kwargs)
+
+    return get
+
+
+def shapes_of(*trees: Any) -> Any:
+    """Returns structure, shapes and types of trees of arrays, which can be hashed and compared.
+
+    >>> shapes_of({"w": jnp.zeros(3)}) == shapes_of({"w": jnp.ones(3)}) != shapes_of({"w": jnp.ones(4)})
+    True
+    """
+    leaves, structure = jax.tree.flatten(trees)
+    return structure, tuple((jnp.shape(leaf), leaf.dtype) for leaf in leaves)
 
 
 def compile_rounds(
@@ -89,7 +126,25 @@ def compile_rounds(
 
 def _lower(
     method: Method, key: Key, state: Any, data: FederatedData, size: int, plan: Plan, limit: int, sampler: Sampler
-):
+) -> Any:
+    program = _rounds(method, size, plan, limit, sampler, shapes_of(key, state, data))
+    with factored.answers() as told:
+        lowered = program.advance.lower(key, state, data, jnp.int32(0))
+    program.told = told or program.told  # nothing is told of what JAX has traced before
+    factored.repeat(program.told)
+    return lowered
+
+
+class _Rounds:
+    """The jitted rounds of a method, and what was told while they were traced."""
+
+    def __init__(self, advance: Any):
+        self.advance = advance
+        self.told: list[str] = []
+
+
+@kept
+def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, shapes: Any) -> _Rounds:
     @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
     def one_round(key: Key, state: Any, data: FederatedData) -> tuple[Any, Log]:
         cohort = engine.by_size(data, sampler(key, state.round, data, size, plan))
@@ -115,7 +170,18 @@ def _lower(
 
         return jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0)))
 
-    return jax.jit(advance, donate_argnums=1).lower(key, state, data, jnp.int32(0))
+    return _Rounds(jax.jit(advance, donate_argnums=1))
+
+
+@kept
+def initialiser(method: Method, shapes: Any) -> Callable[[Key, FederatedData], Any]:
+    """Returns `(key, data) -> state`, jitted.
+
+    Args:
+        method: the method.
+        shapes: of the data, see `kept`.
+    """
+    return jax.jit(lambda key, data: method.init(key, data))  # not itself: it lives longer, and the programs with it
 
 
 class Footprint(NamedTuple):

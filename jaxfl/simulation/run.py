@@ -25,7 +25,7 @@ from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.metrics import Evaluation, in_a_line
-from jaxfl.simulation.program import Made, compile_rounds
+from jaxfl.simulation.program import Made, compile_rounds, initialiser, shapes_of
 from jaxfl.simulation.progress import Clock, Progress
 from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.summary import summary_of
@@ -287,7 +287,8 @@ class Rounds:
         """
         began = time.perf_counter()
         self._compile(shapes if saved is None else saved)
-        state = jax.jit(self._method.init)(self._key, self._data) if saved is None else jax.device_put(saved)
+        init = initialiser(self._method, shapes_of(self._data))
+        state = init(self._key, self._data) if saved is None else jax.device_put(saved)
         state = jax.block_until_ready(state)
         self.compile_seconds += time.perf_counter() - began
         return state

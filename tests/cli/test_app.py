@@ -310,8 +310,16 @@ def test_a_directory_that_cannot_be_made_is_one_line(never_compiles, tmp_path):
     assert saved.exit_code == 2 and re.match("error: .*Is a directory", saved.stderr.splitlines()[-1])
 
 
-def test_seeds_are_averaged(tmp_path):
+def test_seeds_are_averaged(tmp_path, monkeypatch):
+    methods = []
+    compiled = program.compile_rounds
+    monkeypatch.setattr(
+        run,
+        "compile_rounds",
+        lambda method, *args, **options: (methods.append(method), compiled(method, *args, **options))[1],
+    )
     result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "0,3", "--out", tmp_path)
+    assert len(methods) == 2 and methods[0] is methods[1], "one method, and so one program"
     assert result.exit_code == 0, result.output
     one, two = (json.loads((tmp_path / f"seed-{seed}" / "summary.json").read_text()) for seed in (0, 3))
     both = json.loads((tmp_path / "summary.json").read_text())

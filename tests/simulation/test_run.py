@@ -23,6 +23,7 @@ from jaxfl.data import conditions
 from jaxfl.data.clients import Split
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint, interrupts, program, run
+from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
 from jaxfl.simulation.schedule import Schedule
 from jaxfl.testing.compare import assert_equal, leaves
@@ -377,6 +378,41 @@ def test_a_method_that_cannot_grow_is_stopped():
 
     with pytest.raises(RuntimeError, match="more clusters than the method has slots, and it cannot grow"):
         jaxfl.run(method._replace(round=round), DATA, rounds=2, plan=Plan())
+
+
+@pytest.fixture
+def compiled():
+    """The names of events, one of each compilation since."""
+    found = []
+
+    def listen(name, seconds, **options):
+        if name == "/jax/core/compile/backend_compile_duration":
+            found.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_another_seed_takes_the_program_of_the_first(compiled):
+    """On other data of the same shapes; and what is told of the program stays true."""
+    method, other = fedavg(), replace(DATA, labels=(DATA.labels + 1) % 3)
+    options = {"rounds": 3, "cohort": 3, "plan": Plan(), "finetune": FineTune(optax.sgd(0.1))}
+    first = jaxfl.run(method, DATA, seed=2, **options)
+    compiled.clear()
+    second = jaxfl.run(method, other, seed=3, **options)
+    assert (
+        compiled == []
+        and second.summary["factored"] == first.summary["factored"] == "no: no first dense layer is known"
+    )
+    assert untimed(second.history) == untimed(jaxfl.run(fedavg(), other, seed=3, **options).history)
+    assert untimed(second.history) != untimed(first.history) and compiled
+
+
+def test_what_cannot_be_hashed_is_built_anew():
+    assert program.kept(lambda one: [one])([1]) == [[1]]
+    build = program.kept(lambda one: [one])
+    assert build(1) is build(1)
 
 
 def test_footprint_says_what_state_data_and_model_take():

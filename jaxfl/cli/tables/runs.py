@@ -1,10 +1,9 @@
 """The list of methods, and the table at the end of a run."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxfl.methods import METHODS
-from jaxfl.simulation.run import Result
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,19 +24,17 @@ COLUMNS = {
 SELDOM = ("tuned", "diverged")
 
 
-def results(runs: Sequence[Result], spread: dict[str, dict[str, float | None]] | None) -> "Table":
+def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | None]] | None) -> "Table":
     """Returns a table with a row for each run, and the mean and the deviation of several.
 
     Args:
-        runs: one, or one for each seed.
+        runs: the summary of one, or of one for each seed.
         spread: of several, from `jaxfl.cli.job.across`.
     """
     from rich.table import Table
 
-    one = runs[0].summary
-    columns = {
-        name: how for name, how in COLUMNS.items() if name not in SELDOM or any(run.summary.get(how[0]) for run in runs)
-    }
+    one = runs[0]
+    columns = {name: how for name, how in COLUMNS.items() if name not in SELDOM or any(run.get(how[0]) for run in runs)}
     clients = f"{one['num_clients']} clients, {one['rounds']} rounds of {one['cohort']}"
     table = Table(
         title=f"{one['method']} on {one['data']}: {clients}", title_justify="left", box=None, padding=(0, 2, 0, 0)
@@ -45,8 +42,8 @@ def results(runs: Sequence[Result], spread: dict[str, dict[str, float | None]] |
     for name in [*(["seed"] if spread is not None else []), *columns]:
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
-        cells = [_cell(run.summary[key], *how) for key, *how in columns.values()]
-        table.add_row(*([str(run.summary["seed"])] if spread is not None else []), *cells)
+        cells = [_cell(run[key], *how) for key, *how in columns.values()]
+        table.add_row(*([str(run["seed"])] if spread is not None else []), *cells)
     if spread is not None:
         for statistic in ("mean", "std") if len(runs) > 1 else ():
             # no deviation of a rate: it is not the rate of the deviation

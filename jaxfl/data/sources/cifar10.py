@@ -1,11 +1,10 @@
 """CIFAR-10: the official binary version, or lossless WebP sheets of tiles with a file of labels."""
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from jaxfl.data import bounded
 from jaxfl.data.sources.base import Folder, Remote, Row, Source, folders, locate, require
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -140,17 +139,14 @@ def _sheets(place: Path) -> Parts:
 def _labels(path: Path) -> dict[str, np.ndarray]:
     """Returns the arrays of the labels' file that are needed."""
     try:
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("no zip archive, or a truncated one")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("train_y", "test_y", "names") if key in file}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+        arrays, found = bounded.arrays(path, ("train_y", "test_y", "names"))
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"{path} must be an .npz file of plain arrays, and is not ({error}); copy it again."
         ) from error
     for key in ("train_y", "test_y"):
         if key not in arrays:
-            raise ValueError(f"{path} must hold the array {key}, found only {sorted(arrays)}; add it with np.savez.")
+            raise ValueError(f"{path} must hold the array {key}, found only {sorted(found)}; add it with np.savez.")
     return arrays
 
 

@@ -6,13 +6,15 @@ References: Caldas et al., "LEAF: a benchmark for federated settings", 2018; Gro
 19 user's guide", 2nd edition, 2016.
 """
 
+import math
 import re
 import string
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from jaxfl.data import bounded
 from jaxfl.data.sources import leaf
 from jaxfl.data.sources.base import Folder, Remote, Row, Source, folders, locate, require
 from jaxfl.schema import checked
@@ -113,6 +115,7 @@ def _read_hdf5(paths: list[Path]) -> leaf.Rows:
 
     collector = leaf.Collector(SHAPE)
     for path in paths:
+        said = 0  # bytes that the file unpacks to
         # HDF5 finds some damage only when it comes to it, so the whole reading is guarded.
         try:
             with h5py.File(path) as file:
@@ -124,10 +127,14 @@ def _read_hdf5(paths: list[Path]) -> leaf.Rows:
                     )
                 for client in map(str, examples):
                     rows = examples[client]
-                    columns = [rows.get(key) if isinstance(rows, h5py.Group) else None for key in ("pixels", "label")]
+                    columns: list[Any] = [
+                        rows.get(key) if isinstance(rows, h5py.Group) else None for key in ("pixels", "label")
+                    ]
                     for key, column in zip(("pixels", "label"), columns, strict=True):
                         if not isinstance(column, h5py.Dataset):
                             raise ValueError(f"{path}: client {client!r} has no {key}; the file is incomplete.")
+                    said += sum(math.prod(column.shape or ()) * column.dtype.itemsize for column in columns)
+                    bounded.check(said, path.stat().st_size, f"{path}: ")
                     pixels, labels = (np.asarray(column) for column in columns)
                     collector.add(path, client, *_checked(f"{path}: client {client!r}", pixels, labels))
         except (OSError, RuntimeError, KeyError) as error:
@@ -144,6 +151,8 @@ def _checked(where: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[bytes,
         )
     if count == 0:
         raise ValueError(f"{where} is without rows; the file is incomplete.")
+    if not np.issubdtype(pixels.dtype, np.number):
+        raise ValueError(f"{where} must have pixels that are numbers, got {pixels.dtype}.")
     if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= len(CLASSES):
         raise ValueError(
             f"{where} must have integer labels 0..{len(CLASSES) - 1}, got {labels.dtype} "

@@ -6,11 +6,15 @@ worse than one that does not.
 """
 
 import gzip
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from jaxfl.data import bounded
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -46,29 +50,40 @@ def read(path: Path, *, num_axes: int, type_code: int = 0x08) -> np.ndarray:
     ...     read(path, num_axes=1).tolist()
     [7, 8, 9]
     """
-    content = path.read_bytes()
-    if content[:2] == b"\x1f\x8b":
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
         try:
-            content = gzip.decompress(content)
+            with gzip.open(file) if packed else file as stream:
+                return _read(path, stream, num_axes, type_code)
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{path} is a damaged gzip file ({error}); download it again.") from error
+
+
+def _read(path: Path, stream: Any, num_axes: int, type_code: int) -> np.ndarray:
+    """Reads header and values, and of the values no more than the header says, and one byte."""
+    offset, dtype = 4 + 4 * num_axes, np.dtype(TYPES[type_code])
+    content = stream.read(offset)
     expected = bytes([0, 0, type_code, num_axes])
     if content[:4] != expected:
         raise ValueError(
             f"{path} must start with the idx magic number 0x{expected.hex()} ({num_axes} axes of {TYPES[type_code]}), "
             f"got 0x{content[:4].hex() or '(an empty file)'}; it is another file under this name, download it again."
         )
-    offset, dtype = 4 + 4 * num_axes, np.dtype(TYPES[type_code])
     if len(content) < offset:
         raise ValueError(f"{path} ends inside its header ({len(content)} of {offset} bytes); download it again.")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", num_axes, 4))
-    size = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
+    bounded.check(size, path.stat().st_size, f"{path}: ")
+    content = stream.read(size + 1)
     if len(content) != size:
         fault = "is truncated" if len(content) < size else "has bytes after its end"
+        more = "" if len(content) < size else " or more"
         raise ValueError(
-            f"{path} {fault}: its header says {shape}, {size} bytes expected, {len(content)} found; download it again."
+            f"{path} {fault}: its header says {shape}, {offset + size} bytes expected, {offset + len(content)}{more} "
+            "found; download it again."
         )
-    values = np.frombuffer(content, dtype, offset=offset).reshape(shape)
+    values = np.frombuffer(content, dtype).reshape(shape)
     return values.astype(dtype.newbyteorder("="), copy=False)
 
 

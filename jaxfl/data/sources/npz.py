@@ -3,13 +3,13 @@
 import json
 import os
 import zipfile
-import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxfl.data import bounded
 from jaxfl.data.building import check_type
 from jaxfl.data.sources.base import Folder, Row, Source, folders, warn_of_gaps
 
@@ -140,14 +140,11 @@ def read(path: Path, wanted: Collection[str]) -> tuple[dict[str, np.ndarray], li
         The arrays by name, and the names of all that the file holds.
 
     Raises:
-        ValueError: it is no npz file, is damaged, or holds Python objects.
+        ValueError: it is no npz file, is damaged, holds Python objects, or unpacks to too much, see `jaxfl.bounded`.
     """
     try:
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("no zip archive, or a truncated one")
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return {key: file[key] for key in wanted if key in file}, list(file)
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+        return bounded.arrays(path, wanted)
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"{path} must be an .npz file of plain arrays, and is not ({error}); write it with np.savez."
         ) from error
@@ -270,7 +267,7 @@ def converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> Path |
 def _parsed(path: Path, text: np.ndarray) -> dict[str, Any]:
     """Returns what `save` wrote into the array `origin`."""
     try:
-        origin = json.loads(str(text))
+        origin = bounded.parsed(str(text))
         if not (isinstance(origin["source"], str) and isinstance(origin["options"], dict)):
             raise TypeError("source must be a name and options a table")
     except (ValueError, TypeError, KeyError) as error:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.data import bounded
 from jaxfl.data.sources import arrow
 from jaxfl.data.sources.base import Folder, Row, Source, warn_of_gaps
 
@@ -195,7 +196,10 @@ def _read(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, np.nda
         for name in columns.values():
             if name not in (found := _schema(path).names):
                 raise ValueError(f"{path} must have the column {name} of {files[0].name}, found {found}; get it again.")
-    total, done = sum(parquet.read_metadata(path).num_rows for path in files), 0
+    metadata, size = [parquet.read_metadata(path) for path in files], sum(path.stat().st_size for path in files)
+    said = sum(one.row_group(group).total_byte_size for one in metadata for group in range(one.num_row_groups))
+    bounded.check(said, size, f"{files[0]}: ")
+    total, done = sum(one.num_rows for one in metadata), 0
     if not total:
         raise ValueError(f"{files[0]} must have rows, got none; get it again.")
     images: np.ndarray | None = None
@@ -212,6 +216,7 @@ def _read(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, np.nda
                     continue
                 for row, pixels in arrow.images(where, start, column):
                     if images is None:
+                        bounded.check(total * pixels[:1].nbytes, size, f"{where}: ")
                         images = np.empty((total, *pixels.shape[1:]), pixels.dtype)
                     if (pixels.dtype, pixels.shape[1:]) != (images.dtype, images.shape[1:]):
                         raise ValueError(

@@ -1,0 +1,136 @@
+"""Files of strangers: what unpacks to too much is refused before it does, and so is what lies about itself."""
+
+import contextlib
+import gzip
+import io
+import json
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+from jaxfl.data import bounded
+from jaxfl.data.sources import idx, npz
+from jaxfl.simulation import checkpoint
+
+HUGE = 1 << 40
+
+
+def header_of(shape, dtype="<f4", version=(1, 0)):
+    """The bytes of a npy header."""
+    out = io.BytesIO()
+    described = {"shape": shape, "fortran_order": False, "descr": dtype}
+    write = {(1, 0): np.lib.format.write_array_header_1_0, (2, 0): np.lib.format.write_array_header_2_0}
+    write[version](out, described)
+    return out.getvalue()
+
+
+def archive(path, content, name="x.npy", compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as out:
+        out.writestr(name, content)
+    return path
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """A file may unpack to 100 kB; so that a test needs no gigabytes."""
+    monkeypatch.setattr(bounded, "FREE", 100_000)
+
+
+@contextlib.contextmanager
+def refused(message):
+    """A ValueError comes of it, and no megabyte of memory before."""
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=message):
+        yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def zeros(path):
+    np.savez_compressed(path, x=np.zeros(1_000_000, np.uint8), y=np.zeros(3, int))
+    return path
+
+
+def test_a_zip_that_unpacks_to_too_much_is_refused_before_it_does(little, tmp_path):
+    path = zeros(tmp_path / "bomb.npz")
+    assert path.stat().st_size < 2000
+    words = r"its 1,\d+ bytes unpack to 1,000,280, more than 100,000 and more than 100 times .* without compression"
+    with refused(f"bomb.npz must be an .npz file .*{words}.*; write it with np.savez"):
+        npz.load(path)
+    with refused(f"bomb.npz is not a checkpoint of jaxfl, .*{words}"):
+        checkpoint.load(path)
+
+
+def test_what_is_written_without_compression_is_read(little, tmp_path):
+    np.savez(tmp_path / "plain.npz", x=np.zeros(1_000_000, np.uint8))
+    assert bounded.arrays(tmp_path / "plain.npz")[0]["x"].shape == (1_000_000,)
+    assert bounded.arrays(zeros(tmp_path / "bomb.npz"), ["y"])[1] == ["x", "y"], "only what is wanted counts"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (header_of((HUGE,)) + bytes(8), "header says 4,398,046,511,104 bytes, 8 are there"),
+        (header_of((2,)) + bytes(4), "header says 8 bytes, 4 are there"),
+        (header_of((0, HUGE, HUGE)), "."),
+        (header_of((-2, -1)) + bytes(8), "."),
+        (header_of((HUGE,), "<U0"), "nothing at all"),
+        (header_of((1,), "|O") + bytes(8), "Python objects"),
+        (header_of((1,), version=(2, 0))[:6] + b"\x03\x00", "format"),
+        (b"\x93NUMPY\x01\x00\x10\x00" + b"{" * 16, "."),
+        (b"\x93NUMPY", "."),
+        (b"", "."),
+    ],
+)
+def test_an_array_that_lies_about_itself_is_refused(tmp_path, content, message):
+    path = archive(tmp_path / "x.npz", content)
+    with refused(message):
+        bounded.arrays(path)
+
+
+def test_compressions_that_numpy_does_not_write_are_refused(tmp_path):
+    path = archive(tmp_path / "x.npz", header_of((2,)) + bytes(8), compression=zipfile.ZIP_LZMA)
+    with refused("x.npy is compressed as numpy does not; write it with np.savez"):
+        bounded.arrays(path)
+
+
+def test_arrays_are_those_that_numpy_reads(tmp_path):
+    rng = np.random.default_rng(0)
+    written = {
+        "plain": rng.normal(size=(3, 4)).astype(np.float32),
+        "fortran": np.asfortranarray(rng.integers(0, 9, (3, 4, 5))),
+        "scalar": np.array(2.5),
+        "empty": np.zeros((0, 3), bool),
+        "text": np.array(["a", "bc"]),
+        "large": np.arange(1_000_000),
+    }
+    np.savez_compressed(tmp_path / "a.npz", allow_pickle=False, **written)
+    found, names = bounded.arrays(tmp_path / "a.npz")
+    assert names == list(written)
+    for name, array in written.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].flags.writeable
+
+
+def test_a_gzip_that_unpacks_to_too_much_is_refused_before_it_does(little, tmp_path):
+    (tmp_path / "images").write_bytes(
+        gzip.compress(bytes([0, 0, 8, 1]) + (900_000).to_bytes(4, "big") + bytes(900_000))
+    )
+    with refused("images: its .* bytes unpack to 900,000, more than 100,000"):
+        idx.read(tmp_path / "images", num_axes=1)
+
+
+def test_json_is_bounded_in_length_and_depth(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="too deep"):
+        bounded.parsed("[" * 100_000)
+    monkeypatch.setattr(bounded, "TEXT", 10)
+    (tmp_path / "a.json").write_text(json.dumps({"a": "long enough"}))
+    with pytest.raises(ValueError, match="longer than 10 bytes"):
+        bounded.table(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(ValueError, match="must be an object, and is a list"):
+        bounded.table(tmp_path / "a.json")
