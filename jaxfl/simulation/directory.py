@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfl.data import bounded, sampling
+from jaxfl import sampling
+from jaxfl.data import bounded
 from jaxfl.data.clients import FederatedData
 from jaxfl.sampling import Sampler
 from jaxfl.simulation import checkpoint, lock
