@@ -1,7 +1,7 @@
 """What is learned: the initial model, the loss of a batch and the outputs that metrics are computed from."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -44,14 +44,14 @@ class Task(NamedTuple):
             dropout is off.
         logits: `(model, batch) -> [B, L]`, with dropout off.
         first: the dense layer that rows enter first, or None where there is none or none is known.
-        replaced: by kind, how many operations of the network are computed in a fast form of their own.
+        replaced: kinds and counts of the network's operations that are computed in a fast form of their own.
     """
 
     init: Callable[[Key], Params]
     loss: Callable[[Params, Batch, Key | None], Array]
     logits: Callable[[Params, Batch], Array]
     first: FirstDense | None = None
-    replaced: Mapping[str, int] = {}
+    replaced: tuple[tuple[str, int], ...] = ()
 
 
 @checked
@@ -118,7 +118,7 @@ def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool =
             f"module must return one logit for each of the {data.num_classes} classes of {data.name}, got outputs of "
             f"shape {shape} for one row; set num_classes={data.num_classes}."
         )
-    replaced = rewriting.replaceable(apply, variables["params"], example, None) if fast_forms else {}
+    replaced = rewriting.replaceable(apply, variables["params"], example, None) if fast_forms else ()
     forward = rewriting.in_fast_forms(apply) if replaced else apply
     first = None
     if type(module) in (Logistic, MLP):  # these alone: a subclass may do anything with its inputs

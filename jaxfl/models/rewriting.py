@@ -46,8 +46,8 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fast
 
 
-def replaceable(fn: Callable[..., Any], *args: Any) -> Mapping[str, int]:
-    """Returns how many operations of each kind would be replaced.
+def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ...]:
+    """Returns the kinds of operations that would be replaced, and how many of each.
 
     Args:
         fn: as for `in_fast_forms`.
@@ -55,19 +55,19 @@ def replaceable(fn: Callable[..., Any], *args: Any) -> Mapping[str, int]:
 
     >>> import jax.numpy as jnp
     >>> from flax import linen as nn
-    >>> dict(replaceable(lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.ones((2, 4, 4, 1))))
-    {'max pooling': 1}
+    >>> replaceable(lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.ones((2, 4, 4, 1)))
+    (('max pooling', 1),)
     """
-    return _found(jax.make_jaxpr(fn)(*args))
+    return tuple(sorted(_found(jax.make_jaxpr(fn)(*args)).items()))
 
 
-def in_words(replaced: Mapping[str, int]) -> str:
+def in_words(replaced: Sequence[tuple[str, int]]) -> str:
     """Returns what was replaced, for a summary.
 
-    >>> in_words({"convolution": 2, "max pooling": 1}), in_words({})
+    >>> in_words([("convolution", 2), ("max pooling", 1)]), in_words([])
     ('2 convolutions, 1 max pooling', 'nothing to replace')
     """
-    parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in sorted(replaced.items())]
+    parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in replaced]
     return ", ".join(parts) or "nothing to replace"
 
 

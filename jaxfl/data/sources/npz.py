@@ -140,7 +140,7 @@ def read(path: Path, wanted: Collection[str]) -> tuple[dict[str, np.ndarray], li
         The arrays by name, and the names of all that the file holds.
 
     Raises:
-        ValueError: it is no npz file, is damaged, holds Python objects, or unpacks to too much, see `jaxfl.data.bounded`.
+        ValueError: it is no npz file, is damaged, holds Python objects, or unpacks to too much (`jaxfl.data.bounded`).
     """
     try:
         return bounded.arrays(path, wanted)
