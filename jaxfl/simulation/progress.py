@@ -89,13 +89,8 @@ class Tally:
         # a diverged client has no loss worth a mean; it is counted apart
         real = rows & np.isfinite(log.info.loss)
         losses = np.where(real, log.info.loss, 0.0).sum(1) / np.maximum(real.sum(1), 1)  # [R]
-        rounds = zip(losses, real.sum(1), rows.sum(1), log.info.diverged, strict=True)
-        for (
-            loss,
-            finite,
-            sent,
-            diverged,
-        ) in rounds:  # one by one: how many rounds a call makes must not change last bits
+        # one by one: how many rounds a call makes must not change the sum's last bits
+        for loss, finite, sent, diverged in zip(losses, real.sum(1), rows.sum(1), log.info.diverged, strict=True):
             if finite:
                 self.loss_sum, self.loss_weight = self.loss_sum + float(loss), self.loss_weight + 1
             if sent:
