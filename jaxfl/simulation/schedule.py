@@ -34,11 +34,13 @@ class Schedule(NamedTuple):
             checkpoint_every: rounds between checkpoints; None saves after every evaluation.
 
         Raises:
-            ValueError: a number is below 1.
+            ValueError: a number is below 1, or beyond int32, which counts the rounds.
         """
         for name, value in {"rounds": rounds, "eval_every": eval_every, "checkpoint_every": checkpoint_every}.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
+            if value is not None and value >= 2**31:
+                raise ValueError(f"{name} must be below 2^31, got {value}.")
         eval_every = eval_every or max(1, rounds // 10)
         return cls(rounds, eval_every, checkpoint_every or eval_every)
 

@@ -23,5 +23,11 @@ def test_no_due_round_is_passed_over(schedule, pace):
         assert set(stops) - due <= {CAPACITY, 150 + CAPACITY, 2 * CAPACITY}, "fast ones only where something is due"
 
 
+@pytest.mark.parametrize("name", ["rounds", "eval_every", "checkpoint_every"])
+def test_numbers_beyond_the_counter_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be below 2.31, got 2147483648"):
+        Schedule.of(**{"rounds": 3, name: 2**31})
+
+
 def test_what_is_not_said_is_ten_evaluations_each_of_them_saved():
     assert Schedule.of(100) == (100, 10, 10) and Schedule.of(5) == (5, 1, 1) and Schedule.of(100, 7) == (100, 7, 7)
