@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.speed.measure import Side
 from jaxfl import engine
-from jaxfl.client.training import mean_loss
+from jaxfl.client.passes import mean_loss
 from jaxfl.cohort import Plan
 from jaxfl.data import FederatedData, federate
 from jaxfl.methods import Method

@@ -1,24 +1,22 @@
 """The command line: `jaxfl run`, `methods`, `data`, `plan`, `reproduce`, `report`."""
 
-import contextlib
 import json
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from jaxfl import data as federations
 from jaxfl.cli import experiments, job, options, signals, tables
 from jaxfl.cli.data_command import Wanted, show
+from jaxfl.cli.errors import errors
 from jaxfl.cli.run_command import run_job, seeds_of
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.methods import METHODS
 from jaxfl.schema import REQUIRED, Option, check_name
 from jaxfl.simulation.cache import keep_programs
-from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.program import footprint
 
 app = typer.Typer(
@@ -276,30 +274,6 @@ def report_command(
     """Set what was made beside what the papers say: tables, pictures and a page; nothing is trained."""
     with errors():
         print(experiments.module("report", clone).reports(name, scale, out), end="")
-
-
-@contextlib.contextmanager
-def errors() -> Iterator[None]:
-    """Shows what the library refuses as one red line, and exits with 2; with 130 or 143 where a run was stopped.
-
-    What it warns of is a yellow line.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _warn
-            yield
-    except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
-        raise
-    except (ValueError, OSError, MemoryError, ImportError) as error:
-        stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
-        raise typer.Exit(2) from None
-    except Stopped as stopped:  # what is kept was said
-        raise typer.Exit(128 + stopped.number) from None
-
-
-def _warn(message: Warning | str, *place: Any) -> None:
-    """Shows a warning, without the place in the code that Python adds."""
-    stderr().print(f"warning: {' '.join(str(message).split())}", style="yellow", soft_wrap=True, markup=False)
 
 
 def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:

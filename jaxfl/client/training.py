@@ -1,4 +1,4 @@
-"""The inner loop, written once: a client's local training, its gradient and its loss.
+"""The inner loop, written once: a client's local training.
 
 Trip counts depend on the data (each client runs through its own number of batches), so ragged clients cost what they
 have; under vmap a chunk runs to its largest client. The last, partial batch of an epoch is used, masked, and averaged
@@ -15,120 +15,14 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client import conduct, factored
-from jaxfl.data.clients import Batch, FederatedData, Split
+from jaxfl.client.passes import BLOCK, batch_shape, true_gradient
+from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-# Rows taken at once where a whole split is passed over (full-batch gradients, losses, evaluation). Splits of at most
-# this many rows are one masked batch; longer ones are walked through in as many blocks as the client needs, so that one
-# client of 5,000 rows does not make 300 clients of 100 rows pay for 5,000.
-BLOCK = 256
-
 Train = Callable[..., tuple[Params, Array]]
 Descend = Callable[[Params, optax.OptState, Params, dict], tuple[Params, optax.OptState]]
-
-
-def fold_rows(
-    step: Callable[[Params, Batch], Params],
-    carry: Params,
-    data: FederatedData,
-    split: Split,
-    client: Array,
-    block: int = BLOCK,
-) -> Params:
-    """Folds `step` over all rows of a client, in blocks of at most `block` rows.
-
-    Args:
-        step: `(carry, batch) -> carry`; the batch is masked.
-        carry: what the fold starts from.
-        data: the federation.
-        split: `data.train` or `data.test`.
-        client: the client's id `[]`.
-        block: rows of one batch.
-
-    Returns:
-        The last carry.
-    """
-    if split.max_size == 0:
-        return carry
-    if split.max_size <= block:
-        return step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
-    blocks = -(-split.size[client] // block)
-    positions = jnp.arange(block, dtype=jnp.int32)
-    return jax.lax.fori_loop(0, blocks, lambda i, c: step(c, data.batch(split, client, i * block + positions)), carry)
-
-
-def mean_loss(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedData, Array], Array]:
-    """Returns `(model, data, client) -> []`: the model's mean loss on the client's training rows; 0 without rows."""
-    return _mean_loss(task.loss, block)
-
-
-def mean_losses(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedData, Array], Array]:
-    """Returns `(models [K, ...], data, client) -> [K]`, as `mean_loss`: rows are made ready once for all models."""
-
-    def losses(models: Params, batch: Batch, key: Key | None) -> Array:
-        def one(model: Params) -> Array:
-            return task.loss(model, batch, key)
-
-        # side by side the K kernels of a dense layer are one product; a convolution is fastest with one kernel
-        return jax.lax.map(one, models) if task.replaced else jax.vmap(one)(models)
-
-    return _mean_loss(losses, block)
-
-
-def _mean_loss(loss: Callable[..., Array], block: int) -> Callable[[Params, FederatedData, Array], Array]:
-    """Returns the mean over a client's training rows of a batch's loss, or losses."""
-
-    def run(model: Params, data: FederatedData, client: Array) -> Array:
-        def step(total: Array, batch: Batch) -> Array:
-            found = loss(model, batch, None)
-            return total + found * batch.mask.sum().astype(found.dtype)
-
-        shape = jax.eval_shape(loss, model, _batch_shape(data), None)
-        total = fold_rows(step, jnp.zeros(shape.shape, shape.dtype), data, data.train, client, block)
-        return total / jnp.maximum(data.train.size[client], 1).astype(total.dtype)
-
-    return run
-
-
-def full_gradient(task: Task, *, block: int = BLOCK) -> Callable[..., tuple[Array, Params]]:
-    """Returns `(model, data, client, key) -> (loss, gradient)` of the mean loss over all of a client's training rows.
-
-    A client without rows has loss 0 and gradient 0. An attacker's gradient is what it sends in its place. The key is
-    the client's of this round: of dropout (which `tasks.without_dropout` switches off) and of an attacker's noise.
-    """
-    gradient_of = _true_gradient(task, block)
-
-    def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
-        loss, gradient = gradient_of(model, data, client, key)
-        return loss, conduct.sent_gradient(key, gradient, data, client)
-
-    return run
-
-
-def _true_gradient(task: Task, block: int) -> Callable[..., tuple[Array, Params]]:
-    """Returns `full_gradient` as it is computed, whoever the client is."""
-
-    def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
-        if data.train.max_size <= block:
-            batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
-            return jax.value_and_grad(task.loss)(model, batch, key)
-
-        def step(carry: tuple[Array, Params], batch: Batch) -> tuple[Array, Params]:
-            part = jax.value_and_grad(task.loss)(model, batch, key)
-            rows, size = batch.mask.sum(), jnp.maximum(data.train.size[client], 1)
-
-            def add(total: Array, leaf: Array) -> Array:
-                return total + rows.astype(leaf.dtype) / size.astype(leaf.dtype) * leaf
-
-            return jax.tree.map(add, carry, part)
-
-        shapes = jax.eval_shape(jax.value_and_grad(task.loss), model, _batch_shape(data), key)
-        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return fold_rows(step, zero, data, data.train, client, block)
-
-    return run
 
 
 def local_train(
@@ -215,7 +109,7 @@ def _full_batch(
             factored.tell(f"a client may have more than {block} rows")
 
             def of_blocks(model: Params, key: Key, positions: None) -> tuple[Array, Params]:
-                return _true_gradient(task, block)(model, data, client, key)
+                return true_gradient(task, block)(model, data, client, key)
 
             gradient_at = of_blocks
 
@@ -224,7 +118,7 @@ def _full_batch(
             loss, gradient = gradient_at(model, key_for(key, Stream.DROPOUT, index), None)
             return *descend(model, state, gradient, extra), total + loss
 
-        dtype = jax.eval_shape(task.loss, model, _batch_shape(data), key).dtype
+        dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
         carry = (start, optimizer.init(start), jnp.zeros((), dtype))
         trained, _, total = jax.lax.fori_loop(0, steps, epoch, carry)
         if finish is not None:
@@ -286,7 +180,7 @@ def _mini_batches(
 
             return jax.lax.fori_loop(0, -(-size // width), step, carry), None
 
-        dtype = jax.eval_shape(task.loss, model, _batch_shape(data), key).dtype
+        dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
         carry = (start, optimizer.init(start), jnp.zeros((), dtype))
         epochs = conduct.epochs_of(key, data, local_epochs)
         if isinstance(epochs, int):
@@ -309,8 +203,3 @@ def _after_all(gradient: Params) -> Params:
     """
     first = [leaf.ravel()[0] for leaf in jax.tree.leaves(gradient) if leaf.size]
     return jax.tree.map(lambda leaf: leaf + sum(0 * one.astype(leaf.dtype) for one in first), gradient)
-
-
-def _batch_shape(data: FederatedData) -> Batch:
-    """Returns the shapes of a one-row batch."""
-    return jax.eval_shape(lambda: data.batch(data.train, jnp.int32(0), jnp.arange(1, dtype=jnp.int32)))

@@ -28,7 +28,8 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.training import Train, local_train, mean_loss
+from jaxfl.client.passes import mean_loss
+from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.divide import divide_rows

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import tree
-from jaxfl.client.training import fold_rows
+from jaxfl.client.passes import fold_rows
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import by_size, over_clients

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from jaxfl.cli import job
 from jaxfl.cli.app import app
-from jaxfl.simulation import program, run
+from jaxfl.simulation import program, rounds
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.progress import Diverged
 
@@ -36,7 +36,7 @@ def never_compiles(monkeypatch):
         raise AssertionError("compiled")
 
     monkeypatch.setattr(program, "compile_rounds", compile_rounds)
-    monkeypatch.setattr(run, "compile_rounds", compile_rounds)
+    monkeypatch.setattr(rounds, "compile_rounds", compile_rounds)
 
 
 def refused(*arguments):

@@ -11,7 +11,8 @@ import pytest
 
 from jaxfl.client import conduct, training
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.training import fold_rows, full_gradient, local_train, mean_loss
+from jaxfl.client.passes import fold_rows, full_gradient, mean_loss
+from jaxfl.client.training import local_train
 from jaxfl.data import conditions
 from jaxfl.data.clients import Batch
 from jaxfl.random import Stream, key_for

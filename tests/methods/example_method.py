@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client.training import local_train, mean_loss
+from jaxfl.client.passes import mean_loss
+from jaxfl.client.training import local_train
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.random import Stream, key_for

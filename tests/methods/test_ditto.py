@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfl import methods, sampling, tree
-from jaxfl.client.training import full_gradient
+from jaxfl.client.passes import full_gradient
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Split
 from jaxfl.data.divide import divide_rows

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxfl import methods, sampling, tree
-from jaxfl.client.training import full_gradient
+from jaxfl.client.passes import full_gradient
 from jaxfl.cohort import Cohort
 from tests import problems
 from tests.problems import compiled

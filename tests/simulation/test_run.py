@@ -22,7 +22,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
 from jaxfl.data.clients import Split
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.simulation import checkpoint, interrupts, program, run
+from jaxfl.simulation import checkpoint, interrupts, program, rounds
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
 from jaxfl.simulation.schedule import Schedule
@@ -364,7 +364,7 @@ def test_slots_double_as_often_as_it_takes_at_once(monkeypatch):
         compiled.append(state.models["bias"].shape[0])
         return program.compile_rounds(method, key, state, *args, **options)
 
-    monkeypatch.setattr(run, "compile_rounds", compile_rounds)
+    monkeypatch.setattr(rounds, "compile_rounds", compile_rounds)
     result = jaxfl.run(stocfl(1, threshold=1.1), DATA, rounds=1, plan=Plan())
     assert compiled == [1, 8] and result.summary["num_clusters"] == 7  # of 8: one has no rows
 
@@ -451,7 +451,7 @@ def out_of_memory(monkeypatch, *, above, after=0):
 
         return call
 
-    monkeypatch.setattr(run, "compile_rounds", compile_rounds)
+    monkeypatch.setattr(rounds, "compile_rounds", compile_rounds)
     return chunks
 
 

@@ -16,7 +16,8 @@ import numpy as np
 import optax
 
 from jaxfl import schema, tree
-from jaxfl.client.training import full_gradient, local_train
+from jaxfl.client.passes import full_gradient
+from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.divide import divide_rows

@@ -1,0 +1,35 @@
+"""What the command line makes of errors and warnings: one line, and an exit code."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from jaxfl.cli.tables.console import stderr
+from jaxfl.simulation.interrupts import Stopped
+
+
+@contextlib.contextmanager
+def errors() -> Iterator[None]:
+    """Shows what the library refuses as one red line, and exits with 2; with 130 or 143 where a run was stopped.
+
+    What it warns of is a yellow line.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            yield
+    except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
+        raise
+    except (ValueError, OSError, MemoryError, ImportError) as error:
+        stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
+        raise typer.Exit(2) from None
+    except Stopped as stopped:  # what is kept was said
+        raise typer.Exit(128 + stopped.number) from None
+
+
+def _warn(message: Warning | str, *place: Any) -> None:
+    """Shows a warning, without the place in the code that Python adds."""
+    stderr().print(f"warning: {' '.join(str(message).split())}", style="yellow", soft_wrap=True, markup=False)

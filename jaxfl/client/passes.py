@@ -1,0 +1,123 @@
+"""What a client computes of its rows without training: losses, gradients, folds over all of them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.client import conduct
+from jaxfl.data.clients import Batch, FederatedData, Split
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+# Rows taken at once where a whole split is passed over (full-batch gradients, losses, evaluation). Splits of at most
+# this many rows are one masked batch; longer ones are walked through in as many blocks as the client needs, so that one
+# client of 5,000 rows does not make 300 clients of 100 rows pay for 5,000.
+BLOCK = 256
+
+
+def fold_rows(
+    step: Callable[[Params, Batch], Params],
+    carry: Params,
+    data: FederatedData,
+    split: Split,
+    client: Array,
+    block: int = BLOCK,
+) -> Params:
+    """Folds `step` over all rows of a client, in blocks of at most `block` rows.
+
+    Args:
+        step: `(carry, batch) -> carry`; the batch is masked.
+        carry: what the fold starts from.
+        data: the federation.
+        split: `data.train` or `data.test`.
+        client: the client's id `[]`.
+        block: rows of one batch.
+
+    Returns:
+        The last carry.
+    """
+    if split.max_size == 0:
+        return carry
+    if split.max_size <= block:
+        return step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
+    blocks = -(-split.size[client] // block)
+    positions = jnp.arange(block, dtype=jnp.int32)
+    return jax.lax.fori_loop(0, blocks, lambda i, c: step(c, data.batch(split, client, i * block + positions)), carry)
+
+
+def mean_loss(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedData, Array], Array]:
+    """Returns `(model, data, client) -> []`: the model's mean loss on the client's training rows; 0 without rows."""
+    return _mean_loss(task.loss, block)
+
+
+def mean_losses(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedData, Array], Array]:
+    """Returns `(models [K, ...], data, client) -> [K]`, as `mean_loss`: rows are made ready once for all models."""
+
+    def losses(models: Params, batch: Batch, key: Key | None) -> Array:
+        def one(model: Params) -> Array:
+            return task.loss(model, batch, key)
+
+        # side by side the K kernels of a dense layer are one product; a convolution is fastest with one kernel
+        return jax.lax.map(one, models) if task.replaced else jax.vmap(one)(models)
+
+    return _mean_loss(losses, block)
+
+
+def _mean_loss(loss: Callable[..., Array], block: int) -> Callable[[Params, FederatedData, Array], Array]:
+    """Returns the mean over a client's training rows of a batch's loss, or losses."""
+
+    def run(model: Params, data: FederatedData, client: Array) -> Array:
+        def step(total: Array, batch: Batch) -> Array:
+            found = loss(model, batch, None)
+            return total + found * batch.mask.sum().astype(found.dtype)
+
+        shape = jax.eval_shape(loss, model, batch_shape(data), None)
+        total = fold_rows(step, jnp.zeros(shape.shape, shape.dtype), data, data.train, client, block)
+        return total / jnp.maximum(data.train.size[client], 1).astype(total.dtype)
+
+    return run
+
+
+def full_gradient(task: Task, *, block: int = BLOCK) -> Callable[..., tuple[Array, Params]]:
+    """Returns `(model, data, client, key) -> (loss, gradient)` of the mean loss over all of a client's training rows.
+
+    A client without rows has loss 0 and gradient 0. An attacker's gradient is what it sends in its place. The key is
+    the client's of this round: of dropout (which `tasks.without_dropout` switches off) and of an attacker's noise.
+    """
+    gradient_of = true_gradient(task, block)
+
+    def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
+        loss, gradient = gradient_of(model, data, client, key)
+        return loss, conduct.sent_gradient(key, gradient, data, client)
+
+    return run
+
+
+def true_gradient(task: Task, block: int) -> Callable[..., tuple[Array, Params]]:
+    """Returns `full_gradient` as it is computed, whoever the client is."""
+
+    def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
+        if data.train.max_size <= block:
+            batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
+            return jax.value_and_grad(task.loss)(model, batch, key)
+
+        def step(carry: tuple[Array, Params], batch: Batch) -> tuple[Array, Params]:
+            part = jax.value_and_grad(task.loss)(model, batch, key)
+            rows, size = batch.mask.sum(), jnp.maximum(data.train.size[client], 1)
+
+            def add(total: Array, leaf: Array) -> Array:
+                return total + rows.astype(leaf.dtype) / size.astype(leaf.dtype) * leaf
+
+            return jax.tree.map(add, carry, part)
+
+        shapes = jax.eval_shape(jax.value_and_grad(task.loss), model, batch_shape(data), key)
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return fold_rows(step, zero, data, data.train, client, block)
+
+    return run
+
+
+def batch_shape(data: FederatedData) -> Batch:
+    """Returns the shapes of a one-row batch."""
+    return jax.eval_shape(lambda: data.batch(data.train, jnp.int32(0), jnp.arange(1, dtype=jnp.int32)))

@@ -1,0 +1,91 @@
+"""The compiled rounds of a run."""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.client import factored
+from jaxfl.cohort import Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Method, doubled
+from jaxfl.sampling import Sampler
+from jaxfl.simulation.program import Made, compile_rounds, initialiser, shapes_of
+from jaxfl.typing import Key
+
+
+class Rounds:
+    """The compiled rounds of a run: how they start, go on, and get more slots on the way.
+
+    Args:
+        method: the method.
+        key: of the run.
+        data: the federation, on the device.
+        size: clients of a cohort.
+        plan: chunk and devices.
+        sampler: draws the cohorts.
+
+    Attributes:
+        compile_seconds: what getting ready has taken so far: compilations, and the first state.
+        factored: whether clients train in the shorter form of `jaxfl.client.factored`, or why not.
+    """
+
+    def __init__(self, method: Method, key: Key, data: FederatedData, size: int, plan: Plan, sampler: Sampler):
+        self.compile_seconds, self.factored = 0.0, ""
+        self._method, self._key, self._data = method, key, data
+        self._size, self._plan, self._sampler = size, plan, sampler
+
+    def start(self, shapes: Any, saved: Any = None) -> Any:
+        """Compiles the rounds, and returns the state that they start from.
+
+        Args:
+            shapes: of the method's first state.
+            saved: a checkpoint's state; its slots may have grown. None takes the method's first.
+
+        Raises:
+            MemoryError: the rounds need more memory than the device has left.
+        """
+        began = time.perf_counter()
+        self._compile(shapes if saved is None else saved)
+        init = initialiser(self._method, shapes_of(self._data))
+        state = init(self._key, self._data) if saved is None else jax.device_put(saved)
+        state = jax.block_until_ready(state)
+        self.compile_seconds += time.perf_counter() - began
+        return state
+
+    def advance(self, state: Any, count: int) -> tuple[Any, Made]:
+        """Makes up to `count` rounds; fewer if slots run out. The state that is given is used up."""
+        began = time.perf_counter()
+        state, log, done, overflow = self._advance(self._key, state, self._data, jnp.int32(count))
+        done = int(done)  # waits for the device
+        return state, Made(log, done, int(overflow), time.perf_counter() - began)
+
+    def grow(self, state: Any, doublings: int, round: int) -> Any:
+        """Returns the state with its slots doubled so often, and compiles the rounds for it.
+
+        Args:
+            state: of the rounds before.
+            doublings: how often.
+            round: the one that needs them.
+
+        Raises:
+            RuntimeError: the method cannot grow.
+        """
+        if self._method.grow is None:
+            raise RuntimeError(
+                f"round {round} needs more clusters than the method has slots, and it cannot grow; give it more."
+            )
+        state = doubled(self._method.grow, state, doublings)
+        began = time.perf_counter()
+        self._compile(state)
+        self.compile_seconds += time.perf_counter() - began
+        return state
+
+    def _compile(self, state: Any) -> None:
+        """Compiles the rounds for states of these shapes."""
+        with factored.answers() as told:
+            self._advance = compile_rounds(
+                self._method, self._key, state, self._data, self._size, self._plan, sampler=self._sampler
+            )
+        self.factored = factored.in_words(told)
