@@ -314,7 +314,7 @@ def test_seeds_are_averaged(tmp_path, monkeypatch):
     methods = []
     compiled = program.compile_rounds
     monkeypatch.setattr(
-        run,
+        rounds,
         "compile_rounds",
         lambda method, *args, **options: (methods.append(method), compiled(method, *args, **options))[1],
     )

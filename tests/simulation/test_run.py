@@ -139,9 +139,9 @@ def test_what_comes_before_the_first_round_is_not_done_again(name, tmp_path):
         return state._replace(round=round)
 
     method = methods.METHODS[name].factory(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1)
-    for rounds in (1, 2):
-        options = {**OPTIONS, "checkpoint_dir": tmp_path, "resume": rounds == 2}
-        result = jaxfl.run(method._replace(init=counted), DATA, rounds=rounds, **options)
+    for count in (1, 2):
+        options = {**OPTIONS, "checkpoint_dir": tmp_path, "resume": count == 2}
+        result = jaxfl.run(method._replace(init=counted), DATA, rounds=count, **options)
     assert len(made) == 1 and int(result.state.round) == 2
 
 
