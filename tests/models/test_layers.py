@@ -40,7 +40,7 @@ def test_conv_equals_flax_forward_and_gradient(kernel_size, size, channels, padd
 
 def test_conv_has_the_parameters_of_flax():
     shapes = [
-        jax.tree.map(jnp.shape, module.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3))))
+        jax.tree.map(jnp.shape, jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3))))
         for module in (layers.Conv(4, (5, 3)), nn.Conv(4, (5, 3)))
     ]
     assert shapes[0] == shapes[1] == {"params": {"kernel": (5, 3, 3, 4), "bias": (4,)}}
@@ -50,7 +50,7 @@ def test_conv_has_the_parameters_of_flax():
 def test_conv_with_a_kernel_per_client(padding, key):
     inputs = images(key, 3, 2, 7, 6, 2)  # [N, B, H, W, ci]
     ours, flaxs = layers.Conv(5, (3, 3), padding), nn.Conv(5, (3, 3), padding=padding)
-    params = jax.vmap(ours.init)(jax.random.split(key, 3), inputs)
+    params = jax.jit(jax.vmap(ours.init))(jax.random.split(key, 3), inputs)
 
     def gradients(module):
         def loss(p, x):
@@ -58,9 +58,9 @@ def test_conv_with_a_kernel_per_client(padding, key):
 
         return jax.grad(loss, (0, 1))
 
-    together = jax.vmap(gradients(ours))(params, inputs)
+    together, one = jax.jit(jax.vmap(gradients(ours)))(params, inputs), jax.jit(gradients(flaxs))
     for client in range(3):
-        alone = gradients(flaxs)(jax.tree.map(lambda leaf, i=client: leaf[i], params), inputs[client])
+        alone = one(jax.tree.map(lambda leaf, i=client: leaf[i], params), inputs[client])
         mapped = jax.tree.map(lambda leaf, i=client: leaf[i], together)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), mapped, alone)
 
@@ -68,7 +68,7 @@ def test_conv_with_a_kernel_per_client(padding, key):
 def test_conv_under_vmap_is_no_grouped_convolution(key):
     inputs = images(key, 3, 2, 6, 6, 2)
     module = layers.Conv(4, (3, 3))
-    params = jax.vmap(module.init)(jax.random.split(key, 3), inputs)
+    params = jax.eval_shape(jax.vmap(module.init), jax.random.split(key, 3), inputs)
     step = jax.vmap(jax.grad(lambda p, x: jnp.square(module.apply(p, x)).sum()))
     assert "conv_general_dilated" not in str(jax.make_jaxpr(step)(params, inputs))
 
@@ -76,7 +76,7 @@ def test_conv_under_vmap_is_no_grouped_convolution(key):
 def test_gradient_of_a_first_layer_does_not_compute_its_input_gradient(key):
     inputs = images(key, 4, 16, 16, 3)
     module = layers.Conv(8, (5, 5))
-    params = module.init(key, inputs)
+    params = jax.eval_shape(module.init, key, inputs)
 
     def products(argument):
         grad = jax.jit(jax.grad(lambda p, x: jnp.square(module.apply(p, x)).sum(), argument))
@@ -129,15 +129,15 @@ def test_max_pool_by_place_under_vmap_and_scan(key):
 
         return jax.lax.scan(step, x, None, length=2)[0]
 
-    alone = jnp.stack([two_steps(x) for x in inputs])
+    alone = jnp.stack([jax.jit(two_steps)(x) for x in inputs])
     np.testing.assert_array_equal(jax.jit(jax.vmap(two_steps))(inputs), alone)
 
 
 def test_relu_after_pooling_is_relu_before_pooling(key):
     inputs = images(key, 2, 6, 6, 3)
     weights = images(jax.random.fold_in(key, 1), 2, 3, 3, 3)
-    before = jax.value_and_grad(lambda x: (layers.max_pool(nn.relu(x)) * weights).sum())(inputs)
-    after = jax.value_and_grad(lambda x: (nn.relu(layers.max_pool(x)) * weights).sum())(inputs)
+    before = jax.jit(jax.value_and_grad(lambda x: (layers.max_pool(nn.relu(x)) * weights).sum()))(inputs)
+    after = jax.jit(jax.value_and_grad(lambda x: (nn.relu(layers.max_pool(x)) * weights).sum()))(inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), before, after)
 
 
@@ -150,8 +150,8 @@ def test_dense_equals_flax(inputs, key):
 
 
 def test_initial_range_is_pytorchs(key):
-    conv = layers.Conv(400, (3, 3)).init(key, jnp.zeros((1, 4, 4, 4)))["params"]  # fan-in 36
-    dense = layers.Dense(3000).init(key, jnp.zeros((1, 25)))["params"]
+    conv = jax.jit(layers.Conv(400, (3, 3)).init)(key, jnp.zeros((1, 4, 4, 4)))["params"]  # fan-in 36
+    dense = jax.jit(layers.Dense(3000).init)(key, jnp.zeros((1, 25)))["params"]
     for leaf, bound in [
         (conv["kernel"], 1 / 6),
         (conv["bias"], 1 / 6),
