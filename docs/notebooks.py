@@ -16,10 +16,7 @@ from typing import Any
 FOLDER = Path(__file__).parents[1] / "notebooks"
 PICTURE = "image/png"
 # What a kernel is started with: the code generator that compiles small programs faster, see `tests/plugin.py`.
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
-}
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)")
 
 

@@ -33,8 +33,8 @@ class VGG16(nn.Module):
 
     >>> from jax import numpy as jnp
     >>> model = VGG16(num_classes=10, width=4, hidden=8)
-    >>> params = model.init(jax.random.key(0), jnp.zeros((1, 28, 28)))
-    >>> model.apply(params, jnp.zeros((3, 28, 28))).shape
+    >>> outputs, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), jnp.zeros((3, 28, 28)))
+    >>> outputs.shape
     (3, 10)
     """
 

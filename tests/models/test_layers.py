@@ -16,7 +16,7 @@ def images(key, *shape):
 
 def test_conv_has_the_parameters_of_flax():
     shapes = [
-        jax.tree.map(jnp.shape, module.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3))))
+        jax.tree.map(jnp.shape, jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3))))
         for module in (layers.Conv(4, (5, 3)), nn.Conv(4, (5, 3)))
     ]
     assert shapes[0] == shapes[1] == {"params": {"kernel": (5, 3, 3, 4), "bias": (4,)}}
@@ -40,8 +40,8 @@ def test_max_pool_equals_flax(window, padding, key):
 def test_relu_after_pooling_is_relu_before_pooling(key):
     inputs = images(key, 2, 6, 6, 3)
     weights = images(jax.random.fold_in(key, 1), 2, 3, 3, 3)
-    before = jax.value_and_grad(lambda x: (layers.max_pool(nn.relu(x)) * weights).sum())(inputs)
-    after = jax.value_and_grad(lambda x: (nn.relu(layers.max_pool(x)) * weights).sum())(inputs)
+    before = jax.jit(jax.value_and_grad(lambda x: (layers.max_pool(nn.relu(x)) * weights).sum()))(inputs)
+    after = jax.jit(jax.value_and_grad(lambda x: (nn.relu(layers.max_pool(x)) * weights).sum()))(inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), before, after)
 
 
@@ -54,8 +54,8 @@ def test_dense_equals_flax(inputs, key):
 
 
 def test_initial_range_is_pytorchs(key):
-    conv = layers.Conv(400, (3, 3)).init(key, jnp.zeros((1, 4, 4, 4)))["params"]  # fan-in 36
-    dense = layers.Dense(3000).init(key, jnp.zeros((1, 25)))["params"]
+    conv = jax.jit(layers.Conv(400, (3, 3)).init)(key, jnp.zeros((1, 4, 4, 4)))["params"]  # fan-in 36
+    dense = jax.jit(layers.Dense(3000).init)(key, jnp.zeros((1, 25)))["params"]
     for leaf, bound in [
         (conv["kernel"], 1 / 6),
         (conv["bias"], 1 / 6),
