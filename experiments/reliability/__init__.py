@@ -1,0 +1,1 @@
+"""Campaigns that try to break the library, as commands; their short forms are tests."""
