@@ -28,7 +28,7 @@ from jaxfl.simulation.history import History, json_ready, read, write_text
 from jaxfl.typing import Params
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
-HEADER = {"identity", "round", "tally", "records"}  # of a run's checkpoint
+HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir")  # of a config: what may change when a run is resumed
 
 
@@ -133,7 +133,7 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         saved = checkpoint.newest(self.path)
         if saved is not None:
-            if not HEADER <= set(saved.header):
+            if not all(isinstance(saved.header.get(name), kind) for name, kind in HEADER.items()):
                 raise ValueError(f"{saved.path} is not the checkpoint of a run; remove it or choose another directory.")
             self._refuse_another(saved.header["identity"], identity)
             rounds, wanted = saved.header["round"], saved.header["records"]

@@ -73,6 +73,9 @@ class Tally:
     Attributes:
         updates: sent by clients with training rows, from the start.
         lost: the last of them, of the rounds at the end in which not one was finite.
+
+    Raises:
+        ValueError: they are not.
     """
 
     def __init__(self, **saved: Any):
@@ -81,11 +84,15 @@ class Tally:
         self.updates, self.lost = 0, 0
         self.num_clusters, self.last_loss = 0, math.nan
         self.extra: dict[str, Any] = {}  # the method's own numbers, of the last round
+        for name, value in saved.items():
+            wanted = dict if name == "extra" else (int, float)
+            if name not in vars(self) or not isinstance(value, wanted):
+                raise ValueError(f"{name}={value!r} is nothing that is added up over rounds")
         vars(self).update(saved)
 
     def add(self, log: Log, count: int, data: FederatedData, seconds: float) -> None:
         """Adds the first `count` rounds of a log, which took so many seconds."""
-        log = jax.tree.map(lambda leaf: np.asarray(leaf[:count]), log)
+        log = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], log)  # cut here: JAX would compile for every count
         rows = log.mask & (np.asarray(data.train.size)[log.ids] > 0)  # [R, C]
         # a diverged client has no loss worth a mean; it is counted apart
         real = rows & np.isfinite(log.info.loss)
@@ -152,7 +159,11 @@ class Progress:
         self._directory, self._identity = directory, identity
         self._start = None if directory is None else directory.open(identity, resume=resume)
         header = {"round": 0, "tally": {}} if self._start is None else self._start.header
-        self.done, self.tally = header["round"], Tally(**header["tally"])
+        try:
+            self.done, self.tally = header["round"], Tally(**header["tally"])
+        except ValueError as error:
+            path = self._start.path if self._start else ""
+            raise ValueError(f"{path} is not the checkpoint of a run ({error}); choose another directory.") from error
         self.paces: list[float] = []
         self.saved = self._resumed_at = self.done
 

@@ -131,9 +131,9 @@ def _read_hdf5(paths: list[Path]) -> leaf.Rows:
                         rows.get(key) if isinstance(rows, h5py.Group) else None for key in ("pixels", "label")
                     ]
                     for key, column in zip(("pixels", "label"), columns, strict=True):
-                        if not isinstance(column, h5py.Dataset):
+                        if not isinstance(column, h5py.Dataset) or column.shape is None:
                             raise ValueError(f"{path}: client {client!r} has no {key}; the file is incomplete.")
-                    said += sum(math.prod(column.shape or ()) * column.dtype.itemsize for column in columns)
+                    said += sum(math.prod(column.shape) * column.dtype.itemsize for column in columns)
                     bounded.check(said, path.stat().st_size, f"{path}: ")
                     pixels, labels = (np.asarray(column) for column in columns)
                     collector.add(path, client, *_checked(f"{path}: client {client!r}", pixels, labels))
@@ -151,9 +151,11 @@ def _checked(where: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[bytes,
         )
     if count == 0:
         raise ValueError(f"{where} is without rows; the file is incomplete.")
-    if not np.issubdtype(pixels.dtype, np.number):
-        raise ValueError(f"{where} must have pixels that are numbers, got {pixels.dtype}.")
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= len(CLASSES):
+    if not np.issubdtype(pixels.dtype, np.floating):
+        raise ValueError(f"{where} must have pixels that are fractions, got {pixels.dtype}.")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"{where} must have labels that are integers, got {labels.dtype}.")
+    if labels.min() < 0 or labels.max() >= len(CLASSES):
         raise ValueError(
             f"{where} must have integer labels 0..{len(CLASSES) - 1}, got {labels.dtype} "
             f"{labels.min()}..{labels.max()}; it is another data set under this name."

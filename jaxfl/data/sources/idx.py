@@ -73,6 +73,8 @@ def _read(path: Path, stream: Any, num_axes: int, type_code: int) -> np.ndarray:
     if len(content) < offset:
         raise ValueError(f"{path} ends inside its header ({len(content)} of {offset} bytes); download it again.")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", num_axes, 4))
+    if not all(shape):
+        raise ValueError(f"{path} is empty: its header says {shape}; download it again.")
     size = math.prod(shape) * dtype.itemsize
     bounded.check(size, path.stat().st_size, f"{path}: ")
     content = stream.read(size + 1)

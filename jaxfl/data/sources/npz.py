@@ -86,6 +86,9 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
         arrays: what it holds.
         own: what the file calls them where it has other names, for the messages.
     """
+    for key in (f"{key}_names" for key in NAMES if f"{key}_names" in arrays):
+        if arrays[key].ndim != 1:
+            raise ValueError(f"{path}: {key} must be a list of names, got shape {arrays[key].shape}.")
     names = {key: tuple(map(str, arrays[f"{key}_names"])) for key in NAMES if f"{key}_names" in arrays}
     origin = _parsed(path, arrays["origin"]) if "origin" in arrays else None
     check(path, arrays, own)
@@ -93,7 +96,8 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
     if not len(arrays["x"]):
         raise ValueError(f"{path}: {own.get('x', 'x')} must have at least one row, got shape {arrays['x'].shape}.")
     highest = max(int(arrays[key].max(initial=0)) for key in ("y", "test_y") if key in arrays)
-    num_classes = int(arrays["num_classes"]) if "num_classes" in arrays else len(names.get("class", ())) or highest + 1
+    known = _count(path, arrays["num_classes"]) if "num_classes" in arrays else len(names.get("class", ()))
+    num_classes = known or highest + 1
     if not {"num_classes", "class_names"} & set(arrays):
         labels = [arrays[key] for key in ("y", "test_y") if key in arrays]
         warn_of_gaps(f"{path}: {own.get('y', 'y')}", labels, num_classes, "add num_classes or class_names")
@@ -160,6 +164,8 @@ def check(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], 
         prefix: `"test_"` for the official test set, which must be like the training examples, too.
     """
     images = arrays.get(f"{prefix}x")
+    if images is not None and not images.shape:
+        raise ValueError(f"{path}: {own.get(f'{prefix}x', f'{prefix}x')} must be [P, ...], a row for each example.")
     for column in (f"{prefix}{key}" for key in ("y", "client", "group", "domain") if f"{prefix}{key}" in arrays):
         values, name = arrays[column], own.get(column, column)
         if images is None:
@@ -275,6 +281,13 @@ def _parsed(path: Path, text: np.ndarray) -> dict[str, Any]:
             f"{path}: origin must be JSON with source and options ({error}); give that array another name."
         ) from error
     return origin
+
+
+def _count(path: Path, value: np.ndarray) -> int:
+    """Returns the number of classes that a file says."""
+    if value.shape or value.dtype.kind not in "iu" or value < 1:
+        raise ValueError(f"{path}: num_classes must be one whole number above 0, got {value.tolist()!r}.")
+    return int(value)
 
 
 def _normaliser(path: Path, key: str, values: np.ndarray) -> float | np.ndarray:

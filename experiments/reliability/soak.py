@@ -1,0 +1,129 @@
+"""A long run, and many runs in one process: nothing is compiled again, and memory and open files stay as they are.
+
+    python -m experiments.reliability.soak --rounds 50000 --runs 500 --out experiments/reliability/results/soak.jsonl
+
+The long run evaluates and saves now and then. The many runs have another seed each: other data of the same shapes,
+other initial models, a directory of their own. A tenth as many runs more have a method of their own each: they compile,
+and their programs must be let go. Clients train one at a time: with chunks, an evaluation has a program for every power
+of two of the models and test sets that differ.
+
+A finding is: a compilation after the first evaluation (the first run), more open files or threads than then, or more
+memory than then by a figure that is printed: the resident set, after a garbage collection.
+"""
+
+import argparse
+import gc
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+import jaxfl
+from experiments.speed import measure
+from experiments.speed.w8 import Compilations
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Method
+
+GROWTH = {"long run": 30, "many runs": 30, "own methods": 150}  # megabytes: programs of the last few are kept
+MEASURED = 20  # times
+
+
+class Watch:
+    """What the process holds, from the first time on that it is asked.
+
+    Args:
+        every: calls between two measurements.
+    """
+
+    def __init__(self, every: int):
+        self.every, self.calls, self.compilations = max(1, every), 0, Compilations()
+        self.held: list[dict[str, int]] = []
+
+    def look(self) -> None:
+        """Measures, if it is time to."""
+        if self.calls % self.every == 0:
+            gc.collect()
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.held.append(
+                {
+                    "megabytes": pages * os.sysconf("SC_PAGE_SIZE") >> 20,
+                    "files": len(os.listdir("/proc/self/fd")),
+                    "threads": threading.active_count(),
+                    "compilations": self.compilations.count,
+                }
+            )
+        self.calls += 1
+
+    def record(self, part: str, *, compiles: bool = False) -> dict[str, Any]:
+        """Returns what was measured, and what is wrong with it."""
+        first, last = self.held[0], self.held[-1]
+        limits = {"megabytes": GROWTH[part], "files": 0, "threads": 0} | ({} if compiles else {"compilations": 0})
+        findings = [
+            f"{name}: {first[name]} -> {last[name]}" for name in limits if last[name] - first[name] > limits[name]
+        ]
+        return {"part": part, "held": self.held, "growth_limit": limits, "findings": findings}
+
+
+def federation(seed: int) -> FederatedData:
+    """Returns a tiny federation; of the same shapes for every seed."""
+    return jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20, seed=seed)
+
+
+def made(data: FederatedData) -> Method:
+    """Returns a method."""
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    return jaxfl.methods.ifca(task, optax.sgd(0.05), num_clusters=2, local_epochs=1, batch_size=10)
+
+
+def long_run(rounds: int, folder: Path) -> dict[str, Any]:
+    """Makes one run."""
+    data, watch = federation(0), Watch(1)
+    every = max(1, rounds // MEASURED)
+
+    def look(event: jaxfl.Event) -> None:
+        if event.record is not None:
+            watch.look()
+
+    options = {"eval_every": every, "checkpoint_every": every, "checkpoint_dir": folder / "long", "plan": jaxfl.Plan(1)}
+    jaxfl.run(made(data), data, rounds=rounds, cohort=4, callbacks=[look], **options)
+    return {**watch.record("long run"), "rounds": rounds}
+
+
+def many_runs(runs: int, folder: Path, part: str, method: Callable[[FederatedData], Method]) -> dict[str, Any]:
+    """Makes runs one after another, with a seed each."""
+    watch = Watch(runs // MEASURED)
+    for seed in range(runs):
+        data = federation(seed)
+        options = {"eval_every": 2, "checkpoint_dir": folder / part / str(seed), "plan": jaxfl.Plan(1)}
+        jaxfl.run(method(data), data, rounds=4, cohort=4, seed=seed, **options)
+        watch.look()
+    return {**watch.record(part, compiles=part == "own methods"), "runs": runs}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the campaign, prints what it found, and returns 1 if that is anything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50_000, help="of the long run")
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--out", type=Path, help="file that gets the JSON line appended")
+    given = parser.parse_args(arguments)
+    jax.clear_caches()
+    one = made(federation(0))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parts = [long_run(given.rounds, folder), many_runs(given.runs, folder, "many runs", lambda data: one)]
+        parts.append(many_runs(max(2, given.runs // 10), folder, "own methods", made))
+    findings = [f"{part['part']}, {finding}" for part in parts for finding in part["findings"]]
+    print(*findings, sep="\n")
+    measure.write({"campaign": "soak", "parts": parts, "findings": findings}, given.out)
+    return int(bool(findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
