@@ -104,11 +104,14 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         given = {**dict(zip(words, args, strict=False)), **kwargs}
-        for name, hint in hints.items():
-            if name in given:
-                check_type(name, given[name], hint)
-                if words_of(hint):
-                    check(name, given[name], hint)
+        here = [(name, given[name], hint) for name, hint in hints.items() if name in given]
+        for name, value, hint in here:
+            if isinstance(value, str) and words_of(hint):
+                check(name, value, hint)
+        for name, value, hint in here:
+            check_type(name, value, hint)
+            if words_of(hint):
+                check(name, value, hint)
         return function(*args, **kwargs)
 
     return call

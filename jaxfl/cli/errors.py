@@ -5,8 +5,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import typer
-
 from jaxfl.cli.tables.console import stderr
 from jaxfl.simulation.interrupts import Stopped
 
@@ -17,6 +15,8 @@ def errors() -> Iterator[None]:
 
     What it warns of is a yellow line.
     """
+    import typer
+
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn

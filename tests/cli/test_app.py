@@ -365,10 +365,10 @@ def test_divergence_is_said(monkeypatch, tmp_path):
     """One of two seeds comes to nothing and is left out; of the other one the table tells how many updates were."""
     finished, execute = [], job.execute
 
-    def diverge(one, data, callbacks=()):
+    def diverge(one, data, callbacks=(), *shared):
         if one.seed == 1:
             raise Diverged("the run has diverged: none.", None, None)
-        result = execute(one, data, callbacks)
+        result = execute(one, data, callbacks, *shared)
         finished.append(result._replace(summary=result.summary | {"diverged": 2}))
         return finished[-1]
 

@@ -353,6 +353,7 @@ def test_no_client_trains_by_the_key_of_the_clustering(monkeypatch, key):
         return real(key, *given, **options)
 
     monkeypatch.setattr(kmeans, "kmeans", seen)
-    robust().init(key, problems.linear_federation())
+    method = methods.robust(TASK, optax.sgd(RATE), num_clusters=2, local_epochs=2)  # not compiled: keys are looked at
+    method.init(key, problems.linear_federation())
     clients = [jax.random.key_data(key_for(key, Stream.START, client=client)).tolist() for client in range(7)]
     assert len(used) == 1 and used[0] not in clients
