@@ -137,7 +137,7 @@ def write_npz(folder: Path, draw: random.Random | None) -> None:
         arrays.pop(draw.choice([*arrays, "nothing"]), None)
     save = np.savez_compressed if draw is not None and draw.random() < 0.5 else np.savez
     with np.errstate(all="ignore"):
-        save(folder / "own.npz", allow_pickle=True, **arrays)
+        save(folder / "own.npz", **arrays)
 
 
 def write_parquet(folder: Path, draw: random.Random | None) -> None:
