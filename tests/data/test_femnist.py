@@ -269,7 +269,7 @@ WHITE = np.ones((3, 28, 28), np.float32)
         (replace(LABEL, np.int32(3)), r"got \[3, 28, 28\] and \[\]"),
         (replace(LABEL, np.array([0, 62, 1])), r"integer labels 0\.\.61, got int64 0\.\.62"),
         (replace(LABEL, np.array([0, -1, 1])), r"got int64 -1\.\.1"),
-        (replace(LABEL, np.zeros(3, np.float32)), "labels that are integers, got float32"),
+        (replace(LABEL, np.zeros(3, np.float32)), r"integer labels 0\.\.61, got float32"),
         (replace(PIXELS, WHITE * 255), r"pixels from 0 to 1, got 255\.0\.\.255\.0; divide"),
         (replace(PIXELS, WHITE - 2), r"pixels from 0 to 1, got -1\.0\.\.-1\.0"),
         (replace(PIXELS, WHITE * np.float32("nan")), r"pixels from 0 to 1, got nan\.\.nan"),

@@ -101,6 +101,7 @@ def test_plain_files_damaged(tmp_path):
         good[:-3]: r"labels is truncated: its header says \(20,\), 28 bytes expected, 25 found; download",
         good + b"x": r"bytes after its end: .* 28 bytes expected, 29 or more found",
         good[:6]: r"ends inside its header \(6 of 8 bytes\)",
+        good[:4] + bytes(4): r"labels is empty: its header says \(0,\)",
         b"": r"magic number 0x00000801 .* got 0x",
         b"\x00\x00\x08\x03" + good[4:]: r"must start with the idx magic number 0x00000801 .* got 0x00000803",
         b"<!doctype html>": r"got 0x3c21646f; it is another file",

@@ -90,9 +90,10 @@ def test_a_history_that_has_lost_records_is_refused(held):
         held.open({"seed": 0}, resume=True)
     (held.path / HISTORY).write_text(before)
     assert held.open({"seed": 0}, resume=True) is not None
-    held.save(STATE, {"round": 3})
-    with pytest.raises(ValueError, match="checkpoint.npz is not the checkpoint of a run"):
-        held.open({"seed": 0}, resume=True)
+    for header in ({"round": 3}, HEADER | {"identity": 5}, HEADER | {"round": "3"}):
+        held.save(STATE, header)
+        with pytest.raises(ValueError, match="checkpoint.npz is not the checkpoint of a run"):
+            held.open({"seed": 0}, resume=True)
 
 
 def test_what_is_in_the_way_is_refused(held, tmp_path):

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxfl.cohort import Cohort
 from jaxfl.data.synthetic import clustered_linear
@@ -62,3 +63,9 @@ def test_what_is_left_is_rounds_and_evaluations():
     clock.evaluations = [9.0, 1.0, 1.5, 1.0]  # the first one compiled
     assert clock.left(Schedule(10, 3, 3), 4, 2.0) == 12 + 3 * 1
     assert clock.evaluate(lambda number: number + 1, 1) == 2 and len(clock.evaluations) == 5
+
+
+@pytest.mark.parametrize("saved", [{"unknown": 1}, {"seconds": "1"}, {"participants": None}, {"extra": [1]}])
+def test_what_is_nothing_that_is_added_up_is_refused(saved):
+    with pytest.raises(ValueError, match="is nothing that is added up over rounds"):
+        Tally(**saved)

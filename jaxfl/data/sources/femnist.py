@@ -154,7 +154,7 @@ def _checked(where: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[bytes,
     if not np.issubdtype(pixels.dtype, np.floating):
         raise ValueError(f"{where} must have pixels that are fractions, got {pixels.dtype}.")
     if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{where} must have labels that are integers, got {labels.dtype}.")
+        raise ValueError(f"{where} must have integer labels 0..{len(CLASSES) - 1}, got {labels.dtype}.")
     if labels.min() < 0 or labels.max() >= len(CLASSES):
         raise ValueError(
             f"{where} must have integer labels 0..{len(CLASSES) - 1}, got {labels.dtype} "
