@@ -89,8 +89,8 @@ def robust(
         local_epochs: E, of stage III.
         batch_size: B; None takes all of a client's rows at once.
         first_epochs: of stage I. The paper learns to the end; w_i need only be far enough from each other.
-        outliers: share of the clients that the centres are found without, in [0, 1). It must exceed the attackers' share,
-            and be below that of the smallest group, which may be left out as a whole otherwise.
+        outliers: share of the clients that the centres are found without, in [0, 1). It must exceed the attackers'
+            share, and be below that of the smallest group, which may be left out as a whole otherwise.
         trim_by: `"all"`: those farthest from their centres; `"cluster"`: in every cluster, those farthest from its
             geometric median (TKM).
         centre: of a cluster: `"mean"`, `"median"` (coordinate by coordinate) or `"geometric_median"`.
