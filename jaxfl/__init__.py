@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxfl.public import *  # noqa: F403
+    from jaxfl.public import *  # noqa: F403 (a type checker is told the names that `__getattr__` finds)
 
 
 def __getattr__(name: str) -> Any:

@@ -142,7 +142,7 @@ def run(
     shapes = jax.eval_shape(method.init, jax.random.key(check_seed(seed)), data)
     plan = engine.resolve_plan(plan, served_model(method, shapes), size)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
-    asked = _Asked(method, data, schedule, size, seed, sampler, finetune, callbacks, clock)
+    asked = _Asked(method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock)
     directory = RunDirectory.at(checkpoint_dir, resume=resume)
     with contextlib.nullcontext() if directory is None else directory.alone():
         return _within_memory(asked, plan, resume, lambda resume: Progress(directory, identity, resume=resume))
@@ -153,6 +153,7 @@ class _Asked(NamedTuple):
 
     method: Method
     data: FederatedData
+    shapes: Any  # of the method's first state
     schedule: Schedule
     size: int  # clients of a cohort
     seed: int
@@ -186,10 +187,9 @@ def _within_memory(asked: _Asked, plan: Plan, resume: bool, begin: Callable[[boo
 
 def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
     """Makes the rounds that are still to be made."""
-    method, data, schedule, size, seed, sampler, finetune, callbacks, clock = asked
+    method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock = asked
     schedule.check_done(progress.done)
     rounds, key = schedule.rounds, jax.random.key(seed)
-    shapes = jax.eval_shape(method.init, key, data)
     data = data.on_device()
     program = Rounds(method, key, data, size, plan, sampler)
     look, evaluation = evaluator(method, data, plan, finetune), None
