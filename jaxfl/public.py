@@ -1,6 +1,6 @@
 """The public names: what `jaxfl.NAME` is."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from jaxfl import data, methods, models, plots, testing
 from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
@@ -22,7 +22,10 @@ from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.run import Event, Result, run
 from jaxfl.tasks import Task, classification
 
-__version__ = version("jaxfl")
+try:
+    __version__ = version("jaxfl")
+except PackageNotFoundError:  # a checkout on the path that nobody installed
+    __version__ = "unknown"
 
 __all__ = [
     "Choice",

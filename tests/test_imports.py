@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import importlib.metadata
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -228,6 +230,14 @@ def test_heavy_imports_are_found():
         "jaxfl.data.sources imports pandas",
     ]
     assert heavy_imports({"jaxfl.cli.app": Module(eager)}) == []
+
+
+def test_a_checkout_that_nobody_installed_has_no_version(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert runpy.run_path(str(ROOT / "jaxfl" / "public.py"))["__version__"] == "unknown"
 
 
 def test_import_jaxfl_is_light():

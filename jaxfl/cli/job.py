@@ -65,7 +65,7 @@ def check(job: Job) -> None:
     Raises:
         ValueError: a number is out of range, or the directory holds another run.
     """
-    Schedule.of(job.rounds, job.eval_every, job.checkpoint_every)
+    Schedule.of(job.rounds, job.eval_every, job.checkpoint_every, job.settings.run.get("test_rows"))
     check_kept(job.checkpoint_every, job.out, "out")
     if isinstance(job.cohort, float) and not 0 < job.cohort <= 1:
         raise ValueError(
@@ -142,6 +142,7 @@ def _execute(
         seed=job.seed,
         sampler=tools.sampler,
         eval_every=job.eval_every,
+        test_rows=job.settings.run.get("test_rows"),
         finetune=tools.finetune,
         checkpoint_every=job.checkpoint_every,
         callbacks=callbacks,

@@ -26,7 +26,7 @@ from jaxfl.tasks import classification
 
 LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
-# Of every run. The middle three say who takes part, see `jaxfl.sampling`; the last one is `jaxfl.FineTune`.
+# Of every run. `dropouts` and `availability` say who takes part, see `jaxfl.sampling`; see `jaxfl.FineTune` too.
 RUN = (
     Option(
         "chunk", "auto", int | None | Literal["auto"], 'clients trained side by side; "auto" chooses, none takes all'
@@ -35,6 +35,7 @@ RUN = (
     Option("availability", "always", sampling.Pattern, "who can be sampled"),
     Option("availability_period", 24.0, float, "rounds of a day, of availability=diurnal"),
     Option("fast_forms", True, bool, "whether convolutions and poolings take the forms that are fast for many clients"),
+    Option("test_rows", None, int | None, "the most rows tested of a client before the last round; none tests all"),
     Option("finetune", None, int | None, "epochs of every client before a second test, as --finetune"),
 )
 
@@ -135,8 +136,8 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
-    module, fast = model(settings, data.num_classes), settings.run.get("fast_forms", True)
-    task = classification(module, data, fast_forms=fast)
+    fast = settings.run.get("fast_forms", True)
+    task = classification(model(settings, data.num_classes), data, fast_forms=fast)
     chosen = dict(settings.method)
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)

@@ -15,6 +15,8 @@ from typing import Any, TextIO
 
 from jaxfl.simulation.run import Callback, Event
 
+LONG = 60  # seconds after which a run's last line says how evaluations could take less of them
+
 
 class ProgressBar:
     """Shows round, training loss, accuracy and number of clusters of the last evaluation, rounds per second, time left.
@@ -128,9 +130,13 @@ def _took(event: Event) -> str:
 
     >>> _took(Event(2, 2, 1, 0.5, 1.0, None, seconds=47.8, compile_seconds=20.0, evaluation_seconds=24.0))
     'took 48 s (compile 20 s, evaluation 24 s)'
+    >>> _took(Event(2, 2, 1, 0.5, 1.0, None, seconds=90.0, compile_seconds=5.0, evaluation_seconds=60.0))
+    'took 1:30 (compile 5.0 s, evaluation 1:00); eval_every and test_rows make evaluation shorter'
     """
     apart = f"compile {_clock(event.compile_seconds)}, evaluation {_clock(event.evaluation_seconds)}"
-    return f"took {_clock(event.seconds)} ({apart})"
+    costly = event.seconds > LONG and event.evaluation_seconds > event.seconds / 4
+    hint = "; eval_every and test_rows make evaluation shorter" if costly else ""
+    return f"took {_clock(event.seconds)} ({apart}){hint}"
 
 
 def _in_a_notebook() -> bool:

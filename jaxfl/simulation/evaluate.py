@@ -5,6 +5,7 @@ the number of clients), so the pass runs over the distinct pairs and its counts 
 made of the counts is in `metrics.py`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,11 @@ FINETUNED = (  # of the metrics, those that are reported of fine-tuned models to
 
 
 def evaluator(
-    method: Method, data: FederatedData, plan: Plan = Plan(), finetune: FineTune | None = None
+    method: Method,
+    data: FederatedData,
+    plan: Plan = Plan(),
+    finetune: FineTune | None = None,
+    test_rows: int | None = None,
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
@@ -39,24 +44,26 @@ def evaluator(
         data: the federation.
         plan: how the engine walks through the clients.
         finetune: what clients train before they are tested a second time; None tests them once.
+        test_rows: the most rows of a client that are tested; None tests all.
     """
-    shapes = shapes_of(data)
-    assign, count = _assigner(method, plan, shapes), _counter(method, plan, shapes)
+    tested = data if test_rows is None else dataclasses.replace(data, test=data.test.thinned(test_rows)).on_device()
+    assign, shapes = _assigner(method, plan, shapes_of(data)), shapes_of(tested)
+    count = _counter(method, plan, shapes)
     tune = None if finetune is None else _tuner(method, finetune, plan, shapes)
 
     def evaluate(key: Key, state: Any) -> Evaluation:
         state = assign(key, state, data)
         cluster = np.asarray(state.cluster)
-        first, inverse = distinct(data, cluster)
+        first, inverse = distinct(tested, cluster)
         # one program for every number of pairs: what is not needed is skipped, or with chunks kept below twice the need
         width = data.num_clients if plan.chunk == 1 else min(data.num_clients, 1 << (len(first) - 1).bit_length())
         ids = np.resize(first, width)
-        counts, loss = count(state, data, ids, np.arange(width) < len(first))
+        counts, loss = count(state, tested, ids, np.arange(width) < len(first))
         counts, loss = np.asarray(counts)[inverse], np.asarray(loss, np.float64)[inverse]
         plain = summarise(counts.astype(np.int64), loss, cluster, data)
         if tune is None:
             return plain
-        (counts, loss), diverged = tune(key, state, data)
+        (counts, loss), diverged = tune(key, state, tested)
         tuned = summarise(np.asarray(counts, np.int64), np.asarray(loss, np.float64), cluster, data)
         metrics = {f"finetuned_{name}": tuned.metrics[name] for name in FINETUNED if name in tuned.metrics}
         metrics["finetuned_diverged"] = int(np.asarray(diverged).sum())

@@ -79,6 +79,7 @@ def run(
     seed: int = 0,
     sampler: Sampler = sampling.uniform,
     eval_every: int | None = None,
+    test_rows: int | None = None,
     finetune: FineTune | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoint_dir: str | os.PathLike | None = None,
@@ -104,6 +105,8 @@ def run(
         sampler: draws the cohorts, see `jaxfl.sampling`: `dropouts(...)`, `availability(...)`, or your own, which is
             told apart from others by its `__name__`.
         eval_every: rounds between evaluations; None evaluates ten times. The last round is always evaluated.
+        test_rows: the most rows that are tested of each client, taken evenly from its own, in the evaluations between;
+            the last round's tests all rows. None tests all every time.
         finetune: evaluates every client a second time, after training its model on its own rows: the metrics
             `finetuned_micro_accuracy` and others, beside the usual ones, see `FineTune`. Costs N trainings and N tests
             an evaluation, and changes nothing else.
@@ -136,12 +139,13 @@ def run(
     >>> result.history.column("round")
     [1, 2, 3]
     """
-    clock, schedule = Clock(), Schedule.of(rounds, eval_every, checkpoint_every)
+    clock, schedule = Clock(), Schedule.of(rounds, eval_every, checkpoint_every, test_rows)
     check_kept(checkpoint_every, checkpoint_dir)
     size = cohort_size(cohort, data)
     shapes = jax.eval_shape(method.init, jax.random.key(check_seed(seed)), data)
     plan = engine.resolve_plan(plan, served_model(method, shapes), size)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
+    identity |= {} if test_rows is None else {"test_rows": test_rows}
     asked = _Asked(method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock)
     directory = RunDirectory.at(checkpoint_dir, resume=resume)
     with contextlib.nullcontext() if directory is None else directory.alone():
@@ -193,6 +197,7 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
     data = data.on_device()
     program = Rounds(method, key, data, size, plan, sampler)
     look, evaluation = evaluator(method, data, plan, finetune), None
+    glance = look if schedule.test_rows is None else evaluator(method, data, plan, finetune, schedule.test_rows)
     with Deferred(lambda: Stopped(progress.done, rounds, progress.saved)) as signals:
         state = program.start(shapes, progress.restore(shapes))
         while progress.done < rounds and not signals.asked:
@@ -201,7 +206,7 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
                 progress.add(made, data)
                 signals.at_stake, record = True, None
                 if schedule.evaluates(progress.done):
-                    evaluation = clock.evaluate(look, key, state)
+                    evaluation = clock.evaluate(look if progress.done == rounds else glance, key, state)
                     progress.check(evaluation, data, rounds, state)
                     record = progress.record(evaluation)
                 if schedule.saves(progress.done):
@@ -227,6 +232,7 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
         factored=program.factored,
         fast_forms=rewriting.in_words(method.task.replaced),
         chunk=plan.chunk,
+        test_rows=schedule.test_rows,
     )
     return Result(state, progress.history, evaluation, data, summary)
 

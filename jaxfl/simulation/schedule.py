@@ -14,6 +14,7 @@ class Schedule(NamedTuple):
         rounds: communication rounds in all.
         eval_every: rounds between evaluations.
         checkpoint_every: rounds between checkpoints.
+        test_rows: the most rows of a client that are tested before the last round; None tests all.
 
     >>> schedule = Schedule.of(10, eval_every=4, checkpoint_every=3)
     >>> [done for done in range(1, 11) if schedule.evaluates(done)], schedule.ahead(4, seconds_per_round=None)
@@ -23,26 +24,35 @@ class Schedule(NamedTuple):
     rounds: int
     eval_every: int
     checkpoint_every: int
+    test_rows: int | None = None
 
     @classmethod
-    def of(cls, rounds: int, eval_every: int | None = None, checkpoint_every: int | None = None) -> "Schedule":
+    def of(
+        cls,
+        rounds: int,
+        eval_every: int | None = None,
+        checkpoint_every: int | None = None,
+        test_rows: int | None = None,
+    ) -> "Schedule":
         """Returns the schedule of a run.
 
         Args:
             rounds: communication rounds in all.
             eval_every: rounds between evaluations; None evaluates ten times.
             checkpoint_every: rounds between checkpoints; None saves after every evaluation.
+            test_rows: the most rows of a client that are tested before the last round; None tests all.
 
         Raises:
-            ValueError: a number is below 1, or beyond int32, which counts the rounds.
+            ValueError: a number is below 1, or beyond int32, which counts rounds and rows.
         """
-        for name, value in {"rounds": rounds, "eval_every": eval_every, "checkpoint_every": checkpoint_every}.items():
+        given = {"rounds": rounds, "eval_every": eval_every, "checkpoint_every": checkpoint_every}
+        for name, value in {**given, "test_rows": test_rows}.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
             if value is not None and value >= 2**31:
                 raise ValueError(f"{name} must be below 2^31, got {value}.")
         eval_every = eval_every or max(1, rounds // 10)
-        return cls(rounds, eval_every, checkpoint_every or eval_every)
+        return cls(rounds, eval_every, checkpoint_every or eval_every, test_rows)
 
     def check_done(self, done: int) -> None:
         """Raises ValueError if a run that is resumed has made more rounds than are asked for."""

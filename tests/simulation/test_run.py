@@ -260,6 +260,18 @@ def test_diverged_clients_are_counted_round_by_round():
     assert np.isfinite(result.history.column("train_loss")).all()
 
 
+def test_evaluations_between_test_some_rows_and_the_last_one_all(straight, tmp_path):
+    options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
+    few = jaxfl.run(fedavg(), DATA, rounds=6, test_rows=2, **options)
+    assert_equal(few.state, straight.state, "what is tested")
+    assert untimed(few.history)[-1] == untimed(straight.history)[-1]
+    thin = jaxfl.run(fedavg(), replace(DATA, test=DATA.test.thinned(2)), rounds=6, eval_every=2, **OPTIONS)
+    assert untimed(few.history)[:2] == untimed(thin.history)[:2] != untimed(straight.history)[:2]
+    assert few.summary["test_rows"] == 2 and straight.summary["test_rows"] is None
+    with pytest.raises(ValueError, match="holds a run with test_rows=2, got None"):
+        jaxfl.run(fedavg(), DATA, rounds=8, resume=True, **options)
+
+
 def sick_after(rounds, method=None):
     """Returns FedAvg whose clients train on NaN once so many rounds are made."""
     method = fedavg() if method is None else method
@@ -323,7 +335,7 @@ def nobody():
 @pytest.mark.parametrize("method", [fedavg, lambda: methods.ifca(linear_task(), optax.sgd(0.3), choose="test")])
 def test_without_test_rows_a_run_trains_and_tests_nothing(method):
     finetune = jaxfl.FineTune(optax.sgd(0.1))
-    result = jaxfl.run(method(), replace(DATA, test=nobody()), rounds=2, finetune=finetune, **OPTIONS)
+    result = jaxfl.run(method(), replace(DATA, test=nobody()), rounds=2, test_rows=3, finetune=finetune, **OPTIONS)
     whole = jaxfl.run(method(), DATA, rounds=2, **OPTIONS)
     assert_equal(result.state, whole.state, "a run without test rows")
     record = result.history[-1]
