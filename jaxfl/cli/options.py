@@ -28,9 +28,7 @@ LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
 # Of every run. `dropouts` and `availability` say who takes part, see `jaxfl.sampling`; see `jaxfl.FineTune` too.
 RUN = (
-    Option(
-        "chunk", "auto", int | None | Literal["auto"], 'clients trained side by side; "auto" chooses, none takes all'
-    ),
+    Option("chunk", "auto", int | None | Literal["auto"], "clients trained side by side; none takes all of a cohort"),
     Option("dropouts", 0.0, float, "share of the sampled clients that fail"),
     Option("availability", "always", sampling.Pattern, "who can be sampled"),
     Option("availability_period", 24.0, float, "rounds of a day, of availability=diurnal"),
