@@ -44,7 +44,7 @@ class Side(NamedTuple):
     loss: Callable[[], float]
 
 
-def parser(description: str | None, *, clients: int, peers: str) -> argparse.ArgumentParser:
+def parser(description: str | None, *, clients: int | None, peers: str) -> argparse.ArgumentParser:
     """Returns the options that all workloads share."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--clients", type=int, nargs="+", default=[clients], help="clients of a round")

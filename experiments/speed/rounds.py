@@ -1,0 +1,254 @@
+"""W1, W2, W3, W5, W6 and W7: rounds of local training, jaxfl beside its peers.
+
+    python -m experiments.speed.rounds w3-mlp --clients 1000 --environments DIR
+    python -m experiments.speed.rounds            # all of them, those peers that this Python can import
+
+All clients take part and have as many rows. The sides shuffle with generators of their own, so the loss after round 1
+is compared for five full-batch steps, where there is nothing to shuffle; the timed rounds shuffle. Peers: see `peers`.
+
+Operations of a step, two for a multiplication and an addition: the forward pass and the gradients of weights and inputs
+of every layer, without the gradient of the first layer's input. Choosing among K models is K forward passes. Pooling,
+relu, softmax and the updates are not counted.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+import jaxfl
+from experiments.speed import measure, ours, peers
+
+ROTATIONS = 4
+
+
+class OwnNetwork(nn.Module):
+    """W1's network as somebody else would write it, with flax alone."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns logits."""
+        x = nn.relu(nn.Conv(32, (3, 3), padding="VALID")(x))
+        x = nn.relu(nn.max_pool(nn.Conv(64, (3, 3), padding="VALID")(x), (2, 2), (2, 2)))
+        x = nn.relu(nn.Dense(128)(x.reshape(len(x), -1)))
+        return nn.Dense(10)(x)
+
+
+class Work(NamedTuple):
+    """What a round is.
+
+    Attributes:
+        what: in words.
+        shape: of one input.
+        classes: L.
+        rows: training rows of a client.
+        network: the module, from the width of its hidden dense layer.
+        hidden: this width; None where there is none.
+        layers: the network for the peers, see `peers/torch_side.py`.
+        learning_rate, epochs, batch_size: of local training; a batch of None takes all rows.
+        clients: by default.
+        method: a factory of jaxfl.
+        models: how many there are to choose among.
+        peers: those that can do the work.
+        own: the network once more, as somebody else would write it.
+    """
+
+    what: str
+    shape: tuple[int, ...]
+    classes: int
+    rows: int
+    network: Callable[[Any], nn.Module]
+    hidden: int | None
+    layers: tuple[tuple[str, ...], ...]
+    learning_rate: float
+    epochs: int
+    batch_size: int | None
+    clients: int
+    method: str = "fedavg"
+    models: int = 1
+    peers: tuple[str, ...] = ("fedjax", "pfl", "torch")
+    own: nn.Module | None = None
+
+
+def convolution(index: int, padding: str) -> tuple[tuple[str, ...], ...]:
+    """Returns a convolution, relu behind it."""
+    return ("conv", f"Conv_{index}", padding), ("relu",)
+
+
+DENSE = (("flatten",), ("dense", "Dense_0"), ("relu",), ("dense", "Dense_1"))
+MLP = {"network": lambda hidden: jaxfl.models.MLP((hidden,), 10), "classes": 10, "layers": DENSE}
+LEAF = {
+    "shape": (28, 28),
+    "classes": 62,
+    "network": lambda hidden: jaxfl.models.LeafFemnistCNN(num_classes=62, hidden=hidden),
+    "hidden": 2048,
+    "layers": (*convolution(0, "same"), ("pool",), *convolution(1, "same"), ("pool",), *DENSE),
+}
+WORKS = {
+    "w1": Work(
+        what="network of pfl's CIFAR-10 benchmark",
+        shape=(32, 32, 3),
+        classes=10,
+        rows=50,
+        network=lambda hidden: jaxfl.models.CifarBenchmarkCNN(num_classes=10),
+        hidden=None,
+        layers=(*convolution(0, "valid"), *convolution(1, "valid"), ("pool",), *DENSE),
+        learning_rate=0.1,
+        epochs=1,
+        batch_size=10,
+        clients=20,
+        own=OwnNetwork(),
+    ),
+    "w2": Work("LEAF's CNN", rows=100, learning_rate=0.05, epochs=1, batch_size=20, clients=8, **LEAF),
+    "w3-logistic": Work(
+        what="logistic 60-10",
+        shape=(60,),
+        classes=10,
+        rows=50,
+        network=lambda hidden: jaxfl.models.Logistic(10),
+        hidden=None,
+        layers=(("flatten",), ("dense", "Dense_0")),
+        learning_rate=0.05,
+        epochs=1,
+        batch_size=10,
+        clients=1000,
+    ),
+    "w3-mlp": Work(
+        "784-200-10", (784,), rows=50, hidden=200, learning_rate=0.05, epochs=1, batch_size=10, clients=1000, **MLP
+    ),
+    "w5": Work(
+        what="IFCA, 4 models 784-200-10",
+        shape=(28, 28),
+        rows=200,
+        hidden=200,
+        learning_rate=0.05,
+        epochs=1,
+        batch_size=50,
+        clients=120,
+        method="ifca",
+        models=4,
+        peers=("fedjax",),
+        **MLP,
+    ),
+    "w6": Work(
+        what="784-2048-10",
+        shape=(28, 28),
+        rows=50,
+        hidden=2048,
+        learning_rate=0.1,
+        epochs=5,
+        batch_size=None,
+        clients=64,
+        peers=("torch",),
+        **MLP,
+    ),
+    "w7": Work(
+        what="FeSEM, 4 centres, LEAF's CNN",
+        rows=60,
+        learning_rate=0.03,
+        epochs=1,
+        batch_size=20,
+        clients=3550,
+        method="fesem",
+        models=4,
+        peers=(),
+        **LEAF,
+    ),
+}
+
+
+def gflop(work: Work, model: dict[str, Any], clients: int) -> float:
+    """Returns 10^9 operations of a round."""
+    forward, size = [], work.shape  # multiplications of a row, by layer; the outputs so far
+    for kind, *given in work.layers:
+        if kind == "conv":
+            kernel = model[given[0]]["kernel"].shape
+            cut = 0 if given[1] == "same" else kernel[0] - 1
+            size = (size[0] - cut, size[1] - cut, kernel[3])
+            forward.append(size[0] * size[1] * int(np.prod(kernel[:3])) * kernel[3])
+        elif kind == "dense":
+            forward.append(int(np.prod(model[given[0]]["kernel"].shape)))
+        elif kind == "pool":
+            size = (size[0] // 2, size[1] // 2, size[2])
+    choosing = work.models * sum(forward) if work.method == "ifca" else 0
+    training = work.epochs * (2 * forward[0] + 3 * sum(forward[1:]))
+    return 2 * work.rows * clients * (training + choosing) / 1e9
+
+
+def federation(work: Work, clients: int) -> Any:
+    """Returns the data; square images are seen in four rotations."""
+    square = len(work.shape) > 1 and work.shape[0] == work.shape[1]
+    turned = {"rotation": np.arange(clients) % ROTATIONS} if square and not work.own else {}
+    return ours.prototypes(clients, work.rows, work.shape, work.classes, **turned)
+
+
+def compare(name: str, clients: int | None, names: Sequence[str], options: Any) -> dict[str, Any]:
+    """Measures one work at one number of clients, beside some peers."""
+    work = WORKS[name]
+    clients = clients or work.clients
+    data = federation(work, clients)
+    names = [peer for peer in names if peer in work.peers]
+    held = ours.every_row(data) if names else ()
+
+    def rounds_of(network: nn.Module, epochs: int, batch_size: int | None) -> ours.Rounds:
+        given: dict[str, Any] = {"local_epochs": epochs, "batch_size": batch_size}
+        given |= {"num_clusters": work.models} if work.models > 1 else {}
+        task = jaxfl.classification(network, data)
+        method = getattr(jaxfl.methods, work.method)(task, optax.sgd(work.learning_rate), **given)
+        return ours.Rounds(method, data, chunk=options.chunk)
+
+    def sides_of(stack: contextlib.ExitStack, epochs: int, batch_size: int | None) -> tuple[list, dict, ours.Rounds]:
+        rounds = rounds_of(work.network(options.hidden or work.hidden), epochs, batch_size)
+        sides = [rounds.side()]
+        if work.own is not None and not options.hidden:
+            own = rounds_of(work.own, epochs, batch_size)
+            own.state = jax.tree.map(jnp.copy, rounds.state)  # its layers have the same names
+            sides.append(own.side()._replace(name="own network"))
+        asked = {"layers": work.layers, "learning_rate": work.learning_rate, "models": work.models}
+        asked |= {"epochs": epochs, "batch_size": batch_size}
+        choosing = bool(names) and work.models > 1
+        model = jax.tree.map(np.array, rounds.state.models) if choosing else rounds.model()
+        started = [peers.Peer(peer, asked, model, *held, options.environments) for peer in names]
+        for one in started:
+            stack.enter_context(one)
+        versions = {key: value for one in started for key, value in one.versions.items()}
+        return [*sides, *(one.side() for one in started)], versions, rounds
+
+    with contextlib.ExitStack() as stack:
+        agreement = measure.agreement(sides_of(stack, 5, None)[0]) if names else None
+    with contextlib.ExitStack() as stack:
+        sides, versions, rounds = sides_of(stack, work.epochs, work.batch_size)
+        steps = work.epochs * -(-work.rows // (work.batch_size or work.rows))
+        record = {
+            "workload": name,
+            "what": f"{work.what}, {clients:,} clients, {steps} steps of {work.batch_size or work.rows} rows",
+            "clients": clients,
+            "chunk": rounds.plan.chunk,
+            "compile_seconds": rounds.compile_seconds,
+            "after_round_1": agreement or measure.agreement(sides),
+            "peers": versions,
+            **measure.in_turn(sides, options.rounds, options.size),
+        }
+    return measure.report(record, gflop=gflop(work, rounds.model(), clients), out=options.out)
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Runs the workloads; fails if the losses disagree."""
+    parser = measure.parser(__doc__, clients=None, peers="all")
+    parser.add_argument("works", nargs="*", choices=[*WORKS, []], default=list(WORKS), metavar="WORK")
+    parser.add_argument("--hidden", type=int, help="width of the hidden dense layer, if not the workload's own")
+    parser.add_argument("--environments", type=Path, help="folder of the peers' environments, see peers/__init__.py")
+    options = parser.parse_args(arguments)
+    names = list(peers.NAMES) if options.peers == "all" else measure.peer_names(options.peers, peers.NAMES)
+    asked = [(work, clients) for work in options.works for clients in options.clients or [None]]
+    return measure.checked([compare(work, clients, names, options) for work, clients in asked])
+
+
+if __name__ == "__main__":
+    main()
