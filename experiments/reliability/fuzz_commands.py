@@ -169,22 +169,21 @@ def campaign(seed: int, first: int, count: int, full: int, folder: Path, more: C
         work = [str(one) for one in (seed, index, min(BATCH, end - index), full, folder)]
         command = [sys.executable, "-m", "experiments.reliability.fuzz_commands", "--batch", *work]
         paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env=os.environ | {"PYTHONPATH": paths},
-        )
-        assert process.stdout is not None
-        for told in process.stdout:
-            yield Outcome(*json.loads(told))
-            index += 1
-            if not more():
-                process.kill()
-                process.wait()
-                return
-        if code := process.wait():
+        ) as process:
+            assert process.stdout is not None
+            for told in process.stdout:
+                yield Outcome(*json.loads(told))
+                index += 1
+                if not more():
+                    process.kill()
+                    return
+        if code := process.returncode:
             yield Outcome(index, line(seed, index, folder), f"the process ended with {code}", "")
             index += 1
 
