@@ -233,7 +233,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--first", type=int, default=0, help="index of the first one")
     options.add_argument("--kinds", default=",".join(KINDS), help="comma-separated; all if not given")
     given = options.parse_args(arguments)
-    faulthandler.enable()
     names, findings = given.kinds.split(","), []
     kinds: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in names}
     with tempfile.TemporaryDirectory() as name:
@@ -249,4 +248,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     sys.exit(main())

@@ -266,7 +266,8 @@ def campaign(seed: int, first: int, count: int, names: Sequence[str], more: Call
             return
         group = index // CASES
         if made is None or made[0] != group:
-            jax.clear_caches()
+            if made is not None:
+                jax.clear_caches()  # of the group before
             made = group, setting(seed, group, names[group % len(names)])
         yield run(made[1], seed, index)
 

@@ -88,7 +88,7 @@ def made(data: FederatedData) -> Method:
     return jaxfl.methods.ifca(task, optax.sgd(0.05), num_clusters=2, local_epochs=1, batch_size=10)
 
 
-def long_run(rounds: int, seed: int, folder: Path, more: Callable[[], bool]) -> dict[str, Any]:
+def long_run(method: Method, rounds: int, seed: int, folder: Path, more: Callable[[], bool]) -> dict[str, Any]:
     """Makes one run; one that is out of time is stopped."""
     data, watch, done = federation(seed), Watch(1), 0
     every = max(1, rounds // MEASURED)
@@ -103,7 +103,7 @@ def long_run(rounds: int, seed: int, folder: Path, more: Callable[[], bool]) -> 
 
     options = {"eval_every": every, "checkpoint_every": every, "checkpoint_dir": folder / "long", "plan": jaxfl.Plan(1)}
     with contextlib.suppress(OutOfTime):
-        jaxfl.run(made(data), data, rounds=rounds, cohort=4, seed=seed, callbacks=[look], **options)
+        jaxfl.run(method, data, rounds=rounds, cohort=4, seed=seed, callbacks=[look], **options)
     return {**watch.record("long run"), "rounds": done}
 
 
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one, each = made(federation(given.seed)), given.minutes and given.minutes / 3
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        parts = [long_run(given.rounds, given.seed, folder, until(each))]
+        parts = [long_run(one, given.rounds, given.seed, folder, until(each))]
         for part, method, runs in (
             ("many runs", lambda data: one, given.runs),
             ("own methods", made, given.runs // 10),
