@@ -1,13 +1,14 @@
 """The short forms of the campaigns, and what each takes for a finding."""
 
 import json
+import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reliability import fuzz_files, order, poison, soak
+from experiments.reliability import fuzz_files, kills, order, poison, soak
 from experiments.reliability.campaign import until
 
 
@@ -145,3 +146,57 @@ def test_a_campaign_writes_a_line(module, words, what, tmp_path, capsys):
     assert [(record["campaign"], record["seed"], record[what]) for record in records] == [
         (module.__name__.rsplit(".")[-1], 3, 0)
     ] * 2
+
+
+TERM, KILL = signal.SIGTERM, signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("ended", "number", "found"),
+    [
+        ((0, "the end", ""), None, ""),
+        ((2, "rounds", "error: no"), None, "ended with 2 without a signal"),
+        ((-9, "rounds", ""), KILL, ""),
+        ((143, "rounds", "stopped"), TERM, ""),
+        ((-15, "rounds", ""), TERM, "ended with -15 after SIGTERM in rounds"),
+        ((-15, "imports", ""), TERM, ""),
+        ((0, "the end", "pictures: a.png"), TERM, ""),
+        ((143, "rounds", "Traceback (most recent call last)"), TERM, "Traceback in rounds"),
+        ((991, "compiling", ""), TERM, "ended with 991 after SIGTERM in compiling"),
+    ],
+)
+def test_how_a_process_may_end(ended, number, found):
+    code, moment, told = ended
+    assert kills.fault(kills.Ended(code, moment, 0.0, told), number) == found
+
+
+def test_kills_are_sent_resumed_and_judged(tmp_path, monkeypatch):
+    begun, codes = [], iter([0, -9, -9, 0])
+
+    class Process:
+        """Stands in for a run that is ended twice, and goes on."""
+
+        def __init__(self, command, log, cache):
+            self.log, self.process = log, self
+            log.write_text("")
+            begun.append(command[-1])
+
+        def wait_for(self, *moments):
+            return 0.0
+
+        def poll(self):
+            return None
+
+        def end(self, number):
+            return kills.Ended(next(codes), "rounds", 0.1, "")
+
+    monkeypatch.setattr(kills, "Process", Process)
+    monkeypatch.setattr(kills, "SIGNALS", (KILL,))
+    monkeypatch.setattr(kills, "difference", lambda one, other: f"{one.name} is not {other.name}")
+    monkeypatch.setattr(kills.time, "sleep", lambda seconds: None)
+    campaign = kills.Campaign(0, 2, tmp_path, until(None))
+    campaign.job(kills.words(0, 0), 0)
+    assert begun == ["whole", "--resume", "--resume", "--resume"] and not campaign.more()
+    assert campaign.moments == {"SIGKILL in rounds": 2}
+    assert [finding["what"] for finding in campaign.findings] == ["whole is not cut"]
+    assert not kills.Campaign(0, 2, tmp_path, until(0)).more()
