@@ -69,8 +69,16 @@ def norm(model: Params) -> Array:
 
 
 def is_finite(model: Params) -> Array:
-    """Returns whether all numbers of a model are finite `[]`."""
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(model)]).all()
+    """Returns whether a model can be computed with `[]`: whether its squared length is a finite float32 number.
+
+    It is not where a number is NaN or infinite, nor where one is above 1.8e19: distances and norms overflow then, and
+    one such model would be all that is left of a mean.
+
+    >>> [bool(is_finite({"w": jnp.array([number, 1.0])})) for number in (1e18, 1e30, jnp.nan)]
+    [True, False, False]
+    """
+    squares = [jnp.square(leaf.astype(jnp.float32)).sum() for leaf in jax.tree.leaves(model)]
+    return jnp.isfinite(sum(squares, jnp.zeros((), jnp.float32)))
 
 
 def num_bytes(tree: Params) -> int:

@@ -10,11 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
-import pyarrow
-from PIL import Image
-from pyarrow import parquet
 
 from jaxfl.simulation.directory import RunDirectory
 
@@ -89,6 +85,9 @@ def write_npz(folder: Path, draw: random.Random | None) -> None:
 
 def write_parquet(folder: Path, draw: random.Random | None) -> None:
     """Writes own columns, images as files."""
+    import pyarrow
+    from PIL import Image
+    from pyarrow import parquet
 
     def png(pixels: np.ndarray) -> bytes:
         out = io.BytesIO()
@@ -127,6 +126,8 @@ def write_leaf(folder: Path, draw: random.Random | None) -> None:
 
 def write_hdf5(folder: Path, draw: random.Random | None) -> None:
     """Writes TensorFlow Federated's files."""
+    import h5py
+
     for part in ("train", "test"):
         with h5py.File(folder / f"fed_emnist_{part}.h5", "w") as file:
             for user in ("f2100_00", "f0000_11"):
@@ -137,8 +138,10 @@ def write_hdf5(folder: Path, draw: random.Random | None) -> None:
                     _wrong_dataset(group, draw)
 
 
-def _wrong_dataset(group: h5py.Group, draw: random.Random) -> None:
+def _wrong_dataset(group: Any, draw: random.Random) -> None:
     """Puts something else in the place of a dataset."""
+    import h5py
+
     name = draw.choice(["pixels", "label"])
     del group[name]
     values = numbers(draw, (4, 28, 28) if name == "pixels" else (4,))

@@ -1,7 +1,7 @@
 """Random command lines: each must run, or be refused in one line with exit code 2 and without a traceback.
 
     python -m experiments.reliability.fuzz_commands --count 1000
-    python -m experiments.reliability.fuzz_commands --count 10000 --out findings.jsonl
+    python -m experiments.reliability.fuzz_commands --count 10000 --out experiments/reliability/results/commands.jsonl
     python -m experiments.reliability.fuzz_commands --first 17 --count 1 --full 1
 
 The lines are made of the registry: methods, data, models and optimisers, their options with right, wrong and extreme
@@ -10,7 +10,6 @@ there; one line in `--full` is run to its end. Lines are run in this program's o
 that a crash costs one line and is a finding, and so is what takes minutes.
 """
 
-import argparse
 import collections
 import contextlib
 import json
@@ -21,13 +20,14 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from experiments.reliability.campaign import parser, until, within
 from experiments.reliability.command_lines import line, write_files
-from experiments.reliability.limits import within
+from experiments.speed import measure
 
 BATCH = 250  # lines of a process
 SECONDS = 300  # that a line may take
@@ -153,58 +153,66 @@ def _batch(seed: int, first: int, count: int, full: int, folder: Path) -> None:
             jax.clear_caches()
 
 
-def campaign(seed: int, first: int, count: int, full: int, folder: Path) -> Iterator[Outcome]:
-    """Yields what came of each line; lines are run in processes, and one that ends a process is a finding."""
+def campaign(seed: int, first: int, count: int, full: int, folder: Path, more: Callable[[], bool]) -> Iterator[Outcome]:
+    """Yields what came of each line; lines are run in processes, and one that ends a process is a finding.
+
+    Args:
+        seed: of the campaign.
+        first: index of the first line.
+        count: lines.
+        full: one line in so many is run to its end.
+        folder: from `prepare`.
+        more: whether there is time for another one.
+    """
     index, end = first, first + count
-    while index < end:
+    while index < end and more():
         work = [str(one) for one in (seed, index, min(BATCH, end - index), full, folder)]
         command = [sys.executable, "-m", "experiments.reliability.fuzz_commands", "--batch", *work]
         paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env=os.environ | {"PYTHONPATH": paths},
-        )
-        assert process.stdout is not None
-        for told in process.stdout:
-            yield Outcome(*json.loads(told))
-            index += 1
-        if code := process.wait():
+        ) as process:
+            assert process.stdout is not None
+            for told in process.stdout:
+                yield Outcome(*json.loads(told))
+                index += 1
+                if not more():
+                    process.kill()
+                    return
+        if code := process.returncode:
             yield Outcome(index, line(seed, index, folder), f"the process ended with {code}", "")
             index += 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a campaign, prints what it found, and returns 1 if that is anything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000, help="lines")
-    parser.add_argument("--first", type=int, default=0, help="index of the first one")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--full", type=int, default=100, help="one line in so many is run to its end")
-    parser.add_argument("--out", type=Path, help="file that gets a JSON line for each finding")
-    parser.add_argument("--batch", nargs=5, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
+    options = parser(__doc__)
+    options.add_argument("--count", type=int, default=1000, help="lines")
+    options.add_argument("--first", type=int, default=0, help="index of the first one")
+    options.add_argument("--full", type=int, default=100, help="one line in so many is run to its end")
+    options.add_argument("--batch", nargs=5, help="of the processes that this one begins")
+    given = options.parse_args(arguments)
     if given.batch:
         seed, first, count, full = map(int, given.batch[:4])
         _batch(seed, first, count, full, Path(given.batch[4]))
         return 0
     kinds: collections.Counter[str] = collections.Counter()
+    findings, more = [], until(given.minutes)
     with tempfile.TemporaryDirectory() as name:
         prepare(Path(name))
-        for outcome in campaign(given.seed, given.first, given.count, given.full, Path(name)):
+        for outcome in campaign(given.seed, given.first, given.count, given.full, Path(name), more):
             kinds[outcome.kind] += 1
             if outcome.is_finding:
-                print(
-                    f"{outcome.index}: {outcome.kind}\n  jaxfl {shlex.join(outcome.words)}\n  {outcome.told}",
-                    flush=True,
-                )
-                if given.out is not None:
-                    with given.out.open("a") as file:
-                        file.write(json.dumps(outcome._asdict()) + "\n")
-    print(", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
-    return int(any(Outcome(0, [], kind, "").is_finding for kind in kinds))
+                findings.append(outcome._asdict())
+                words = shlex.join(outcome.words)
+                print(f"{outcome.index}: {outcome.kind}\n  jaxfl {words}\n  {outcome.told}", flush=True)
+    record = {"campaign": "fuzz_commands", "seed": given.seed, "first": given.first, "lines": kinds.total()}
+    measure.write({**record, "kinds": dict(kinds.most_common()), "findings": findings}, given.out)
+    return int(bool(findings))
 
 
 if __name__ == "__main__":

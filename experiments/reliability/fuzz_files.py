@@ -6,13 +6,12 @@
 The files are data sets (idx, plain and compressed; npz; parquet; LEAF's json; HDF5) and what a run leaves (checkpoint,
 history, config, summary), each made whole first and then damaged: bits flipped, cut, bytes swapped, put in or zeroed,
 numbers and words of texts replaced; or made wrong from the start: other types and shapes, NaN, numbers far too large.
-File i of a seed is always the same.
+File i of a seed and of the same `--kinds` is always the same: parquet needs pyarrow, hdf5 needs h5py.
 
 A finding is any other exception than ValueError, OSError and MemoryError, a message that does not name the file, a
 warning of NumPy, a gigabyte of memory, a minute; and a checkpoint that was damaged and gives another state.
 """
 
-import argparse
 import collections
 import faulthandler
 import random
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.reliability.campaign import parser, until, within
 from experiments.reliability.damaged_files import (
     IDENTITY,
     STATE,
@@ -38,7 +38,6 @@ from experiments.reliability.damaged_files import (
     write_parquet,
     write_run,
 )
-from experiments.reliability.limits import within
 from experiments.speed import measure
 from jaxfl import data as federations
 from jaxfl.simulation.directory import RunDirectory
@@ -141,16 +140,17 @@ def prepare(draw: random.Random, kind: str, folder: Path, whole: Path) -> str:
     return f"{what} in {path.name}"
 
 
-def run(seed: int, index: int, folder: Path) -> Outcome:
+def run(seed: int, index: int, kinds: Sequence[str], folder: Path) -> Outcome:
     """Makes and reads one file.
 
     Args:
         seed: of the campaign.
         index: of the file.
+        kinds: of `KINDS`, of which it is one.
         folder: has a folder with whole files for each kind, and gets this one's.
     """
     draw = random.Random(f"{seed} {index}")
-    kind = draw.choice(list(KINDS))
+    kind = draw.choice(kinds)
     place = folder / "now"
     shutil.rmtree(place, ignore_errors=True)
     damage = prepare(draw, kind, place, folder / kind)
@@ -195,13 +195,24 @@ def _traceback(error: Exception) -> str:
     return "".join(traceback.format_exception(error)[-4:])
 
 
-def campaign(seed: int, first: int, count: int, folder: Path) -> Iterator[Outcome]:
+def campaign(
+    seed: int, first: int, count: int, kinds: Sequence[str], folder: Path, more: Callable[[], bool]
+) -> Iterator[Outcome]:
     """Yields what came of each file.
+
+    Args:
+        seed: of the campaign.
+        first: index of the first file.
+        count: files.
+        kinds: of `KINDS`.
+        folder: for the files.
+        more: whether there is time for another one.
 
     Raises:
         RuntimeError: whole files do not load: nothing would be learned of damaged ones.
     """
-    for kind, (write, load) in KINDS.items():
+    for kind in kinds:
+        write, load = KINDS[kind]
         whole = folder / kind
         whole.mkdir()
         write(whole, None)
@@ -210,30 +221,32 @@ def campaign(seed: int, first: int, count: int, folder: Path) -> Iterator[Outcom
         except Exception as error:
             raise RuntimeError(f"whole files of the kind {kind} do not load: {error}") from error
     for index in range(first, first + count):
-        yield run(seed, index, folder)
+        if not more():
+            return
+        yield run(seed, index, kinds, folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a campaign, prints what it found, and returns 1 if that is anything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=5000, help="files")
-    parser.add_argument("--first", type=int, default=0, help="index of the first one")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="file that gets the JSON line appended")
-    given = parser.parse_args(arguments)
-    faulthandler.enable()
-    kinds: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in KINDS}
-    findings = []
+    options = parser(__doc__)
+    options.add_argument("--count", type=int, default=5000, help="files")
+    options.add_argument("--first", type=int, default=0, help="index of the first one")
+    options.add_argument("--kinds", default=",".join(KINDS), help="comma-separated; all if not given")
+    given = options.parse_args(arguments)
+    names, findings = given.kinds.split(","), []
+    kinds: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in names}
     with tempfile.TemporaryDirectory() as name:
-        for outcome in campaign(given.seed, given.first, given.count, Path(name)):
+        for outcome in campaign(given.seed, given.first, given.count, names, Path(name), until(given.minutes)):
             kinds[outcome.kind][outcome.what if not outcome.is_finding else "findings"] += 1
             if outcome.is_finding:
                 findings.append(outcome._asdict() | {"told": outcome.told[-500:]})
                 print(f"{outcome.index}: {outcome.kind}, {outcome.damage}: {outcome.what}\n{outcome.told}", flush=True)
-    record = {"campaign": "fuzz_files", "files": given.count, "seed": given.seed, "kinds": kinds, "findings": findings}
-    measure.write(record, given.out)
+    files = sum(sum(counts.values()) for counts in kinds.values())
+    record = {"campaign": "fuzz_files", "seed": given.seed, "first": given.first, "files": files}
+    measure.write({**record, "kinds": kinds, "findings": findings}, given.out)
     return int(bool(findings))
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     sys.exit(main())

@@ -12,7 +12,6 @@ A finding is: another state or history than the undisturbed run's, bit for bit (
 the signal); a process that prints a traceback or "Exception ignored", or that does not end.
 """
 
-import argparse
 import collections
 import os
 import random
@@ -21,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.reliability.campaign import parser, until
 from experiments.speed import measure
 from jaxfl.methods import METHODS
 from jaxfl.simulation import checkpoint
@@ -177,22 +177,27 @@ class Campaign:
     """Signals sent, and what came of them.
 
     Args:
-        seed: of jobs, instants and signals.
+        seed: of instants and signals.
         count: signals.
         folder: for the runs.
+        in_time: whether there is time for another one.
     """
 
-    def __init__(self, seed: int, count: int, folder: Path):
-        self.seed, self.count, self.folder = seed, count, folder
+    def __init__(self, seed: int, count: int, folder: Path, in_time: Callable[[], bool]):
+        self.count, self.folder, self.in_time = count, folder, in_time
         self.draw = random.Random(seed)
         self.sent = 0
         self.moments: collections.Counter[str] = collections.Counter()
         self.slowest = 0.0
         self.findings: list[dict[str, Any]] = []
 
-    def job(self, index: int) -> None:
+    def more(self) -> bool:
+        """Returns whether another signal is to be sent."""
+        return self.sent < self.count and self.in_time()
+
+    def job(self, command: Sequence[str], index: int) -> None:
         """Makes one job undisturbed, and disturbed."""
-        command, work = words(self.seed, index), self.folder / str(index)
+        work = self.folder / str(index)
         work.mkdir()
         whole = Process([*command, "--out", "whole"], work / "whole.txt", self.folder / "cache")
         before = whole.wait_for("rounds", "the end")
@@ -201,7 +206,7 @@ class Campaign:
         left = EACH
         for turn in range(100):
             process = Process([*command, "--out", "cut", "--resume"], work / f"{turn}.txt", self.folder / "cache")
-            number = self.draw.choice(SIGNALS) if left and self.sent < self.count else None
+            number = self.draw.choice(SIGNALS) if left and self.more() else None
             if number is not None:
                 self._wait(process, before, rounds)
                 number = number if process.process.poll() is None else None  # it was sooner
@@ -219,11 +224,11 @@ class Campaign:
     def _wait(self, process: Process, before: float, rounds: float) -> None:
         """Waits for a random instant."""
         if self.draw.random() < 0.5:
-            until = time.monotonic() + self.draw.uniform(0, before + rounds + 1)
+            instant = time.monotonic() + self.draw.uniform(0, before + rounds + 1)
         else:
             process.wait_for("rounds", "the end")
-            until = time.monotonic() + self.draw.uniform(0, rounds)
-        while time.monotonic() < until and process.process.poll() is None:
+            instant = time.monotonic() + self.draw.uniform(0, rounds)
+        while time.monotonic() < instant and process.process.poll() is None:
             time.sleep(0.003)
 
     def _note(self, index: int, command: Sequence[str], found: str, log: Path | None) -> None:
@@ -236,21 +241,21 @@ class Campaign:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a campaign, prints what it found, and returns 1 if that is anything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=200, help="signals")
-    parser.add_argument("--first", type=int, default=0, help="index of the first job")
-    parser.add_argument("--jobs", type=int, help="jobs; as many as the signals need if not given")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="file that gets the JSON line appended")
-    given = parser.parse_args(arguments)
+    options = parser(__doc__)
+    options.add_argument("--count", type=int, default=200, help="signals")
+    options.add_argument("--first", type=int, default=0, help="index of the first job")
+    options.add_argument("--jobs", type=int, help="jobs; as many as the signals need if not given")
+    given = options.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
-        campaign, index = Campaign(given.seed, given.count, Path(name)), given.first
-        while campaign.sent < campaign.count and (given.jobs is None or index < given.first + given.jobs):
-            campaign.job(index)
+        campaign, index = Campaign(given.seed, given.count, Path(name), until(given.minutes)), given.first
+        while campaign.more() and (given.jobs is None or index < given.first + given.jobs):
+            campaign.job(words(given.seed, index), index)
             index += 1
     measure.write(
         {
             "campaign": "kills",
+            "seed": given.seed,
+            "first": given.first,
             "signals": campaign.sent,
             "jobs": index - given.first,
             "moments": dict(sorted(campaign.moments.items())),

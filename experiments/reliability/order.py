@@ -11,13 +11,11 @@ and counts must be the same, and parameters but for rounding.
 A finding is what is not so. Needs four devices: on the CPU it takes XLA_FLAGS as it is, or asks for four.
 """
 
-import argparse
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,6 +27,7 @@ import numpy as np
 import optax
 
 import jaxfl
+from experiments.reliability.campaign import parser, until
 from experiments.speed import measure
 from jaxfl.methods import METHODS, Method
 from jaxfl.simulation.progress import Progress
@@ -50,7 +49,7 @@ class Told(NamedTuple):
     cohorts: list[list[int]]
 
 
-def told(method: Method, plan: jaxfl.Plan, way: str) -> Told:
+def told(method: Method, seed: int, plan: jaxfl.Plan, way: str) -> Told:
     """Runs a method in one of `WAYS`."""
     cohorts: list[list[int]] = []
     add = Progress.add
@@ -65,7 +64,7 @@ def told(method: Method, plan: jaxfl.Plan, way: str) -> Told:
         if event.round < ROUNDS:  # the first that is told is after one round, which is timed
             signal.raise_signal(signal.SIGINT)
 
-    data, options = small.federation(), {"rounds": ROUNDS, "cohort": COHORT, "plan": plan, "seed": 3}
+    data, options = small.federation(), {"rounds": ROUNDS, "cohort": COHORT, "plan": plan, "seed": seed}
     options["eval_every"] = 1 if way == "evaluated in every round" else ROUNDS
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(Progress, "add", listen):
         if way != "evaluated at the end":
@@ -113,15 +112,26 @@ def apart(one: Told, other: Told, *, bits: bool) -> str:
     return f"the last record: {', '.join(wrong)}" if wrong else ""
 
 
-def check(name: str, devices: Sequence[int], chunks: Sequence[str]) -> tuple[int, list[str]]:
-    """Returns how many runs of a method were made, and what they differ in."""
+def check(
+    name: str, seed: int, planned: Sequence[tuple[str, jaxfl.Plan]], more: Callable[[], bool]
+) -> tuple[int, list[str]]:
+    """Returns how many runs of a method were made, and what they differ in.
+
+    Args:
+        name: of the method.
+        seed: of the runs.
+        planned: from `plans`; the first is what the others are compared with.
+        more: whether there is time for another plan.
+    """
     row = METHODS[name]
     options = {"local_epochs": 2, "batch_size": 4, **row.small}
     options = {key: value for key, value in options.items() if key in row.options}
     method = row.factory(small.linear_task(), optax.sgd(0.3), **options)
     count, findings, reference = 0, [], None
-    for words, plan in plans(devices, chunks):
-        ways = [told(method, plan, way) for way in WAYS]
+    for words, plan in planned:
+        if not more():
+            break
+        ways = [told(method, seed, plan, way) for way in WAYS]
         count += len(ways)
         reference = reference or ways[0]
         found = {"": apart(reference, ways[0], bits=False)}
@@ -132,21 +142,23 @@ def check(name: str, devices: Sequence[int], chunks: Sequence[str]) -> tuple[int
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the campaign, prints what it found, and returns 1 if that is anything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated; all if not given")
-    parser.add_argument("--devices", default="1,2,4", help="comma-separated")
-    parser.add_argument("--chunks", default=",".join(CHUNKS), help="comma-separated")
-    parser.add_argument("--out", type=Path, help="file that gets the JSON line appended")
-    given = parser.parse_args(arguments)
+    options = parser(__doc__)
+    options.add_argument("--methods", default=",".join(METHODS), help="comma-separated; all if not given")
+    options.add_argument("--devices", default="1,2,4", help="comma-separated")
+    options.add_argument("--chunks", default=",".join(CHUNKS), help="comma-separated")
+    given = options.parse_args(arguments)
     devices = [int(one) for one in given.devices.split(",")]
     if max(devices) > len(jax.devices()):
         raise SystemExit(f"devices must be at most {len(jax.devices())}, got {max(devices)}; set XLA_FLAGS.")
-    runs, findings = {}, []
+    runs, findings, more = {}, [], until(given.minutes)
     for name in given.methods.split(","):
-        runs[name], found = check(name, devices, given.chunks.split(","))
+        if not more():
+            break
+        runs[name], found = check(name, given.seed, list(plans(devices, given.chunks.split(","))), more)
         print(name, f"{runs[name]} runs", *found, sep="\n  ", flush=True)
         findings += found
-    measure.write({"campaign": "order", "runs": runs, "findings": findings}, given.out)
+    record = {"campaign": "order", "seed": given.seed, "runs": sum(runs.values())}
+    measure.write({**record, "methods": runs, "findings": findings}, given.out)
     return int(bool(findings))
 
 

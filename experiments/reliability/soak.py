@@ -11,7 +11,7 @@ A finding is: a compilation after the first evaluation (the first run), more ope
 memory than then by a figure that is printed: the resident set, after a garbage collection.
 """
 
-import argparse
+import contextlib
 import gc
 import os
 import sys
@@ -25,6 +25,7 @@ import jax
 import optax
 
 import jaxfl
+from experiments.reliability.campaign import parser, until
 from experiments.speed import measure
 from experiments.speed.w8 import Compilations
 from jaxfl.data.clients import FederatedData
@@ -32,6 +33,10 @@ from jaxfl.methods.base import Method
 
 GROWTH = {"long run": 30, "many runs": 30, "own methods": 150}  # megabytes: programs of the last few are kept
 MEASURED = 20  # times
+
+
+class OutOfTime(Exception):
+    """The long run has had its share of `--minutes`."""
 
 
 class Watch:
@@ -62,6 +67,8 @@ class Watch:
 
     def record(self, part: str, *, compiles: bool = False) -> dict[str, Any]:
         """Returns what was measured, and what is wrong with it."""
+        if not self.held:
+            return {"part": part, "held": [], "findings": ["out of time before anything was measured"]}
         first, last = self.held[0], self.held[-1]
         limits = {"megabytes": GROWTH[part], "files": 0, "threads": 0} | ({} if compiles else {"compilations": 0})
         findings = [
@@ -81,47 +88,70 @@ def made(data: FederatedData) -> Method:
     return jaxfl.methods.ifca(task, optax.sgd(0.05), num_clusters=2, local_epochs=1, batch_size=10)
 
 
-def long_run(rounds: int, folder: Path) -> dict[str, Any]:
-    """Makes one run."""
-    data, watch = federation(0), Watch(1)
+def long_run(method: Method, rounds: int, seed: int, folder: Path, more: Callable[[], bool]) -> dict[str, Any]:
+    """Makes one run; one that is out of time is stopped."""
+    data, watch, done = federation(seed), Watch(1), 0
     every = max(1, rounds // MEASURED)
 
     def look(event: jaxfl.Event) -> None:
+        nonlocal done
+        done = event.round
         if event.record is not None:
             watch.look()
+        if not more():
+            raise OutOfTime
 
     options = {"eval_every": every, "checkpoint_every": every, "checkpoint_dir": folder / "long", "plan": jaxfl.Plan(1)}
-    jaxfl.run(made(data), data, rounds=rounds, cohort=4, callbacks=[look], **options)
-    return {**watch.record("long run"), "rounds": rounds}
+    with contextlib.suppress(OutOfTime):
+        jaxfl.run(method, data, rounds=rounds, cohort=4, seed=seed, callbacks=[look], **options)
+    return {**watch.record("long run"), "rounds": done}
 
 
-def many_runs(runs: int, folder: Path, part: str, method: Callable[[FederatedData], Method]) -> dict[str, Any]:
-    """Makes runs one after another, with a seed each."""
+def many_runs(
+    runs: int, first: int, folder: Path, part: str, method: Callable[[FederatedData], Method], more: Callable[[], bool]
+) -> dict[str, Any]:
+    """Makes runs one after another, with a seed each.
+
+    Args:
+        runs: how many.
+        first: the first seed.
+        folder: for their directories.
+        part: of the campaign.
+        method: returns a run's.
+        more: whether there is time for another one.
+    """
     watch = Watch(runs // MEASURED)
-    for seed in range(runs):
+    for seed in range(first, first + runs):
+        if seed > first + 1 and not more():  # the second is compared with the first
+            break
         data = federation(seed)
         options = {"eval_every": 2, "checkpoint_dir": folder / part / str(seed), "plan": jaxfl.Plan(1)}
         jaxfl.run(method(data), data, rounds=4, cohort=4, seed=seed, **options)
         watch.look()
-    return {**watch.record(part, compiles=part == "own methods"), "runs": runs}
+    return {**watch.record(part, compiles=part == "own methods"), "runs": watch.calls}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the campaign, prints what it found, and returns 1 if that is anything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50_000, help="of the long run")
-    parser.add_argument("--runs", type=int, default=500)
-    parser.add_argument("--out", type=Path, help="file that gets the JSON line appended")
-    given = parser.parse_args(arguments)
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=50_000, help="of the long run")
+    options.add_argument("--runs", type=int, default=500)
+    given = options.parse_args(arguments)
     jax.clear_caches()
-    one = made(federation(0))
+    one, each = made(federation(given.seed)), given.minutes and given.minutes / 3
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        parts = [long_run(given.rounds, folder), many_runs(given.runs, folder, "many runs", lambda data: one)]
-        parts.append(many_runs(max(2, given.runs // 10), folder, "own methods", made))
+        parts = [long_run(one, given.rounds, given.seed, folder, until(each))]
+        for part, method, runs in (
+            ("many runs", lambda data: one, given.runs),
+            ("own methods", made, given.runs // 10),
+        ):
+            parts.append(many_runs(max(2, runs), given.seed, folder, part, method, until(each)))
     findings = [f"{part['part']}, {finding}" for part in parts for finding in part["findings"]]
     print(*findings, sep="\n")
-    measure.write({"campaign": "soak", "parts": parts, "findings": findings}, given.out)
+    record = {"campaign": "soak", "seed": given.seed, "rounds": parts[0]["rounds"]}
+    record |= {"runs": sum(part["runs"] for part in parts[1:])}
+    measure.write({**record, "parts": parts, "findings": findings}, given.out)
     return int(bool(findings))
 
 

@@ -63,9 +63,9 @@ def check(job: Job) -> None:
     """Raises what can be said before anything is loaded.
 
     Raises:
-        ValueError: a number is out of range, or the directory holds another run.
+        ValueError: a number is out of range, or the directory holds another run, or one that has made more rounds.
     """
-    Schedule.of(job.rounds, job.eval_every, job.checkpoint_every, job.settings.run.get("test_rows"))
+    schedule = Schedule.of(job.rounds, job.eval_every, job.checkpoint_every, job.settings.run.get("test_rows"))
     check_kept(job.checkpoint_every, job.out, "out")
     if isinstance(job.cohort, float) and not 0 < job.cohort <= 1:
         raise ValueError(
@@ -83,6 +83,7 @@ def check(job: Job) -> None:
     options.finetune(job.settings)
     if directory := job.directory():
         directory.check(job.config(), resume=job.resume)
+        schedule.check_done(directory.done())
 
 
 class Tools(NamedTuple):

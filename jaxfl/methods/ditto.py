@@ -182,7 +182,7 @@ def learning(train: Train, solver: Method) -> Callable[..., tuple[Params, Array,
                 anchor=anchor,
                 judge=lambda candidate: loss_of(candidate, validation, client),
             )
-            finite = jnp.isfinite(tree.ravel(own)).all()
+            finite = tree.is_finite(own)
             return (), (tree.where(finite, own, model), loss, finite)
 
         shared = key, (state.solver, state.round), (data, validation)

@@ -105,7 +105,9 @@ def feddane(
         correction = jax.tree.map(lambda g, own: g - own, together, gradient)
         client_key = key_for(key, Stream.BATCHES, round, client)
         trained, loss = train(client_key, model, data, client, anchor=model, correction=correction)
-        return aggregate.contribute(trained, aggregate.client_weight(data, client, weighting)), loss
+        # who was left out of g_t stays out: huge numbers cancel in grad F_k(w; batch) - grad F_k(w_t), and are finite
+        weight = jnp.where(tree.is_finite(gradient), aggregate.client_weight(data, client, weighting), 0)
+        return aggregate.contribute(trained, weight), loss
 
     def round(key: Key, state: FedDANEState, data: FederatedData, cohort: Cohort) -> tuple[FedDANEState, Info]:
         model = state.model
@@ -120,7 +122,7 @@ def feddane(
             loss,
             jnp.zeros(cohort.ids.shape, jnp.int32),
             num_clusters=1,
-            diverged=jnp.maximum(gradients.diverged, solutions.diverged),
+            diverged=gradients.diverged + solutions.diverged,  # nobody is in both
             up=(together, new),  # two exchanges: a gradient, then a model
             down=(model, together),
         )

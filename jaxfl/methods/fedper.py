@@ -96,7 +96,7 @@ def fedper(
             key, (rest, round), data = shared
             client_key = key_for(key, Stream.BATCHES, round, client)
             model, loss = train(client_key, tree.combine(head, rest), data, client)
-            finite = jnp.isfinite(tree.ravel(model)).all()
+            finite = tree.is_finite(model)
             new_head, new_rest = tree.partition(model, chosen)
             weight = aggregate.client_weight(data, client, weighting)
             weight = jnp.where(finite, weight, 0)  # where the head has diverged, the base has not been trained

@@ -60,7 +60,7 @@ def local(
         def client(shared, client: Array, model: Params):
             key, round, data = shared
             trained, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client)
-            finite = jnp.isfinite(tree.ravel(trained)).all()
+            finite = tree.is_finite(trained)
             return (), (tree.where(finite, trained, model), loss, ~finite)
 
         own = tree.take(state.models, cohort.ids)

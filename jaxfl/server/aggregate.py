@@ -37,7 +37,7 @@ class Total:
 
     values: Params  # [K, ...] weighted sums
     weight: Array  # [K] float
-    diverged: Array  # [] int32, clients left out because their values were not finite
+    diverged: Array  # [] int32, clients left out because their values were not finite, see `tree.is_finite`
 
 
 def contribute(values: Params, weight: Array, cluster: Array | int = 0, num_clusters: int = 1) -> Contribution:
@@ -170,10 +170,7 @@ def divide(values: Params, weight: Array, empty: Params) -> Params:
 
 def _guarded(one: Contribution, mask: Array) -> tuple[Contribution, Array]:
     """Returns the contribution, zeroed if it must not count (padding, weightless, not finite), and if it diverged."""
-    # the sum of finite numbers is finite (unless they are near the largest float, which is divergence too): one pass
-    finite = jnp.array(True)
-    for leaf in jax.tree.leaves(one.values):
-        finite &= jnp.isfinite(leaf.sum())
+    finite = tree.is_finite(one.values)
     wanted = mask & (one.weight > 0) & (one.cluster >= 0) & (one.cluster < one.num_clusters)
     keep = wanted & finite
     values = jax.tree.map(lambda leaf: jnp.where(keep, leaf, jnp.zeros((), leaf.dtype)), one.values)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import shutil
+import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,18 @@ class RunDirectory:
         """Returns whether the directory's config is there, and of another run than `config`."""
         saved = self.config()
         return saved is not None and bool(_differing(_fixed(saved), _fixed(config)))
+
+    def done(self) -> int:
+        """Returns the rounds that a resumed run has behind it: those of the newest checkpoint that can be used.
+
+        Raises:
+            ValueError: there are checkpoints, and none can be used.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the one before: told when it is opened
+            saved = checkpoint.newest(self.path)
+        done = saved.header.get("round") if saved else 0
+        return done if isinstance(done, int) else 0  # of no run: refused when it is opened
 
     def config(self) -> dict[str, Any] | None:
         """Returns what was asked for; None if nothing was written."""

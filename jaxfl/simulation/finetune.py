@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
@@ -63,7 +62,7 @@ def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, A
         honest = dataclasses.replace(data, stragglers=None, attack=None)  # conditions of rounds: this is none
         served = tree.take(method.client_params(state, client[None]), 0)
         trained: Params = train(key_for(key, Stream.FINETUNE, state.round, client), served, honest, client)[0]
-        finite = jnp.isfinite(tree.ravel(trained)).all()
+        finite = tree.is_finite(trained)
         return tree.where(finite, trained, served), finite
 
     return run

@@ -22,6 +22,8 @@ from jaxfl.typing import Params
 
 HOPELESS = 100  # updates in a row that are not finite, or one of every client where there are fewer: a run is stopped
 
+HUGE = 2.0**64  # not finite by `tree.is_finite`: its square is no float32 number
+
 
 class Diverged(RuntimeError):
     """A run has come to nothing: the updates that its clients send are not finite any more, or none ever was.
@@ -95,7 +97,7 @@ class Tally:
         log = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], log)  # cut here: JAX would compile for every count
         rows = log.mask & (np.asarray(data.train.size)[log.ids] > 0)  # [R, C]
         # a diverged client has no loss worth a mean; it is counted apart
-        real = rows & np.isfinite(log.info.loss)
+        real = rows & (np.abs(log.info.loss) < HUGE)
         losses = np.where(real, log.info.loss, 0.0).sum(1) / np.maximum(real.sum(1), 1)  # [R]
         rounds = zip(losses.tolist(), real.sum(1), rows.sum(1), log.info.diverged, strict=True)
         # One by one: how many rounds a call makes depends on their speed, and must not change the sum's last bits.

@@ -263,6 +263,7 @@ def test_another_run_is_not_overwritten(never_compiles, finished):
     assert "method='stocfl', got 'fedavg'" in refused("run", "fedavg", *same[2:], "--resume")
     assert "seed=0, got 1" in refused(*same, "--resume", "--seed", "1")
     assert "cohort=4, got 3" in refused(*same, "--resume", "--cohort", "3")
+    assert "rounds must be at least 3, which" in refused(*same, "--resume", "--rounds", "2")
     assert "out must be a directory" in refused(*same[:-1], out / "config.json")
     assert (out / "config.json").read_bytes() == before
 

@@ -59,27 +59,49 @@ def test_an_error_that_ends_well_is_a_finding(monkeypatch):
     assert fuzz.run(0, ["no-such-command"], full=False).kind == "usage"
 
 
-def test_a_campaign_tells_its_findings_and_goes_on_behind_a_crash(folder, monkeypatch, tmp_path, capsys):
-    class Process:
-        """Stands in for one that ends at its second line, and then for one that does the rest."""
+class Process:
+    """Stands in for one that ends at the second line of all, and for those that do the rest."""
 
-        begun: list = []
+    begun: list
+    ended: list
 
-        def __init__(self, command, **_):
-            first, count = map(int, command[5:7])
-            self.begun.append((first, count))
-            self.crashes = first == 0
-            done = 1 if self.crashes else count
-            self.stdout = [json.dumps(fuzz.Outcome(first + one, ["methods"], "ran", "")) for one in range(done)]
+    def __init__(self, command, **_):
+        first, count = map(int, command[5:7])
+        self.begun.append((first, count))
+        self.returncode = -11 if first == 0 else 0
+        done = 1 if self.returncode else count
+        self.stdout = [json.dumps(fuzz.Outcome(first + one, ["methods"], "ran", "")) for one in range(done)]
 
-        def wait(self):
-            return -11 if self.crashes else 0
+    def __enter__(self):
+        return self
 
+    def __exit__(self, *_):
+        self.ended.append(self)
+
+    def kill(self):
+        self.returncode = -9
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    Process.begun, Process.ended = [], []
     monkeypatch.setattr(fuzz.subprocess, "Popen", Process)
+    return Process
+
+
+def test_a_campaign_tells_its_findings_and_goes_on_behind_a_crash(processes, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(fuzz, "prepare", lambda folder: None)
     out = tmp_path / "findings.jsonl"
     assert fuzz.main(["--count", "5", "--out", str(out)]) == 1
-    assert Process.begun == [(0, 5), (2, 3)]
-    (found,) = map(json.loads, out.read_text().splitlines())
-    assert (found["index"], found["kind"]) == (1, "the process ended with -11")
-    assert capsys.readouterr().out.splitlines()[-1] == "4 ran, 1 the process ended with -11"
+    assert processes.begun == [(0, 5), (2, 3)]
+    record = json.loads(out.read_text())
+    assert [(found["index"], found["kind"]) for found in record["findings"]] == [(1, "the process ended with -11")]
+    assert record["lines"] == 5 and record["kinds"] == {"ran": 4, "the process ended with -11": 1}
+    assert capsys.readouterr().out.startswith("1: the process ended with -11")
+
+
+def test_a_campaign_out_of_time_ends_with_what_it_has(processes, folder):
+    asked = iter([True, True, False])
+    outcomes = list(fuzz.campaign(SEED, 7, 5, 1000, folder, lambda: next(asked)))
+    assert [outcome.index for outcome in outcomes] == [7, 8]
+    assert [process.returncode for process in processes.ended] == [-9]

@@ -255,6 +255,18 @@ def test_held_out_clients_have_no_say_in_a_start(key):
     assert sizes.max() - sizes.min() <= 1
 
 
+@pytest.mark.parametrize("start", ["balanced", "kmeans++"])
+def test_huge_losses_have_no_say_in_a_start(start, key):
+    data, method = problems.linear_federation(), ifca(num_clusters=2, start=start, min_share=0.5, max_draws=20)
+    client = int(np.argmax(data.train.size))
+    begin, size = data.train.start[client], np.array(data.train.size)
+    inputs = np.array(data.inputs)
+    inputs[data.train.rows[begin : begin + size[client]]] = 1e30 * np.resize([1, -1], size[client])[:, None]
+    size[client] = 0
+    absent = replace(data, train=replace(data.train, size=size))
+    equal(method.init(key, replace(data, inputs=inputs)).models, method.init(key, absent).models)
+
+
 def test_many_clients_are_judged_by_a_sample(key, monkeypatch):
     monkeypatch.setattr(starts, "JUDGES", 4)
     data = problems.linear_federation()

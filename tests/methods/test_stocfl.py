@@ -294,13 +294,15 @@ def test_noise_is_pooled_as_spearman_and_brown_say(key):
     kappa = 2 * y / (40 * (1 - y))
     np.testing.assert_allclose(noise, [1 - 2 * y / (1 + y)] * 2 + [1 / (1 + kappa), 0], rtol=1e-5)
     assert merging.noise_of(-agreement, rows, rows > 1).tolist() == [1, 1, 0, 1], "no signal at all"
+    sick = merging.noise_of(agreement.at[3].set(jnp.nan), rows, jnp.array([True, True, True, True]))
+    assert sick[:3].tolist() == noise[:3].tolist() and jnp.isfinite(sick[3]), "who is sick has no say"
 
 
 def test_agreement_is_of_disjoint_halves(key):
-    """A client whose halves say the same has agreement 1, one whose halves are orthogonal 0."""
-    data = problems.linear_federation(sizes=(2, 2), groups=(0, 0))
+    """A client whose halves say the same has agreement 1, one whose halves are orthogonal 0; a sick one has none."""
+    data = problems.linear_federation(sizes=(2, 2, 2), groups=(0, 0, 0))
     inputs = np.zeros(data.inputs.shape)
-    inputs[data.train.rows] = [[1, 2, 0], [1, 2, 0], [1, 0, 0], [0, 1, 0]]
+    inputs[data.train.rows] = [[1, 2, 0], [1, 2, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0], [np.nan, 0, 0]]
     data = jax.device_put(replace(data, inputs=inputs))
     first, second = (replace(data, train=half) for half in divide_rows(key, data.train, 0.5))
     task = linear_loss_task()
@@ -308,9 +310,9 @@ def test_agreement_is_of_disjoint_halves(key):
         agreement(key, {"w": jnp.ones(3)}, (first, second), jnp.int32(client))
         for kind in ("gradient", "displacement")
         for agreement in [jax.jit(representation.represent(task, optax.sgd(0.1), kind=kind).agreement)]
-        for client in (0, 1)
+        for client in (0, 1, 2)
     ]
-    np.testing.assert_allclose(found, [1, 0, 1, 0], atol=1e-6)
+    np.testing.assert_allclose(found, [1, 0, np.nan, 1, 0, np.nan], atol=1e-6)
 
 
 def test_an_attackers_noise_is_of_the_run_and_other_noise_in_each_half(key):

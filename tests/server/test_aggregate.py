@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxfl.data.synthetic import clustered_linear
@@ -42,7 +42,8 @@ def nothing(many):
 one_by_one, add_many = jax.jit(one_by_one), jax.jit(aggregate.add_many)
 
 
-@given(seed=st.integers(0, 10**6), poisoned=st.sampled_from([None, np.nan, np.inf, -np.inf]))
+@given(seed=st.integers(0, 10**6), poisoned=st.sampled_from([None, np.nan, np.inf, -np.inf, 1e30]))
+@example(seed=1, poisoned=1e30)
 def test_both_ways_of_adding_are_numpy(seed, poisoned):
     rng = np.random.default_rng(seed)
     many, mask = stacked(rng, 7)

@@ -1,108 +1,139 @@
-"""Killed runs go on bit for bit: the state and the history are those of a run that nothing happened to."""
+"""Ended runs go on bit for bit: the state and the history are those of a run that nothing happened to.
+
+The short form of the campaign `experiments.reliability.kills`, whose findings these are: at exact moments, and with one
+process whose children are the runs, so that all is imported once.
+"""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
-from jaxfl.simulation import checkpoint
+import numpy as np
+import pytest
 
-# Kills its own process, so that the moment is exact: after a checkpoint, inside the compiled rounds, or between the
-# writing of a checkpoint and its renaming.
+from experiments.reliability import kills
+from jaxfl.simulation import checkpoint
+from jaxfl.simulation.history import History
+
+# Signals its own process: after a checkpoint, inside the compiled rounds, or between the writing of a checkpoint and
+# its renaming.
 RUN = """
 import os, signal, sys, threading
-from jaxfl.simulation import checkpoint
+import jax, optax, flax.linen, matplotlib.pyplot, sklearn.datasets
+import jaxfl.cli.app
 from jaxfl import cli
+from jaxfl.simulation import checkpoint
 from jaxfl.simulation.callbacks import ProgressBar
 
-moment, round = sys.argv[1], int(sys.argv[2])
-die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+for line in sys.stdin:
+    out, number, round, moment, *words = line.rstrip("\\n").split("\\t")
+    if not (child := os.fork()):
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+
+said = os.open(out + ".txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+os.dup2(said, 1), os.dup2(said, 2)
+end = lambda: os.kill(os.getpid(), int(number))
 call, replace = ProgressBar.__call__, os.replace
 
 def looking_on(self, event):
     call(self, event)
-    if event.round >= round and moment == "between rounds":
-        die()
-    if event.round >= round and moment == "inside rounds":
-        threading.Timer(0.001, die).start()
+    if event.round >= int(round) and moment == "between rounds":
+        end()
+    if event.round >= int(round) and moment == "inside rounds":
+        threading.Timer(0.001, end).start()
 
 def replacing(source, target):
     if moment == "inside a checkpoint" and str(target).endswith(checkpoint.NAME):
-        die()
+        end()
     replace(source, target)
 
 ProgressBar.__call__ = looking_on
 os.replace = replacing
-cli.main(sys.argv[3:])
+cli.main([*words, "--out", out])
 """
-COMMAND = ["run", "ifca", "--data", "rotated-digits", "--rounds", "24", "--cohort", "3", "--eval-every", "4"]
-COMMAND += [
-    "--checkpoint-every",
-    "3",
-    "--set",
-    "num_clients=12",
-    "--set",
-    "rows_per_client=20",
-    "--set",
-    "batch_size=4",
+ROUNDS = 24
+COMMAND = ["run", "ifca", "--data", "rotated-digits", "--rounds", str(ROUNDS), "--cohort", "3", "--eval-every", "4"]
+COMMAND += ["--checkpoint-every", "3"]
+for item in ("num_clients=12", "rows_per_client=20", "batch_size=4", "model=logistic", "num_clusters=2"):
+    COMMAND += ["--set", item]
+MOMENTS = [
+    (signal.SIGKILL, 6, "between rounds"),
+    (signal.SIGTERM, 8, "inside rounds"),
+    (signal.SIGINT, 12, "between rounds"),
+    (signal.SIGKILL, 14, "inside rounds"),
+    (signal.SIGKILL, 0, "inside a checkpoint"),
 ]
-COMMAND += ["--set", "model=logistic", "--set", "num_clusters=2"]
-TIMES = ("seconds", "seconds_per_round")
 
 
-def start(moment, round, out, *options):
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg"}
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Returns a function that makes a run in a folder and ends it by a signal at a moment; and a whole run's folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg", "JAX_COMPILATION_CACHE_DIR": str(folder)}
     environment.pop("XLA_FLAGS", None)
-    # what one process has compiled, the next need not
-    environment |= {
-        "JAX_COMPILATION_CACHE_DIR": str(out.parent / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, moment, str(round), *COMMAND, "--out", str(out), *options],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+
+        def run(name, *words, number=0, round=0, moment="never"):
+            parent.stdin.write("\t".join([str(folder / name), str(int(number)), str(round), moment, *words]) + "\n")
+            parent.stdin.flush()
+            code = int(parent.stdout.readline())
+            return kills.Ended(code, "rounds", 0.0, (folder / f"{name}.txt").read_text())
+
+        assert kills.fault(run("whole", *COMMAND), None) == ""
+        yield run, folder
+        parent.stdin.close()
 
 
-def finish(process):
-    output, _ = process.communicate(timeout=300)
-    return process.returncode, output
-
-
-def history(out):
-    records = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
-
-
-def arrays(out):
-    saved = checkpoint.newest(out)
-    return saved.arrays, saved.header
-
-
-def test_killed_runs_resume_bit_for_bit(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    code, output = finish(start("never", 0, whole))  # to its end: the others need not compile what it has
-    assert code == 0, output
-    moments = [("between rounds", 6), ("inside rounds", 9), ("inside a checkpoint", 0)]
+def test_ended_runs_resume_bit_for_bit(runs):
+    run, folder = runs
     reached = []
-    for number, (moment, round) in enumerate(moments):
-        code, output = finish(start(moment, round, killed, *(["--resume"] if number else [])))
-        assert code == -signal.SIGKILL, (moment, output)
-        _, header = arrays(killed)
-        reached.append(header["round"])
-        saved = [record["round"] for record in history(killed)]
-        assert saved == sorted(saved) and all(round in range(4, 25, 4) for round in saved)
-    assert reached[0] == 6 and reached == sorted(reached) and reached[-1] < 24
-    code, output = finish(start("never", 0, killed, "--resume"))
-    assert code == 0, output
+    for number, round, moment in MOMENTS:
+        ended = run("ended", *COMMAND, "--resume", number=number, round=round, moment=moment)
+        assert kills.fault(ended, number) == "", ended
+        saved = [record["round"] for record in History(folder / "ended" / "history.jsonl")]
+        assert saved == sorted(saved) and all(done in range(4, 25, 4) for done in saved)
+        reached.append(checkpoint.newest(folder / "ended").header["round"])
+    assert reached[0] == 6 and reached == sorted(reached) and reached[-1] < ROUNDS
+    assert kills.fault(run("ended", *COMMAND, "--resume"), None) == ""
+    assert kills.difference(folder / "whole", folder / "ended") == ""
+    assert History(folder / "whole" / "history.jsonl").column("round") == [4, 8, 12, 16, 20, 24]
 
-    expected, header = arrays(whole)
-    found, resumed_header = arrays(killed)
-    assert set(found) == set(expected) and len(expected) > 2
-    for name in expected:
-        assert found[name].dtype == expected[name].dtype
-        assert found[name].tobytes() == expected[name].tobytes(), name
-    assert resumed_header["identity"] == header["identity"] and resumed_header["round"] == 24
-    assert history(killed) == history(whole)
-    assert [record["round"] for record in history(whole)] == [4, 8, 12, 16, 20, 24]
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("nothing", ""),
+        ("array", "the state: .models['Dense_0']['bias']"),
+        ("header", "the checkpoint's header"),
+        ("record", "the history: record 0"),
+        ("length", "the history: its length"),
+        ("summary", "the summary"),
+    ],
+)
+def test_what_a_resumed_run_may_not_differ_in(what, found, runs, monkeypatch, tmp_path):
+    whole, other = runs[1] / "whole", tmp_path / "other"
+    shutil.copytree(whole, other)
+    saved = checkpoint.newest(other)
+    if what == "array":
+        name = ".models['Dense_0']['bias']"
+        saved = saved._replace(arrays={**saved.arrays, name: saved.arrays[name] + np.float32(1e-7)})
+    elif what == "header":
+        saved = saved._replace(header={**saved.header, "round": 23})
+    elif what == "summary":
+        summary = other / "summary.json"
+        summary.write_text(json.dumps({**json.loads(summary.read_text()), "micro_accuracy": 2, "total_seconds": 9}))
+    elif what in ("record", "length"):
+        lines = (other / "history.jsonl").read_text().splitlines()
+        lines[0] = json.dumps({**json.loads(lines[0]), "seconds": 9, "diverged": 7 if what == "record" else 0})
+        (other / "history.jsonl").write_text("\n".join(lines[:-1] if what == "length" else lines) + "\n")
+    both = {whole: checkpoint.newest(whole), other: saved}
+    monkeypatch.setattr(kills.checkpoint, "newest", both.get)
+    assert kills.difference(whole, other) == found

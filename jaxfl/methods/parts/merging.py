@@ -68,13 +68,13 @@ def noise_of(agreement: Array, rows: Array, observed: Array) -> Array:
     Args:
         agreement: y `[N]`.
         rows: n `[N]`.
-        observed: bool `[N]`; those with less than two rows, which have no halves, have no say.
+        observed: bool `[N]`; those with less than two rows, which have no halves, have no say, nor those of NaN.
 
     >>> noise_of(jnp.array([0.2, 0.4]), jnp.array([50, 50]), jnp.array([True, True])).round(3).tolist()
     [0.538..., 0.538...]
     """
     count = rows.astype(jnp.float32)
-    counted = observed & (rows > 1)
+    counted = observed & (rows > 1) & jnp.isfinite(agreement)
     shared = 2 * jnp.where(counted, agreement, 0).sum()
     kappa = shared / jnp.maximum(jnp.where(counted, count * (1 - agreement), 0).sum(), 1e-9)
     return jnp.where(observed, 1 / (1 + count * jnp.maximum(kappa, 0)), 0)  # nothing in common: nothing but noise

@@ -37,7 +37,8 @@ class Representation(NamedTuple):
         psi: `(key, anchor, data, client) -> Psi [d]`; 0, similar to nobody, for a client without rows or where it is
             not finite.
         agreement: `(key, anchor, halves, client) -> []`, 2 <a, b> / (|a|^2 + |b|^2) of the representations of the two
-            `halves` of a client's rows, before they are normalised: 1 without noise, 0 if they are nothing but noise.
+            `halves` of a client's rows, before they are normalised: 1 without noise, 0 if they are nothing but noise,
+            NaN where they are not finite.
     """
 
     psi: Callable[[Key, Params, FederatedData, Array], Array]
@@ -119,8 +120,8 @@ def represent(
     def agreement(key: Key, anchor: Params, halves: tuple[FederatedData, FederatedData], client: Array) -> Array:
         one, other = (vector(key, anchor, half, client, part) for part, half in enumerate(halves))
         power = jnp.square(one).sum() + jnp.square(other).sum()
-        usable = (power > 0) & jnp.isfinite(power)
-        return jnp.where(usable, 2 * (one * other).sum() / jnp.where(usable, power, 1), 0).astype(jnp.float32)
+        alike = jnp.where(power > 0, 2 * (one * other).sum() / jnp.where(power > 0, power, 1), 0)
+        return jnp.where(jnp.isfinite(power), alike, jnp.nan).astype(jnp.float32)
 
     return Representation(psi, agreement)
 

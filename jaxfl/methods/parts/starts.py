@@ -64,7 +64,7 @@ def balanced(task: Task, draw: Draw, losses: Losses, num_clusters: int, *, min_s
         def client(shared, client: Array):
             models, data = shared
             found = losses(models, data, client)
-            counts = (data.train.size[client] > 0) & jnp.isfinite(found.min())
+            counts = (data.train.size[client] > 0) & tree.is_finite(found.min())
             return (), jnp.where(counts, jnp.argmin(found), -1)
 
         def judge(number: Array) -> tuple[Array, Array]:
@@ -119,7 +119,7 @@ def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, ro
                 return train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=model)[0]
 
             model = jax.lax.fori_loop(0, rounds, once, first)
-            return tree.where(jnp.isfinite(tree.ravel(model)).all(), model, first)
+            return tree.where(tree.is_finite(model), model, first)
 
         def losses_under(model: Params) -> Array:
             def client(shared, client: Array):
@@ -135,7 +135,7 @@ def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, ro
             return (jnp.argmax(jnp.where(free, lowest, -jnp.inf)), lowest, free), model
 
         untrained = losses_under(first)
-        free = judges.mask & (data.train.size[judges.ids] > 0) & jnp.isfinite(untrained)
+        free = judges.mask & (data.train.size[judges.ids] > 0) & jax.vmap(tree.is_finite)(untrained)
         draw = jax.vmap(lambda client: jax.random.uniform(key_for(key, Stream.START, client=client)))(judges.ids)
         chosen = jnp.argmax(jnp.where(free, draw, -1.0))
         _, models = jax.lax.scan(add, (chosen, jnp.full_like(untrained, jnp.inf), free), length=num_clusters)

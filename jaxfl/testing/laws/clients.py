@@ -13,20 +13,22 @@ from jaxfl.testing.small import CLIENTS, COHORT, EMPTY, HELD_OUT, SICK, case, co
 
 
 def check_sick_client(row: Row) -> None:
-    """A client whose numbers are NaN is counted, and the others are served as if it had no rows."""
+    """A client whose numbers are NaN, or 1e30, is counted, and the others are served as if it had no rows."""
     one, data, cohort = case(row), federation(), cohort_of()
     start, size = data.train.start[SICK], data.train.size.copy()
-    inputs = np.array(data.inputs)
-    inputs[data.train.rows[start : start + size[SICK]]] = np.nan
-    sick, info = one.run(replace(data, inputs=inputs), cohort)
+    rows = data.train.rows[start : start + size[SICK]]
     size[SICK] = 0
     absent, _ = one.run(replace(data, train=replace(data.train, size=size)), cohort)
-    assert int(info.diverged) == 1, f"one client's numbers are NaN: info.diverged must be 1, is {info.diverged}"
     others = [i for i in range(data.num_clients) if i != SICK]
-    law = "a client of NaN must leave the others as they are without it"
-    assert_close(one.served(sick, others), one.served(absent, others), law)
-    assert_same_partition(sick.cluster[np.array(others)], absent.cluster[np.array(others)], law)
-    assert_finite(one.served(sick, [SICK]), "the client of NaN itself must be served a finite model")
+    for number in (np.nan, 1e30):
+        inputs = np.array(data.inputs)
+        inputs[rows] = number * np.where(np.arange(len(rows)) % 2, -1, 1)[:, None]  # of one sign, all may be one class
+        sick, info = one.run(replace(data, inputs=inputs), cohort)
+        assert int(info.diverged) == 1, f"one client's numbers are {number}: info.diverged is {info.diverged}, not 1"
+        law = f"a client of {number} must leave the others as they are without it"
+        assert_close(one.served(sick, others), one.served(absent, others), law)
+        assert_same_partition(sick.cluster[np.array(others)], absent.cluster[np.array(others)], law)
+        assert_finite(one.served(sick, [SICK]), f"the client of {number} itself must be served a finite model")
 
 
 def check_empty_client(row: Row) -> None:

@@ -1,0 +1,298 @@
+"""Sick clients: rows of NaN, infinity or 1e30 at three clients of ten must change nothing for the others.
+
+    python -m experiments.reliability.poison --count 1000 --out experiments/reliability/results/poison.jsonl
+    python -m experiments.reliability.poison --first 17 --count 1
+
+A case is a run, and the same run without the sick clients: same ids, same cohorts, same batches, but they have no rows,
+which is how a federation says that a client has nothing to send. Clients train one at a time, so what is compared is
+compared bit for bit: the models that the others are served, their losses and accuracies, the mean training loss. Their
+clusters must be the same but for their names: what nobody can learn from may get a cluster of its own, as in StoCFL.
+The sick must be counted, once for each time that they took part, and be served finite models.
+
+Methods take turns, each with options at random, in a cohort of all or of some, with clients that fail, are late, attack
+or are held out. Two kinds of methods know of clients who have sent nothing, and there the runs can be compared only if
+nobody is left in doubt: CFL and its kin split a cluster when all of its members were heard, so all take part in every
+round; and FeSEM's `loss_weighting="rows"` weighs by all rows that there are, so all clients have as many. `CASES` cases
+in turn share these, and so the compiled programs; they differ in who is sick and how.
+Case i of a seed is always the same.
+"""
+
+import collections
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxfl
+from experiments.reliability.campaign import parser, until
+from experiments.speed import measure
+from jaxfl import sampling, schema, tree
+from jaxfl.data import conditions, synthetic
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods import METHODS, Method
+from jaxfl.testing.compare import assert_equal, assert_finite, assert_same_partition
+from jaxfl.testing.small import linear_task
+
+CLIENTS, SICK, ROUNDS = 10, 3, 4
+CASES = 6  # that share a method and its programs
+KINDS = {"nan": np.nan, "inf": np.inf, "1e30": 1e30}
+CONDITIONS = ("stragglers", "dropouts", "availability", "attackers", "held out")
+WAIT = ("cfl", "layercfl", "adacfl")
+OPTIONS: dict[str, tuple[Any, ...]] = {  # beside those that take a few words
+    "batch_size": (None, 4),
+    "local_epochs": (1, 2),
+    "first_epochs": (1, 2),
+    "personal_epochs": (None, 1),
+    "warmup_rounds": (0, 1, 2),
+    "server_optimizer": (None, jaxfl.server.fedadam(0.1)),
+    "proximal_weight": (0.0, 0.1),
+    "iterative": (False, True),
+    "outliers": (0.0, 0.25),
+    "trim": (0.0, 0.3, 0.5),
+    "num_clusters": (2, 3),
+    "threshold": (0.1, 0.5, "auto"),
+    "representation_epochs": (1, 2),
+    "normalise": (None, False),
+    "relative": (None, True),
+    "slots": (2, 8),
+    "sketch_size": (None, 8),
+}
+
+
+class Setting(NamedTuple):
+    """What the cases of a group have in common.
+
+    Attributes:
+        method: its name.
+        options: of the method.
+        network: its name.
+        cohort: clients of a round.
+        conditions: of the clients.
+        made: the method.
+        data: nobody is sick.
+        sampler: draws the cohorts.
+    """
+
+    method: str
+    options: dict[str, Any]
+    network: str
+    cohort: int
+    conditions: list[str]
+    made: Method
+    data: FederatedData
+    sampler: sampling.Sampler
+
+    def __str__(self) -> str:
+        """Returns a line."""
+        options = {name: value for name, value in self.options.items() if name != "server_optimizer"}
+        options |= {"server_optimizer": "fedadam"} if self.options.get("server_optimizer") else {}
+        return f"{self.method} {options}, {self.network}, cohort {self.cohort}, {' '.join(self.conditions) or 'plain'}"
+
+
+class Outcome(NamedTuple):
+    """What came of a case.
+
+    Attributes:
+        index: of the case.
+        setting: in words.
+        sick: who, and how.
+        what: `same` or `nothing finite`, as it must be; or what is wrong.
+    """
+
+    index: int
+    setting: str
+    sick: str
+    what: str
+
+    @property
+    def is_finding(self) -> bool:
+        """Returns whether this must not be."""
+        return self.what not in ("same", "nothing finite")
+
+
+def setting(seed: int, group: int, name: str) -> Setting:
+    """Returns the setting of a group of cases, drawn until the method takes its options."""
+    draw = random.Random(f"{seed} {group}")
+    data = synthetic.clustered_linear(CLIENTS, 2, 12, 4, 3, seed=draw.randrange(100), ragged=draw.random() < 0.5)
+    known = [word for word in CONDITIONS if name not in WAIT or word not in ("dropouts", "availability")]
+    chosen = draw.sample(known, draw.choice([0, 0, 1, 2]))
+    sampler = sampling.uniform
+    if "held out" in chosen:
+        data = replace(data, held_out=np.isin(np.arange(CLIENTS), draw.sample(range(CLIENTS), 2)))
+    if "attackers" in chosen:
+        data = conditions.attack(data, draw.choice(get_args(conditions.Kind)), 0.2, seed=draw.randrange(100))
+    if "stragglers" in chosen:
+        data = conditions.straggle(data, 0.5)
+    if "availability" in chosen:
+        sampler = sampling.availability("random")
+    if "dropouts" in chosen:
+        sampler = sampling.dropouts(0.3, sampler)
+    network = draw.choice(("logistic", "mlp"))
+    task = linear_task()
+    if network == "mlp":
+        task = jaxfl.classification(jaxfl.models.MLP(hidden=(8,), num_classes=3), data)
+    while True:
+        options = _options(draw, name)
+        if options.get("loss_weighting") == "rows" and np.ptp(data.train.size):
+            continue
+        try:
+            made = METHODS[name].factory(task, optax.sgd(0.3), **options)
+            jax.eval_shape(made.init, jax.random.key(0), data)
+        except (ValueError, TypeError):  # options that do not go together
+            continue
+        most = CLIENTS if data.held_out is None else CLIENTS - int(data.held_out.sum())
+        some = most if name in WAIT else draw.choice((5, most))
+        return Setting(name, options, network, some, chosen, made, data, sampler)
+
+
+def _options(draw: random.Random, name: str) -> dict[str, Any]:
+    """Returns options of a method: its small ones, and some at random."""
+    row = METHODS[name]
+    options = {"local_epochs": 2, "batch_size": 4, **row.small}
+    for option in schema.options_of(row.factory).values():
+        values = schema.words_of(option.hint) or OPTIONS.get(option.name, ())
+        if values and draw.random() < 0.4:
+            options[option.name] = draw.choice(values)
+    return {key: value for key, value in options.items() if key in row.options}
+
+
+def sickened(data: FederatedData, ids: Sequence[int], kind: str, rows: str) -> FederatedData:
+    """Returns the federation in which some clients have rows that nothing can be learned from.
+
+    A row of 1e30 may well be classified right, and then it teaches nothing at all and harms nobody. So all rows are of
+    that size, of both signs, and the labels differ: some are classified wrong by any model.
+
+    Args:
+        data: the federation.
+        ids: of the clients.
+        kind: of `KINDS`.
+        rows: `"one"` or `"all"`; always all of 1e30.
+    """
+    inputs, labels = np.array(data.inputs), np.array(data.labels)
+    for client in ids:
+        start, size = int(data.train.start[client]), int(data.train.size[client])
+        own = np.asarray(data.train.rows)[start : start + size]
+        if kind == "1e30":
+            inputs[own] = KINDS[kind] * np.where(np.arange(size) % 2, -1, 1)[:, None]
+            labels[own] = np.arange(size) // 2 % 3
+        else:
+            inputs[own[:1] if rows == "one" else own] = KINDS[kind]
+    return replace(data, inputs=inputs, labels=labels)
+
+
+def absent(data: FederatedData, ids: Sequence[int]) -> FederatedData:
+    """Returns the federation in which some clients have no training rows."""
+    size = np.array(data.train.size)
+    size[list(ids)] = 0
+    return replace(data, train=replace(data.train, size=size))
+
+
+class Come(NamedTuple):
+    """What a run has come to; the state alone if it was stopped because nothing finite was sent any more."""
+
+    state: Any
+    result: jaxfl.Result | None
+
+
+def come(one: Setting, data: FederatedData, seed: int) -> Come:
+    """Makes a run."""
+    options: dict[str, Any] = {"rounds": ROUNDS, "cohort": one.cohort, "sampler": one.sampler, "seed": seed}
+    try:
+        result = jaxfl.run(one.made, data, eval_every=ROUNDS, plan=jaxfl.Plan(1), **options)
+    except jaxfl.Diverged as stopped:
+        return Come(stopped.state, None)
+    return Come(result.state, result)
+
+
+def compare(one: Setting, with_sick: Come, without: Come, ids: Sequence[int]) -> None:
+    """Raises AssertionError if the runs differ for the others, or the sick were not counted or are served nonsense."""
+    sick, others = jnp.array(ids), np.setdiff1d(np.arange(CLIENTS), ids)
+    served, wanted = (one.made.client_params(state, jnp.arange(CLIENTS)) for state, _ in (with_sick, without))
+    left, right = (tree.take(models, jnp.asarray(others)) for models in (served, wanted))
+    assert_equal(left, right, "what the others are served")
+    assert_finite(tree.take(served, sick), "what the sick are served must be finite")
+    found, wanted = (np.asarray(state.cluster)[others] for state, _ in (with_sick, without))
+    assert_same_partition(found, wanted, "the clusters of the others")
+    if with_sick.result is None or without.result is None:
+        return
+    left, right = with_sick.result, without.result
+    sent = left.summary["updates"] - right.summary["updates"]
+    assert left.summary["diverged"] == sent, f"{sent} updates are sick, counted {left.summary['diverged']}"
+    assert right.summary["diverged"] == 0, f"nobody is sick, counted {right.summary['diverged']}"
+    assert left.history[-1]["train_loss"] == right.history[-1]["train_loss"], "the mean training loss"
+    for name in ("accuracy", "loss"):
+        a, b = ({name: getattr(result.evaluation, name)[others]} for result in (left, right))
+        assert_equal(a, b, "the evaluation of the others")
+
+
+def run(one: Setting, seed: int, index: int) -> Outcome:
+    """Makes both runs of a case, and compares them."""
+    draw = random.Random(f"{seed} {index} sick")
+    attacks = np.zeros(CLIENTS, bool) if one.data.attack is None else np.asarray(one.data.attack.attacker)
+    able = np.flatnonzero((np.asarray(one.data.train.size) > 3) & ~attacks)  # an attacker's noise is finite
+    ids = sorted(draw.sample(able.tolist(), SICK))
+    kind, rows, run_seed = list(KINDS)[index % len(KINDS)], draw.choice(("one", "all")), draw.randrange(100)
+    told = f"clients {ids}, {kind} in {'all' if kind == '1e30' else rows}, seed {run_seed}"
+    try:
+        with_sick = come(one, sickened(one.data, ids, kind, rows), run_seed)
+        without = come(one, absent(one.data, ids), run_seed)
+        compare(one, with_sick, without, ids)
+    except Exception as wrong:
+        return Outcome(index, str(one), told, f"{type(wrong).__name__}: {wrong}")
+    compared = with_sick.result is not None and without.result is not None
+    return Outcome(index, str(one), told, "same" if compared else "nothing finite")
+
+
+def campaign(seed: int, first: int, count: int, names: Sequence[str], more: Callable[[], bool]) -> Iterator[Outcome]:
+    """Yields what came of each case.
+
+    Args:
+        seed: of the campaign.
+        first: index of the first case.
+        count: cases.
+        names: of the methods, which take turns.
+        more: whether there is time for another one.
+    """
+    made: tuple[int, Setting] | None = None
+    for index in range(first, first + count):
+        if not more():
+            return
+        group = index // CASES
+        if made is None or made[0] != group:
+            if made is not None:
+                jax.clear_caches()  # of the group before
+            made = group, setting(seed, group, names[group % len(names)])
+        yield run(made[1], seed, index)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the campaign, prints what it found, and returns 1 if that is anything."""
+    options = parser(__doc__)
+    options.add_argument("--count", type=int, default=1000, help="cases")
+    options.add_argument("--first", type=int, default=0, help="index of the first one")
+    options.add_argument("--methods", default=",".join(METHODS), help="comma-separated; all if not given")
+    given = options.parse_args(arguments)
+    methods: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    names, findings = given.methods.split(","), []
+    warnings.simplefilter("ignore")  # of rounds in which slots double
+    for outcome in campaign(given.seed, given.first, given.count, names, until(given.minutes)):
+        name = outcome.setting.split()[0]
+        methods[name]["findings" if outcome.is_finding else outcome.what] += 1
+        if outcome.is_finding:
+            findings.append(outcome._asdict())
+            print(f"{outcome.index}: {outcome.setting}; {outcome.sick}\n  {outcome.what}", flush=True)
+    cases = sum(sum(counts.values()) for counts in methods.values())
+    record = {"campaign": "poison", "seed": given.seed, "first": given.first, "cases": cases}
+    measure.write({**record, "methods": methods, "findings": findings}, given.out)
+    return int(bool(findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
