@@ -18,7 +18,9 @@ def h100() -> str:
     for workload in ("w2", "w3", "w6"):
         for record in parts[workload]["records"]:
             if record["ratio"]:
-                lines.append(_against_peers(record, f"python -m experiments.speed.{workload}{_flags(record)}"))
+                name = "-".join([workload, *([record["model"]] if "model" in record else [])])
+                command = f"python -m experiments.speed.rounds {name} --clients {record['clients']}"
+                lines.append(_against_peers(record, command))
     for record in parts["w8"]["records"][:1]:
         numbers = record["results"]
         people = " / ".join(f"{one['population']:,}" for one in numbers)
@@ -79,12 +81,6 @@ def _against_peers(record: dict[str, Any], command: str) -> str:
     peers = ", ".join(f"{peer} {median:,.{_digits(median)}f}" for peer, median in medians.items())
     seconds = _milliseconds(record["summary"]["jaxfl"]["median"])
     return f"| {record['workload']}: {what}, a round | {seconds} | {peers} | `{command}` |"
-
-
-def _flags(record: dict[str, Any]) -> str:
-    """Returns the options that make this record."""
-    model = f" --model {record['model']}" if "model" in record else ""
-    return f" --clients {record['clients']}{model}"
 
 
 def _digits(ratio: float) -> int:

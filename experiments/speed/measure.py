@@ -1,4 +1,4 @@
-"""Measures two programs in turn on one machine (A B A B ...), beside the machine's own limits.
+"""Measures programs in turn on one machine (A B A B ...), beside the machine's own limits.
 
 A side of a comparison is a function that makes one round and returns the mean training loss seen on the way, as a
 Python number: shuffling, training, aggregation and the way of the loss to the host are inside the timed part. The
@@ -27,7 +27,7 @@ from jaxfl.simulation.program import peak_bytes
 
 TOLERANCE = 1e-3  # of the loss after round 1, from the same initial parameters and batches
 COPY_BYTES = 128 << 20
-PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "fedjax", "pfl")
+PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
 
 class Side(NamedTuple):

@@ -194,7 +194,7 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
     clients = clients or work.clients
     data = federation(work, clients)
     names = [peer for peer in names if peer in work.peers]
-    held = ours.every_row(data) if names else ()
+    x, y = ours.every_row(data) if names else (np.zeros(0), np.zeros(0))
 
     def rounds_of(network: nn.Module, epochs: int, batch_size: int | None) -> ours.Rounds:
         given: dict[str, Any] = {"local_epochs": epochs, "batch_size": batch_size}
@@ -214,7 +214,7 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
         asked |= {"epochs": epochs, "batch_size": batch_size}
         choosing = bool(names) and work.models > 1
         model = jax.tree.map(np.array, rounds.state.models) if choosing else rounds.model()
-        started = [peers.Peer(peer, asked, model, *held, options.environments) for peer in names]
+        started = [peers.Peer(peer, asked, model, x, y, options.environments) for peer in names]
         for one in started:
             stack.enter_context(one)
         versions = {key: value for one in started for key, value in one.versions.items()}

@@ -2,19 +2,25 @@
 
 import importlib
 import json
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from experiments.speed import peers, rounds
+
 COMMON = ["--peers", "none", "--size", "64"]
-SCRIPTS = {
+WORKS = {
     "w2": ["--clients", "2", "--rounds", "2", "--hidden", "8", *COMMON],
-    "w3": ["--clients", "4", "6", "--rounds", "2", "--model", "logistic", *COMMON],
+    "w3-logistic": ["--clients", "4", "6", "--rounds", "2", *COMMON],
+    "w5": ["--clients", "4", "--rounds", "2", "--hidden", "4", *COMMON],
     "w6": ["--clients", "3", "--rounds", "2", "--hidden", "16", *COMMON],
 }
 KEYS = {
     *("workload", "what", "clients", "chunk", "compile_seconds", "after_round_1", "seconds", "summary", "ratio"),
     *("training_loss", "product_gflops", "copy_gbytes", "share_of_product", "gflop", "versions", "cores", "device"),
-    *("platform", "load", "peak_bytes"),
+    *("platform", "load", "peak_bytes", "peers"),
 }
 
 
@@ -24,20 +30,51 @@ def _small_copy(monkeypatch):
     monkeypatch.setattr(measure, "COPY_BYTES", 1 << 12)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_script_appends_a_line_per_comparison(name, tmp_path, capsys):
-    out = tmp_path / "speed.jsonl"
-    script = importlib.import_module(f"experiments.speed.{name}")
-    script.main([*SCRIPTS[name], "--out", str(out)])
+@pytest.mark.parametrize("name", WORKS)
+def test_a_line_is_appended_for_every_comparison(name, tmp_path, capsys):
+    out, (_, *counts) = tmp_path / "speed.jsonl", WORKS[name][: WORKS[name].index("--rounds")]
+    rounds.main([name, *WORKS[name], "--out", str(out)])
     records = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [record["clients"] for record in records] == ([4, 6] if name == "w3" else [2 if name == "w2" else 3])
+    assert [record["clients"] for record in records] == list(map(int, counts))
     for record in records:
-        assert set(record) - {"model"} == KEYS
-        assert record["workload"] == name.upper()
+        assert set(record) == KEYS
+        assert record["workload"] == name
         assert len(record["seconds"]["jaxfl"]) == 2 and min(record["seconds"]["jaxfl"]) > 0
         assert record["after_round_1"]["agrees"]
         assert record["training_loss"]["jaxfl"] > 0
     assert json.dumps(records[-1]) in capsys.readouterr().out
+
+
+PEER = """
+import serve
+
+def build(work, model, x, y):
+    return lambda: work["epochs"] + x.sum(), lambda: float(model["Dense_0"]["bias"][y[0, 0]])
+
+serve.serve(build, {"toy": "1"})
+"""
+
+
+def test_a_peer_answers_from_a_process_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "HERE", tmp_path)
+    shutil.copy(Path(peers.__file__).parent / "serve.py", tmp_path)
+    (tmp_path / "toy_side.py").write_text(PEER)
+    x, y, model = np.ones((1, 2, 3)), np.array([[1, 0]]), {"Dense_0": {"bias": np.array([5.0, 7.0])}}
+    with peers.Peer("toy", {"epochs": 4}, model, x, y, None) as peer:
+        side = peer.side()
+        assert (side.name, side.round(), side.round(), side.loss()) == ("toy", 10.0, 10.0, 7.0)
+        assert peer.versions == {"toy": "1"}
+    (tmp_path / "toy_side.py").write_text("raise SystemExit(3)")
+    with pytest.raises(SystemExit, match="the peer toy ended with exit code 3"):
+        peers.Peer("toy", {}, {}, x, y, None)
+
+
+def test_operations_are_counted_as_by_hand():
+    """LEAF's network: forward, weight gradients, and input gradients of all layers but the first."""
+    shapes = {"Conv_0": (5, 5, 1, 32), "Conv_1": (5, 5, 32, 64), "Dense_0": (3136, 2048), "Dense_1": (2048, 62)}
+    model = {name: {"kernel": np.zeros(shape, np.int8)} for name, shape in shapes.items()}
+    first, rest = 28 * 28 * 25 * 32, 14 * 14 * 25 * 32 * 64 + 3136 * 2048 + 2048 * 62
+    assert rounds.gflop(rounds.WORKS["w2"], model, 3) == 2 * 100 * (2 * first + 3 * rest) * 3 / 1e9
 
 
 def test_population_costs_no_compilation_after_the_first(tmp_path, capsys):

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,9 @@ class Peer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the peer {self.name} ended with exit code {self._process.wait()}.")
+            code = self._process.wait()
+            self.end()
+            raise SystemExit(f"the peer {self.name} ended with exit code {code}.")
         return json.loads(line)
 
     def ask(self, what: str) -> float:
@@ -75,12 +76,16 @@ class Peer:
         """Returns it as a side of a comparison."""
         return Side(self.name, lambda: self.ask("round"), lambda: self.ask("loss"))
 
+    def end(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        with self._process:  # closes its pipes and waits
+            self._folder.cleanup()
+
     def __enter__(self) -> "Peer":
         """Returns itself."""
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Ends the process."""
-        self._process.kill()
-        self._process.wait()
-        self._folder.cleanup()
+        self.end()

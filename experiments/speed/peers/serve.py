@@ -3,7 +3,7 @@
 A peer runs in an environment of its own, so nothing of jaxfl is imported here: NumPy and the peer are all it needs. The
 folder holds `work.json` (network, learning rate, epochs, batch size) and `arrays.npz` (`x [N, T, ...]`, `y [N, T]` and
 the initial parameters, kernels `[..., inputs, outputs]`, one more axis in front where there are several models). A line
-`round` on the standard input makes a round, `loss` asks for the mean loss over all rows; each is answered by one line of
+`round` on the standard input makes a round, `loss` asks for the mean loss over all rows; each is answered by a line of
 JSON on the standard output. What the libraries print goes to the standard error.
 """
 

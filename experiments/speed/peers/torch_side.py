@@ -1,4 +1,4 @@
-"""A plain PyTorch loop, what most papers' codes do: per client, load the served model, make SGD steps, add to a mean."""
+"""A plain PyTorch loop, as in most papers' codes: per client, load the served model, make SGD steps, add to a mean."""
 
 import os
 from typing import Any
