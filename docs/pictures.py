@@ -1,4 +1,4 @@
-"""Draws the pictures of the page on concepts: `python docs/pictures.py` writes `docs/pages/images/*.svg`.
+"""Draws the pictures of the pages on concepts and speed: `python -m docs.pictures` writes `docs/pages/images/*.svg`.
 
 They are narrow and in large letters, so that they can be read on a phone, and on a white ground of their own.
 """
@@ -8,7 +8,10 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+from matplotlib.ticker import LogLocator, NullLocator
+
+from docs.generate import speed
 
 FOLDER = Path(__file__).parent / "pages" / "images"
 INK, GREY, PALE = "#222222", "#777777", "#eeeeee"
@@ -121,7 +124,37 @@ def seed() -> Figure:
     return figure
 
 
-PICTURES = {"round": round_, "plan": plan, "state": state, "seed": seed}
+def bars() -> Figure:
+    """How many times as long the peers take, for every workload of the page on speed."""
+    peers = {"fedjax": ("FedJAX", "#3f6d9e"), "pfl": ("pfl", "#b85c00"), "torch": ("PyTorch loop", "#3a7d34")}
+    found = {name: {peer: one[peer] for peer in peers if peer in one} for name, one in speed.ratios().items()}
+    found = {name: one for name, one in found.items() if one}
+    total = sum(len(one) + 0.8 for one in found.values())
+    figure = Figure(figsize=(WIDTH, 0.6 + 0.19 * total), facecolor="white", layout="constrained")
+    axes, place = figure.subplots(), 0.0
+    for name, one in found.items():
+        first = place
+        for peer, ratio in one.items():
+            axes.barh(place, ratio - 1, 0.85, left=1, color=peers[peer][1])
+            axes.text(max(ratio, 1), place, f" {ratio:.2g}" if ratio < 10 else f" {ratio:.0f}", va="center", fontsize=8.5)
+            place += 1
+        axes.text(-0.02, (first + place - 1) / 2, name, ha="right", va="center", transform=axes.get_yaxis_transform())
+        place += 0.8
+    axes.axvline(1, color=INK, lw=1)
+    axes.set(xscale="log", yticks=[], xlabel="peer's time / jaxfl's; right of the line jaxfl is faster")
+    axes.set_xlim(0.7, 1.6 * axes.get_xlim()[1])
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.legend(
+        handles=[Patch(color=color, label=label) for label, color in peers.values()], fontsize=8.5, frameon=False
+    )
+    return figure
+
+
+PICTURES = {"round": round_, "plan": plan, "state": state, "seed": seed, "speed": bars}
 
 if __name__ == "__main__":
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "jaxfl", "font.family": "sans-serif"})

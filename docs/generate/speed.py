@@ -1,14 +1,16 @@
-"""What was measured on an accelerator, as a table: from `experiments/speed/results/h100.jsonl`."""
+"""What was measured, as tables: from `experiments/speed/results`, on one accelerator and on two CPU cores."""
 
 import json
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-RECORDS = ROOT / "experiments" / "speed" / "results" / "h100.jsonl"
-PEERS = {"fedjax": "FedJAX", "torch": "PyTorch loop"}
+RESULTS = ROOT / "experiments" / "speed" / "results"
+RECORDS, CPU = RESULTS / "h100.jsonl", RESULTS / "cpu.jsonl"
+PEERS = {"fedjax": "FedJAX", "pfl": "pfl", "torch": "PyTorch loop", "own network": "jaxfl, somebody's own flax network"}
 
 
 def h100() -> str:
@@ -54,6 +56,62 @@ def machine() -> str:
         f'`jax_default_matmul_precision="highest"`. Compilation, which is not in the times, took {waits[0]:.0f} to '
         f"{waits[-1]:.0f} s."
     )
+
+
+def cpu() -> str:
+    """Returns the table of workloads on two CPU cores: every peer's time over jaxfl's, in several runs."""
+    lines = [
+        "| workload | peer | peer's time / jaxfl's | share of the matrix product | command |",
+        "|---|---|---|---|---|",
+    ]
+    for name, runs in cpu_runs().items():
+        shares = [run["share_of_product"]["median"] for run in runs]
+        share, command = (
+            _spread([100 * share for share in shares], "{:.0f}"),
+            f"`python -m experiments.speed.rounds {name}`",
+        )
+        what = f"{name.upper().replace('-LOGISTIC', '').replace('-MLP', '')}: {runs[0]['what']}"
+        if not runs[0]["ratio"]:
+            peak = max(run["peak_bytes"] for run in runs) / 1e9
+            lines.append(f"| {what} | none, at most {peak:.1f} GB | | {share} % | {command} |")
+        for peer in runs[0]["ratio"]:
+            ratio = _spread([run["ratio"][peer]["median"] for run in runs], "{:.2f}")
+            lines.append(f"| {what} | {PEERS[peer]} | {ratio} | {share} % | {command} |")
+            what = share = command = ""
+    return "\n".join(lines).replace("|  |", "| |").replace("|  %", "| ")
+
+
+def cpu_machine() -> str:
+    """Returns what it was measured on, in a sentence."""
+    runs = [run for runs in cpu_runs().values() for run in runs]
+    versions = {name: value for run in runs for name, value in {**run["versions"], **run["peers"]}.items()}
+    told = ", ".join(f"{name} {versions[name]}" for name in ("jax", "fedjax", "pfl", "torch"))
+    product = statistics.median(value for run in runs for value in run["product_gflops"])
+    cores = f"{runs[0]['cores']} CPU cores, {told}"
+    return f"{cores}. A float32 matrix product ran at {product:.0f} GFLOP/s in turn with the rounds."
+
+
+def cpu_runs() -> dict[str, list[dict[str, Any]]]:
+    """Returns the runs of every workload."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in CPU.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        found.setdefault(record["workload"], []).append(record)
+    return found
+
+
+def ratios() -> dict[str, dict[str, float]]:
+    """Returns the median ratio of every workload and peer, for the picture."""
+    return {
+        name: {peer: statistics.median(run["ratio"][peer]["median"] for run in runs) for peer in runs[0]["ratio"]}
+        for name, runs in cpu_runs().items()
+    }
+
+
+def _spread(values: list[float], form: str) -> str:
+    """Returns the median of several runs, and the extremes where they differ."""
+    middle, *ends = (form.format(value) for value in (statistics.median(values), min(values), max(values)))
+    return middle if len(set(ends)) == 1 else f"{middle} ({ends[0]} to {ends[1]})"
 
 
 def read() -> dict[str, dict[str, Any]]:

@@ -8,6 +8,8 @@ from docs.generate import results, speed
 ROOT = Path(__file__).parents[2]
 TABLES = {
     "automatic threshold": results.automatic,
+    "cpu": speed.cpu,
+    "cpu machine": speed.cpu_machine,
     "five results": results.five_rows,
     "h100": speed.h100,
     "machine": speed.machine,

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import serve
 
-vars(jax)["tree_map"] = jax.tree_util.tree_map  # FedJAX 0.0.17 asks for the name that JAX has since moved
+_jax: Any = jax
+_jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 asks for the name that JAX has since moved
 
 import fedjax  # noqa: E402
 from fedjax.algorithms import hyp_cluster  # noqa: E402
