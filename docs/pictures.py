@@ -136,7 +136,9 @@ def bars() -> Figure:
         first = place
         for peer, ratio in one.items():
             axes.barh(place, ratio - 1, 0.85, left=1, color=peers[peer][1])
-            axes.text(max(ratio, 1), place, f" {ratio:.2g}" if ratio < 10 else f" {ratio:.0f}", va="center", fontsize=8.5)
+            axes.text(
+                max(ratio, 1), place, f" {ratio:.2g}" if ratio < 10 else f" {ratio:.0f}", va="center", fontsize=8.5
+            )
             place += 1
         axes.text(-0.02, (first + place - 1) / 2, name, ha="right", va="center", transform=axes.get_yaxis_transform())
         place += 0.8

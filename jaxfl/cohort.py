@@ -22,6 +22,7 @@ class Plan(NamedTuple):
 
 
 PlanChoice = Plan | Literal["auto"]  # what `jaxfl.engine.resolve_plan` makes a plan of
+DevicesChoice = int | Literal["all"] | None  # how many of them, see there
 
 
 @struct.dataclass

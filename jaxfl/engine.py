@@ -12,9 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl import tree
-from jaxfl.cohort import Cohort, Plan, PlanChoice
+from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Contribution
@@ -48,11 +49,8 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
     ([10], [4, 1])
     """
     shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
-    chunk, mesh = cohort.plan
-    devices = 1 if mesh is None else mesh.size
-    count = cohort.ids.shape[0]
-    chunk = min(chunk or count, -(-count // devices))
-    padding = -count % (chunk * devices)
+    mesh, count = cohort.plan.mesh, cohort.ids.shape[0]
+    chunk, padding = _dealt(cohort.plan, count)
     xs = jax.tree.map(lambda leaf: _pad(leaf, padding), (cohort.ids, rows))
     mask = jnp.concatenate([cohort.mask, jnp.zeros(padding, bool)])  # padding clients are computed and thrown away
 
@@ -106,32 +104,43 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
 
 
 def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
-    """Returns the cohort with its largest clients first, so that a chunk holds clients of like size.
+    """Returns the cohort with its largest clients first, so that a chunk holds clients of like size; dealt to devices.
 
     A chunk runs to its largest client. Sorted, the log-normal cohorts of FEMNIST make 1,240 steps instead of 5,000 for
-    1,119 useful ones. The order changes nothing else; one client at a time needs no order, and is left in its own.
+    1,119 useful ones. The order changes nothing else; one client at a time needs no order, and is left in its own. Of
+    several devices each gets as many clients, with masked ones where they do not divide.
     """
     if cohort.plan.chunk == 1 and cohort.plan.mesh is None:
         return cohort
     order = jnp.argsort(jnp.where(cohort.mask, -data.train.size[cohort.ids], 1), stable=True)
+    ids, mask = cohort.ids[order], cohort.mask[order]
     if cohort.plan.mesh is not None:
-        # dealt like cards: contiguous blocks would give the first device all the large clients
-        devices, count = cohort.plan.mesh.size, cohort.ids.shape[0]
-        deal = [i for device in range(devices) for i in range(device, count, devices)]
-        order = order[jnp.array(deal)] if count % devices == 0 else order
-    return dataclasses.replace(cohort, ids=cohort.ids[order], mask=cohort.mask[order])
+        # dealt like cards: contiguous blocks would give the first device all the large clients, and the last one all of
+        # the padding
+        devices, padding = cohort.plan.mesh.size, _dealt(cohort.plan, len(order))[1]
+        ids, mask = _pad(ids, padding), jnp.concatenate([mask, jnp.zeros(padding, bool)])
+        deal = np.arange(len(ids)).reshape(-1, devices).T.reshape(-1)
+        ids, mask = ids[deal], mask[deal]
+    return dataclasses.replace(cohort, ids=ids, mask=mask)
+
+
+def _dealt(plan: Plan, count: int) -> tuple[int, int]:
+    """Returns how many clients are mapped on each device, and how many are to be added so that devices have as many."""
+    devices = 1 if plan.mesh is None else plan.mesh.size
+    chunk = min(plan.chunk or count, -(-count // devices))
+    return chunk, -count % (chunk * devices)
 
 
 def _pad(leaf: Array, padding: int) -> Array:
-    """Repeats the first row behind the last; valid work whose result is masked out."""
-    return leaf if padding == 0 else jnp.concatenate([leaf, jnp.repeat(leaf[:1], padding, 0)])
+    """Repeats the last row, the smallest client's of a cohort by size; valid work whose result is masked out."""
+    return leaf if padding == 0 else jnp.concatenate([leaf, jnp.repeat(leaf[-1:], padding, 0)])
 
 
 def _is_contribution(node: Any) -> bool:
     return isinstance(node, Contribution)
 
 
-def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1) -> Plan:
+def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1, devices: DevicesChoice = None) -> Plan:
     """Returns the plan itself, or for `"auto"` one for this machine: how many clients to train side by side.
 
     On the CPU one client at a time keeps its weights in cache and every core on its matrix products: 242-281 GFLOP/s
@@ -145,24 +154,44 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1)
         model: the model that a client trains, or its shapes.
         size: clients of a cohort.
         models: how many such models each client trains at once.
+        devices: how many of this process's devices, or `"all"`. None takes all that are accelerators, and one CPU; with
+            a `Plan`, those of the plan.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither, or there are not so many devices, or the plan has others already.
 
     >>> resolve_plan("auto", {"w": jnp.zeros(10**7)}, 100).chunk, resolve_plan(Plan(chunk=3), {}, 100).chunk
     (1, 3)
     """
     if isinstance(plan, Plan):
-        return plan
+        if devices is None:
+            return plan
+        if plan.mesh is not None:
+            raise ValueError(f"devices must be None where the plan has a mesh, got {devices!r}; leave one of them out.")
+        return plan._replace(mesh=_mesh(devices))
     if plan != "auto":
         raise ValueError(f'plan must be a jaxfl.Plan or "auto", got {plan!r}; Plan(chunk=8) trains 8 clients at once.')
+    mesh = _mesh(devices)
+    size = size if mesh is None else -(-size // mesh.size)
     model_bytes = COPIES * tree.num_bytes(model)
     if jax.default_backend() == "cpu":
         chunk = min(size, WIDEST, max(1, CACHE_BYTES // model_bytes))
     else:
         limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
         chunk = min(size, max(1, int(limit / 4) // model_bytes))
-    return Plan(chunk=max(1, chunk // models))
+    return Plan(chunk=max(1, chunk // models), mesh=mesh)
+
+
+def _mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
+    """Returns the devices to spread the clients over; None for one."""
+    there = jax.local_devices()
+    if devices is None:
+        devices = 1 if there[0].platform == "cpu" else "all"
+    if devices == "all":
+        devices = len(there)
+    if not isinstance(devices, int) or not 1 <= devices <= len(there):
+        raise ValueError(f'devices must be 1 to {len(there)}, those of this process, or "all", got {devices!r}.')
+    return None if devices == 1 else jax.sharding.Mesh(np.array(there[:devices]), ("clients",))
 
 
 def halved(plan: Plan, size: int) -> Plan | None:

@@ -91,6 +91,19 @@ def test_by_size_is_a_permutation_with_the_padding_last(plan):
         assert sizes[start : start + share] == sorted(sizes[start : start + share], reverse=True)
 
 
+@pytest.mark.parametrize("plan", [Plan(1, mesh(4)), Plan(2, mesh(2)), Plan(None, mesh(4))])
+def test_cohorts_that_do_not_divide_are_dealt_evenly(plan):
+    """Each device gets as many clients but for one, and like work; what is added is masked."""
+    data = clustered_linear(12, ragged=True)
+    ordered = engine.by_size(data, Cohort.of(range(7), plan))
+    assert sorted(ordered.ids[ordered.mask].tolist()) == list(range(7))
+    blocks = ordered.mask.reshape(plan.mesh.size, -1).sum(1)
+    assert blocks.max() - blocks.min() == 1
+    first = ordered.ids.reshape(plan.mesh.size, -1)[:, 0]
+    largest = sorted(data.train.size[:7])[-plan.mesh.size :]
+    assert sorted(data.train.size[np.asarray(first)]) == largest, "one of the largest clients for each device"
+
+
 def test_by_size_leaves_one_at_a_time_alone():
     data = clustered_linear(12, ragged=True)
     assert engine.by_size(data, Cohort.of(IDS)).ids.tolist() == IDS
@@ -110,6 +123,22 @@ def test_a_plan_that_is_given_is_taken_and_anything_else_refused():
     assert engine.resolve_plan(given, jax.ShapeDtypeStruct((10,), jnp.float32), 12, models=5) is given
     with pytest.raises(ValueError, match=r'plan must be a jaxfl.Plan or "auto", got \'fast\'; Plan\(chunk=8\)'):
         engine.resolve_plan("fast", jax.ShapeDtypeStruct((10,), jnp.float32), 12)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what is asked for depends on how many devices there are")
+def test_devices_are_counted_and_refused():
+    small = jax.ShapeDtypeStruct((10,), jnp.float32)
+    assert engine.resolve_plan("auto", small, 12).mesh is None, "the cores of one CPU are one device"
+    spread = engine.resolve_plan("auto", small, 12, devices=2)
+    assert spread.mesh.size == 2 and spread.chunk == 6
+    assert engine.resolve_plan(Plan(3), small, 12, devices="all") == Plan(3, mesh(4))
+    for devices in (0, 5, "some"):
+        with pytest.raises(
+            ValueError, match=f'devices must be 1 to 4, those of this process, or "all", got {devices!r}.'
+        ):
+            engine.resolve_plan("auto", small, 12, devices=devices)
+    with pytest.raises(ValueError, match="devices must be None where the plan has a mesh, got 2"):
+        engine.resolve_plan(spread, small, 12, devices=2)
 
 
 def test_data_in_host_memory_needs_no_jit():

@@ -117,6 +117,12 @@ def run_command(
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Rounds between checkpoints; default after every evaluation.", metavar="R")
     ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Devices that share a round; default all GPUs, one CPU.", metavar="N|all")
+    ] = None,
+    chunk: Annotated[
+        str | None, typer.Option(help="Clients trained side by side; default auto.", metavar="C|auto|none")
+    ] = None,
 ) -> None:
     """Run a method on a federation.
 
@@ -129,8 +135,9 @@ def run_command(
     metrics).
     """
     with errors():
-        tuning = [] if finetune is None else [f"finetune={finetune}"]
-        settings = options.route(method, data, [*(items or ()), *tuning])
+        given = {"finetune": finetune, "devices": devices, "chunk": chunk}
+        flags = [f"{name}={value}" for name, value in given.items() if value is not None]
+        settings = options.route(method, data, [*(items or ()), *flags])
         rounds, share = _defaults(data, rounds, cohort)
         jobs = [job.Job(settings, rounds, share, seed, data_dir, eval_every, checkpoint_every, out, resume)]
         if seeds is not None:

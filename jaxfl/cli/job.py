@@ -150,6 +150,7 @@ def _execute(
         checkpoint_dir=job.out,
         resume=job.resume,
         plan=options.plan(job.settings),
+        devices=job.settings.run.get("devices"),
         config=job.identity(),
     )
     complete = job.settings.complete()

@@ -29,6 +29,7 @@ OWNERS = ("data", "method", "model", "optimizer", "server", "run")
 # Of every run. `dropouts` and `availability` say who takes part, see `jaxfl.sampling`; see `jaxfl.FineTune` too.
 RUN = (
     Option("chunk", "auto", int | None | Literal["auto"], "clients trained side by side; none takes all of a cohort"),
+    Option("devices", None, int | None | Literal["all"], "devices that share a round; none takes all GPUs, one CPU"),
     Option("dropouts", 0.0, float, "share of the sampled clients that fail"),
     Option("availability", "always", sampling.Pattern, "who can be sampled"),
     Option("availability_period", 24.0, float, "rounds of a day, of availability=diurnal"),
@@ -134,8 +135,7 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
-    fast = settings.run.get("fast_forms", True)
-    task = classification(model(settings, data.num_classes), data, fast_forms=fast)
+    task = classification(model(settings, data.num_classes), data, fast_forms=settings.run.get("fast_forms", True))
     chosen = dict(settings.method)
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)

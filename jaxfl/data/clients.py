@@ -226,9 +226,10 @@ class FederatedData:
             few = _replaced(few, f"{split}.max_size", int(np.max(getattr(few, split).size, initial=0)))
         return few
 
-    def on_device(self) -> "FederatedData":
-        """Returns the federation with its arrays on the device; nothing is copied if they are there."""
-        return jax.device_put(self)
+    def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":
+        """Returns the federation with its arrays on the device, or on all of a mesh; nothing is copied if they are."""
+        everywhere = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        return jax.device_put(self, everywhere)
 
 
 def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxfl import engine, sampling
-from jaxfl.cohort import Plan, PlanChoice
+from jaxfl.cohort import DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.models import rewriting
@@ -86,6 +86,7 @@ def run(
     checkpoint_every: int | None = None,
     resume: bool = False,
     plan: PlanChoice = "auto",
+    devices: DevicesChoice = None,
     config: dict[str, Any] | None = None,
 ) -> Result:
     """Runs a method for a number of rounds.
@@ -116,6 +117,8 @@ def run(
         resume: go on from the checkpoint in `checkpoint_dir`, bit for bit; without one, start.
         plan: a `Plan` (chunk and devices), or `"auto"`. Where the device runs out of memory while the run goes on, it
             warns, halves the chunk once, and goes on from the last checkpoint, or from the start if there is none.
+        devices: how many of this machine's devices share a round's clients, or `"all"`. None takes all accelerators,
+            one CPU, and those of a `Plan`. The same random choices on any number; sums are rounded otherwise.
         config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
             Give the method's options here: without them, methods with the same kind of state are not told apart, nor
             optimisers of `finetune`.
@@ -143,7 +146,7 @@ def run(
     check_kept(checkpoint_every, checkpoint_dir)
     size = cohort_size(cohort, data)
     shapes = jax.eval_shape(method.init, jax.random.key(check_seed(seed)), data)
-    plan = engine.resolve_plan(plan, served_model(method, shapes), size)
+    plan = engine.resolve_plan(plan, served_model(method, shapes), size, devices=devices)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
     identity |= {} if test_rows is None else {"test_rows": test_rows}
     asked = _Asked(method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock)
@@ -194,7 +197,7 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
     method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock = asked
     schedule.check_done(progress.done)
     rounds, key = schedule.rounds, jax.random.key(seed)
-    data = data.on_device()
+    data = data.on_device(plan.mesh)
     program = Rounds(method, key, data, size, plan, sampler)
     look, evaluation = evaluator(method, data, plan, finetune), None
     glance = look if schedule.test_rows is None else evaluator(method, data, plan, finetune, schedule.test_rows)
@@ -232,6 +235,7 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
         factored=program.factored,
         fast_forms=rewriting.in_words(method.task.replaced),
         chunk=plan.chunk,
+        devices=1 if plan.mesh is None else plan.mesh.size,
         test_rows=schedule.test_rows,
     )
     return Result(state, progress.history, evaluation, data, summary)

@@ -26,7 +26,7 @@ from jaxfl.simulation import checkpoint, interrupts, program, rounds
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
 from jaxfl.simulation.schedule import Schedule
-from jaxfl.testing.compare import assert_equal, leaves
+from jaxfl.testing.compare import assert_close, assert_equal, leaves
 from jaxfl.testing.small import linear_task
 
 DATA = clustered_linear(8, rows=8, features=4, ragged=True)
@@ -260,6 +260,16 @@ def test_diverged_clients_are_counted_round_by_round(number):
     result = jaxfl.run(fedavg(), replace(DATA, inputs=inputs), rounds=4, eval_every=2, plan=Plan())
     assert result.summary["diverged"] == 4 and result.history.column("diverged") == [2, 2]
     assert np.max(result.history.column("train_loss")) < 10, "the loss of who is left out is no part of the mean"
+
+
+def test_three_devices_give_what_one_gives():
+    spread = jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, devices=3, **{**OPTIONS, "cohort": 4})
+    alone = jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, **{**OPTIONS, "cohort": 4})
+    assert_close(spread.state, alone.state, "three devices, four clients")
+    assert (spread.summary["devices"], alone.summary["devices"]) == (3, 1)
+    for name in ("updates", "mean_participants", "diverged", "micro_accuracy"):
+        assert spread.summary[name] == alone.summary[name]
+    assert spread.history.column("bytes_up") == alone.history.column("bytes_up")
 
 
 def test_evaluations_between_test_some_rows_and_the_last_one_all(straight, tmp_path):
