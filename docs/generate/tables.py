@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from docs.generate import results, speed
+from docs.generate import reliability, results, speed
 
 ROOT = Path(__file__).parents[2]
 TABLES = {
@@ -13,6 +13,7 @@ TABLES = {
     "five results": results.five_rows,
     "h100": speed.h100,
     "machine": speed.machine,
+    "reliability": reliability.counts,
     "table 1": results.table_1,
 }
 PLACE = re.compile(r"(<!-- made: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -19,6 +19,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return options
 
 
+def heed_signals() -> None:
+    """Lets this process and those that it begins be interrupted, where `nohup` or `&` have switched that off."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def until(minutes: float | None) -> Callable[[], bool]:
     """Returns what says whether there is time left; None is for ever.
 

@@ -79,6 +79,7 @@ def _load_run(folder: Path) -> Any:
     directory = RunDirectory(folder)
     directory.summary()
     directory.check({**IDENTITY, "rounds": 6}, resume=True)
+    directory.done()
     History(folder / "history.jsonl").to_pandas()
     progress = Progress(directory, IDENTITY, resume=True)
     state = progress.restore(STATE)

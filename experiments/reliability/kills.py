@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.reliability.campaign import parser, until
+from experiments.reliability.campaign import heed_signals, parser, until
 from experiments.speed import measure
 from jaxfl.methods import METHODS
 from jaxfl.simulation import checkpoint
@@ -54,12 +54,14 @@ class Ended(NamedTuple):
         moment: what it was at when the signal came.
         seconds: from the signal to the end.
         told: what it printed.
+        after: rounds that it told of after the signal, in lines.
     """
 
     code: int
     moment: str
     seconds: float
     told: str
+    after: int = 0
 
 
 def words(seed: int, index: int) -> list[str]:
@@ -116,7 +118,7 @@ class Process:
 
     def end(self, number: int | None) -> Ended:
         """Sends a signal, if any, and waits for the end."""
-        moment, sent = self.moment(), time.monotonic()
+        moment, sent, before = self.moment(), time.monotonic(), self.log.read_text(errors="replace")
         if number is not None:
             self.process.send_signal(number)
         try:
@@ -124,7 +126,8 @@ class Process:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait() + 1000  # none that there is
-        return Ended(code, moment, time.monotonic() - sent, self.log.read_text(errors="replace"))
+        seconds, told = time.monotonic() - sent, self.log.read_text(errors="replace")
+        return Ended(code, moment, seconds, told, told.count("round ") - before.count("round "))
 
 
 def fault(ended: Ended, number: int | None) -> str:
@@ -141,7 +144,7 @@ def fault(ended: Ended, number: int | None) -> str:
     expected = {-number} if number == signal.SIGKILL else {128 + number}
     if number != signal.SIGKILL and ended.moment in BEGINNING:
         expected |= {-number}
-    if "pictures:" in ended.told:  # the last that is said
+    if "pictures:" in ended.told and ended.after <= 1:  # all was done but the last words; or the signal was swallowed
         expected |= {0, -number}
     name = signal.Signals(number).name
     return "" if ended.code in expected else f"ended with {ended.code} after {name} in {ended.moment}"
@@ -246,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--first", type=int, default=0, help="index of the first job")
     options.add_argument("--jobs", type=int, help="jobs; as many as the signals need if not given")
     given = options.parse_args(arguments)
+    heed_signals()
     with tempfile.TemporaryDirectory() as name:
         campaign, index = Campaign(given.seed, given.count, Path(name), until(given.minutes)), given.first
         while campaign.more() and (given.jobs is None or index < given.first + given.jobs):

@@ -27,7 +27,7 @@ import numpy as np
 import optax
 
 import jaxfl
-from experiments.reliability.campaign import parser, until
+from experiments.reliability.campaign import heed_signals, parser, until
 from experiments.speed import measure
 from jaxfl.methods import METHODS, Method
 from jaxfl.simulation.progress import Progress
@@ -147,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--devices", default="1,2,4", help="comma-separated")
     options.add_argument("--chunks", default=",".join(CHUNKS), help="comma-separated")
     given = options.parse_args(arguments)
+    heed_signals()
     devices = [int(one) for one in given.devices.split(",")]
     if max(devices) > len(jax.devices()):
         raise SystemExit(f"devices must be at most {len(jax.devices())}, got {max(devices)}; set XLA_FLAGS.")

@@ -1,6 +1,7 @@
 """A method at several values of a number, in one program."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from jaxfl.schema import checked
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.metrics import Evaluation
+from jaxfl.simulation.progress import come_to_nothing
 from jaxfl.typing import Array, Key
 
 UNKNOWN = (  # what JAX says of a value that is traced
@@ -28,15 +30,26 @@ UNKNOWN = (  # what JAX says of a value that is traced
 
 
 class Mapped(NamedTuple):
-    """What a method has come to at one value."""
+    """What a method has come to at one value.
+
+    Attributes:
+        value: the number.
+        state: the method's last.
+        evaluation: of it.
+        updates: sent by clients with training rows.
+        diverged: how many of them were left out, because they were not finite.
+    """
 
     value: float
-    state: Any  # the method's last
+    state: Any
     evaluation: Evaluation
+    updates: int = 0
+    diverged: int = 0
 
     def __repr__(self) -> str:
         """Returns a line: the state would fill pages."""
-        return f"Mapped({self.value}, {self.evaluation})"
+        left_out = f", {self.diverged} of {self.updates} updates diverged" if self.diverged else ""
+        return f"Mapped({self.value}, {self.evaluation}{left_out})"
 
 
 class _Valued(NamedTuple):
@@ -81,7 +94,10 @@ def run_mapped(
         plan: a `Plan`, or `"auto"`: fewer clients side by side than in a run, since each has a model for every value.
 
     Returns:
-        One `Mapped(value, state, evaluation)` for each value.
+        One `Mapped(value, state, evaluation, updates, diverged)` for each value.
+
+    Warns:
+        UserWarning: the run at a value has come to nothing; `jaxfl.run` would have raised `Diverged`.
 
     Raises:
         ValueError: an argument is out of range, or the method needs to know the value.
@@ -116,7 +132,7 @@ def run_mapped(
             "value; run the values one after the other with jaxfl.run, or vary a number that is only computed with."
         ) from error
     _check_memory(advance, len(numbers))
-    states, overflow = advance(traced, key, data)
+    states, overflow, diverged, updates = advance(traced, key, data)
     late = np.asarray(overflow)  # [V, R]
     if late.any():
         value, round = np.argwhere(late)[0]
@@ -128,12 +144,20 @@ def run_mapped(
     results = []
     for place, number in enumerate(numbers):
         state = jax.tree.map(lambda leaf, place=place: leaf[place], states)
-        results.append(Mapped(number, state, look(key, _Valued(traced[place], state))))
+        evaluation = look(key, _Valued(traced[place], state))
+        left_out, sent = np.asarray(diverged[place]), np.asarray(updates[place])  # [R]
+        good = np.flatnonzero(left_out < sent)
+        lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())
+        if found := come_to_nothing(lost, int(sent.sum()), evaluation, data, ended=True):
+            warnings.warn(f"the run at value {number} has diverged: {found}. Lower the learning rate.", stacklevel=3)
+        results.append(Mapped(number, state, evaluation, int(sent.sum()), int(left_out.sum())))
     return results
 
 
 def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler: Sampler, plan: Plan) -> Any:
-    """Returns the jitted `(values [V], key, data) -> (states [V, ...], overflow [V, R])`.
+    """Returns the jitted `(values [V], key, data) -> (states [V, ...], overflow [V, R], diverged, updates)`.
+
+    `diverged [V, R]` are the updates that were left out, of the `updates [V, R]` that clients with rows have sent.
 
     What does not depend on the value stays unbatched: where vmap meets a scan it maps only that part of the carry which
     is mapped after some round.
@@ -146,15 +170,17 @@ def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler
         plan: chunk and devices.
     """
 
-    def one(value: Array, key: Key, data: FederatedData) -> tuple[Any, Array]:
+    def one(value: Array, key: Key, data: FederatedData) -> tuple[Any, Array, Array, Array]:
         method = make(value)
 
-        def step(state: Any, _: None) -> tuple[Any, Array]:
+        def step(state: Any, _: None) -> tuple[Any, tuple[Array, Array, Array]]:
             drawn = engine.by_size(data, sampler(key, state.round, data, size, plan))
             state, info = method.round(key, state, data, drawn)
-            return state, info.overflow
+            updates = (drawn.mask & (data.train.size[drawn.ids] > 0)).sum(dtype=jnp.int32)
+            return state, (info.overflow, info.diverged, updates)
 
-        return jax.lax.scan(step, method.init(key, data), None, length=rounds)
+        state, told = jax.lax.scan(step, method.init(key, data), None, length=rounds)
+        return state, *told
 
     return jax.jit(jax.vmap(one, in_axes=(0, None, None)))
 

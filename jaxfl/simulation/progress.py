@@ -139,6 +139,27 @@ class Tally:
         return record | {name: value for name, value in self.extra.items() if name not in record}
 
 
+def come_to_nothing(lost: int, sent: int, evaluation: Evaluation, data: FederatedData, *, ended: bool) -> str:
+    """Returns by what a run has come to nothing; an empty word if it has not.
+
+    It has if of the last `HOPELESS` updates (or of as many as there are clients to train) not one was finite, nor, at
+    the end, of all; or if no client with test rows is served a model whose loss is finite.
+
+    Args:
+        lost: the last updates, of the rounds at the end in which not one was finite.
+        sent: all updates.
+        evaluation: after them.
+        data: the federation.
+        ended: whether these are all rounds.
+    """
+    loss = evaluation.loss[~np.isnan(evaluation.accuracy)]  # of clients with test rows
+    if lost >= min(HOPELESS, int(takes_part(data).sum())) or (lost == sent > 0 and ended):
+        return f"none of the {'' if lost == sent else 'last '}{lost} updates of clients was finite"
+    if len(loss) and not np.isfinite(loss).any():
+        return "no client is served a model whose loss is finite"
+    return ""
+
+
 class Progress:
     """How far a run has come; it goes on from the checkpoint in its directory, if there is one.
 
@@ -212,16 +233,10 @@ class Progress:
             state: after the rounds done so far.
 
         Raises:
-            Diverged: of the last `HOPELESS` updates (or of as many as there are clients to train) not one was finite,
-                nor, at the end, of all; or no client with test rows is served a model whose loss is finite.
+            Diverged: see `come_to_nothing`.
         """
-        lost, sent = self.tally.lost, self.tally.updates
-        loss = evaluation.loss[~np.isnan(evaluation.accuracy)]  # of clients with test rows
-        if lost >= min(HOPELESS, int(takes_part(data).sum())) or (lost == sent > 0 and self.done == rounds):
-            found = f"none of the {'' if lost == sent else 'last '}{lost} updates of clients was finite"
-        elif len(loss) and not np.isfinite(loss).any():
-            found = "no client is served a model whose loss is finite"
-        else:
+        found = come_to_nothing(self.tally.lost, self.tally.updates, evaluation, data, ended=self.done == rounds)
+        if not found:
             return
         kept = ""
         if self._directory is not None:
@@ -252,13 +267,18 @@ class Progress:
             self.history.append(record)
         return record
 
-    def save(self, state: Params) -> None:
+    def save(self, state: Params, *, sound: Callable[[Params], bool] | None = None) -> None:
         """Writes a checkpoint, if there is a directory and none of this round.
+
+        Args:
+            state: after the rounds done so far.
+            sound: says whether the state is worth keeping: a run that has come to nothing is found out when it is
+                evaluated, and must find what was good before. None where it has been evaluated.
 
         Raises:
             OSError: it cannot be written; the message says what is kept.
         """
-        if self._directory is not None and self.saved < self.done:
+        if self._directory is not None and self.saved < self.done and (sound is None or sound(state)):
             header = {"identity": self._identity, "round": self.done, "tally": vars(self.tally)}
             with self._told():
                 header["records"] = len(self.history)

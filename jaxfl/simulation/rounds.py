@@ -1,18 +1,20 @@
 """The compiled rounds of a run."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxfl import tree
 from jaxfl.client import factored
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, doubled
 from jaxfl.sampling import Sampler
-from jaxfl.simulation.program import Made, compile_rounds, initialiser, shapes_of
-from jaxfl.typing import Key
+from jaxfl.simulation.program import Made, compile_rounds, initialiser, kept, shapes_of
+from jaxfl.typing import Array, Key
 
 
 class Rounds:
@@ -82,6 +84,10 @@ class Rounds:
         self.compile_seconds += time.perf_counter() - began
         return state
 
+    def serves(self, state: Any) -> bool:
+        """Returns whether anybody is served a finite model; a state in which nobody is, is not worth keeping."""
+        return bool(_serves(self._method, shapes_of(state))(state))
+
     def _compile(self, state: Any) -> None:
         """Compiles the rounds for states of these shapes."""
         with factored.answers() as told:
@@ -89,3 +95,21 @@ class Rounds:
                 self._method, self._key, state, self._data, self._size, self._plan, sampler=self._sampler
             )
         self.factored = factored.in_words(told)
+
+
+@kept
+def _serves(method: Method, shapes: Any) -> Callable[[Any], Array]:
+    """Returns `state -> []` bool, jitted: whether anybody is served a finite model; it stops at the first."""
+
+    def search(state: Any) -> Array:
+        def look(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            client, _ = carry
+            return client + 1, tree.is_finite(tree.take(method.client_params(state, client[None]), 0))
+
+        def go(carry: tuple[Array, Array]) -> Array:
+            client, found = carry
+            return (client < state.cluster.shape[0]) & ~found
+
+        return jax.lax.while_loop(go, look, (jnp.int32(0), jnp.array(False)))[1]
+
+    return jax.jit(search)

@@ -212,15 +212,15 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
                     evaluation = clock.evaluate(look if progress.done == rounds else glance, key, state)
                     progress.check(evaluation, data, rounds, state)
                     record = progress.record(evaluation)
-                if schedule.saves(progress.done):
-                    progress.save(state)
+                if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
+                    progress.save(state, sound=program.serves if record is None else None)
                 event = _event(progress, schedule, clock, program, record)
                 for callback in callbacks:
                     callback(event)
             if made.overflow:
                 state = program.grow(state, made.overflow, progress.done + 1)
         if signals.asked:
-            progress.save(state)
+            progress.save(state, sound=program.serves)
     evaluation = evaluation or clock.evaluate(look, key, state)  # resumed at its end
     summary = summary_of(
         data,

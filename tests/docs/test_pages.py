@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from docs.generate import methods, results, speed, tables
+from docs.generate import methods, reliability, results, speed, tables
 from jaxfl import data
 from jaxfl.cli import job, options
 from jaxfl.cli.app import app, main
@@ -155,7 +155,7 @@ def test_method_has_a_page(name):
     assert namespace["method"].task is namespace["task"]
 
 
-@pytest.mark.parametrize("module", [methods, results, speed], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [methods, reliability, results, speed], ids=lambda module: module.__name__)
 def test_doctests_of_what_makes_the_pages(module):
     assert doctest.testmod(module).failed == 0
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.reliability import fuzz_files, kills, order, poison, soak
-from experiments.reliability.campaign import until
+from experiments.reliability.campaign import heed_signals, until
 
 
 @pytest.mark.parametrize("name", ["feddane", "ifca"])
@@ -161,13 +161,25 @@ TERM, KILL = signal.SIGTERM, signal.SIGKILL
         ((-15, "rounds", ""), TERM, "ended with -15 after SIGTERM in rounds"),
         ((-15, "imports", ""), TERM, ""),
         ((0, "the end", "pictures: a.png"), TERM, ""),
+        ((0, "rounds", "pictures: a.png", 1), TERM, ""),
+        ((0, "rounds", "pictures: a.png", 2), TERM, "ended with 0 after SIGTERM in rounds"),
         ((143, "rounds", "Traceback (most recent call last)"), TERM, "Traceback in rounds"),
         ((991, "compiling", ""), TERM, "ended with 991 after SIGTERM in compiling"),
     ],
 )
 def test_how_a_process_may_end(ended, number, found):
-    code, moment, told = ended
-    assert kills.fault(kills.Ended(code, moment, 0.0, told), number) == found
+    code, moment, *told = ended
+    assert kills.fault(kills.Ended(code, moment, 0.0, *told), number) == found
+
+
+def test_signals_are_heeded_behind_a_shells_ampersand():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        heed_signals()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_kills_are_sent_resumed_and_judged(tmp_path, monkeypatch):

@@ -64,6 +64,14 @@ def test_mapped_with_other_methods_plans_and_samplers(name, options, plan):
     assert_same_runs(made(name, **options), DATA, rounds=3, cohort=5, seed=1, plan=plan, sampler=sampling.dropouts(0.3))
 
 
+def test_a_value_that_comes_to_nothing_is_told():
+    with pytest.warns(UserWarning, match=r"value 1e\+30 has diverged: none of the 16 updates .* was finite") as told:
+        good, bad = jaxfl.run_mapped(made("fedprox"), [0.05, 1e30], DATA, rounds=2)
+    assert len(told) == 1 and told[0].filename == __file__
+    assert (good.updates, good.diverged, bad.updates, bad.diverged) == (16, 0, 16, 16)
+    assert "16 of 16 updates diverged" in repr(bad) and "diverged" not in repr(good)
+
+
 def carries(jaxpr):
     """Yields the shapes of the carries of all scans, the outermost first."""
     for equation in jaxpr.eqns:

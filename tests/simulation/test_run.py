@@ -323,6 +323,26 @@ def test_nothing_is_kept_of_a_run_that_never_was_good(method, tmp_path):
     assert len(stopped.value.history) == 0 and [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
+@pytest.mark.parametrize("ends", ["diverged", "interrupted"])
+def test_between_evaluations_nothing_is_kept_that_the_server_has_spoilt(ends, tmp_path):
+    method = fedavg()
+
+    def round(key, state, data, cohort):
+        new, info = method.round(key, state, data, cohort)
+        return new._replace(model=jax.tree.map(lambda leaf: jnp.where(new.round < 4, leaf, jnp.inf), new.model)), info
+
+    def press(event):
+        if ends == "interrupted" and event.round == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    options = {**OPTIONS, "eval_every": 8, "checkpoint_dir": tmp_path, "checkpoint_every": 1, "callbacks": [press]}
+    with pytest.raises((jaxfl.Diverged, KeyboardInterrupt), match="round 3[ ,]"):
+        jaxfl.run(method._replace(round=round), DATA, rounds=8, **options)
+    shapes = jax.eval_shape(method.init, jax.random.key(0), DATA)
+    kept = checkpoint.load(tmp_path / checkpoint.NAME).state(shapes)
+    assert_equal(kept.model, jaxfl.run(method, DATA, rounds=3, **OPTIONS).state.model, "the last good state")
+
+
 def test_a_few_lost_rounds_at_the_end_are_told():
     result = jaxfl.run(sick_after(3), DATA, rounds=4, **OPTIONS)
     assert 0 < result.summary["diverged"] <= 3 < result.summary["updates"] <= 12

@@ -144,11 +144,15 @@ def sizes(cluster: Array, slots: int) -> Array:
 def closest(psi: Array, sums: Array, size: Array) -> tuple[Array, Array]:
     """Returns the cluster `[C]` that each `psi [C, d]` is closest to, and its cosine `[C]`; -inf if there is none.
 
+    A cluster whose sum is 0, of clients who have sent nothing usable, is the last that is taken: its cosine is -2. At 0
+    it would get all who are unlike everybody else.
+
     >>> slot, cosine = closest(jnp.array([[0.0, 2.0]]), jnp.eye(2), jnp.array([1, 1]))
     >>> slot.item(), cosine.item()
     (1, 1.0)
     """
-    similarity = jnp.where((size > 0)[None, :], distances.cosine(psi, sums), -jnp.inf)  # [C, K]
+    cosine = jnp.where((sums != 0).any(1)[None, :], distances.cosine(psi, sums), -2)
+    similarity = jnp.where((size > 0)[None, :], cosine, -jnp.inf)  # [C, K]
     return jnp.argmax(similarity, 1).astype(jnp.int32), similarity.max(1)
 
 

@@ -163,8 +163,10 @@ def test_an_orthogonal_newcomer_opens_a_cluster_and_an_equal_one_joins(key):
 
 
 def test_an_infinite_gradient_is_similar_to_nobody(key):
-    data = federation([[1, 0, 0], [np.inf, 0, 0], [1, 0.1, 0]])
+    data = federation([[1, 0, 0], [np.inf, 0, 0], [1, 0.1, 0], [-1, 0, 0]])
     state, info = METHOD.round(key, METHOD.init(key, data), data, Cohort.of([0, 1, 2]))
     assert state.cluster[0] == state.cluster[2] != state.cluster[1]
     assert np.isfinite(state.memory.psi).all() and np.isfinite(state.models["w"]).all()
     assert int(info.diverged) == 1
+    unlike = METHOD.assign(key, state, data, Cohort.of(range(4))).cluster[3]
+    assert unlike == state.cluster[0], "not that of the infinite, to which nobody has an angle"
