@@ -15,8 +15,12 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 PICTURE = "image/png"
-# What a kernel is started with: the code generator that compiles small programs faster, see `tests/plugin.py`.
-ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
+# What a kernel is started with: what compiles small programs faster, see `tests/plugin.py`.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+}
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)")
 
 

@@ -4,6 +4,7 @@ A plugin and not a conftest, because the doctests in `jaxfl/` need the settings 
 """
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -12,15 +13,21 @@ import pytest
 
 # JAX reads these once: they stand before its first import. A run on an accelerator says JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_DEVICES = "--xla_force_host_platform_device_count"
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=4".strip()
+_XLA_FLAGS = {
+    "--xla_force_host_platform_device_count": 4,
+    "--xla_cpu_parallel_codegen_split_count": 1,  # a tenth less: two workers fill two cores
+}
+for _name, _value in _XLA_FLAGS.items():
+    if _name not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_name}={_value}".strip()
 os.environ.setdefault("MPLBACKEND", "Agg")
 # The tests compile the same programs many times, in processes of their own too: a fifth to a third of their time. Each
 # worker has a folder to itself, since JAX does not lock its cache.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxfl-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+# Tracing makes many objects and few cycles: as often as by default, looking for them takes a tenth of the time.
+gc.set_threshold(100_000, 50, 1000)
 
 
 def pytest_configure(config):
@@ -54,7 +61,6 @@ def _let_quick_programs_take_the_old_code_generator():
         flags = dict(env_options_overrides or {})
         if jax.config.values["jax_disable_most_optimizations"] and jax.default_backend() == "cpu":  # it knows the flags
             flags.setdefault("xla_cpu_use_fusion_emitters", False)
-            flags.setdefault("xla_cpu_parallel_codegen_split_count", 1)  # a tenth less: two workers fill two cores
         return options_for(*args, env_options_overrides=flags, **options)
 
     compiler.get_compile_options = get_compile_options

@@ -244,6 +244,7 @@ def test_import_jaxfl_is_light():
     # flax itself imports rich; what counts is what jaxfl adds to what it cannot do without.
     code = (
         "import sys, jax, flax.linen, flax.struct, optax, chex; before = set(sys.modules); import jaxfl; jaxfl.run; "
+        "jaxfl.data.load('iid-digits', num_clients=2); "
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -201,3 +201,16 @@ def test_a_sampler_of_ones_own(key):
 
     ids, mask = drawn(dropouts(0.5, first), key)
     assert (ids == np.arange(4)[None]).all() and not mask.all() and name_of(first) == "first"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("client", [7, 2**32 - 1, np.int64(5), jnp.int32(-1)])
+def test_a_key_is_its_address_folded_in_word_by_word(backend, client, key, monkeypatch):
+    """However it is compiled: every result rests on it."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    wanted = key
+    for word in (int(Stream.BATCHES), 3, client):
+        wanted = jax.random.fold_in(wanted, word)
+    assert (jax.random.key_data(key_for(key, Stream.BATCHES, 3, client)) == jax.random.key_data(wanted)).all()
+    with pytest.raises(OverflowError):
+        key_for(key, Stream.BATCHES, -1)

@@ -242,6 +242,8 @@ def _seeds(points: Array, mask: Array, first: Array, num_clusters: int, choose: 
 
 def _farthest(distance: Array, group: Array, num_groups: int, share: float) -> Array:
     """Returns the `int(share * m)` points of the largest distance in each group of m `[N]`, later ones of equals."""
+    if share == 0:  # no sorting then, in the program of every seed
+        return jnp.zeros_like(group, bool)
     count = distance.shape[0]
     members = centre_of.counts(group, num_groups)  # [G]
     order = jnp.lexsort((-jnp.arange(count), -distance, group))  # groups one after the other, farthest first

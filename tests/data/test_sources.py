@@ -4,6 +4,7 @@ import gzip
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from jaxfl.data import sources
 from jaxfl.data.sources import digits, idx, mnist
@@ -175,6 +176,10 @@ def test_mnist_is_not_taken_for_fashion_mnist(folder, monkeypatch):
 
 def test_digits_are_embedded_and_standardised():
     source = digits.load()
+    embedded = load_digits()
+    np.testing.assert_array_equal(source.inputs, embedded.images)
+    np.testing.assert_array_equal(source.labels, embedded.target)
+    assert source.labels.dtype == embedded.target.dtype
     assert source.inputs.dtype == np.uint8 and source.inputs.max() == 16
     x = (source.inputs - source.mean) / source.std
     assert abs(x.mean()) < 1e-9 and abs(x.std() - 1) < 1e-9
