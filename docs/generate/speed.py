@@ -10,7 +10,12 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "speed" / "results"
 RECORDS, CPU = RESULTS / "h100.jsonl", RESULTS / "cpu.jsonl"
-PEERS = {"fedjax": "FedJAX", "pfl": "pfl", "torch": "PyTorch loop", "own network": "jaxfl, somebody's own flax network"}
+PEERS = {
+    "fedjax": "FedJAX",
+    "pfl": "pfl",
+    "torch": "PyTorch loop",
+    "own network": "somebody's own flax network in jaxfl",
+}
 
 
 def h100() -> str:
@@ -60,25 +65,16 @@ def machine() -> str:
 
 def cpu() -> str:
     """Returns the table of workloads on two CPU cores: every peer's time over jaxfl's, in several runs."""
-    lines = [
-        "| workload | peer | peer's time / jaxfl's | share of the matrix product | command |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| workload | peer's time / jaxfl's | share of the matrix product | command |", "|---|---|---|---|"]
     for name, runs in cpu_runs().items():
-        shares = [run["share_of_product"]["median"] for run in runs]
-        share, command = (
-            _spread([100 * share for share in shares], "{:.0f}"),
-            f"`python -m experiments.speed.rounds {name}`",
-        )
-        what = f"{name.upper().replace('-LOGISTIC', '').replace('-MLP', '')}: {runs[0]['what']}"
-        if not runs[0]["ratio"]:
-            peak = max(run["peak_bytes"] for run in runs) / 1e9
-            lines.append(f"| {what} | none, at most {peak:.1f} GB | | {share} % | {command} |")
-        for peer in runs[0]["ratio"]:
-            ratio = _spread([run["ratio"][peer]["median"] for run in runs], "{:.2f}")
-            lines.append(f"| {what} | {PEERS[peer]} | {ratio} | {share} % | {command} |")
-            what = share = command = ""
-    return "\n".join(lines).replace("|  |", "| |").replace("|  %", "| ")
+        ratios = [
+            f"{PEERS[peer]} {_spread([run['ratio'][peer]['median'] for run in runs], '{:.2f}')}"
+            for peer in runs[0]["ratio"]
+        ]
+        share = _spread([100 * run["share_of_product"]["median"] for run in runs], "{:.0f}")
+        what = f"{name.partition('-')[0].upper()}: {runs[0]['what']}"
+        lines.append(f"| {what} | {', '.join(ratios)} | {share} % | `python -m experiments.speed.rounds {name}` |")
+    return "\n".join(lines)
 
 
 def cpu_machine() -> str:
