@@ -23,13 +23,29 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.speed.accelerator_parts import MARK, PARTS, Setting
+from experiments.speed import accelerator_parts
+from experiments.speed import accelerator_workloads as workloads
+from experiments.speed.accelerator_parts import MARK, Setting
 
 RESULTS = "accelerator.jsonl"
+PARTS: dict[str, tuple[Callable[[Setting], None], int]] = {  # with the seconds that it may take
+    "machine": (accelerator_parts.machine, 60),
+    "precision": (accelerator_parts.precision, 120),
+    "reductions": (accelerator_parts.reductions, 60),
+    "battery": (accelerator_parts.battery, 270),
+    "w6": (workloads.w6, 240),
+    "w2": (workloads.w2, 150),
+    "w3": (workloads.w3, 130),
+    "w8": (workloads.w8, 120),
+    "w5": (workloads.w5, 120),
+    "w1": (workloads.w1, 240),
+    "w7": (workloads.w7, 240),
+    "table1": (workloads.table1, 900),
+}
 
 
 def run_part(name: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:

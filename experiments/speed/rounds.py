@@ -241,6 +241,7 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the workloads; fails if the losses disagree."""
     parser = measure.parser(__doc__, clients=None, peers="all")
+    # argparse asks of an empty list, too, whether it is among the choices
     parser.add_argument("works", nargs="*", choices=[*WORKS, []], default=list(WORKS), metavar="WORK")
     parser.add_argument("--hidden", type=int, help="width of the hidden dense layer, if not the workload's own")
     parser.add_argument("--environments", type=Path, help="folder of the peers' environments, see peers/__init__.py")

@@ -15,8 +15,8 @@ import serve
 _jax: Any = jax
 _jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 asks for the name that JAX has since moved
 
-import fedjax  # noqa: E402
-from fedjax.algorithms import hyp_cluster  # noqa: E402
+import fedjax  # noqa: E402 (behind the name that it asks for)
+from fedjax.algorithms import hyp_cluster  # noqa: E402 (as above)
 
 
 def logits(layers: list[list[str]], model: dict[str, Any], x: jax.Array) -> jax.Array:

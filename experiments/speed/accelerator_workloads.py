@@ -1,0 +1,150 @@
+"""The parts of the accelerator kit that time workloads, and the one that makes a table of a paper."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.speed.accelerator_parts import Setting, median_seconds, say
+
+
+def workload(name: str, arguments: Sequence[str], chunks: Sequence[int | None], setting: Setting, **toy: Any) -> None:
+    """Runs one of the scripts once for each chunk, the automatic one (None) first and beside its peers."""
+    import importlib
+
+    script = importlib.import_module(f"experiments.speed.{name}")
+    for chunk in (None, *(setting.chunks or chunks)):
+        given = [*arguments, *([] if chunk is None else ["--chunk", str(chunk), "--peers", "none"])]
+        try:
+            records = script.main(given)
+        except (SystemExit, Exception) as error:  # a chunk too large, losses that disagree: the others go on
+            say({"workload": name, "arguments": given, "error": f"{type(error).__name__}: {error}"[:2000]})
+            continue
+        for record in records if isinstance(records, list) else [records]:
+            say({**record, "arguments": given})
+
+
+def sized(setting: Setting, real: Sequence[str], toy: Sequence[str]) -> list[str]:
+    """Returns a script's arguments."""
+    return [*toy, "--size", "64", "--rounds", "1", "--peers", "none"] if setting.smoke else [*real, "--size", "8192"]
+
+
+def w1(setting: Setting) -> None:
+    """Times 1,500 rounds of pfl's CIFAR-10 benchmark: 1,000 users x 50 rows, cohort 50, batch 10, one epoch."""
+    import optax
+
+    import jaxfl
+    from experiments.speed import ours
+
+    users, rounds, cohort = (8, 4, 2) if setting.smoke else (1000, 1500, 50)
+    data = ours.prototypes(users, 50, (32, 32, 3), 10)
+    task = jaxfl.classification(jaxfl.models.CifarBenchmarkCNN(num_classes=10), data)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1), local_epochs=1, batch_size=10)
+    for chunk in (None, *(setting.chunks or ((1,) if setting.smoke else (10, 25)))):
+        made = ours.Rounds(method, data, cohort=cohort, chunk=chunk)
+        one_round, count = made.side().round, rounds if chunk is None else max(1, rounds // 10)
+        first, began = one_round(), time.perf_counter()
+        for _ in range(count):
+            last = one_round()
+        say({"workload": "W1", "rounds": count, "asked_chunk": chunk, "chunk": made.plan.chunk,
+             "seconds": time.perf_counter() - began, "compile_seconds": made.compile_seconds,
+             "loss": [first, last]})  # fmt: skip
+
+
+def w2(setting: Setting) -> None:
+    """LEAF's FEMNIST network."""
+    real, toy = ["--clients", "100", "--peers", "torch"], ["--clients", "2", "--hidden", "8"]
+    workload("rounds", ["w2", *sized(setting, real, toy)], (1,) if setting.smoke else (1, 4, 16, 50), setting)
+
+
+def w3(setting: Setting) -> None:
+    """Many small clients; the peers are left out at 10,000, where they take minutes a round."""
+    works, chunks = ["w3-logistic", "w3-mlp"], (1,) if setting.smoke else (100, 1000)
+    beside = ["--clients", "1000", "--peers", "fedjax,torch"]
+    workload("rounds", [*works, *sized(setting, beside, ["--clients", "4"])], chunks, setting)
+    if not setting.smoke:
+        alone = ["--clients", "10000", "--peers", "none"]
+        workload("rounds", [*works, *sized(setting, alone, [])], chunks, setting)
+
+
+def w5(setting: Setting) -> None:
+    """Times IFCA: four models 784-200-10, 120 of 1,200 clients of 200 rows, batches of 50."""
+    import numpy as np
+    import optax
+
+    import jaxfl
+    from experiments.speed import ours
+
+    clients, cohort = (8, 4) if setting.smoke else (1200, 120)
+    data = ours.prototypes(clients, 200, (28, 28), 10, rotation=np.arange(clients) % 4)
+    task = jaxfl.classification(jaxfl.models.MLP((200,), 10), data)
+    method = jaxfl.methods.ifca(task, optax.sgd(0.05), num_clusters=4, local_epochs=1, batch_size=50)
+    for chunk in (None, *(setting.chunks or ((1,) if setting.smoke else (1, 30, 60)))):
+        rounds = ours.Rounds(method, data, cohort=cohort, chunk=chunk)
+        seconds = median_seconds(rounds.side().round, 5)
+        say({"workload": "W5", "chunk": rounds.plan.chunk, "asked_chunk": chunk, "seconds_per_round": seconds,
+             "compile_seconds": rounds.compile_seconds})  # fmt: skip
+
+
+def w6(setting: Setting) -> None:
+    """StoCFL's local work at 64 and 4,800 clients."""
+    real, toy = ["--clients", "64", "4800", "--peers", "torch"], ["--clients", "3", "--hidden", "16"]
+    workload("rounds", ["w6", *sized(setting, real, toy)], (1,) if setting.smoke else (8, 32, 128, 256), setting)
+
+
+def w7(setting: Setting) -> None:
+    """Times FeSEM(4) with LEAF's network, all of 3,550 clients taking part."""
+    import jax
+    import optax
+
+    import jaxfl
+    from experiments.speed import ours
+    from jaxfl.simulation.program import peak_bytes
+
+    clients, rows = (6, 10) if setting.smoke else (3550, 60)
+    data = ours.prototypes(clients, rows, (28, 28), 62)
+    hidden = 8 if setting.smoke else 2048
+    task = jaxfl.classification(jaxfl.models.LeafFemnistCNN(num_classes=62, hidden=hidden), data)
+    method = jaxfl.methods.fesem(task, optax.sgd(0.03), num_clusters=4, local_epochs=1, batch_size=20)
+    for chunk in (None, *(setting.chunks or ())):
+        began = time.perf_counter()
+        rounds = ours.Rounds(method, data, chunk=chunk)
+        jax.block_until_ready(rounds.state)
+        ready = time.perf_counter() - began
+        seconds = median_seconds(rounds.side().round, 1 if setting.smoke else 2)
+        say({"workload": "W7", "clients": clients, "rows": rows, "chunk": rounds.plan.chunk, "asked_chunk": chunk,
+             "seconds_per_round": seconds, "compile_seconds": rounds.compile_seconds, "ready_seconds": ready,
+             "peak_bytes": peak_bytes()})  # fmt: skip
+
+
+def w8(setting: Setting) -> None:
+    """A cohort of 100 out of growing populations."""
+    toy = ["--population", "20", "40", "--clients", "2"]
+    arguments = sized(setting, ["--population", "1000", "10000", "100000"], toy)
+    workload("w8", arguments, (1,) if setting.smoke else (25, 50), setting)
+
+
+COLUMNS = ("MNIST 4800 x 50, 100 %", "MNIST 4800 x 50, 10 %")
+ROWS = ("StoCFL", "FedAvg", "FedProx", "IFCA M=4", "IFCA M=2", "IFCA M=6", "Ditto", "StoCFL, official", "FedAvg, chain")
+
+
+def table1(setting: Setting) -> None:
+    """Makes StoCFL's table 1 row by row with the command that anybody would use, until time is up."""
+    began, folder = time.perf_counter(), setting.out / "stocfl"
+    scale = "smoke" if setting.smoke else "paper"
+    labels = [f"Table 1 / {row} / {column}" for column in COLUMNS for row in ROWS]
+    for label in ["Digits / FedAvg / 8 x 80, 50 %"] if setting.smoke else labels:
+        left = setting.seconds - (time.perf_counter() - began)
+        if left < 5:
+            break
+        command = [sys.executable, "-m", "jaxfl.cli", "reproduce", "stocfl", "--scale", scale, "--only", label]
+        command += ["--out", str(folder), *(["--data-dir", setting.data_dir] if setting.data_dir else [])]
+        child = subprocess.Popen(command)
+        try:
+            code = child.wait(left)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGINT)
+            code = child.wait(60)
+        say({"label": label, "exit": code, "seconds": time.perf_counter() - began})
