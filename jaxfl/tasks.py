@@ -1,7 +1,7 @@
 """What is learned: the initial model, the loss of a batch and the outputs that metrics are computed from."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.models import rewriting
-from jaxfl.models.layers import as_vectors
-from jaxfl.models.networks import MLP, Logistic
+from jaxfl.models import dense_layers, rewriting
 from jaxfl.schema import checked
 from jaxfl.typing import Array, Key, Params
 
@@ -20,19 +19,23 @@ from jaxfl.typing import Array, Key, Params
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 
 
-class FirstDense(NamedTuple):
-    """A dense layer that rows enter before anything else, and nothing but it; `jaxfl.client.factored` trains it faster.
+Products = Mapping[str, Callable[[Array], Array]]  # in place of `x @ W`, by the name of W
+
+
+class DenseLayers(NamedTuple):
+    """Kernels `[d, h]` that a network multiplies rows with once; `jaxfl.client.factored` may train them faster.
 
     Attributes:
-        kernel: the name of its kernel `[d, h]`, as `tree.names` has it.
-        inputs: `batch -> [B, d]`, what the kernel is multiplied with.
-        loss: `(model, products, batch, key) -> []`, the task's loss for `products [B, h]` in place of inputs times
-            kernel (a bias is still to come); it reads neither of the two.
+        first: names of kernels, as `tree.names` has them, multiplied with what is made of each row by itself, without
+            parameters or keys.
+        inner: those multiplied with what other layers have made.
+        loss: `(model, batch, key, products) -> []`, the task's loss with `products[name](x) [B, h]` in place of
+            `x @ kernel [d, h]`, for any of the names; it reads such kernels in no other way.
     """
 
-    kernel: str
-    inputs: Callable[[Batch], Array]
-    loss: Callable[[Params, Array, Batch, Key | None], Array]
+    first: tuple[str, ...]
+    inner: tuple[str, ...]
+    loss: Callable[[Params, Batch, Key | None, Products], Array]
 
 
 class Task(NamedTuple):
@@ -43,14 +46,14 @@ class Task(NamedTuple):
         loss: `(model, batch, key) -> []`, the mean over the batch's real rows; `key` is None outside training, where
             dropout is off.
         logits: `(model, batch) -> [B, L]`, with dropout off.
-        first: the dense layer that rows enter first, or None where there is none or none is known.
+        dense: its dense layers, or None where none are known.
         replaced: kinds and counts of the network's operations that are computed in a fast form of their own.
     """
 
     init: Callable[[Key], Params]
     loss: Callable[[Params, Batch, Key | None], Array]
     logits: Callable[[Params, Batch], Array]
-    first: FirstDense | None = None
+    dense: DenseLayers | None = None
     replaced: tuple[tuple[str, int], ...] = ()
 
 
@@ -63,8 +66,9 @@ def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool =
     `use_running_average`) is False then. If it takes `mask`, it gets the batch's `[B]` mask of real rows (batch
     statistics must leave padding out). All of the module's variables must be parameters.
 
-    Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.rewriting`: the
-    same values and gradients but for rounding. `fast_forms=False` leaves the network as it is.
+    Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.rewriting`, and
+    dense layers are trained by their factors where that is faster, see `jaxfl.client.factored`: the same values and
+    gradients but for rounding. `fast_forms=False` leaves the network as it is.
 
     Raises:
         ValueError: the module does not return one logit per class of `data`, keeps variables other than parameters, or
@@ -93,17 +97,11 @@ def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool =
         return jnp.asarray(logits)
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
-        losses = optax.softmax_cross_entropy_with_integer_labels(forward(model, batch, key), batch.y)  # [B]
+        return mean_loss(forward(model, batch, key), batch)
+
+    def mean_loss(logits: Array, batch: Batch) -> Array:
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)  # [B]
         return masked_mean(losses, batch.mask)
-
-    def loss_of_products(model: Params, products: Array, batch: Batch, key: Key | None = None) -> Array:
-        def call(usual, args, kwargs, context):
-            if context.module.path != ("Dense_0",) or context.method_name != "__call__":
-                return usual(*args, **kwargs)
-            return products + model["Dense_0"]["bias"][None, :]
-
-        with nn.intercept_methods(call):
-            return loss(model, batch, key)
 
     variables = jax.eval_shape(lambda: module.init(jax.random.key(0), example.x, **options(example, False)))
     if set(variables) != {"params"}:
@@ -120,10 +118,26 @@ def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool =
         )
     replaced = rewriting.replaceable(apply, variables["params"], example, None) if fast_forms else ()
     forward = rewriting.in_fast_forms(apply) if replaced else apply
-    first = None
-    if type(module) in (Logistic, MLP):  # these alone: a subclass may do anything with its inputs
-        first = FirstDense("Dense_0/kernel", lambda batch: as_vectors(batch.x), loss_of_products)
-    return Task(init, loss, lambda model, batch: forward(model, batch, None), first, replaced)
+    dense = _dense_layers(apply, mean_loss, variables["params"], example) if fast_forms else None
+    return Task(init, loss, lambda model, batch: forward(model, batch, None), dense, replaced)
+
+
+def _dense_layers(
+    apply: Callable[..., Array], mean_loss: Callable[[Array, Batch], Array], model: Params, example: Batch
+) -> DenseLayers | None:
+    """Returns the dense layers that a network has both in training and in a test; None if there are none."""
+    rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), example)  # 3: not 1
+    found = [dense_layers.find(apply, model, rows, key) for key in (None, jax.random.key(0))]
+    names, fast = tree.names(model), rewriting.in_fast_forms(apply)
+    first = [place for place in found[0].first if place in found[1].first]  # dropout before it makes it an inner one
+    both = [place for place in sum(found[0], ()) if place in sum(found[1], ())]
+    inner = sorted(set(both) - set(first))
+
+    def loss(model: Params, batch: Batch, key: Key | None, products: Products) -> Array:
+        places = {names.index(name): product for name, product in products.items()}
+        return mean_loss(fast(model, batch, key, products=places), batch)
+
+    return DenseLayers(tuple(names[i] for i in first), tuple(names[i] for i in inner), loss) if both else None
 
 
 def without_dropout(task: Task) -> Task:
@@ -133,11 +147,11 @@ def without_dropout(task: Task) -> Task:
         del key
         return task.loss(model, batch, None)
 
-    first = task.first
-    if first is not None:
-        of_products = first.loss
-        first = first._replace(loss=lambda model, products, batch, key: of_products(model, products, batch, None))
-    return task._replace(loss=loss, first=first)
+    dense = task.dense
+    if dense is not None:
+        with_products = dense.loss
+        dense = dense._replace(loss=lambda model, batch, key, products: with_products(model, batch, None, products))
+    return task._replace(loss=loss, dense=dense)
 
 
 def _check_dropout(apply: Callable[[Params, Batch, Key | None], Array], model: Params, example: Batch) -> None:

@@ -8,6 +8,7 @@ What a federation says of its clients (who is late, who attacks) is done here, s
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client import conduct, factored
+from jaxfl.client.factored import Form
 from jaxfl.client.passes import BLOCK, batch_shape, true_gradient
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
@@ -91,39 +93,31 @@ def _full_batch(
         epochs = conduct.epochs_of(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = jnp.where(data.train.size[client] > 0, epochs, 0)
-        start, finish = model, None
         if data.train.max_size <= block:  # the same rows in every step: gathered and normalised once
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
 
-            def of_batch(model: Params, key: Key, positions: None) -> tuple[Array, Params]:
-                return jax.value_and_grad(task.loss)(model, batch, key)
+            def of_batch(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
+                return *jax.value_and_grad(task.loss)(model, batch, key), memory
 
-            gradient_at = of_batch
             shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs)
-            if isinstance(shorter, str):
-                factored.tell(shorter)
-            else:  # the same training with less work
-                factored.tell(None)
-                start, extra, gradient_at, finish = shorter
+            form = factored.chosen(shorter, Form(model, extra, of_batch))
         else:
-            factored.tell(f"a client may have more than {block} rows")
 
-            def of_blocks(model: Params, key: Key, positions: None) -> tuple[Array, Params]:
-                return true_gradient(task, block)(model, data, client, key)
+            def of_blocks(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
+                return *true_gradient(task, block)(model, data, client, key), memory
 
-            gradient_at = of_blocks
+            form = factored.chosen(f"a client may have more than {block} rows", Form(model, extra, of_blocks))
 
         def epoch(index: Array, carry):
-            model, state, total = carry
-            loss, gradient = gradient_at(model, key_for(key, Stream.DROPOUT, index), None)
-            return *descend(model, state, gradient, extra), total + loss
+            model, state, memory, total = carry
+            dropout = key_for(key, Stream.DROPOUT, index)
+            loss, gradient, memory = form.loss_and_gradient(model, memory, dropout, None)
+            return *descend(model, state, gradient, form.extra), memory, total + loss
 
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
-        carry = (start, optimizer.init(start), jnp.zeros((), dtype))
-        trained, _, total = jax.lax.fori_loop(0, steps, epoch, carry)
-        if finish is not None:
-            trained = finish(trained)
-        return trained, total / jnp.asarray(epochs).astype(dtype)
+        carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype))
+        trained, _, memory, total = jax.lax.fori_loop(0, steps, epoch, carry)
+        return form.restore(trained, memory), total / jnp.asarray(epochs).astype(dtype)
 
     return train
 
@@ -143,27 +137,21 @@ def _mini_batches(
         width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
 
-        start, finish = model, None
-
-        def of_pool(model: Params, key: Key, positions: Array) -> tuple[Array, Params]:
-            return jax.value_and_grad(task.loss)(model, data.batch(data.train, client, positions), key)
-
-        gradient_at = of_pool
         if slots <= block:  # made ready once
             rows = data.batch(data.train, client, jnp.arange(slots, dtype=jnp.int32))
 
-            def of_rows(model: Params, key: Key, positions: Array) -> tuple[Array, Params]:
-                return jax.value_and_grad(task.loss)(model, tree.take(rows, positions), key)
+            def of_rows(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
+                return *jax.value_and_grad(task.loss)(model, tree.take(rows, positions), key), memory
 
-            gradient_at = of_rows
             shorter = factored.factor(task, optimizer, model, rows, extra, local_epochs, slots // width)
-            if isinstance(shorter, str):
-                factored.tell(shorter)
-            else:
-                factored.tell(None)
-                start, extra, gradient_at, finish = shorter
+            form = factored.chosen(shorter, Form(model, extra, of_rows))
         else:
-            factored.tell(f"a client may have more than {block} rows")
+
+            def of_pool(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
+                batch = data.batch(data.train, client, positions)
+                return *jax.value_and_grad(task.loss)(model, batch, key), memory
+
+            form = factored.chosen(f"a client may have more than {block} rows", Form(model, extra, of_pool))
 
         def epoch(carry, index: Array):
             # real rows sort first in a random order, padding after them
@@ -172,22 +160,24 @@ def _mini_batches(
             order = jnp.argsort(bits | padding).astype(jnp.int32)
 
             def step(number: Array, carry):
-                model, state, total = carry
+                model, state, memory, total = carry
                 positions = jax.lax.dynamic_slice(order, (number * width,), (width,))
-                loss, gradient = gradient_at(model, key_for(key, Stream.DROPOUT, index, number), positions)
+                dropout = key_for(key, Stream.DROPOUT, index, number)
+                loss, gradient, memory = form.loss_and_gradient(model, memory, dropout, positions)
                 count = (positions < size).sum()
-                return *descend(model, state, gradient, extra), total + loss * count.astype(loss.dtype)
+                return *descend(model, state, gradient, form.extra), memory, total + loss * count.astype(loss.dtype)
 
             return jax.lax.fori_loop(0, -(-size // width), step, carry), None
 
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
-        carry = (start, optimizer.init(start), jnp.zeros((), dtype))
+        carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype))
         epochs = conduct.epochs_of(key, data, local_epochs)
         if isinstance(epochs, int):
-            (trained, _, total), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
+            (trained, _, memory, total), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
         else:
-            trained, _, total = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
-        return trained if finish is None else finish(trained), total / (epochs * jnp.maximum(size, 1)).astype(dtype)
+            carry = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
+            trained, _, memory, total = carry
+        return form.restore(trained, memory), total / (epochs * jnp.maximum(size, 1)).astype(dtype)
 
     return train
 

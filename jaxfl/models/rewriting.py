@@ -21,6 +21,8 @@ from jaxfl.models import operations
 from jaxfl.typing import Array
 
 INLINE = ("jit", "pjit", "closed_call", "core_call")  # programs that are opened
+Product = Callable[[Array], Array]
+NOTHING: Mapping[int, Product] = {}
 LOOPS = ("scan", "while", "cond", "checkpoint", "remat", "remat2")  # programs whose insides are replaced
 
 
@@ -30,6 +32,10 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         fn: of pytrees of arrays; traced anew whenever the result is called.
 
+    Returns:
+        `(*args, products=None)` like `fn`. `products` has what is taken in place of a matrix product: `x -> x W` by the
+        place of W among the leaves of the arguments, for those that `dense_layers.find` finds.
+
     >>> import jax.numpy as jnp
     >>> from flax import linen as nn
     >>> images = jnp.arange(32.0).reshape(2, 4, 4, 1)
@@ -38,9 +44,10 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
     (False, [5.0, 7.0, 13.0, 15.0])
     """
 
-    def fast(*args: Any) -> Any:
+    def fast(*args: Any, products: Mapping[int, Product] | None = None) -> Any:
         program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        results = _evaluate(program, jax.tree.leaves(args))
+        values = jax.tree.leaves(args)
+        results = _evaluate(program, values, {id(values[place]): taken for place, taken in (products or {}).items()})
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return fast
@@ -89,8 +96,8 @@ def _programs(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Jaxpr]:
     return [one for one in values if isinstance(one, core.ClosedJaxpr | core.Jaxpr)]
 
 
-def _evaluate(program: Any, values: Sequence[Array]) -> list[Array]:
-    """Runs a program in fast forms."""
+def _evaluate(program: Any, values: Sequence[Array], products: Mapping[int, Product] = NOTHING) -> list[Array]:
+    """Runs a program in fast forms; `products` are by the identity of the array multiplied with."""
     jaxpr = program.jaxpr
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *values], strict=True))
 
@@ -101,10 +108,13 @@ def _evaluate(program: Any, values: Sequence[Array]) -> list[Array]:
         given, name = [read(atom) for atom in equation.invars], equation.primitive.name
         inner = _programs(equation.params) if name in INLINE + LOOPS else []
         worthwhile = any(map(_found, inner))
-        if (kind := _kind(equation)) is not None:
+        taken = [products[id(value)] for value in given if id(value) in products]
+        if name == "dot_general" and taken:
+            results = [taken[0](given[0])]
+        elif (kind := _kind(equation)) is not None:
             results = [REPLACEMENTS[kind](equation, *given)]
-        elif worthwhile and name in INLINE and len(inner) == 1:
-            results = _evaluate(inner[0], given)
+        elif (worthwhile or taken) and name in INLINE and len(inner) == 1:
+            results = _evaluate(inner[0], given, products)
         else:
             params = {key: _replaced(value) for key, value in equation.params.items()} if worthwhile else None
             results = _as_it_is(equation if params is None else equation.replace(params=params), given)

@@ -1,6 +1,7 @@
 """Training in coordinates is the same training; what cannot be trained so is told from its program."""
 
 import functools
+import types
 from dataclasses import replace
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 from jaxfl import classification, footprint, methods, models, run, tree
 from jaxfl.client import factored, programs
@@ -17,10 +19,11 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions, federate
 from jaxfl.methods.ditto import best_of
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks import FirstDense, Task, masked_mean
+from jaxfl.tasks import DenseLayers, Task, masked_mean
 
 SIZES, INPUTS, HIDDEN, CLASSES = (5, 0, 3, 8, 1, 6, 4), 60, 7, 3
 EMPTY = SIZES.index(0)
+NONE = types.MappingProxyType({})
 SGD = optax.sgd(0.2)
 SCHEDULE = optax.exponential_decay(0.3, 1, 0.7)
 LINEAR = {
@@ -88,24 +91,21 @@ def network() -> Task:
             name: 0.4 * jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)
         }
 
-    def logits(model, products, key=None):
-        hidden = jnp.tanh(products + model["b"][None])
+    def logits(model, x, key=None, products=NONE):
+        first, inner = (products.get(name, lambda x, name=name: x @ model[name]) for name in "wc")
+        hidden = jnp.tanh(first(x) + model["b"][None])
         kept = jnp.ones(hidden.shape, bool) if key is None else jax.random.bernoulli(key, 0.8, hidden.shape)
-        return jnp.where(kept, hidden, 0) @ model["c"] + model["d"][None]
+        return inner(jnp.where(kept, hidden, 0)) + model["d"][None]
 
-    def loss_of(model, products, batch, key=None):
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(model, products, key)), batch.y[:, None], 1)[:, 0]
-        return masked_mean(-chosen, batch.mask)
+    def loss(model, batch, key=None, products=NONE):
+        found = jax.nn.log_softmax(logits(model, batch.x, key, products))
+        return masked_mean(-jnp.take_along_axis(found, batch.y[:, None], 1)[:, 0], batch.mask)
 
-    def loss(model, batch, key=None):
-        return loss_of(model, batch.x @ model["w"], batch, key)
-
-    first = FirstDense("w", lambda batch: batch.x, loss_of)
-    return Task(init, loss, lambda model, batch: logits(model, batch.x @ model["w"]), first)
+    return Task(init, loss, lambda model, batch: logits(model, batch.x), DenseLayers(("w",), ("c",), loss))
 
 
 TASK = network()
-PLAIN = TASK._replace(first=None)
+PLAIN = TASK._replace(dense=None)
 
 
 def extras(optimizer_name, key):
@@ -154,6 +154,21 @@ def test_it_is_the_same_training(name, batch_size, key, used, float64):
     start = TASK.init(key)["w"]
     np.testing.assert_array_equal(fast[0]["w"][EMPTY], start)
     assert abs(fast[0]["w"][0] - start).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size"), [("nesterov", None), ("masked decay", 3), ("pull to two", 3), ("ditto's pull", 3)]
+)
+def test_inner_layers_are_the_same(name, batch_size, key, monkeypatch, float64):
+    monkeypatch.setattr(factored, "_inner_pays", lambda *sizes, kernels: True)
+    made, turn = [], factored.coordinates
+    monkeypatch.setattr(factored, "coordinates", lambda kernel, one: made.append(kernel.name) or turn(kernel, one))
+    data = conditions.attack(conditions.straggle(federation(), 0.5), "sign-flip", 0.4, scale=2.0)
+    extra = extras(name, key) | {"batch_size": batch_size}
+    fast, usual = (trained(task, LINEAR[name], data, key, **extra) for task in (TASK, PLAIN))
+    assert made[:2] == ["w", "c"]
+    close(fast, usual)
+    assert abs(fast[0]["c"][0] - TASK.init(key)["c"]).max() > 1e-3
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
@@ -252,18 +267,50 @@ class Dropped(models.MLP):
         return super().__call__(inputs[:, ::2])
 
 
-def test_modules_whose_first_layer_is_known(key):
+class Own(nn.Module):
+    """Somebody's network: of one dense layer the rows are known, of the others not."""
+
+    @nn.compact
+    def __call__(self, inputs, mask, train=False):
+        x = inputs.reshape(len(inputs), -1) / 255 - jnp.linspace(0, 1, 64, dtype=jnp.float32)[None]
+        centred = x - x.mean(0, keepdims=True)  # depends on who else is in the batch
+        dropped = nn.Dropout(0.5, deterministic=not train)(x)
+        parts = [
+            nn.Dense(9)(x),
+            nn.Dense(9)(centred),
+            nn.Dense(9)(dropped),
+            nn.Dense(9)(x * mask[:, None].astype(x.dtype)),
+        ]
+        return nn.Dense(CLASSES)(nn.relu(sum(parts)))
+
+
+@pytest.mark.parametrize(
+    ("module", "first", "inner"),
+    [
+        (models.MLP(hidden=(9, 5), num_classes=CLASSES), "0", "12"),
+        (models.Logistic(num_classes=CLASSES), "0", ""),
+        (models.StoCFLFemnistCNN(num_classes=CLASSES), "", "01"),
+        (Dropped(num_classes=CLASSES), "0", "1"),
+        (Own(), "0", "1234"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+def test_dense_layers_of_a_network(module, first, inner, key):
     data = digits()
-    batch = data.batch(data.train, jnp.int32(1), jnp.arange(14, dtype=jnp.int32))  # two rows of padding
-    for module in (models.MLP(hidden=(9, 5), num_classes=CLASSES), models.Logistic(num_classes=CLASSES)):
-        task = classification(module, data)
-        assert task.first is not None
-        model = task.init(key)
-        products = task.first.inputs(batch) @ model["Dense_0"]["kernel"]
-        unread = {**model, "Dense_0": {**model["Dense_0"], "kernel": jnp.full((3, 2), jnp.nan)}}
-        close(task.first.loss(unread, products, batch, key), task.loss(model, batch, key), 1e-6, 0)
-    for module in (models.LenetEMNIST(num_classes=CLASSES), Dropped(num_classes=CLASSES)):
-        assert classification(module, replace(data, inputs=np.repeat(data.inputs, 4, 2).repeat(4, 1))).first is None
+    task = classification(module, data)
+    assert task.dense is not None
+    assert task.dense.first == tuple(f"Dense_{i}/kernel" for i in first)
+    assert task.dense.inner == tuple(f"Dense_{i}/kernel" for i in inner)
+    assert classification(module, data, fast_forms=False).dense is None
+    batch, model = (
+        data.batch(data.train, jnp.int32(1), jnp.arange(14, dtype=jnp.int32)),
+        task.init(key),
+    )  # two of padding
+    kernels = dict(zip(tree.names(model), jax.tree.leaves(model), strict=True))
+    products = {name: lambda x, name=name: x @ kernels[name] for name in (*task.dense.first, *task.dense.inner)}
+    unread = {name: 0 * leaf if name in products else leaf for name, leaf in kernels.items()}
+    unread = jax.tree.unflatten(jax.tree.structure(model), unread.values())
+    close(task.dense.loss(unread, batch, key, products), task.loss(model, batch, key), 1e-6, 0)
 
 
 @pytest.mark.parametrize(("method", "chunk"), [("fedavg", 1), ("stocfl", 4)])
@@ -271,7 +318,7 @@ def test_rounds_are_the_same(method, chunk, key, used):
     data = digits()
     task = classification(models.MLP(hidden=(16,), num_classes=CLASSES), data)
     cohort, ends = Cohort.of([4, 0, 3, 1, 5], Plan(chunk=chunk)), []
-    for learned in (task, task._replace(first=None)):
+    for learned in (task, task._replace(dense=None)):
         made = getattr(methods, method)(learned, optax.sgd(0.1), local_epochs=5)
         state, step = made.init(key, data), jax.jit(made.round)
         for _ in range(2):
@@ -292,7 +339,7 @@ def test_rounds_are_the_same(method, chunk, key, used):
             models.Logistic,
             "no: no faster with 12 rows of 64 numbers and 1 steps",
         ),
-        ({"local_epochs": 8}, Dropped, "no: no first dense layer is known"),
+        ({"local_epochs": 8}, models.LeafFemnistCNN, "no: no faster with 12 rows of 256 numbers and 8 steps"),
     ],
 )
 def test_a_footprint_and_a_summary_say_whether_it_was_used(options, module, said):

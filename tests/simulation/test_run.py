@@ -445,10 +445,7 @@ def test_another_seed_takes_the_program_of_the_first(compiled):
     first = jaxfl.run(method, DATA, seed=2, **options)
     compiled.clear()
     second = jaxfl.run(method, other, seed=3, **options)
-    assert (
-        compiled == []
-        and second.summary["factored"] == first.summary["factored"] == "no: no first dense layer is known"
-    )
+    assert compiled == [] and second.summary["factored"] == first.summary["factored"] == "no: no dense layer is known"
     assert untimed(second.history) == untimed(jaxfl.run(fedavg(), other, seed=3, **options).history)
     assert untimed(second.history) != untimed(first.history) and compiled
 

@@ -1,0 +1,151 @@
+"""A dense layer's kernel in coordinates: what its products, its gradient and itself are in terms of them.
+
+W = X^T A + sum_i c_i * W_i is held as `[m + k, h]`: A [m, h], a row for each row of X [m, d], and below it the factors
+c_i [h] of the k kernels W_i. See `jaxfl.client.factored`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl import tree
+from jaxfl.typing import Array
+
+Product = Callable[[Array], Array]
+
+
+class Memory(NamedTuple):
+    """What the steps of a training keep for its inner layers.
+
+    Attributes:
+        step: how many were made `[]`.
+        rows: X `[m, d]` of each, by name; 0 where it is not made yet.
+    """
+
+    step: Array | int
+    rows: dict[str, Array]
+
+    def after(self, seen: dict[str, Array]) -> "Memory":
+        """Returns it after a step in which the layers saw the rows `seen [B, d]`."""
+        rows = {
+            name: jax.lax.dynamic_update_slice(self.rows[name], x, (self.step * len(x), 0)) for name, x in seen.items()
+        }
+        return Memory(self.step + 1, rows)
+
+
+class First(NamedTuple):
+    """Of a layer that sees the client's rows themselves: X is known, and the same in every step.
+
+    Attributes:
+        name: of the kernel.
+        position: among the leaves of the model.
+        kernels: W_i, `k * [d, h]`; W starts as the first of them.
+        rows: X `[n, d]`.
+        products: X W_i, `k * [n, h]`.
+        gram: X X^T `[n, n + k]`, with columns of zeros: cheaper than to cut the coordinates.
+    """
+
+    name: str
+    position: int
+    kernels: list[Array]
+    rows: Array
+    products: list[Array]
+    gram: Array
+
+    @classmethod
+    def of(cls, name: str, position: int, kernels: list[Array], rows: Array) -> "First":
+        """Returns the kernel, with the products that all steps share."""
+        gram = jnp.pad(rows @ rows.T, ((0, 0), (0, len(kernels))))
+        return cls(name, position, kernels, rows, [rows @ one for one in kernels], gram)
+
+    @property
+    def count(self) -> int:
+        """m."""
+        return self.rows.shape[0]
+
+    def known(self, leaf: Array, positions: Array | None) -> Array:
+        """Returns x W `[B, h]` for the rows at `positions`."""
+        gram, products = self.gram, self.products
+        if positions is not None:
+            gram, products = tree.take((gram, products), positions)
+        return gram @ leaf + _scaled(self, leaf, products)
+
+    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Array]) -> Product:
+        """Returns what is taken in place of `x -> x W`."""
+        del leaf, memory, seen
+        return lambda x: known
+
+    def gradient(self, slope: Array, leaf: Array, positions: Array | None, memory: Memory) -> Array:
+        """Returns the gradient `[m + k, h]` from that of the products `[B, h]`."""
+        del memory
+        if positions is None:
+            return jnp.pad(slope, ((0, len(self.kernels)), (0, 0)))
+        return jnp.zeros_like(leaf).at[positions].set(slope, unique_indices=True)
+
+
+class Inner(NamedTuple):
+    """Of a layer that sees what others make of the rows: every step adds its B rows to X.
+
+    Attributes:
+        name: of the kernel.
+        position: among the leaves of the model.
+        kernels: W_i, `k * [d, h]`; W starts as the first of them.
+        width: B.
+        count: m, B for every step.
+    """
+
+    name: str
+    position: int
+    kernels: list[Array]
+    width: int
+    count: int
+
+    @property
+    def empty(self) -> Array:
+        """X before the first step."""
+        return jnp.zeros((self.count, self.kernels[0].shape[0]), self.kernels[0].dtype)
+
+    def known(self, leaf: Array, positions: Array | None) -> Array:
+        """Returns zeros `[B, h]` that `product` adds: their gradient is that of the products."""
+        del positions
+        return jnp.zeros((self.width, leaf.shape[1]), leaf.dtype)
+
+    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Array]) -> Product:
+        """Returns what is taken in place of `x -> x W`; it leaves x in `seen`."""
+
+        def of(x: Array) -> Array:
+            seen[self.name] = x
+            return known + (x @ memory.rows[self.name].T) @ leaf[: self.count] + _scaled(self, leaf, self._times(x))
+
+        return of
+
+    def gradient(self, slope: Array, leaf: Array, positions: Array | None, memory: Memory) -> Array:
+        """Returns the gradient `[m + k, h]` from that of the products `[B, h]`."""
+        del positions
+        return jax.lax.dynamic_update_slice(jnp.zeros_like(leaf), slope, (memory.step * self.width, 0))
+
+    def _times(self, x: Array) -> list[Array]:
+        return [x @ one for one in self.kernels]
+
+
+Kernel = First | Inner
+
+
+def coordinates(kernel: Kernel, one: Array) -> Array:
+    """Returns the coordinates `[m + k, h]` of one of its kernels W_i; of another, which nobody uses, zeros."""
+    nothing = jnp.zeros((kernel.count + len(kernel.kernels), one.shape[1]), one.dtype)
+    found = [index for index, other in enumerate(kernel.kernels) if other is one]
+    return nothing.at[kernel.count + found[0]].set(1) if found else nothing
+
+
+def restored(kernel: Kernel, leaf: Array, memory: Memory) -> Array:
+    """Returns W `[d, h]`."""
+    rows = memory.rows[kernel.name] if isinstance(kernel, Inner) else kernel.rows
+    return rows.T @ leaf[: kernel.count] + _scaled(kernel, leaf, kernel.kernels)
+
+
+def _scaled(kernel: Kernel, leaf: Array, products: Sequence[Array]) -> Array:
+    """Returns the sum of what the kernels W_i come to, each times its factors."""
+    return sum((leaf[kernel.count + i][None, :] * one for i, one in enumerate(products)), jnp.zeros((), leaf.dtype))
