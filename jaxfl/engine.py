@@ -17,7 +17,7 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.server import aggregate
+from jaxfl.server import aggregate, factors
 from jaxfl.server.aggregate import Contribution
 from jaxfl.typing import Array, Params
 
@@ -55,19 +55,13 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
     mask = jnp.concatenate([cohort.mask, jnp.zeros(padding, bool)])  # padding clients are computed and thrown away
 
     def on_one_device(shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
+        if chunk == 1:
+            alone = factors.read(lambda shared, client, rows: fn(shared, client, *rows), shared, *tree.take(xs, 0))
+            return factors.add_all(alone, shared, mask, xs)
         once = jax.jit(lambda *arguments: fn(*arguments), inline=True)  # traced once, for the shapes and for the loop
         one = functools.partial(once, shared)
         shapes = jax.eval_shape(lambda x: one(x[0], *x[1]), tree.take(xs, 0))[0]
         empty = jax.tree.map(aggregate.empty_total, shapes, is_leaf=_is_contribution)
-        if chunk == 1:  # no vmap: branches stay branches, and a sum touches one slot
-
-            def step(sums: Any, part: Any) -> tuple[Any, Any]:
-                mask, (client, rows) = part
-                sent, kept = one(client, *rows)
-                add = functools.partial(aggregate.add_one, mask=mask)
-                return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=_is_contribution), kept
-
-            return jax.lax.scan(step, empty, (mask, xs))
 
         def many(sums: Any, part: Any) -> tuple[Any, Any]:
             mask, (clients, rows) = part

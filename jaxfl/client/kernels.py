@@ -14,6 +14,7 @@ from jaxfl import tree
 from jaxfl.typing import Array
 
 Product = Callable[[Array], Array]
+RESTORED = "restored_kernel"  # the name of the program that makes W, by which `jaxfl.server.factors` finds it
 
 
 class Memory(NamedTuple):
@@ -142,8 +143,25 @@ def coordinates(kernel: Kernel, one: Array) -> Array:
 
 def restored(kernel: Kernel, leaf: Array, memory: Memory) -> Array:
     """Returns W `[d, h]`."""
-    rows = memory.rows[kernel.name] if isinstance(kernel, Inner) else kernel.rows
-    return rows.T @ leaf[: kernel.count] + _scaled(kernel, leaf, kernel.kernels)
+    if isinstance(kernel, Inner):
+        return memory.rows[kernel.name].T @ leaf[: kernel.count] + _scaled(kernel, leaf, kernel.kernels)
+    return restored_kernel(kernel.rows, kernel.gram, leaf, kernel.kernels, kernel.products)
+
+
+@jax.jit
+def restored_kernel(rows: Array, gram: Array, leaf: Array, kernels: list[Array], products: list[Array]) -> Array:
+    """Returns W `[d, h]` of a first layer, see `RESTORED`.
+
+    Args:
+        rows: X `[n, d]`.
+        gram: X X^T `[n, n + k]`; what is summed in place of W needs it and the products, W does not.
+        leaf: the coordinates `[n + k, h]`.
+        kernels: W_i, `k * [d, h]`.
+        products: X W_i, `k * [n, h]`.
+    """
+    del gram, products
+    scaled = [leaf[len(rows) + i][None, :] * one for i, one in enumerate(kernels)]
+    return rows.T @ leaf[: len(rows)] + sum(scaled)
 
 
 def _scaled(kernel: Kernel, leaf: Array, products: Sequence[Array]) -> Array:

@@ -76,7 +76,7 @@ def add_one(total: Total, one: Contribution, mask: Array) -> Total:
         one: a client's contribution.
         mask: [] bool, False for padding.
     """
-    one, diverged = _guarded(one, mask)
+    one, diverged = guarded(one, mask)
     slot = jnp.clip(one.cluster, 0, one.num_clusters - 1)
 
     def add(sums: Array, value: Array) -> Array:
@@ -102,7 +102,7 @@ def add_many(total: Total, many: Contribution, mask: Array) -> Total:
         many: contributions `[c, ...]`.
         mask: `[c]` bool, False for padding.
     """
-    many, diverged = jax.vmap(_guarded)(many, mask)
+    many, diverged = jax.vmap(guarded)(many, mask)
     onehot = jax.nn.one_hot(many.cluster, many.num_clusters, dtype=many.weight.dtype) * many.weight[:, None]  # [c, K]
 
     def add(sums: Array, values: Array) -> Array:
@@ -168,7 +168,7 @@ def divide(values: Params, weight: Array, empty: Params) -> Params:
     return tree.where(filled, ratio, empty)
 
 
-def _guarded(one: Contribution, mask: Array) -> tuple[Contribution, Array]:
+def guarded(one: Contribution, mask: Array) -> tuple[Contribution, Array]:
     """Returns the contribution, zeroed if it must not count (padding, weightless, not finite), and if it diverged."""
     finite = tree.is_finite(one.values)
     wanted = mask & (one.weight > 0) & (one.cluster >= 0) & (one.cluster < one.num_clusters)

@@ -1,0 +1,185 @@
+"""Sums of kernels that clients know by their factors: one product for several clients, in place of a kernel of each.
+
+A client that trains in coordinates (`jaxfl.client.factored`) ends with W = X^T A + sum_j c_j * W_j. Where all that is
+made of W is a weighted sum over clients, nobody needs W:
+
+    sum_i w_i W_i = [X_1; X_2; ...]^T [w_1 A_1; w_2 A_2; ...] + sum_j (sum_i w_i c_ij) * W_j.
+
+Whether that is all is read off the program of a client's work: a method says nothing of it. Only sums without clusters
+are made so: of K clusters it would be K products.
+"""
+
+import collections
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from jaxfl import tree
+from jaxfl.client.kernels import RESTORED
+from jaxfl.server import aggregate
+from jaxfl.server.aggregate import Contribution, Total
+from jaxfl.typing import Array
+
+TOGETHER = 16  # clients of one product, at most
+
+
+class Factors(NamedTuple):
+    """A kernel in coordinates, as it is left by one client, or stacked.
+
+    Attributes:
+        rows: X `[n, d]`.
+        leaf: A `[n, h]` and, below, c_j `[k, h]`.
+    """
+
+    rows: Array
+    leaf: Array
+
+
+class Work(NamedTuple):
+    """A client's work, without the kernels that are summed by their factors.
+
+    Attributes:
+        run: `(shared, *example) -> (sums, kept, factors)`: contributions have the norm `[]` of such a kernel in its
+            place.
+        places: of these kernels: which contribution, and which of its leaves.
+        kernels: W_j `k * [d, h]` of each.
+    """
+
+    run: Callable[..., tuple[Any, Any, list[Factors]]]
+    places: list[tuple[int, int]]
+    kernels: list[list[Array]]
+
+
+def read(fn: Callable[..., tuple[Any, Any]], shared: Any, *example: Any) -> Work:
+    """Returns a client's work `fn(shared, *example) -> (sums, kept)`, of which some kernels are summed by factors.
+
+    Args:
+        fn: what a client does.
+        shared: what all clients are given; W_j must be among it.
+        *example: what one client is given.
+    """
+    program, shapes = jax.make_jaxpr(fn, return_shape=True)(shared, *example)
+    jaxpr, structure = program.jaxpr, jax.tree.structure(shapes)
+    given = dict(zip(jaxpr.invars, jax.tree.leaves(shared), strict=False))  # what is shared comes first
+    made = {equation.outvars[0]: equation for equation in jaxpr.eqns if equation.params.get("name") == RESTORED}
+    uses = collections.Counter(
+        atom for one in (*jaxpr.eqns, jaxpr) for atom in _read(one) if isinstance(atom, core.Var)
+    )
+    outputs, places, kernels = [], [], []
+    numbers = range(len(jaxpr.outvars))
+    for which, contribution in enumerate(_contributions(jax.tree.unflatten(structure, numbers)[0])):
+        for leaf, number in enumerate(jax.tree.leaves(contribution.values) if contribution.num_clusters == 1 else ()):
+            atom: Any = jaxpr.outvars[number]
+            if not isinstance(atom, core.Var) or atom not in made or uses[atom] > 1:
+                continue
+            own, factors = _operands(made[atom])
+            if all(kernel in given for kernel in own):
+                outputs.append((number, factors))
+                places.append((which, leaf))
+                kernels.append([given[kernel] for kernel in own])
+    more = [atom for _, factors in outputs for atom in factors]
+    evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr.replace(outvars=[*jaxpr.outvars, *more]), program.consts))
+    squares = [jnp.stack([jnp.stack([(one * other).sum(0) for other in some]) for one in some]) for some in kernels]
+
+    def run(*arguments: Any) -> tuple[Any, Any, list[Factors]]:
+        results = evaluate(*jax.tree.leaves(arguments))
+        flat, rest, factors = results[: len(numbers)], iter(results[len(numbers) :]), []
+        for (number, atoms), square in zip(outputs, squares, strict=True):
+            rows, gram, leaf, *products = (next(rest) for _ in atoms)
+            factors.append(Factors(rows, leaf))
+            flat[number] = _norm(gram, leaf, products, square)
+        return *jax.tree.unflatten(structure, flat), factors
+
+    return Work(run, places, kernels)
+
+
+def _operands(equation: core.JaxprEqn) -> tuple[list[Any], list[Any]]:
+    """Returns what W_j are, and X, X X^T, the coordinates and X W_j, of a `restored_kernel`."""
+    first, rest = equation.invars[:3], equation.invars[3:]
+    return rest[: len(rest) // 2], [*first, *rest[len(rest) // 2 :]]
+
+
+def _read(one: core.JaxprEqn | core.Jaxpr) -> Sequence[Any]:
+    """Returns what an equation reads, or a program's results."""
+    return one.invars if isinstance(one, core.JaxprEqn) else one.outvars
+
+
+def _norm(gram: Array, leaf: Array, products: list[Array], squares: Array) -> Array:
+    """Returns the Euclidean norm of a kernel `[]`.
+
+    Args:
+        gram: X X^T `[n, n + k]`, its last columns 0.
+        leaf: the coordinates `[n + k, h]`.
+        products: X W_j, `k * [n, h]`.
+        squares: sums over the d inputs of W_i * W_j `[k, k, h]`.
+    """
+    slopes, scales = leaf[: len(gram)], leaf[len(gram) :]
+    mixed = sum(scale[None, :] * product for scale, product in zip(scales, products, strict=True))
+    own = (scales[:, None, :] * scales[None, :, :] * squares).sum()
+    return jnp.sqrt(jnp.maximum((slopes * (gram @ leaf + 2 * mixed)).sum() + own, 0))
+
+
+def add_all(work: Work, shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
+    """Runs the work of all clients one after another, and adds up what they send.
+
+    Args:
+        work: a client's.
+        shared: what all of them are given.
+        mask: `[C]` bool, False for padding.
+        xs: what each is given, `[C, ...]`.
+
+    Returns:
+        `(sums, kept)`: a total for each contribution, and the records `[C, ...]`.
+    """
+
+    def client(sums: Any, part: Any) -> tuple[Any, Any]:
+        mask, given = part
+        sent, kept, factors = work.run(shared, *given)
+        guarded = [aggregate.guarded(one, mask)[0] for one in _contributions(sent)]
+        weighted = [_weighted(one, guarded[which].weight) for (which, _), one in zip(work.places, factors, strict=True)]
+        add = functools.partial(aggregate.add_one, mask=mask)
+        return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=_is_contribution), (kept, weighted)
+
+    def group(carry: Any, parts: Any) -> tuple[Any, Any]:
+        sums, added = carry
+        sums, (kept, factors) = jax.lax.scan(client, sums, parts)
+        return (sums, [_added(total, one) for total, one in zip(added, factors, strict=True)]), kept
+
+    count = mask.shape[0]
+    together = max(size for size in range(1, TOGETHER + 1) if count % size == 0) if work.places else count
+    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), (mask, xs))
+    sent = jax.eval_shape(work.run, shared, *tree.take(xs, 0))[0]
+    empty = jax.tree.map(aggregate.empty_total, sent, is_leaf=_is_contribution)
+    nothing = [(jnp.zeros_like(one[0]), jnp.zeros((len(one), one[0].shape[1]), one[0].dtype)) for one in work.kernels]
+    (sums, added), kept = jax.lax.scan(group, (empty, nothing), parts)
+    totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
+    for (which, leaf), kernels, (total, scales) in zip(work.places, work.kernels, added, strict=True):
+        values, inside = jax.tree.flatten(totals[which].values)
+        values[leaf] = (total + sum(scales[j][None, :] * one for j, one in enumerate(kernels)))[None]
+        totals[which] = totals[which].replace(values=jax.tree.unflatten(inside, values))
+    return jax.tree.unflatten(structure, totals), jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+
+
+def _weighted(factors: Factors, weight: Array) -> Factors:
+    """Returns a kernel times its client's weight; zeros where that is 0, whatever the kernel is."""
+    rows, leaf = factors
+    return Factors(jnp.where(weight > 0, rows, 0), jnp.where(weight > 0, weight.astype(leaf.dtype) * leaf, 0))
+
+
+def _added(total: tuple[Array, Array], stacked: Factors) -> tuple[Array, Array]:
+    """Returns the sums of X^T A `[d, h]` and of c `[k, h]` with those of a stack of clients."""
+    rows, leaf = stacked
+    size = rows.shape[1]
+    return total[0] + jnp.einsum("ind,inh->dh", rows, leaf[:, :size]), total[1] + leaf[:, size:].sum(0)
+
+
+def _contributions(sums: Any) -> list[Contribution]:
+    return jax.tree.leaves(sums, is_leaf=_is_contribution)
+
+
+def _is_contribution(node: Any) -> bool:
+    return isinstance(node, Contribution)
