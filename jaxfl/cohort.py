@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -19,6 +20,13 @@ class Plan(NamedTuple):
 
     chunk: int | None = 1
     mesh: Any = None
+
+    @property
+    def place(self) -> Any:
+        """Where what every device needs lies: on all of the mesh, or on the first device."""
+        if self.mesh is None:
+            return jax.local_devices()[0]
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
 
 PlanChoice = Plan | Literal["auto"]  # what `jaxfl.engine.resolve_plan` makes a plan of

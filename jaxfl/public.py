@@ -8,6 +8,7 @@ from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
 from jaxfl.analysis.local_sketches import Sketches, local_sketches
 from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.cohort import Plan
+from jaxfl.engine import use_cores
 from jaxfl.methods.parts import matching
 from jaxfl.methods.parts.representation import of_clients as representations
 from jaxfl.methods.parts.representation import represent
@@ -59,4 +60,5 @@ __all__ = [
     "run_mapped",
     "testing",
     "threshold_sweep",
+    "use_cores",
 ]

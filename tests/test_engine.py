@@ -1,5 +1,8 @@
 """One pass over the clients: every plan gives the plain loop's sums and records, in the cohort's order."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
@@ -150,3 +153,31 @@ def test_data_in_host_memory_needs_no_jit():
     _, labels = engine.over_clients(one, data, Cohort.of([1, 2]))
     own = [data.labels[data.train.rows[data.train.start[i] :][:2]].tolist() for i in (1, 2)]
     assert labels.tolist() == own
+
+
+CORES = """
+import os, jax, jaxfl, optax
+from jaxfl import engine
+assert jaxfl.use_cores(2) == 2
+assert all(flag in os.environ["XLA_FLAGS"] for flag in engine.PATIENCE)
+model = {"w": jax.numpy.ones(9)}
+assert engine.resolve_plan("auto", model, 10).mesh.size == jax.device_count() == 2
+assert engine.resolve_plan("auto", model, 10, devices=1).mesh is None
+assert jaxfl.use_cores(3) == 2, "JAX has started"
+data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+method = jaxfl.methods.kfed(jaxfl.classification(jaxfl.models.Logistic(10), data), optax.sgd(0.1), num_clusters=2)
+for devices, number in ((None, 2), (1, 1)):  # its first stage takes both
+    assert jaxfl.run(method, data, rounds=1, devices=devices).summary["devices"] == number
+"""
+
+
+def test_cores_are_devices_where_jax_has_not_started():
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    subprocess.run([sys.executable, "-c", CORES], check=True, env=environment)
+
+
+def test_cores_are_left_alone_where_jax_has_started():
+    before, flags = jax.config.values["jax_num_cpu_devices"], os.environ["XLA_FLAGS"]
+    assert engine.use_cores(2) == 1
+    assert (jax.config.values["jax_num_cpu_devices"], os.environ["XLA_FLAGS"]) == (before, flags)
+    assert engine.resolve_plan("auto", {"w": jnp.ones(9)}, 10).mesh is None, "four devices, which are no cores"

@@ -230,6 +230,7 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
             "what": f"{work.what}, {clients:,} clients, {steps} steps of {work.batch_size or work.rows} rows",
             "clients": clients,
             "chunk": rounds.plan.chunk,
+            "devices": 1 if rounds.plan.mesh is None else rounds.plan.mesh.size,
             "compile_seconds": rounds.compile_seconds,
             "after_round_1": agreement or measure.agreement(sides),
             "peers": versions,
@@ -246,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--hidden", type=int, help="width of the hidden dense layer, if not the workload's own")
     parser.add_argument("--environments", type=Path, help="folder of the peers' environments, see peers/__init__.py")
     options = parser.parse_args(arguments)
+    jaxfl.use_cores()
     names = list(peers.NAMES) if options.peers == "all" else measure.peer_names(options.peers, peers.NAMES)
     asked = [(work, clients) for work in options.works for clients in options.clients or [None]]
     return measure.checked([compare(work, clients, names, options) for work, clients in asked])

@@ -14,6 +14,7 @@ from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
 from jaxfl.cli.run_command import run_job, seeds_of
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
+from jaxfl.engine import use_cores
 from jaxfl.methods import METHODS
 from jaxfl.schema import REQUIRED, Option, check_name
 from jaxfl.simulation.cache import keep_programs
@@ -75,6 +76,7 @@ def with_options(
     ] = True,
 ) -> None:
     """Takes the options of all commands."""
+    use_cores()
     if cache:
         keep_programs()
 
@@ -118,7 +120,7 @@ def run_command(
         int | None, typer.Option(help="Rounds between checkpoints; default after every evaluation.", metavar="R")
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(help="Devices that share a round; default all GPUs, one CPU.", metavar="N|all")
+        str | None, typer.Option(help="Devices that share a round; default all GPUs, or cores.", metavar="N|all")
     ] = None,
     chunk: Annotated[
         str | None, typer.Option(help="Clients trained side by side; default auto.", metavar="C|auto|none")

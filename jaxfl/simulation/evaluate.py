@@ -123,7 +123,11 @@ def _tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Calla
     def tune(key: Key, state: Any, data: FederatedData) -> Any:
         cohort = by_size(data, Cohort.of(jnp.arange(data.num_clients), plan))
         found = over_clients(client, (key, state, data), cohort)[1]
-        return jax.tree.map(lambda leaf: jnp.zeros_like(leaf).at[cohort.ids].set(leaf), found)
+
+        def of_all(leaf: Array) -> Array:  # devices that share a cohort evenly may have its last client more than once
+            return jnp.zeros((data.num_clients, *leaf.shape[1:]), leaf.dtype).at[cohort.ids].set(leaf)
+
+        return jax.tree.map(of_all, found)
 
     return tune
 

@@ -128,6 +128,8 @@ def _lower(
     method: Method, key: Key, state: Any, data: FederatedData, size: int, plan: Plan, limit: int, sampler: Sampler
 ) -> Any:
     program = _rounds(method, size, plan, limit, sampler, shapes_of(key, state, data))
+    if plan.mesh is not None:
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.place), state)
     with factored.answers() as told:
         lowered = program.advance.lower(key, state, data, jnp.int32(0))
     program.told = told or program.told  # nothing is told of what JAX has traced before
@@ -168,7 +170,10 @@ def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler,
             overflow = row.info.overflow.astype(jnp.int32)
             return state, log, done + (overflow == 0).astype(done.dtype), overflow
 
-        return jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0)))
+        state, *rest = jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0)))
+        if plan.mesh is not None:  # on every device, as it was: the next call expects it there
+            state = jax.lax.with_sharding_constraint(state, plan.place)
+        return state, *rest
 
     return _Rounds(jax.jit(advance, donate_argnums=1))
 

@@ -32,6 +32,7 @@ from tests.reference import batches, combine, gradient
 RATE, MODELS, ROUND = 0.5, 3, 4
 TRAIN, TEST = (5, 0, 3, 8, 1, 6, 4), (3, 4, 0, 7, 12, 1, 5)  # client 1 trains nothing, client 2 is not tested
 NAMES = [f"finetuned_{kind}_{what}" for kind in ("micro", "macro") for what in ("accuracy", "f1")]
+TWO = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))
 SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
 DATA = clustered_linear(8, rows=8, features=4, ragged=True)
 
@@ -75,7 +76,9 @@ def by_hand(key, data, state, epochs, batch_size):
 
 
 @pytest.mark.parametrize(
-    ("plan", "block"), [(Plan(), 1000), (Plan(3), 4), (Plan(None), 1000)], ids=["one", "three", "whole"]
+    ("plan", "block"),
+    [(Plan(), 1000), (Plan(3), 4), (Plan(None), 1000), (Plan(1, TWO), 1000)],
+    ids=["one", "three", "whole", "two devices"],
 )
 @pytest.mark.parametrize(("epochs", "batch_size"), [(1, 3), (2, None)], ids=["mini", "full"])
 def test_every_client_is_scored_as_by_a_loop(epochs, batch_size, plan, block, key, monkeypatch):

@@ -272,6 +272,13 @@ def test_three_devices_give_what_one_gives():
     assert spread.history.column("bytes_up") == alone.history.column("bytes_up")
 
 
+@pytest.mark.parametrize("name", ["fesem", "flhc", "kfed"])
+def test_what_comes_before_the_first_round_is_where_the_rounds_are(name):
+    method = getattr(methods, name)(linear_task(), optax.sgd(0.1))
+    spread = jaxfl.run(method, DATA, rounds=2, eval_every=1, devices=2, seed=0)
+    assert_close(spread.state, jaxfl.run(method, DATA, rounds=2, seed=0).state, "two devices")
+
+
 def test_evaluations_between_test_some_rows_and_the_last_one_all(straight, tmp_path):
     options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
     few = jaxfl.run(fedavg(), DATA, rounds=6, test_rows=2, **options)
