@@ -67,7 +67,8 @@ def _let_quick_programs_take_the_old_code_generator():
     compiler.get_compile_options = get_compile_options
 
 
-_PROGRAMS = {}  # of one file of tests, by the key that JAX gives them
+_PROGRAMS = {}  # by the key that JAX gives them
+_MANY = 100  # programs
 
 
 def _keep_programs_in_memory():
@@ -105,13 +106,22 @@ def pytest_runtest_setup(item):
     """Chooses how programs are compiled, by file."""
     import jax
 
-    jax.config.update("jax_disable_most_optimizations", item.path.stem not in _OPTIMISED)
+    jax.config.update("jax_disable_most_optimizations", not _optimised(item))
+
+
+def _optimised(item):
+    return item.path.stem in _OPTIMISED
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Forgets the programs of a file behind its last test: a worker would grow to gigabytes, and slower with them."""
+    """Forgets the programs behind a file where there are many: a worker would grow to gigabytes, and slower with them.
+
+    And where the next file is compiled otherwise, which JAX would not see.
+    """
     import jax
 
-    if nextitem is None or nextitem.path != item.path:
+    if nextitem is None or nextitem.path == item.path:
+        return
+    if len(_PROGRAMS) > _MANY or _optimised(nextitem) != _optimised(item):
         jax.clear_caches()
         _PROGRAMS.clear()
