@@ -21,8 +21,8 @@ for _name, _value in _XLA_FLAGS.items():
     if _name not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_name}={_value}".strip()
 os.environ.setdefault("MPLBACKEND", "Agg")
-# The tests compile the same programs many times, in processes of their own too: a fifth to a third of their time. Each
-# worker has a folder to itself, since JAX does not lock its cache.
+# The processes that tests start find each other's programs in a folder; each worker has one to itself, since JAX does
+# not lock its cache. The tests themselves keep theirs in memory.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxfl-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
@@ -48,6 +48,7 @@ def pytest_configure(config):
     )
     hypothesis.settings.load_profile("jaxfl")
     _let_quick_programs_take_the_old_code_generator()
+    _keep_programs_in_memory()
 
 
 def _let_quick_programs_take_the_old_code_generator():
@@ -64,6 +65,24 @@ def _let_quick_programs_take_the_old_code_generator():
         return options_for(*args, env_options_overrides=flags, **options)
 
     compiler.get_compile_options = get_compile_options
+
+
+_PROGRAMS = {}  # by the key that JAX gives them
+_MANY = 100  # programs
+
+
+def _keep_programs_in_memory():
+    """Takes what was compiled before as it is; JAX's own cache packs each program for a file, and unpacks it again."""
+    from jax._src import compilation_cache
+
+    def get_executable_and_time(key, *_, **__):
+        return _PROGRAMS.get(key), 0
+
+    def put_executable_and_time(key, name, executable, *_, **__):
+        _PROGRAMS[key] = executable
+
+    compilation_cache.get_executable_and_time = get_executable_and_time
+    compilation_cache.put_executable_and_time = put_executable_and_time
 
 
 # The engine is compiled as users compile; the rest quickly, the same but for rounding.
@@ -87,12 +106,22 @@ def pytest_runtest_setup(item):
     """Chooses how programs are compiled, by file."""
     import jax
 
-    jax.config.update("jax_disable_most_optimizations", item.path.stem not in _OPTIMISED)
+    jax.config.update("jax_disable_most_optimizations", not _optimised(item))
+
+
+def _optimised(item):
+    return item.path.stem in _OPTIMISED
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Forgets the programs of a file behind its last test: a worker would grow to gigabytes, and slower with them."""
+    """Forgets the programs behind a file where there are many: a worker would grow to gigabytes, and slower with them.
+
+    And where the next file is compiled otherwise, which JAX would not see.
+    """
     import jax
 
-    if nextitem is None or nextitem.path != item.path:
+    if nextitem is None or nextitem.path == item.path:
+        return
+    if len(_PROGRAMS) > _MANY or _optimised(nextitem) != _optimised(item):
         jax.clear_caches()
+        _PROGRAMS.clear()

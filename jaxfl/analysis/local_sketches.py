@@ -14,6 +14,7 @@ from jaxfl.methods.base import Method, served_model
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import host_rng
 from jaxfl.simulation.finetune import FineTune, trainer
+from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.typing import Array, Key
 
 
@@ -90,7 +91,7 @@ def local_sketches(
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}; the error of a distance is about 1 / sqrt(size).")
     data, state, key = result.data, result.state, jax.random.key(result.summary["seed"])
-    expected = jax.eval_shape(method.init, key, data)
+    expected = jax.eval_shape(initialiser(method, shapes_of(data)), key, data)  # traced by the run already
     if jax.tree.structure(expected) != jax.tree.structure(state):
         raise ValueError(
             f"result must be of a run of this method, whose state is {type(expected).__name__}, "

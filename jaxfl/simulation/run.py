@@ -22,6 +22,7 @@ from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.metrics import Evaluation, in_a_line
+from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.simulation.progress import Clock, Progress
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.schedule import Schedule, check_kept
@@ -145,7 +146,8 @@ def run(
     clock, schedule = Clock(), Schedule.of(rounds, eval_every, checkpoint_every, test_rows)
     check_kept(checkpoint_every, checkpoint_dir)
     size = cohort_size(cohort, data)
-    shapes = jax.eval_shape(method.init, jax.random.key(check_seed(seed)), data)
+    init = initialiser(method, shapes_of(data))  # traced once, for the shapes and for the state
+    shapes = jax.eval_shape(init, jax.random.key(check_seed(seed)), data)
     plan = engine.resolve_plan(plan, served_model(method, shapes), size, devices=devices)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
     identity |= {} if test_rows is None else {"test_rows": test_rows}

@@ -58,9 +58,9 @@ def check_info(row: Row) -> None:
 
 def check_stable_state(row: Row) -> None:
     """Shapes and dtypes of the state never change: a round can be scanned over, and compiles once."""
-    method, data, cohort, key = case(row).method, federation(), cohort_of(), jax.random.key(0)
-    before = jax.eval_shape(method.init, key, data)
-    after, _ = jax.eval_shape(method.round, key, before, data, cohort)
+    one, data, cohort, key = case(row), federation(), cohort_of(), jax.random.key(0)
+    before = jax.eval_shape(one.init, key, data)
+    after, _ = jax.eval_shape(one.round, key, before, data, cohort)
     same = jax.tree.structure(before) == jax.tree.structure(after) and tree.shapes(before) == tree.shapes(after)
     assert same, f"a round must keep the state's structure, shapes and dtypes: {before} became {after}"
     traces = []
@@ -69,7 +69,7 @@ def check_stable_state(row: Row) -> None:
     def scan(state: Any, data: FederatedData) -> Any:
         def step(state: Any, _: None) -> tuple[Any, Info]:
             traces.append("round")
-            return method.round(key, state, data, cohort)
+            return one.method.round(key, state, data, cohort)
 
         return jax.lax.scan(step, state, length=2)
 
@@ -97,7 +97,7 @@ def check_checkpoint(row: Row) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.save(Path(folder), state, {})
         saved = checkpoint.load(Path(folder) / checkpoint.NAME)
-        loaded = saved.state(jax.eval_shape(one.method.init, jax.random.key(0), data))
+        loaded = saved.state(jax.eval_shape(one.init, jax.random.key(0), data))
     straight = one.run(data, cohort, rounds=1, start=state)
     assert_equal(
         one.run(data, cohort, rounds=1, start=loaded), straight, "a restored run must go on as if never stopped"
