@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxfl import engine, sampling, tree
 from jaxfl.client import factored
-from jaxfl.cohort import Plan, PlanChoice
+from jaxfl.cohort import Cohort, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method, served_model
 from jaxfl.sampling import Sampler, cohort_size
@@ -96,6 +96,7 @@ def compile_rounds(
     *,
     limit: int = CAPACITY,
     sampler: Sampler = sampling.uniform,
+    cohort: Cohort | None = None,
 ) -> Callable[..., tuple[Any, Log, Array, Array]]:
     """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
 
@@ -110,11 +111,13 @@ def compile_rounds(
         plan: chunk and devices.
         limit: the most rounds that one call can advance.
         sampler: draws the cohorts.
+        cohort: the shapes of one for each round `[limit, C]`, which the program takes as its last argument; None draws
+            them.
 
     Raises:
         MemoryError: the program needs more memory than the device has left.
     """
-    memory = _lower(method, key, state, data, size, plan, limit, sampler).compile()
+    memory = _lower(method, key, state, data, size, plan, limit, sampler, cohort).compile()
     needed, available = _program_bytes(memory) + tree.num_bytes(state), available_bytes()
     if available is not None and needed > available:
         raise MemoryError(
@@ -125,11 +128,19 @@ def compile_rounds(
 
 
 def _lower(
-    method: Method, key: Key, state: Any, data: FederatedData, size: int, plan: Plan, limit: int, sampler: Sampler
+    method: Method,
+    key: Key,
+    state: Any,
+    data: FederatedData,
+    size: int,
+    plan: Plan,
+    limit: int,
+    sampler: Sampler,
+    cohort: Cohort | None = None,
 ) -> Any:
-    program = _rounds(method, size, plan, limit, sampler, shapes_of(key, state, data))
+    program = _rounds(method, size, plan, limit, sampler, shapes_of(key, state, data, cohort))
     with factored.answers() as told:
-        lowered = program.advance.lower(key, state, data, jnp.int32(0))
+        lowered = program.advance.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
     program.told = told or program.told  # nothing is told of what JAX has traced before
     factored.repeat(program.told)
     return lowered
@@ -146,15 +157,17 @@ class _Rounds:
 @kept
 def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, shapes: Any) -> _Rounds:
     @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
-    def one_round(key: Key, state: Any, data: FederatedData) -> tuple[Any, Log]:
-        cohort = engine.by_size(data, sampler(key, state.round, data, size, plan))
+    def one_round(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
+        cohort = engine.by_size(data, sampler(key, state.round, data, size, plan) if given is None else given)
         new, info = method.round(key, state, data, cohort)
         if method.grow is not None:  # a round that ran out of slots has not happened
             new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
         return new, Log(cohort.ids, cohort.mask, info)
 
-    def advance(key: Key, state: Any, data: FederatedData, count: Array) -> tuple[Any, Log, Array, Array]:
-        _, row = jax.eval_shape(one_round, key, state, data)
+    def advance(
+        key: Key, state: Any, data: FederatedData, count: Array, given: Cohort | None = None
+    ) -> tuple[Any, Log, Array, Array]:
+        _, row = jax.eval_shape(one_round, key, state, data, None if given is None else tree.take(given, 0))
         log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), row)
 
         def go(carry: tuple) -> Array:
@@ -163,7 +176,7 @@ def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler,
 
         def body(carry: tuple) -> tuple:
             state, log, done, _ = carry
-            state, row = one_round(key, state, data)
+            state, row = one_round(key, state, data, None if given is None else tree.take(given, done))
             log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, row)
             overflow = row.info.overflow.astype(jnp.int32)
             return state, log, done + (overflow == 0).astype(done.dtype), overflow
