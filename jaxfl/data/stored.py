@@ -19,9 +19,10 @@ import numpy as np
 from jaxfl.data import bounded, conditions
 from jaxfl.data.building import check_lists, check_square, check_type
 from jaxfl.data.clients import Attack, FederatedData, Split, array_fields, replaced
+from jaxfl.data.sources import saved
 from jaxfl.data.windows import let_go
 
-HEADER, SCHEMA = "federation.json", 1
+HEADER, SCHEMA = saved.HEADER, 1
 MAPPED = ("inputs", "labels", "train.rows", "test.rows")  # as long as the pool or its lists; all else is read
 LABELS = 1 << 24  # looked at in one go
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
@@ -85,22 +86,20 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
     os.replace(part, folder / HEADER)
 
 
-def load(folder: str | Path) -> FederatedData:
+def load(folder: str | Path | None) -> FederatedData:
     """Returns the federation of a folder that `save` wrote; its pool and its lists of rows are mapped files.
 
     Args:
-        folder: of the federation.
+        folder: of the federation; None is refused.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: a file is missing or damaged, or they do not fit each other; the message names it.
     """
-    folder = Path(folder)
+    if folder is None or saved.find(folder) is None:
+        saved.load(folder)  # says so
+    folder = Path(folder or "")
     path = folder / HEADER
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} holds no federation ({HEADER} is missing); write one with jaxfl data NAME --save DIR."
-        )
     try:
         header = bounded.table(path)
         if header["schema"] != SCHEMA:
