@@ -68,7 +68,7 @@ def show(wanted: Wanted, out: "Console", err: "Console") -> None:
             raise ValueError(
                 f"{option} needs a data set, got the source {name}; a source has no clients. Try iid-{name}."
             )
-    if name == federations.catalog.SAVED.name and wanted.save is not None and folder is None:
+    if name == sources.saved.NAME and wanted.save is not None and folder is None:
         raise ValueError(
             f"--save must be a folder for data saved, which has no examples of a source, got {wanted.save}."
         )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxfl.data import conditions, natural, shift, skews, sources, stored
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.sources import domains
+from jaxfl.data.sources import domains, saved
 from jaxfl.random import check_seed
 from jaxfl.schema import Option, check_name, checked, did_you_mean, options_of, quoted
 
@@ -121,8 +121,7 @@ DATASETS: dict[str, Dataset] = {
     row.name: row for source in sources.SOURCES for row in (_dataset(skew, source) for skew in _cuts(source))
 }
 # Not in the list of what there is: it is whatever somebody has saved.
-_saved = sources.row("saved")
-SAVED = Dataset("saved", _saved.summary, "saved", "saved", (), None, True, {}, _saved.model)
+SAVED = Dataset("saved", saved.ROW.summary, "saved", saved.NAME, (), None, True, {}, saved.ROW.model)
 # A source that always knows its makers needs no skew to be federated.
 DATASETS |= {
     source: DATASETS[f"writers-{source}"]._replace(name=source)

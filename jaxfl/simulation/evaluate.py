@@ -76,7 +76,8 @@ def evaluator(
             if finetune is not None:
                 found = _tuner(method, finetune, plan, shapes)(key, served, block.tested, block.ids, block.real)
                 tuned.append([np.asarray(leaf)[block.real] for leaf in found])
-        result = summary(*map(np.concatenate, zip(*plain, strict=True)), cluster)
+        counts, loss = map(np.concatenate, zip(*plain, strict=True))
+        result = summary(counts, loss, cluster)
         if finetune is None:
             return result
         counts, loss, diverged = map(np.concatenate, zip(*tuned, strict=True))

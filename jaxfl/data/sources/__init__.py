@@ -28,7 +28,7 @@ SOURCES: dict[str, Row] = {
 
 def row(name: str) -> Row:
     """Returns the row of a source; `tfds:<name>` reads what tensorflow-datasets has prepared, `saved` a federation."""
-    if name == "saved":
+    if name == saved.NAME:
         return saved.ROW
     return tfds.row(name.removeprefix("tfds:")) if name.startswith("tfds:") else SOURCES[name]
 

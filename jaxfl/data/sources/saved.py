@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jaxfl.data.sources.base import Folder, Row, Source
 
-HEADER = "federation.json"
+NAME, HEADER = "saved", "federation.json"
 
 
 def load(data_dir: Folder = None) -> Source:
