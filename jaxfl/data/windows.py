@@ -37,7 +37,7 @@ class Windows:
     >>> data = synthetic.clustered_linear(100, rows=40, features=4)
     >>> window = Windows(data, clients=2).of([70, 7])
     >>> window.num_clients, data.inputs.shape, window.inputs.shape
-    (100, (4000, 4), (40, 4))
+    (100, (8000, 4), (80, 4))
     >>> own, there = (one.batch(one.train, np.int32(70), np.arange(3)) for one in (data, window))
     >>> own.y.tolist() == there.y.tolist()
     True
@@ -90,20 +90,45 @@ def take_rows(array: AnyArray, rows: np.ndarray, out: np.ndarray | None = None) 
         rows: `[M]`, each of them in the array.
         out: where to write them, `[M, ...]`, or None.
     """
-    found = np.take(np.asarray(array), rows, axis=0, out=out, mode="clip")  # "raise" would fill a copy of `out`
+    array = np.asarray(array)
+    _ask_for(array, rows)
+    found = np.take(array, rows, axis=0, out=out, mode="clip")  # "raise" would fill a copy of `out`
     let_go(array)
     return found
 
 
 def let_go(array: AnyArray) -> None:
     """Lets the pages of a mapped file no longer count as this process's memory; other arrays stay as they are."""
-    chain: list[Any] = [array]
-    while chain[-1] is not None and not isinstance(chain[-1], mmap.mmap):
-        chain.append(getattr(chain[-1], "base", None))
-    # only what is mapped to be read: the pages of anything else may be the only copy
-    read_only = any(isinstance(link, np.memmap) and link.mode == "r" for link in chain)
-    if read_only and isinstance(chain[-1], mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        chain[-1].madvise(mmap.MADV_DONTNEED)
+    file = _file_of(array)
+    if file is not None:
+        file.madvise(mmap.MADV_DONTNEED)
+
+
+def _ask_for(array: np.ndarray, rows: np.ndarray) -> None:
+    """Tells the system which rows of a mapped file will be read, and begins with all of them at once.
+
+    Left to itself it reads on behind every page that is touched: 8 MB for a client of 39 kB, on some machines.
+    """
+    file = _file_of(array)
+    if file is None or not len(rows):
+        return
+    begin = array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
+    rows = rows.astype(np.int64)  # bytes are counted below
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    first, last = rows[np.concatenate([[0], breaks])], rows[np.concatenate([breaks - 1, [len(rows) - 1]])]
+    pages = (begin + first * array.strides[0]) // mmap.PAGESIZE * mmap.PAGESIZE
+    ends = begin + (last + 1) * array.strides[0]
+    for page, end in zip(pages.tolist(), ends.tolist(), strict=True):
+        file.madvise(mmap.MADV_WILLNEED, page, end - page)
+
+
+def _file_of(array: Any) -> mmap.mmap | None:
+    """Returns the file that an array is mapped from, to be read alone; None for any other: it may be the only copy."""
+    read_only = False
+    while array is not None and not isinstance(array, mmap.mmap):
+        read_only = read_only or (isinstance(array, np.memmap) and array.mode == "r")
+        array = getattr(array, "base", None)
+    return array if read_only and hasattr(mmap, "MADV_DONTNEED") else None
 
 
 def _empty(like: AnyArray, width: int) -> np.ndarray:

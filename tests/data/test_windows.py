@@ -66,6 +66,15 @@ def test_pages_of_a_mapped_file_are_given_back(tmp_path):
     assert before - resident_bytes() > 10_000_000
 
 
+def test_rows_beyond_two_gigabytes_are_found(tmp_path):
+    sparse = np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.uint8, (3_000_000, 1000))
+    sparse[[0, 2_999_998, 2_999_999]] = np.array([[1], [2], [3]])
+    del sparse
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    found = take_rows(mapped, np.array([2_999_998, 2_999_999, 0, 5], np.int32))
+    np.testing.assert_array_equal(found[:, 0], [2, 3, 1, 0])
+
+
 def test_what_may_be_the_only_copy_is_kept(tmp_path):
     """Arrays in memory, and files mapped copy-on-write, lose nothing."""
     np.save(tmp_path / "rows.npy", np.zeros((5000, 10), np.uint8))
