@@ -36,7 +36,6 @@ from jaxfl import engine, sampling
 from jaxfl.data import FederatedData, Split, stored
 from jaxfl.methods import Method
 from jaxfl.methods.base import served_model
-from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.streaming import Stream
 
@@ -56,28 +55,35 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--turns", type=int, default=5, help="of each side, of --rounds rounds")
     parser.add_argument("--network", choices=list(NETWORKS), default="784-200-10")
     parser.add_argument("--alone", action="store_true", help="only the streamed run, in this process")
+    parser.add_argument("--no-alone", action="store_true", help="only the turns")
     options = parser.parse_args(arguments)
-    if options.alone:
-        return [alone(options, options.clients[0])]
-    rounds = options.rounds * (options.turns + 1)
     found = []
     for cohort in options.clients:
-        make(options.folder, options.population, cohort, rounds)
-        facts = {"workload": "population", "population": options.population, "cohort": cohort}
-        facts |= {"network": options.network, "resident": options.resident}
+        if options.alone:
+            found.append(alone(options, cohort))
+            continue
+        make(options.folder, options.population, cohort, options.rounds * (options.turns + 1))
         turns = in_turns(options, cohort)
-        forget(options.folder / "inputs.npy")
-        words = ["--alone", "--clients", cohort, "--folder", options.folder, "--network", options.network]
-        words += ["--rounds", options.rounds, "--turns", options.turns]
-        command = [sys.executable, "-m", "experiments.speed.population", *map(str, words)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        of_its_own = json.loads(done.stdout.splitlines()[-1])
-        found.append(measure.write({**facts, **turns, "alone": of_its_own}, options.out))
+        facts = {"workload": "population", "population": options.population, "cohort": cohort}
+        facts |= {"network": options.network, "resident": options.resident, **turns}
+        facts |= {} if options.no_alone else {"alone": in_a_process(options, cohort)}
+        found.append(measure.write(facts, options.out))
         print(
             f"  {cohort} of {options.population:,}: {turns['ratio']['median']:.2f} x the round of {options.resident:,} "
-            f"resident clients ({turns['cpu_ratio']['median']:.2f} x its CPU seconds); alone: first round after "
-            f"{of_its_own['start_seconds']:.1f} s, peak {of_its_own['peak_bytes'] / 1e6:.0f} MB"
+            f"resident clients ({turns['cpu_ratio']['median']:.2f} x its CPU seconds)"
         )
+    return found
+
+
+def in_a_process(options: Any, cohort: int) -> dict[str, Any]:
+    """Returns what `alone` finds in a process of its own."""
+    forget(options.folder / "inputs.npy")
+    words = ["--alone", "--clients", cohort, "--folder", options.folder, "--network", options.network]
+    words += ["--rounds", options.rounds, "--turns", options.turns]
+    command = [sys.executable, "-m", "experiments.speed.population", *map(str, words)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"  alone: first round after {found['start_seconds']:.1f} s, peak {found['peak_bytes'] / 1e6:.0f} MB")
     return found
 
 
@@ -203,10 +209,16 @@ def alone(options: Any, cohort: int) -> dict[str, Any]:
         "evaluation_seconds": result.summary["evaluation_seconds"],
         "micro_accuracy": result.summary["micro_accuracy"],
         "rounds": total,
-        "peak_bytes": peak_bytes(),
+        "peak_bytes": peak_resident(),
     }
     print(json.dumps(found))
     return found
+
+
+def peak_resident() -> int:
+    """Returns the most bytes that were resident of this program: `getrusage` counts the one that started it, too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
 def began_at() -> float:

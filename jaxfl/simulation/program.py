@@ -120,9 +120,15 @@ def compile_rounds(
     memory = _lower(method, key, state, data, size, plan, limit, sampler, cohort).compile()
     needed, available = _program_bytes(memory) + tree.num_bytes(state), available_bytes()
     if available is not None and needed > available:
+        told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
+        if tree.num_bytes(state) > available:
+            raise MemoryError(
+                f"{told}, its state of {data.num_clients} clients alone {tree.num_bytes(state) / 1e9:.1f} GB; take "
+                "fewer clients, a smaller model, or a method that keeps less for each of them."
+            )
         raise MemoryError(
-            f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free; lower "
-            f"plan.chunk (now {plan.chunk}), the model or the number of models; jaxfl.footprint shows what takes it."
+            f"{told}; lower plan.chunk (now {plan.chunk}), the model or the number of models; jaxfl.footprint shows "
+            "what takes it."
         )
     return memory
 

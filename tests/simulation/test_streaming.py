@@ -54,6 +54,14 @@ def test_rows_on_the_host_change_nothing_in_chunks(chunk):
     both(METHODS["fedavg"], plan=Plan(chunk))
 
 
+def test_nor_for_pixels_in_one_chunk():
+    """XLA would know that a cohort which it is given is the same in every turn of the loop, and round otherwise."""
+    data = jaxfl.data.load("rotated-digits", num_clients=40, rows_per_client=40)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method = methods.fedavg(task, optax.sgd(0.1), local_epochs=1, batch_size=10)
+    both(method, data, cohort=7, rounds=1, plan=Plan(None), eval_clients=1)
+
+
 def test_nor_on_two_devices():
     both(METHODS["fedavg"], plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
 
