@@ -10,6 +10,7 @@ import typer
 
 from jaxfl import data as federations
 from jaxfl.cli import experiments, job, options, signals, tables
+from jaxfl.cli.arguments import AsJson, Clone, CohortSize, DataDir, DataItems, DataName, Items, MethodName
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
 from jaxfl.cli.run_command import run_job, seeds_of
@@ -27,42 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Simulate clustered and personalised federated learning: all clients of a round in one compiled program.",
 )
-
-MethodName = Annotated[str, typer.Argument(help="A method; [bold]jaxfl methods[/] lists them.", metavar="METHOD")]
-DataName = Annotated[str, typer.Option("--data", help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME")]
-DataDir = Annotated[
-    str | None, typer.Option("--data-dir", help="Folder of the data's files (or the one above it).", metavar="DIR")
-]
-CohortSize = Annotated[
-    str | None,
-    typer.Option(
-        help="Clients of a round: a share (0.1; 1.0 is everyone) or a count (120). Default 0.1, on the digits 0.5.",
-        metavar="SHARE|COUNT",
-    ),
-]
-Items = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="An option of the method, the data, the model or the optimiser, e.g. [bold]threshold=0.6[/], "
-        "[bold]num_clients=100[/], [bold]model=mlp[/], [bold]hidden=200[/], [bold]optimizer=adam[/], "
-        "[bold]learning_rate=0.05[/]. Repeat it. [bold]jaxfl methods METHOD[/] and [bold]jaxfl data NAME[/] list them.",
-        metavar="KEY=VALUE",
-    ),
-]
-DataItems = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="An option of the data set, e.g. [bold]alpha=0.1[/]. Repeat it. [bold]jaxfl data NAME[/] lists them.",
-        metavar="KEY=VALUE",
-    ),
-]
-Clone = Annotated[
-    Path | None,
-    typer.Option("--experiments", help="A clone of the repository, if this is not run inside one.", metavar="DIR"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -116,6 +81,10 @@ def run_command(
             metavar="EPOCHS",
         ),
     ] = None,
+    eval_clients: Annotated[
+        int | None,
+        typer.Option(help="Clients that are tested, a fixed sample; default all of up to 10,000.", metavar="K"),
+    ] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Rounds between checkpoints; default after every evaluation.", metavar="R")
     ] = None,
@@ -137,7 +106,7 @@ def run_command(
     metrics).
     """
     with errors():
-        given = {"finetune": finetune, "devices": devices, "chunk": chunk}
+        given = {"finetune": finetune, "devices": devices, "chunk": chunk, "eval_clients": eval_clients}
         flags = [f"{name}={value}" for name, value in given.items() if value is not None]
         settings = options.route(method, data, [*(items or ()), *flags])
         rounds, share = _defaults(data, rounds, cohort)
@@ -197,7 +166,9 @@ def data_command(
     save: Annotated[
         Path | None,
         typer.Option(
-            help="Write the source's examples, before any skew, into one file: read faster.", metavar="FILE.npz"
+            help="Write the federation into a folder, for [bold]--data saved --data-dir DIR[/], which maps its files; "
+            "or the source's examples, before any skew, into one FILE.npz: read faster.",
+            metavar="DIR|FILE.npz",
         ),
     ] = None,
     as_json: AsJson = False,

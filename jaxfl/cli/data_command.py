@@ -29,7 +29,7 @@ class Wanted(NamedTuple):
         seed: of the choices that the skew makes.
         pictures: a directory for pictures, or None.
         download: whether to get the files first.
-        save: where to write the source's examples, or None.
+        save: where to write the federation (a folder), or the source's examples (an .npz file), or None.
         as_json: whether to print JSON.
     """
 
@@ -62,8 +62,16 @@ def show(wanted: Wanted, out: "Console", err: "Console") -> None:
     if not is_source(name):
         federations.dataset(name)  # refuses unknown names
     chosen = settings(name, wanted.items)
-    if is_source(name) and wanted.pictures is not None:
-        raise ValueError(f"--plot needs a data set, got the source {name}; a source has no clients. Try iid-{name}.")
+    folder = wanted.save if wanted.save is not None and wanted.save.suffix != ".npz" else None
+    for option, given in {"--plot": wanted.pictures, "--save DIR": folder}.items():
+        if is_source(name) and given is not None:
+            raise ValueError(
+                f"{option} needs a data set, got the source {name}; a source has no clients. Try iid-{name}."
+            )
+    if name == sources.saved.NAME and wanted.save is not None and folder is None:
+        raise ValueError(
+            f"--save must be a folder for data saved, which has no examples of a source, got {wanted.save}."
+        )
     if wanted.download:
         for source in names(name, chosen):
             _download(source, data_dir, err)
@@ -73,7 +81,7 @@ def show(wanted: Wanted, out: "Console", err: "Console") -> None:
     # tensorflow-datasets alone knows what it has prepared
     there = row["found"] or name.partition("-")[2].startswith("tfds:")
     data = None
-    if not is_source(name) and (there or wanted.pictures is not None):
+    if not is_source(name) and (there or wanted.pictures is not None or folder is not None):
         with saying(err, f"loading {name}"):
             data = federations.load(name, data_dir=data_dir, seed=wanted.seed, **chosen)
     federation = None if data is None else describe(data)
@@ -87,7 +95,11 @@ def show(wanted: Wanted, out: "Console", err: "Console") -> None:
         write(err, f"pictures: {' and '.join(map(str, paths))}")
         if len(paths) == 1:
             write(err, f"no montage: the inputs are {data.input_shape}, no images")
-    if wanted.save is not None:
+    if folder is not None and data is not None:
+        with saying(err, f"writing {folder}"):
+            federations.stored.save(data, folder)
+        write(err, f"saved: {folder}, {data.num_clients:,} clients; it is --data saved --data-dir {folder}")
+    elif wanted.save is not None:
         with saying(err, f"writing {wanted.save}"):
             source = save(name, chosen, data_dir, wanted.save)
         write(err, f"saved: {wanted.save}, {len(source.labels):,} training rows of {source.name}")

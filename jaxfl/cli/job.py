@@ -144,6 +144,7 @@ def _execute(
         sampler=tools.sampler,
         eval_every=job.eval_every,
         test_rows=job.settings.run.get("test_rows"),
+        eval_clients=job.settings.run.get("eval_clients"),
         finetune=tools.finetune,
         checkpoint_every=job.checkpoint_every,
         callbacks=callbacks,
@@ -151,6 +152,7 @@ def _execute(
         resume=job.resume,
         plan=options.plan(job.settings),
         devices=job.settings.run.get("devices"),
+        resident=job.settings.run.get("resident", "auto"),
         config=job.identity(),
     )
     complete = job.settings.complete()

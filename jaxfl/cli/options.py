@@ -7,7 +7,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import optax
 from flax import linen as nn
@@ -16,6 +16,7 @@ from jaxfl import data as federations
 from jaxfl import sampling
 from jaxfl.cli import literals, optimizers
 from jaxfl.cli.optimizers import OPTIMIZERS, SERVERS
+from jaxfl.cli.run_options import RUN
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
@@ -26,17 +27,6 @@ from jaxfl.tasks import classification
 
 LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
-# Of every run. `dropouts` and `availability` say who takes part, see `jaxfl.sampling`; see `jaxfl.FineTune` too.
-RUN = (
-    Option("chunk", "auto", int | None | Literal["auto"], "clients trained side by side; none takes all of a cohort"),
-    Option("devices", None, int | None | Literal["all"], "devices that share a round; none takes all GPUs, or cores"),
-    Option("dropouts", 0.0, float, "share of the sampled clients that fail"),
-    Option("availability", "always", sampling.Pattern, "who can be sampled"),
-    Option("availability_period", 24.0, float, "rounds of a day, of availability=diurnal"),
-    Option("fast_forms", True, bool, "whether convolutions and poolings take the forms that are fast for many clients"),
-    Option("test_rows", None, int | None, "the most rows tested of a client before the last round; none tests all"),
-    Option("finetune", None, int | None, "epochs of every client before a second test, as --finetune"),
-)
 
 
 class Settings(NamedTuple):

@@ -58,6 +58,8 @@ def run_job(one: job.Job, label: str, shared: list[job.Tools]) -> dict[str, Any]
             style="yellow",
             soft_wrap=True,
         )
+    if not summary["resident"]:
+        console.print("note: the clients' rows stayed on the host, and a round's were sent ahead (resident).")
     if summary["micro_accuracy"] is None:
         console.print("note: nobody has test rows; nothing was tested.")
     if count := summary["empty_clients"]:

@@ -1,7 +1,7 @@
 """Federated data: packed clients, skews with known groups, and the sources they are cut from."""
 
 from jaxfl.cohort import Cohort, Plan
-from jaxfl.data import partition, synthetic
+from jaxfl.data import partition, stored, synthetic
 from jaxfl.data.building import federate
 from jaxfl.data.catalog import DATASETS, SHIFTS, SKEWS, Dataset, available, dataset, known_options, load, options
 from jaxfl.data.clients import Batch, FederatedData, Split
@@ -30,5 +30,6 @@ __all__ = [
     "rotate",
     "rotated",
     "shifted",
+    "stored",
     "synthetic",
 ]

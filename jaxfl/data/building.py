@@ -86,7 +86,8 @@ def federate(
         group_names=tuple(group_names),
         class_names=tuple(class_names),
     )
-    _check_clients(data)
+    check_lists(data)
+    _check_rows(data)
     return data
 
 
@@ -134,14 +135,18 @@ def _check_pool(inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> Non
         raise ValueError(f"inputs must be finite, got NaN or infinity in row {row}; drop the row or fill its values.")
 
 
-def _check_clients(data: FederatedData) -> None:
-    """Raises if a list of clients is too short or too long, or a client's row is not in the pool."""
+def check_lists(data: FederatedData) -> None:
+    """Raises if a list of clients is too short or too long."""
     for name, values in data.per_client().items():
         if len(values) != data.num_clients:
             raise ValueError(
                 f"{name.removesuffix('.start')} must have one entry for each of the {data.num_clients} clients of "
                 f"train, got {len(values)}."
             )
+
+
+def _check_rows(data: FederatedData) -> None:
+    """Raises if a client's row is not in the pool."""
     for name, split in (("train", data.train), ("test", data.test)):
         rows, pool = split.rows, len(data.inputs)
         if len(rows) and not (0 <= rows.min() and rows.max() < pool):

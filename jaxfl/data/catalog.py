@@ -8,17 +8,14 @@ own. A source that knows who made its examples (`unipen`, `femnist`) is a data s
 ('rotated-digits', 8, ('0°', '90°', '180°', '270°'))
 """
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from jaxfl.data import conditions, natural, shift, skews, sources
+from jaxfl.data import conditions, natural, shift, skews, sources, stored
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.sources import domains
-from jaxfl.random import check_seed, host_rng
+from jaxfl.data.sources import domains, saved
+from jaxfl.random import check_seed
 from jaxfl.schema import Option, check_name, checked, did_you_mean, options_of, quoted
 
 SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
@@ -123,6 +120,8 @@ def _cuts(source: str) -> list[str]:
 DATASETS: dict[str, Dataset] = {
     row.name: row for source in sources.SOURCES for row in (_dataset(skew, source) for skew in _cuts(source))
 }
+# Not in the list of what there is: it is whatever somebody has saved.
+SAVED = Dataset("saved", saved.ROW.summary, "saved", saved.NAME, (), None, True, {}, saved.ROW.model)
 # A source that always knows its makers needs no skew to be federated.
 DATASETS |= {
     source: DATASETS[f"writers-{source}"]._replace(name=source)
@@ -136,7 +135,7 @@ def dataset(name: str) -> Dataset:
 
     Args:
         name: of `DATASETS`; or with shifts, `rotated+<skew>-<source>`; or `<skew>-tfds:<name>`, for what
-            tensorflow-datasets has prepared.
+            tensorflow-datasets has prepared; or `saved`, for a federation that was saved.
 
     Raises:
         ValueError: there is no such data set; the message names the nearest and the skews and sources there are.
@@ -146,8 +145,8 @@ def dataset(name: str) -> Dataset:
     >>> dataset("rotated+pathological-mnist").shifts
     ('rotated',)
     """
-    if name in DATASETS:
-        return DATASETS[name]
+    if name in DATASETS or name == SAVED.name:
+        return DATASETS.get(name, SAVED)
     skew, _, source = name.partition("-")
     *shifts, skew = skew.split("+")
     known = source in sources.SOURCES or (source.startswith("tfds:") and len(source) > len("tfds:"))
@@ -165,7 +164,7 @@ def dataset(name: str) -> Dataset:
         f"unknown data {quoted(name)}{did_you_mean(name, DATASETS)} A name is <skew>-<source>. "
         f"Skews: {', '.join(SKEWS)}, and before another one {' or '.join(f'{one}+' for one in SHIFTS)}. Sources: "
         f"{', '.join(sources.SOURCES)}, or tfds:<name> for what tensorflow-datasets has prepared. "
-        f"By their own name: {', '.join(alone)}."
+        f"By their own name: {', '.join(alone)}, and saved for a federation that jaxfl data NAME --save DIR wrote."
     )
 
 
@@ -175,8 +174,9 @@ def known_options(name: str) -> dict[str, Option]:
     Their owners are `"skew"`, a shift, `"source"`, `"condition"` and `"catalog"`.
     """
     row = dataset(name)
-    owners: dict[str, Callable[..., Any]] = {"skew": SKEWS[row.skew][0], **{one: SHIFTS[one] for one in row.shifts}}
-    owners |= {"source": sources.row(row.source).load, "condition": _impose}
+    owners: dict[str, Callable[..., Any]] = {"source": sources.row(row.source).load, "condition": _impose}
+    if row is not SAVED:
+        owners = {"skew": SKEWS[row.skew][0], **{one: SHIFTS[one] for one in row.shifts}, **owners}
     found: dict[str, Option] = {}
     for owner, function in owners.items():
         for option in options_of(function).values():
@@ -205,8 +205,8 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
 
     Args:
         name: `<skew>-<source>`, see `dataset`.
-        data_dir: the folder of the source's files, or the one above it (for npz and parquet the file, if you like);
-            None is `$JAXFL_DATA` or `~/.cache/jaxfl`.
+        data_dir: the folder of the source's files, or the one above it (for npz and parquet the file, if you like; for
+            `saved` the folder itself); None is `$JAXFL_DATA` or `~/.cache/jaxfl`.
         seed: of every choice that the skew makes; the same seed gives the same federation on every machine.
         **settings: options of the skew, the shifts and the source, see `options(name)`. For `hybrid`, `other` is the
             second domain, a source or `"negative"`. `held_out` is the share of clients, 0 to 1, that are kept out of
@@ -232,13 +232,16 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     share = chosen["held_out"]
     if not 0 <= share < 1:
         raise ValueError(f"held_out must be a share of the clients, 0 or more and below 1, got {share}; 0.3 is usual.")
-    source = sources.load(row.source, data_dir, **of("source"))
-    if row.skew == "hybrid":
-        source = domains.combined(source, _other(source, chosen["other"], data_dir))
-    data = SKEWS[row.skew][0](source, seed=seed, **of("skew"))
+    if row is SAVED:
+        data = stored.load(data_dir)
+    else:
+        source = sources.load(row.source, data_dir, **of("source"))
+        if row.skew == "hybrid":
+            source = domains.combined(source, _other(source, chosen["other"], data_dir))
+        data = SKEWS[row.skew][0](source, seed=seed, **of("skew"))
     for shifted in reversed(row.shifts):
         data = SHIFTS[shifted](data, seed=seed, **of(shifted))
-    data = _hold_out(data, share, seed) if share else data
+    data = conditions.hold_out(data, share, seed) if share else data
     return _impose(data, seed=seed, **of("condition"))
 
 
@@ -248,14 +251,6 @@ def _other(source: sources.Source, other: str, data_dir: str | Path | None) -> s
         return domains.negative(source)
     check_name("source for other", other, ["negative", *sources.SOURCES])
     return sources.load(other, data_dir)
-
-
-def _hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
-    """Holds a share of the clients out; of few clients at least one, and at least one is left to train."""
-    count = int(np.clip(round(share * data.num_clients), 1, data.num_clients - 1))
-    held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.array(data.held_out)
-    held_out[host_rng(seed, "held_out").permutation(data.num_clients)[:count]] = True
-    return dataclasses.replace(data, held_out=held_out)
 
 
 @checked

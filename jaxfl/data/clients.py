@@ -221,9 +221,9 @@ class FederatedData:
         if len(outside):
             raise ValueError(f"ids must be clients from 0 to {self.num_clients - 1}, got {outside[0]}.")
         for name, values in self.per_client().items():
-            few = _replaced(few, name, values[ids])
+            few = replaced(few, name, values[ids])
         for split in ("train", "test"):
-            few = _replaced(few, f"{split}.max_size", int(np.max(getattr(few, split).size, initial=0)))
+            few = replaced(few, f"{split}.max_size", int(np.max(getattr(few, split).size, initial=0)))
         return few
 
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":
@@ -247,7 +247,7 @@ def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield field.name, field.metadata
 
 
-def _replaced(part: Any, name: str, value: Any) -> Any:
+def replaced(part: Any, name: str, value: Any) -> Any:
     """Returns a federation, or a part of one, with one field replaced; `name` may lead through parts (`test.size`)."""
     first, _, rest = name.partition(".")
-    return dataclasses.replace(part, **{first: _replaced(getattr(part, first), rest, value) if rest else value})
+    return dataclasses.replace(part, **{first: replaced(getattr(part, first), rest, value) if rest else value})

@@ -35,6 +35,14 @@ Kind = Literal["label-flip", "sign-flip", "gaussian"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
+def hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
+    """Holds a share of the clients out; of few clients at least one, and at least one is left to train."""
+    count = int(np.clip(round(share * data.num_clients), 1, data.num_clients - 1))
+    held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.array(data.held_out)
+    held_out[host_rng(seed, "held_out").permutation(data.num_clients)[:count]] = True
+    return dataclasses.replace(data, held_out=held_out)
+
+
 def straggle(data: FederatedData, share: float) -> FederatedData:
     """Returns the federation in which a share of each round's clients trains for fewer epochs.
 

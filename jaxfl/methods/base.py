@@ -17,7 +17,7 @@ often.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
 State = TypeVar("State")
+Reads = Literal["cohort", "everybody"]
 
 
 class Info(NamedTuple):
@@ -111,6 +112,9 @@ class Method(NamedTuple):
         grow: `state -> state` with twice the slots, or None if the slots always suffice.
         join: `(key, state, data, ids) -> (state, clusters)`: lets clients of `data` in between two rounds, see
             `jaxfl.methods.parts.joining`; None if the method has no rule for it.
+        reads: whose rows are read: those of the `"cohort"` alone, by `round` and by `assign`, and nobody's by `init`;
+            or `"everybody"`'s. Who only reads the cohort's rows can train clients whose rows do not fit the device, see
+            `jaxfl.simulation.streaming`. Sizes and what else is known of clients `[N]` may be read in any case.
     """
 
     init: Init
@@ -120,6 +124,7 @@ class Method(NamedTuple):
     assign: Assign = keep_clusters
     grow: Grow | None = None
     join: Join | None = None
+    reads: Reads = "cohort"
 
 
 class Row(NamedTuple):

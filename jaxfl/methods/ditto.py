@@ -144,7 +144,8 @@ def ditto(
     def grow(state: DittoState) -> DittoState:
         return state._replace(solver=shared_part.grow(state.solver)) if shared_part.grow else state
 
-    return Method(init, round, client_params, task, grow=grow if shared_part.grow else None)
+    reads = "everybody" if len(weights) > 1 else shared_part.reads  # everybody's rows are divided in one go
+    return Method(init, round, client_params, task, grow=grow if shared_part.grow else None, reads=reads)
 
 
 def with_personal(seen: Info, state: DittoState, cohort: Cohort, loss: Array, finite: Array) -> Info:

@@ -155,7 +155,10 @@ def flhc(
         seen = with_clustering(seen, due, data, tree.num_bytes(sent), tree.num_bytes(theta))
         return FLHCState(aggregate.mean(total, empty=start), found, number, state.round + 1), seen
 
-    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, grow=_grow)
+    def client_params(state: FLHCState, ids: Array) -> Params:
+        return tree.take(state.models, state.cluster[ids])
+
+    return Method(init, round, client_params, task, grow=_grow, reads="everybody")
 
 
 def _grow(state: FLHCState) -> FLHCState:

@@ -35,7 +35,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, Reads
 from jaxfl.methods.parts import starts
 from jaxfl.methods.parts.choosing import Rows, assigning, choosing, losses_of
 from jaxfl.methods.parts.multi_centre import members
@@ -149,7 +149,12 @@ def ifca(
         return IFCAState(models, moments, cluster, state.round + 1), seen
 
     assign = assigning(losses, choose)
-    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task, assign)
+
+    def client_params(state: IFCAState, ids: Array) -> Params:
+        return tree.take(state.models, state.cluster[ids])
+
+    reads: Reads = "cohort" if start in ("random", "groups") else "everybody"  # the others try many clients
+    return Method(init, round, client_params, task, assign, reads=reads)
 
 
 def pooling(shared: str | Sequence[str]) -> Callable[[Params, Params], Params]:

@@ -110,7 +110,10 @@ def kfed(
         models = aggregate.mean(total, empty=state.models)
         return state._replace(models=models, round=state.round + 1), seen
 
-    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task)
+    def client_params(state: KFedState, ids: Array) -> Params:
+        return tree.take(state.models, state.cluster[ids])
+
+    return Method(init, round, client_params, task, reads="everybody")
 
 
 def one_shot(points: Array, num_clusters: int, *, local: int = 1, mask: Array | None = None) -> Array:

@@ -154,7 +154,10 @@ def robust(
         state = state._replace(models=models, round=state.round + 1)
         return cluster_again(key, state, cohort, sent, counts) if iterative else state, seen
 
-    return Method(init, round, lambda state, ids: tree.take(state.models, state.cluster[ids]), task)
+    def client_params(state: RobustState, ids: Array) -> Params:
+        return tree.take(state.models, state.cluster[ids])
+
+    return Method(init, round, client_params, task, reads="everybody")
 
 
 def train_cohort(

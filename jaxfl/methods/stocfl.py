@@ -236,7 +236,8 @@ def clustered(
         own = tree.take(state.models, jnp.maximum(slot, 0))
         return tree.where(slot >= 0, own, solver.client_params(state.solver, ids))
 
-    return Method(init, round, client_params, solver.task, assign, grow, joining(observe, rule.threshold))
+    reads = "everybody" if rule.threshold == "auto" else solver.reads  # everybody's rows are halved in one go
+    return Method(init, round, client_params, solver.task, assign, grow, joining(observe, rule.threshold), reads)
 
 
 def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:

@@ -103,13 +103,16 @@ def clusters(result: Run) -> "Figure":
     """Draws every client as a square: in the row of its true group, in the colour of its found cluster.
 
     Found exactly, every row has one colour of its own. Where the groups are unknown there is one block, sorted by
-    cluster.
+    cluster. Of a run that tests a sample of its clients, only these are drawn.
 
     Args:
         result: of a run.
     """
     data, found = result.data, np.asarray(result.evaluation.cluster)
     group = np.zeros(len(found), int) if data.group is None else np.asarray(data.group)
+    if "eval_clients" in result.evaluation.metrics:
+        tested = ~np.isnan(result.evaluation.accuracy)
+        found, group = found[tested], group[tested]
     groups = np.unique(group)
     order = style.cluster_order(found, group)
     color_of = style.cluster_colors(order)
@@ -192,7 +195,11 @@ def _draw_squares(
 def _title(result: Run) -> str:
     """Returns how many clusters were found, and how well they agree with the groups."""
     metrics = result.evaluation.metrics
-    words = f"{style.count(result.data.num_clients, 'client')}, {style.count(metrics['num_clusters'], 'cluster')} found"
+    sampled = f" ({metrics['eval_clients']:,} tested)" if "eval_clients" in metrics else ""
+    clients, found = (
+        style.count(*one) for one in ((result.data.num_clients, "client"), (metrics["num_clusters"], "cluster"))
+    )
+    words = f"{clients}{sampled}, {found} found"
     if metrics.get("ari") is None:
         return words
     groups = len(np.unique(np.asarray(result.data.group)))

@@ -21,6 +21,7 @@ import numpy as np
 from jaxfl import sampling
 from jaxfl.data import bounded
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.windows import take_rows
 from jaxfl.sampling import Sampler
 from jaxfl.simulation import checkpoint, lock
 from jaxfl.simulation.checkpoint import Saved
@@ -30,6 +31,7 @@ from jaxfl.typing import Params
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
 HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
+LOOKED_AT = 1000  # rows of a mapped file that say which file it is
 FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir")  # of a config: what may change when a run is resumed
 
 
@@ -252,10 +254,16 @@ def identity_of(
 
 
 def fingerprint(data: FederatedData) -> str:
-    """Returns the data's name, what its attackers do, and a checksum of everything in it."""
-    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(data)]
+    """Returns the data's name, what its attackers do, and a checksum of everything in it; of a mapped file, of some.
+
+    A mapped file (see `jaxfl.data.stored`) may be larger than memory: its shape counts, and `LOOKED_AT` of its rows.
+    """
     checksum = 0
-    for leaf in leaves:
+    for leaf in jax.tree.leaves(data):
+        if isinstance(leaf, np.memmap) and len(leaf) > LOOKED_AT:
+            checksum = zlib.crc32(str(leaf.shape).encode(), checksum)
+            leaf = take_rows(leaf, np.linspace(0, len(leaf) - 1, LOOKED_AT).astype(int))  # noqa: PLW2901
+        leaf = np.ascontiguousarray(leaf)
         checksum = zlib.crc32(leaf.data, checksum) if leaf.size else checksum
     name = data.name if data.attack is None else f"{data.name}-{data.attack.kind}"
     return f"{name}-{checksum:08x}"

@@ -1,11 +1,12 @@
-"""How well the clients are served: every client's own test rows under the model it is served.
+"""How well the clients are served: every client's own test rows under the model it is served; or of many, some.
 
 Many clients share a model and a test set (four rotations of MNIST under four models are at most sixteen pairs, whatever
 the number of clients), so the pass runs over the distinct pairs and its counts are handed to all who share one. What is
 made of the counts is in `metrics.py`.
+
+Who is tested together, and where the rows come from, is in `testers.py`.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,11 @@ from jaxfl.client.passes import fold_rows
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import by_size, over_clients
-from jaxfl.methods.base import Method
+from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.simulation.finetune import FineTune, trainer
 from jaxfl.simulation.metrics import Evaluation, summarise
 from jaxfl.simulation.program import kept, shapes_of
+from jaxfl.simulation.testers import Block, in_windows, of_all, resident
 from jaxfl.typing import Array, Key
 
 BLOCK = 1000  # test rows taken at once
@@ -36,6 +38,9 @@ def evaluator(
     plan: Plan = Plan(),
     finetune: FineTune | None = None,
     test_rows: int | None = None,
+    *,
+    clients: np.ndarray | None = None,
+    stream: bool = False,
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
@@ -45,40 +50,65 @@ def evaluator(
         plan: how the engine walks through the clients.
         finetune: what clients train before they are tested a second time; None tests them once.
         test_rows: the most rows of a client that are tested; None tests all.
+        clients: who is tested `[M]`, in ascending order; None tests all.
+        stream: whether the rows stay on the host, and are sent in windows.
     """
-    tested = data if test_rows is None else dataclasses.replace(data, test=data.test.thinned(test_rows)).on_device()
-    assign, shapes = _assigner(method, plan, shapes_of(data)), shapes_of(tested)
-    count = _counter(method, plan, shapes)
-    tune = None if finetune is None else _tuner(method, finetune, plan, shapes)
+    ids = np.arange(data.num_clients) if clients is None else clients
+    if stream:
+        assigns, trains = method.assign is not keep_clusters, finetune is not None
+        blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)
+    else:
+        blocks = resident(data, ids, plan, test_rows)
+    few, note = (data, {}) if clients is None else (data.subset(ids), {"eval_clients": len(ids)})
+
+    def summary(counts: np.ndarray, loss: np.ndarray, cluster: np.ndarray) -> Evaluation:
+        found = summarise(counts.astype(np.int64), loss.astype(np.float64), cluster[ids], few)
+        return of_all(found._replace(metrics=found.metrics | note), ids, cluster)
 
     def evaluate(key: Key, state: Any) -> Evaluation:
-        state = assign(key, state, data)
-        cluster = np.asarray(state.cluster)
-        first, inverse = distinct(tested, cluster)
-        # one program for every number of pairs: what is not needed is skipped, or with chunks kept below twice the need
-        width = data.num_clients if plan.chunk == 1 else min(data.num_clients, 1 << (len(first) - 1).bit_length())
-        ids = np.resize(first, width)
-        counts, loss = count(state, tested, ids, np.arange(width) < len(first))
-        counts, loss = np.asarray(counts)[inverse], np.asarray(loss, np.float64)[inverse]
-        plain = summarise(counts.astype(np.int64), loss, cluster, data)
-        if tune is None:
-            return plain
-        (counts, loss), diverged = tune(key, state, tested)
-        tuned = summarise(np.asarray(counts, np.int64), np.asarray(loss, np.float64), cluster, data)
-        metrics = {f"finetuned_{name}": tuned.metrics[name] for name in FINETUNED if name in tuned.metrics}
-        metrics["finetuned_diverged"] = int(np.asarray(diverged).sum())
-        return plain._replace(metrics=plain.metrics | metrics, finetuned=tuned)
+        cluster, plain, tuned = np.array(state.cluster), [], []
+        for block in blocks():
+            shapes = shapes_of(block.data, block.tested, block.ids)
+            served = _assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
+            own = block.ids[block.real]
+            cluster[own] = np.asarray(served.cluster)[own]
+            plain.append(_counts(_counter(method, plan, shapes), served, block, cluster, plan))
+            if finetune is not None:
+                found = _tuner(method, finetune, plan, shapes)(key, served, block.tested, block.ids, block.real)
+                tuned.append([np.asarray(leaf)[block.real] for leaf in found])
+        counts, loss = map(np.concatenate, zip(*plain, strict=True))
+        result = summary(counts, loss, cluster)
+        if finetune is None:
+            return result
+        counts, loss, diverged = map(np.concatenate, zip(*tuned, strict=True))
+        second = summary(counts, loss, cluster)
+        metrics = {f"finetuned_{name}": second.metrics[name] for name in FINETUNED if name in second.metrics}
+        metrics["finetuned_diverged"] = int(diverged.sum())
+        return result._replace(metrics=result.metrics | metrics, finetuned=second)
 
     return evaluate
 
 
+def _counts(
+    count: Callable[..., tuple[Array, Array]], state: Any, block: Block, cluster: np.ndarray, plan: Plan
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns counts `[M, 3, L]` and losses `[M]` of a block's real clients, with a pass over its distinct pairs."""
+    own = block.ids[block.real]
+    first, inverse = distinct(block.tested, cluster, own)
+    # one program for every number of pairs: what is not needed is skipped, or with chunks kept below twice the need
+    most = len(block.ids)
+    width = most if plan.chunk == 1 else min(most, 1 << (len(first) - 1).bit_length())
+    counts, loss = count(state, block.tested, np.resize(own[first], width), np.arange(width) < len(first))
+    return np.asarray(counts)[inverse], np.asarray(loss)[inverse]
+
+
 @kept
-def _assigner(method: Method, plan: Plan, shapes: Any) -> Callable[[Key, Any, FederatedData], Any]:
-    """Returns `(key, state, data) -> state` with everybody's cluster up to date; compiled."""
+def _assigner(method: Method, plan: Plan, shapes: Any) -> Callable[..., Any]:
+    """Returns `(key, state, data, ids [M], real [M]) -> state` with their clusters up to date; compiled."""
 
     @jax.jit
-    def assign(key: Key, state: Any, data: FederatedData) -> Any:
-        return method.assign(key, state, data, Cohort.of(jnp.arange(data.num_clients), plan))
+    def assign(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
+        return method.assign(key, state, data, Cohort(ids, real, plan))
 
     return assign
 
@@ -104,7 +134,7 @@ def _counter(method: Method, plan: Plan, shapes: Any) -> Callable[..., tuple[Arr
 
 @kept
 def _tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callable[..., tuple]:
-    """Returns `(key, state, data) -> (counts, loss), diverged` of all clients `[N, ...]`, fine-tuned; compiled.
+    """Returns `(key, state, data, ids [M], real [M]) -> (counts [M, 3, L], losses [M], diverged [M])`; compiled.
 
     A fine-tuned model lives as long as its client's test: there is a chunk of them, never a stack.
     """
@@ -115,19 +145,20 @@ def _tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Calla
 
         def run() -> Any:
             model, finite = train(key, state, data, client)
-            return count_rows(method, model, data, client), ~finite
+            return *count_rows(method, model, data, client), ~finite
 
         return (), _where_needed(data.test.size[client] > 0, run)
 
     @jax.jit
-    def tune(key: Key, state: Any, data: FederatedData) -> Any:
-        cohort = by_size(data, Cohort.of(jnp.arange(data.num_clients), plan))
+    def tune(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
+        cohort = by_size(data, Cohort(ids, real, plan))
         found = over_clients(client, (key, state, data), cohort)[1]
-
-        def of_all(leaf: Array) -> Array:  # devices that share a cohort evenly may have its last client more than once
-            return jnp.zeros((data.num_clients, *leaf.shape[1:]), leaf.dtype).at[cohort.ids].set(leaf)
-
-        return jax.tree.map(of_all, found)
+        everybody, count = data.num_clients, ids.shape[0]
+        place = jnp.zeros(everybody, jnp.int32)  # of each client among the ids
+        place = place.at[jnp.where(real, ids, everybody)].set(jnp.arange(count, dtype=jnp.int32), mode="drop")
+        return jax.tree.map(
+            lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype).at[place[cohort.ids]].set(leaf), found
+        )
 
     return tune
 
@@ -154,14 +185,21 @@ def count_rows(method: Method, model: Any, data: FederatedData, client: Array) -
     return fold_rows(step, zero, data, data.test, client, BLOCK)
 
 
-def distinct(data: FederatedData, cluster: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distinct(
+    data: FederatedData, cluster: np.ndarray, ids: np.ndarray | slice = slice(None)
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns one client of each distinct (model, test rows as they are seen), and for every client which it shares.
+
+    Args:
+        data: the federation.
+        cluster: of all clients `[N]`.
+        ids: the clients that are looked at, and whose places are returned; all by default.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)  # two clients a rotation
     >>> [len(part) for part in distinct(data, np.zeros(8, int))]
     [4, 8]
     """
-    rows = np.stack([np.asarray(column) for column in (cluster, *data.per_client("test").values())], 1)
+    rows = np.stack([np.asarray(column)[ids] for column in (cluster, *data.per_client("test").values())], 1)
     _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)

@@ -15,6 +15,7 @@ What is reported, of the clients with test rows:
   `finetuned_unseen_micro_accuracy`, `finetuned_unseen_macro_accuracy` are of held-out clients, who do so as well.
   `finetuned_diverged` counts clients whose model was not finite then; they, and clients without training rows, are
   tested with the model that they are served.
+- `eval_clients`: how many, where a sample of the clients is tested. All numbers are theirs, those of clusters too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from jaxfl.data.clients import FederatedData
 
 
 class Evaluation(NamedTuple):
-    """One evaluation of all clients."""
+    """One evaluation of all clients, or of a sample: the others have NaN, and the cluster that they were last in."""
 
     metrics: dict[str, Any]  # by the names above; plain numbers, ready for JSON
     accuracy: np.ndarray  # [N], NaN for a client without test rows

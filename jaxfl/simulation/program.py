@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxfl import engine, sampling, tree
 from jaxfl.client import factored
-from jaxfl.cohort import Plan, PlanChoice
+from jaxfl.cohort import Cohort, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method, served_model
 from jaxfl.sampling import Sampler, cohort_size
@@ -96,6 +96,7 @@ def compile_rounds(
     *,
     limit: int = CAPACITY,
     sampler: Sampler = sampling.uniform,
+    cohort: Cohort | None = None,
 ) -> Callable[..., tuple[Any, Log, Array, Array]]:
     """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
 
@@ -110,28 +111,44 @@ def compile_rounds(
         plan: chunk and devices.
         limit: the most rounds that one call can advance.
         sampler: draws the cohorts.
+        cohort: the shapes of one for each round `[limit, C]`, which the program takes as its last argument; None draws
+            them.
 
     Raises:
         MemoryError: the program needs more memory than the device has left.
     """
-    memory = _lower(method, key, state, data, size, plan, limit, sampler).compile()
+    memory = _lower(method, key, state, data, size, plan, limit, sampler, cohort).compile()
     needed, available = _program_bytes(memory) + tree.num_bytes(state), available_bytes()
     if available is not None and needed > available:
+        told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
+        if tree.num_bytes(state) > available:
+            raise MemoryError(
+                f"{told}, its state of {data.num_clients} clients alone {tree.num_bytes(state) / 1e9:.1f} GB; take "
+                "fewer clients, a smaller model, or a method that keeps less for each of them."
+            )
         raise MemoryError(
-            f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free; lower "
-            f"plan.chunk (now {plan.chunk}), the model or the number of models; jaxfl.footprint shows what takes it."
+            f"{told}; lower plan.chunk (now {plan.chunk}), the model or the number of models; jaxfl.footprint shows "
+            "what takes it."
         )
     return memory
 
 
 def _lower(
-    method: Method, key: Key, state: Any, data: FederatedData, size: int, plan: Plan, limit: int, sampler: Sampler
+    method: Method,
+    key: Key,
+    state: Any,
+    data: FederatedData,
+    size: int,
+    plan: Plan,
+    limit: int,
+    sampler: Sampler,
+    cohort: Cohort | None = None,
 ) -> Any:
-    program = _rounds(method, size, plan, limit, sampler, shapes_of(key, state, data))
+    program = _rounds(method, size, plan, limit, sampler, shapes_of(key, state, data, cohort))
     if plan.mesh is not None:
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.place), state)
     with factored.answers() as told:
-        lowered = program.advance.lower(key, state, data, jnp.int32(0))
+        lowered = program.advance.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
     program.told = told or program.told  # nothing is told of what JAX has traced before
     factored.repeat(program.told)
     return lowered
@@ -148,15 +165,17 @@ class _Rounds:
 @kept
 def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, shapes: Any) -> _Rounds:
     @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
-    def one_round(key: Key, state: Any, data: FederatedData) -> tuple[Any, Log]:
-        cohort = engine.by_size(data, sampler(key, state.round, data, size, plan))
+    def one_round(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
+        cohort = engine.by_size(data, sampler(key, state.round, data, size, plan) if given is None else given)
         new, info = method.round(key, state, data, cohort)
         if method.grow is not None:  # a round that ran out of slots has not happened
             new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
         return new, Log(cohort.ids, cohort.mask, info)
 
-    def advance(key: Key, state: Any, data: FederatedData, count: Array) -> tuple[Any, Log, Array, Array]:
-        _, row = jax.eval_shape(one_round, key, state, data)
+    def advance(
+        key: Key, state: Any, data: FederatedData, count: Array, given: Cohort | None = None
+    ) -> tuple[Any, Log, Array, Array]:
+        _, row = jax.eval_shape(one_round, key, state, data, None if given is None else tree.take(given, 0))
         log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), row)
 
         def go(carry: tuple) -> Array:
@@ -165,7 +184,7 @@ def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler,
 
         def body(carry: tuple) -> tuple:
             state, log, done, _ = carry
-            state, row = one_round(key, state, data)
+            state, row = one_round(key, state, data, None if given is None else tree.take(given, done))
             log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, row)
             overflow = row.info.overflow.astype(jnp.int32)
             return state, log, done + (overflow == 0).astype(done.dtype), overflow

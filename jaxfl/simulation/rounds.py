@@ -13,7 +13,8 @@ from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, doubled
 from jaxfl.sampling import Sampler
-from jaxfl.simulation.program import Made, compile_rounds, initialiser, kept, shapes_of
+from jaxfl.simulation.program import CAPACITY, Made, compile_rounds, initialiser, kept, shapes_of
+from jaxfl.simulation.streaming import LIMIT, Stream
 from jaxfl.typing import Array, Key
 
 
@@ -23,18 +24,28 @@ class Rounds:
     Args:
         method: the method.
         key: of the run.
-        data: the federation, on the device.
+        data: the federation, on the device; of a stream, its blank window.
         size: clients of a cohort.
         plan: chunk and devices.
         sampler: draws the cohorts.
+        stream: has every round's rows and cohort, where they are not on the device.
 
     Attributes:
         compile_seconds: what getting ready has taken so far: compilations, and the first state.
         factored: whether clients train in the shorter form of `jaxfl.client.factored`, or why not.
     """
 
-    def __init__(self, method: Method, key: Key, data: FederatedData, size: int, plan: Plan, sampler: Sampler):
-        self.compile_seconds, self.factored = 0.0, ""
+    def __init__(
+        self,
+        method: Method,
+        key: Key,
+        data: FederatedData,
+        size: int,
+        plan: Plan,
+        sampler: Sampler,
+        stream: Stream | None = None,
+    ):
+        self.compile_seconds, self.factored, self._stream = 0.0, "", stream
         self._method, self._key, self._data = method, key, data
         self._size, self._plan, self._sampler = size, plan, sampler
 
@@ -58,9 +69,14 @@ class Rounds:
         return state
 
     def advance(self, state: Any, count: int) -> tuple[Any, Made]:
-        """Makes up to `count` rounds; fewer if slots run out. The state that is given is used up."""
+        """Makes up to `count` rounds; fewer if slots run out, one of a stream. The state that is given is used up."""
         began = time.perf_counter()
-        state, log, done, overflow = self._advance(self._key, state, self._data, jnp.int32(count))
+        if self._stream is None:
+            arguments = self._data, jnp.int32(count)
+        else:
+            data, cohorts = self._stream.at(int(state.round))
+            arguments = data, jnp.int32(min(count, 1)), cohorts
+        state, log, done, overflow = self._advance(self._key, state, *arguments)
         done = int(done)  # waits for the device
         return state, Made(log, done, int(overflow), time.perf_counter() - began)
 
@@ -93,7 +109,15 @@ class Rounds:
         """Compiles the rounds for states of these shapes."""
         with factored.answers() as told:
             self._advance = compile_rounds(
-                self._method, self._key, state, self._data, self._size, self._plan, sampler=self._sampler
+                self._method,
+                self._key,
+                state,
+                self._data,
+                self._size,
+                self._plan,
+                limit=CAPACITY if self._stream is None else LIMIT,
+                sampler=self._sampler,
+                cohort=None if self._stream is None else self._stream.cohorts,
             )
         self.factored = factored.in_words(told)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxfl import engine, sampling
 from jaxfl.cohort import DevicesChoice, Plan, PlanChoice
@@ -26,7 +27,9 @@ from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.simulation.progress import Clock, Progress
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.schedule import Schedule, check_kept
+from jaxfl.simulation.streaming import Resident, Stream, streams
 from jaxfl.simulation.summary import summary_of
+from jaxfl.simulation.testers import sampled_clients
 
 
 class Event(NamedTuple):
@@ -81,6 +84,7 @@ def run(
     sampler: Sampler = sampling.uniform,
     eval_every: int | None = None,
     test_rows: int | None = None,
+    eval_clients: int | None = None,
     finetune: FineTune | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoint_dir: str | os.PathLike | None = None,
@@ -88,6 +92,7 @@ def run(
     resume: bool = False,
     plan: PlanChoice = "auto",
     devices: DevicesChoice = None,
+    resident: Resident = "auto",
     config: dict[str, Any] | None = None,
 ) -> Result:
     """Runs a method for a number of rounds.
@@ -109,6 +114,9 @@ def run(
         eval_every: rounds between evaluations; None evaluates ten times. The last round is always evaluated.
         test_rows: the most rows that are tested of each client, taken evenly from its own, in the evaluations between;
             the last round's tests all rows. None tests all every time.
+        eval_clients: the most clients that are tested: the same ones in every evaluation, drawn by the seed among those
+            with test rows. None tests all of up to 10,000 clients, and of more a sample of 10,000. Metrics are theirs,
+            and say `eval_clients` then.
         finetune: evaluates every client a second time, after training its model on its own rows: the metrics
             `finetuned_micro_accuracy` and others, beside the usual ones, see `FineTune`. Costs N trainings and N tests
             an evaluation, and changes nothing else.
@@ -120,6 +128,9 @@ def run(
             warns, halves the chunk once, and goes on from the last checkpoint, or from the start if there is none.
         devices: how many of this machine's devices share a round's clients, or `"all"`. None takes all accelerators,
             one CPU, and those of a `Plan`. The same random choices on any number; sums are rounded otherwise.
+        resident: whether all rows lie on the device. False keeps them on the host, in memory or in mapped files (see
+            `jaxfl.data.stored`), and sends those of a round ahead: the same results, bit for bit. `"auto"` does so
+            where the data need more than half of the memory that is free. The summary says `resident`.
         config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
             Give the method's options here: without them, methods with the same kind of state are not told apart, nor
             optimisers of `finetune`.
@@ -128,7 +139,8 @@ def run(
         The state, the history, the last evaluation and a summary.
 
     Raises:
-        ValueError: an argument is out of range, or `checkpoint_dir` holds another run.
+        ValueError: an argument is out of range, `checkpoint_dir` holds another run, or rows cannot stay on the host for
+            a method that reads everybody's.
         KeyboardInterrupt: Ctrl-C was pressed, and after a whole round the state was saved if there is a
             `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too.
         OSError: `checkpoint_dir` cannot be written to; the message says what is kept.
@@ -151,7 +163,10 @@ def run(
     plan = engine.resolve_plan(plan, served_model(method, shapes), size, devices=devices)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
     identity |= {} if test_rows is None else {"test_rows": test_rows}
-    asked = _Asked(method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock)
+    tested = sampled_clients(data, eval_clients, seed)
+    identity |= {} if tested is None else {"eval_clients": len(tested)}
+    stream = streams(method, data, resident)
+    asked = _Asked(method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock, tested, stream)
     directory = RunDirectory.at(checkpoint_dir, resume=resume)
     with contextlib.nullcontext() if directory is None else directory.alone():
         return _within_memory(asked, plan, resume, lambda resume: Progress(directory, identity, resume=resume))
@@ -170,6 +185,8 @@ class _Asked(NamedTuple):
     finetune: FineTune | None
     callbacks: Sequence[Callback]
     clock: Clock
+    tested: np.ndarray | None  # who is tested; None is everybody
+    stream: bool  # whether rows stay on the host
 
 
 def _within_memory(asked: _Asked, plan: Plan, resume: bool, begin: Callable[[bool], Progress]) -> Result:
@@ -196,13 +213,15 @@ def _within_memory(asked: _Asked, plan: Plan, resume: bool, begin: Callable[[boo
 
 def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
     """Makes the rounds that are still to be made."""
-    method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock = asked
+    method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock, tested, streamed = asked
     schedule.check_done(progress.done)
     rounds, key = schedule.rounds, jax.random.key(seed)
-    data = data.on_device(plan.mesh)
-    program = Rounds(method, key, data, size, plan, sampler)
-    look, evaluation = evaluator(method, data, plan, finetune), None
-    glance = look if schedule.test_rows is None else evaluator(method, data, plan, finetune, schedule.test_rows)
+    stream = Stream(data, key, size, plan, sampler, rounds) if streamed else None
+    data = data if streamed else data.on_device(plan.mesh)
+    program = Rounds(method, key, data if stream is None else stream.blank, size, plan, sampler, stream)
+    rows = {"clients": tested, "stream": streamed}
+    look, evaluation = evaluator(method, data, plan, finetune, **rows), None
+    glance = look if schedule.test_rows is None else evaluator(method, data, plan, finetune, schedule.test_rows, **rows)
     with Deferred(lambda: Stopped(progress.done, rounds, progress.saved)) as signals:
         state = program.start(shapes, progress.restore(shapes))
         while progress.done < rounds and not signals.asked:
@@ -239,6 +258,8 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
         chunk=plan.chunk,
         devices=1 if plan.mesh is None else plan.mesh.size,
         test_rows=schedule.test_rows,
+        eval_clients=data.num_clients if tested is None else len(tested),
+        resident=not streamed,
     )
     return Result(state, progress.history, evaluation, data, summary)
 

@@ -18,6 +18,7 @@ from jaxfl import tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.data.synthetic import clustered_linear
+from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Info, Method, Row
 from jaxfl.tasks import Task, masked_mean
 from jaxfl.typing import Array, Key, Params
@@ -26,6 +27,7 @@ COHORT = (0, 1, 2, 3, 4, 6, 7)  # client 5 is never sampled
 EMPTY, SICK = 1, 3  # the client without rows; the one that is given NaN
 HELD_OUT = (2, 5)  # one of each planted group, where some are kept out of training
 CLIENTS, ROWS = 8, 40  # N, and the most training rows of a client
+POOL = ("inputs", "labels")
 FEATURES, CLASSES = 4, 3
 
 
@@ -103,8 +105,18 @@ def federation(num_groups: int = 2, ragged: bool = True, rows: int = 12) -> Fede
         for name, split in (("train", data.train), ("test", data.test))
     }
     nobody = np.zeros(CLIENTS, bool)  # an array in place of None: the same program for those who are held out
-    pools = {name: _lengthened(getattr(data, name), pool) for name in ("inputs", "labels")}
+    pools = {name: _lengthened(getattr(data, name), pool) for name in POOL}
     return replace(data, **pools, **splits, held_out=nobody)
+
+
+def windowed(data: FederatedData, ids: Sequence[int]) -> FederatedData:
+    """Returns a window of these clients, see `jaxfl.data.windows`, in arrays of the same shapes."""
+    window = jax.tree.map(np.asarray, Windows(data, len(ids), ("train", "test")).of(ids))
+    splits = {
+        name: replace(getattr(window, name), rows=_lengthened(getattr(window, name).rows, CLIENTS * ROWS))
+        for name in ("train", "test")
+    }
+    return replace(window, **splits, **{name: _lengthened(getattr(window, name), 2 * CLIENTS * ROWS) for name in POOL})
 
 
 def _lengthened(array: Any, length: int) -> np.ndarray:

@@ -88,6 +88,18 @@ def test_population_costs_no_compilation_after_the_first(tmp_path, capsys):
     assert "20 clients" in capsys.readouterr().out
 
 
+def test_a_mapped_population_trains_and_is_measured_beside_a_resident_one(tmp_path, capsys):
+    script = importlib.import_module("experiments.speed.population")
+    sizes = ["--population", "300", "--resident", "20", "--clients", "2", "--rounds", "2", "--turns", "1"]
+    sizes += ["--folder", str(tmp_path / "p")]
+    (record,) = script.main([*sizes, "--no-alone", "--out", str(tmp_path / "population.jsonl")])
+    (alone,) = script.main([*sizes, "--alone"])
+    assert json.loads((tmp_path / "population.jsonl").read_text())["cohort"] == record["cohort"] == 2
+    assert len(record["ratio"]["values"]) == len(record["cpu_ratio"]["values"]) == 1
+    assert alone["rounds"] == 4 and alone["micro_accuracy"] > 0.1 and alone["peak_bytes"] > 0
+    assert "2 of 300" in capsys.readouterr().out
+
+
 def test_clustering_agrees_with_its_peers(tmp_path, capsys):
     script = importlib.import_module("experiments.speed.w4")
     out = tmp_path / "w4.jsonl"

@@ -153,6 +153,14 @@ def growing_forgetfully(method):
     return method._replace(grow=grow)
 
 
+def reading_everybody(method):
+    def round(key, state, data, cohort):
+        state, info = method.round(key, state, data, cohort)
+        return plus(state, data.inputs.sum()), info
+
+    return method._replace(round=round)
+
+
 BROKEN = {
     "argument names": lambda method: method._replace(client_params=lambda s, i: method.client_params(s, i)),
     "info": after_round(lambda state, info, cohort: state._replace(cluster=info.cluster[1:])),
@@ -171,6 +179,7 @@ BROKEN = {
     "sick client": after_round(lambda state, info, cohort: plus(state, 0 * info.loss.sum())),
     "empty client": after_round(lambda state, info, cohort: plus(state, cohort.mask.sum())),
     "served models": serving_by_id,
+    "rows of others": reading_everybody,
     "assign": lambda method: method._replace(
         assign=lambda key, state, data, cohort: state._replace(round=state.round + 1)
     ),

@@ -35,7 +35,8 @@ def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | 
 
     one = runs[0]
     columns = {name: how for name, how in COLUMNS.items() if name not in SELDOM or any(run.get(how[0]) for run in runs)}
-    clients = f"{one['num_clients']} clients, {one['rounds']} rounds of {one['cohort']}"
+    tested = f" ({one['eval_clients']} tested)" if one["eval_clients"] < one["num_clients"] else ""
+    clients = f"{one['num_clients']} clients{tested}, {one['rounds']} rounds of {one['cohort']}"
     table = Table(
         title=f"{one['method']} on {one['data']}: {clients}", title_justify="left", box=None, padding=(0, 2, 0, 0)
     )

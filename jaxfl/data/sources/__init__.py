@@ -8,7 +8,7 @@ and the place to get it. Heavy libraries are imported only by the loader that ne
 import inspect
 from typing import Any
 
-from jaxfl.data.sources import celeba, cifar10, digits, emnist, femnist, mnist, npz, parquet, tfds, unipen
+from jaxfl.data.sources import celeba, cifar10, digits, emnist, femnist, mnist, npz, parquet, saved, tfds, unipen
 from jaxfl.data.sources.base import Folder, Remote, Row, Source, home
 
 SOURCES: dict[str, Row] = {
@@ -27,7 +27,9 @@ SOURCES: dict[str, Row] = {
 
 
 def row(name: str) -> Row:
-    """Returns the row of a source; `tfds:<name>` reads what tensorflow-datasets has prepared."""
+    """Returns the row of a source; `tfds:<name>` reads what tensorflow-datasets has prepared, `saved` a federation."""
+    if name == saved.NAME:
+        return saved.ROW
     return tfds.row(name.removeprefix("tfds:")) if name.startswith("tfds:") else SOURCES[name]
 
 

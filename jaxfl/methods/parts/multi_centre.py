@@ -116,7 +116,10 @@ def multi_centre(
         centres = rule.settle(aggregate.mean(total, empty=state.centres), heard)
         return FeSEMState(centres, cluster, state.round + 1), seen
 
-    return Method(init, round, lambda state, ids: tree.take(state.centres, state.cluster[ids]), task)
+    def client_params(state: FeSEMState, ids: Array) -> Params:
+        return tree.take(state.centres, state.cluster[ids])
+
+    return Method(init, round, client_params, task, reads="everybody")
 
 
 def expectation(rule: Rule, learn: Learn, weighting: Weighting) -> Callable[..., tuple[aggregate.Contribution, tuple]]:

@@ -9,7 +9,18 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.methods.base import Row
 from jaxfl.testing.compare import assert_close, assert_equal, assert_finite, assert_same_partition, but_cluster
-from jaxfl.testing.small import CLIENTS, COHORT, EMPTY, HELD_OUT, SICK, case, cohort_of, everyone, federation
+from jaxfl.testing.small import (
+    CLIENTS,
+    COHORT,
+    EMPTY,
+    HELD_OUT,
+    SICK,
+    case,
+    cohort_of,
+    everyone,
+    federation,
+    windowed,
+)
 
 
 def check_sick_client(row: Row) -> None:
@@ -69,6 +80,20 @@ def check_assign(row: Row) -> None:
     lost = [i for i in np.flatnonzero(data.train.size > 0) if new.cluster[i] < 0]
     assert not lost, f"assign must give every client with rows a cluster, gave none to {lost}"
     assert_equal(but_cluster(new), but_cluster(state), "assign must change nothing but state.cluster")
+
+
+def check_rows_of_others(row: Row) -> str | None:
+    """Rounds read the rows of their cohort alone, and so does `assign`; the start reads none."""
+    one, data = case(row), federation()
+    if one.method.reads == "everybody":
+        return "not run: the method reads everybody's rows"
+    window = windowed(data, COHORT)
+    (state, _), (same, _) = (one.run(rows, cohort_of()) for rows in (data, window))
+    assert_equal(same, state, "rows of clients outside the cohort must change nothing; or say reads='everybody'")
+    found, again = (one.assign(jax.random.key(0), state, rows, cohort_of()).cluster for rows in (data, window))
+    law = "assign must read the rows of the cohort alone; or say reads='everybody'"
+    assert_equal(again[np.array(COHORT)], found[np.array(COHORT)], law)
+    return None
 
 
 def check_loss_falls(row: Row) -> None:

@@ -1,0 +1,232 @@
+"""A population beyond memory: cohorts out of 1,000,000 clients whose rows lie in mapped files, beside 10,000 in memory.
+
+Every client has 50 training rows of 28 x 28 uint8 pixels, 39 GB in all, and is tested on 10 rows of a shared set. The
+file of the pool is sparse: it has its full length, and pixels (a noisy prototype of the class, another one for every
+row) are written for the clients that the seed draws in the measured rounds; all others have black pixels that nobody
+reads. What was written is put out of the system's cache first, so that rows come from the disk.
+
+FedAvg trains the 784-200-10 network for one shuffled epoch in batches of 10 (as in W8) or the 784-2048-10 network for
+five full-batch steps (as in W6). Both sides run their rounds in one process, in turns of some rounds each; a resident
+turn is one call of the compiled loop. CPU seconds are those of the whole process, with the thread that reads ahead.
+Start and peak memory are those of a process of its own: from the start of Python to the end of the first round, and the
+most that was resident after as many rounds and an evaluation of 1,000 clients.
+
+    python -m experiments.speed.population --folder DIR --clients 100 1000
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxfl
+from experiments.speed import measure, ours
+from jaxfl import engine, sampling
+from jaxfl.data import FederatedData, Split, stored
+from jaxfl.methods import Method
+from jaxfl.methods.base import served_model
+from jaxfl.simulation.rounds import Rounds
+from jaxfl.simulation.streaming import Stream
+
+ROWS, TESTED, TEST_POOL = 50, 10, 10_000
+PART = 1 << 24  # row numbers written at once
+NETWORKS = {"784-200-10": ((200,), 1, 10), "784-2048-10": ((2048,), 5, None)}  # hidden, epochs, batch size
+
+
+def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Runs the workload."""
+    parser = measure.parser(__doc__, clients=100, peers="none")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="gets the files, or has them; 40 GB long, and sparse"
+    )
+    parser.add_argument("--population", type=int, default=1_000_000)
+    parser.add_argument("--resident", type=int, default=10_000, help="clients of the other side")
+    parser.add_argument("--turns", type=int, default=5, help="of each side, of --rounds rounds")
+    parser.add_argument("--network", choices=list(NETWORKS), default="784-200-10")
+    parser.add_argument("--alone", action="store_true", help="only the streamed run, in this process")
+    parser.add_argument("--no-alone", action="store_true", help="only the turns")
+    options = parser.parse_args(arguments)
+    found = []
+    for cohort in options.clients:
+        if options.alone:
+            found.append(alone(options, cohort))
+            continue
+        make(options.folder, options.population, cohort, options.rounds * (options.turns + 1))
+        turns = in_turns(options, cohort)
+        facts = {"workload": "population", "population": options.population, "cohort": cohort}
+        facts |= {"network": options.network, "resident": options.resident, **turns}
+        facts |= {} if options.no_alone else {"alone": in_a_process(options, cohort)}
+        found.append(measure.write(facts, options.out))
+        print(
+            f"  {cohort} of {options.population:,}: {turns['ratio']['median']:.2f} x the round of {options.resident:,} "
+            f"resident clients ({turns['cpu_ratio']['median']:.2f} x its CPU seconds)"
+        )
+    return found
+
+
+def in_a_process(options: Any, cohort: int) -> dict[str, Any]:
+    """Returns what `alone` finds in a process of its own."""
+    forget(options.folder / "inputs.npy")
+    words = ["--alone", "--clients", cohort, "--folder", options.folder, "--network", options.network]
+    words += ["--rounds", options.rounds, "--turns", options.turns]
+    command = [sys.executable, "-m", "experiments.speed.population", *map(str, words)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(f"  alone: first round after {found['start_seconds']:.1f} s, peak {found['peak_bytes'] / 1e6:.0f} MB")
+    return found
+
+
+def make(folder: Path, population: int, cohort: int, rounds: int) -> None:
+    """Writes the files, if they are not there, and the rows of those who are drawn.
+
+    Args:
+        folder: of the federation.
+        population: N.
+        cohort: C.
+        rounds: of the run.
+    """
+    pool = population * ROWS
+    if not (folder / stored.HEADER).exists():
+        folder.mkdir(parents=True)
+        first = np.arange(population, dtype=np.int64)
+        arrays = {
+            "train.start": (first * ROWS).astype(np.int32),
+            "train.size": np.full(population, ROWS, np.int32),
+            "test.start": (first * TESTED % TEST_POOL).astype(np.int32),
+            "test.size": np.full(population, TESTED, np.int32),
+            "test.rows": np.arange(pool, pool + TEST_POOL, dtype=np.int32),
+            "mean": np.float32(127),
+            "std": np.float32(64),
+        }
+        for name, array in arrays.items():
+            np.save(folder / f"{name}.npy", array)
+        rows = np.lib.format.open_memmap(folder / "train.rows.npy", "w+", np.int32, (pool,))
+        for begin in range(0, pool, PART):
+            rows[begin : begin + PART] = np.arange(begin, min(begin + PART, pool))
+        said = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+        said |= {"train.rows": (rows.dtype, rows.shape)}
+        for name, kind, shape in (("inputs", np.uint8, (28, 28)), ("labels", np.int32, ())):
+            sparse = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", kind, (pool + TEST_POOL, *shape))
+            said[name] = (sparse.dtype, sparse.shape)
+        blank = ours.prototypes(1, ROWS, (28, 28), 10)
+        blank = replace(blank, test=Split.pack([np.zeros(TESTED, int)]), name="population")
+        stored.write_header(folder, blank, said)
+    inputs, labels = (np.load(folder / f"{name}.npy", mmap_mode="r+") for name in ("inputs", "labels"))
+    data, key = stored.load(folder), jax.random.key(0)
+    draw = jax.jit(lambda key, round: sampling.uniform(key, round, data, cohort).ids)
+    drawn = np.unique(np.concatenate([np.asarray(draw(key, jnp.int32(round))) for round in range(rounds)]))
+    centre = np.random.default_rng(0).integers(0, 128, (10, 28, 28), np.uint8)
+    for begin, count in [(pool, TEST_POOL), *((int(client) * ROWS, ROWS) for client in drawn)]:
+        rng = np.random.default_rng(begin)
+        of = rng.integers(0, 10, count)
+        labels[begin : begin + count] = of
+        inputs[begin : begin + count] = centre[of] + rng.integers(0, 128, (count, 28, 28), np.uint8)
+    inputs.flush()
+    del inputs
+    forget(folder / "inputs.npy")
+
+
+def forget(path: Path) -> None:
+    """Puts a file out of the system's cache."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def method_of(network: str, data: FederatedData) -> Method:
+    """Returns FedAvg of a network."""
+    hidden, epochs, batch_size = NETWORKS[network]
+    task = jaxfl.classification(jaxfl.models.MLP(hidden, 10), data)
+    return jaxfl.methods.fedavg(task, optax.sgd(0.05), local_epochs=epochs, batch_size=batch_size)
+
+
+def in_turns(options: Any, cohort: int) -> dict[str, Any]:
+    """Returns the seconds of a round of both sides, turn by turn, and their ratios."""
+    saved, few = stored.load(options.folder), ours.prototypes(options.resident, ROWS, (28, 28), 10)
+    key, total = jax.random.key(0), options.rounds * (options.turns + 1)
+    sides = {}
+    for name, data in (("streamed", saved), ("resident", few)):
+        method = method_of(options.network, data)
+        shapes = jax.eval_shape(method.init, key, data)
+        plan = engine.resolve_plan("auto", served_model(method, shapes), cohort)
+        stream = Stream(data, key, cohort, plan, sampling.uniform, total) if name == "streamed" else None
+        rows = data.on_device() if stream is None else stream.blank
+        program = Rounds(method, key, rows, cohort, plan, sampling.uniform, stream)
+        sides[name] = [program, program.start(shapes)]
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(options.turns + 1):
+        for name, side in sides.items():
+            began, used, left = time.perf_counter(), time.process_time(), options.rounds
+            while left:
+                side[1], made = side[0].advance(side[1], left)
+                left -= made.count
+            seconds[name].append((time.perf_counter() - began) / options.rounds)
+            cpu[name].append((time.process_time() - used) / options.rounds)
+
+    def ratio(of: dict[str, list[float]]) -> dict[str, Any]:
+        return measure.spread_of([a / b for a, b in zip(of["streamed"][1:], of["resident"][1:], strict=True)])
+
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "medians": medians,
+        "ratio": ratio(seconds),
+        "cpu_ratio": ratio(cpu),
+    }
+
+
+def alone(options: Any, cohort: int) -> dict[str, Any]:
+    """Returns start and peak memory of the streamed run in this process, and prints them as JSON."""
+    first: list[float] = []
+    saved = stored.load(options.folder)
+    total = options.rounds * (options.turns + 1)
+    result = jaxfl.run(
+        method_of(options.network, saved),
+        saved,
+        rounds=total,
+        cohort=cohort,
+        eval_every=total,
+        eval_clients=1000,
+        resident=False,
+        callbacks=[lambda event: first.append(time.time())],
+    )
+    found = {
+        "start_seconds": first[0] - began_at(),
+        "seconds_per_round": result.summary["seconds_per_round"],
+        "evaluation_seconds": result.summary["evaluation_seconds"],
+        "micro_accuracy": result.summary["micro_accuracy"],
+        "rounds": total,
+        "peak_bytes": peak_resident(),
+    }
+    print(json.dumps(found))
+    return found
+
+
+def peak_resident() -> int:
+    """Returns the most bytes that were resident of this program: `getrusage` counts the one that started it, too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
+def began_at() -> float:
+    """Returns when this process was started, in seconds since 1970."""
+    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    return int(booted.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""A federation in a folder: one npy file for each array, and `federation.json`, which says what they are.
+
+The pool and the lists of rows are mapped when it is loaded, not read: a run that keeps its rows on the host (see
+`jaxfl.simulation.streaming`) reads those of its cohorts, whatever the size of the files. Files are checked before they
+are used: types, shapes and lengths against `federation.json`, classes, rows and ranges against each other. Nothing is
+pickled. Whether floats are finite is not looked at, which would read the whole pool; a client whose are not is counted
+as diverged.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfl.data import bounded, conditions
+from jaxfl.data.building import check_lists, check_square, check_type
+from jaxfl.data.clients import Attack, FederatedData, Split, array_fields, replaced
+from jaxfl.data.sources import saved
+from jaxfl.data.windows import let_go
+
+HEADER, SCHEMA = saved.HEADER, 1
+MAPPED = ("inputs", "labels", "train.rows", "test.rows")  # as long as the pool or its lists; all else is read
+LABELS = 1 << 24  # looked at in one go
+PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
+TYPES = {  # of the arrays whose type is always the same
+    **dict.fromkeys(("labels", "rotation", "label_shift", "group"), "int32"),
+    **{f"{split}.{part}": "int32" for split in ("train", "test") for part in ("rows", "start", "size")},
+    **dict.fromkeys(("held_out", "attack.attacker", "train.flipped", "test.flipped"), "bool"),
+    **dict.fromkeys(("stragglers", "attack.scale"), "float32"),
+}
+
+
+def save(data: FederatedData, folder: str | Path) -> None:
+    """Writes a federation into a folder, from which `load` makes an equal one.
+
+    `federation.json` is written last: a folder without it holds half a federation, and is refused.
+
+    Args:
+        data: the federation.
+        folder: is made; it must not be there, or be empty.
+
+    Raises:
+        ValueError: there is something at that place.
+
+    >>> import tempfile
+    >>> from jaxfl.data import synthetic
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(synthetic.clustered_linear(4), folder)
+    ...     load(folder).num_clients
+    4
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"save must be a folder that is not there yet, or is empty, got {folder}; choose another.")
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = _arrays(data)
+    for name, array in arrays.items():
+        with (folder / f"{name}.npy").open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        let_go(array)
+    write_header(folder, data, {name: (array.dtype, array.shape) for name, array in arrays.items()})
+
+
+def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
+    """Writes `federation.json`.
+
+    Args:
+        folder: of the federation.
+        data: has what is no array; its arrays are not looked at.
+        arrays: type and shape of every array there is.
+    """
+    header = {"schema": SCHEMA, **{name: getattr(data, name) for name in PLAIN}}
+    header |= {"max_size": {name: getattr(data, name).max_size for name in ("train", "test")}}
+    header |= {"attack": None if data.attack is None else data.attack.kind}
+    header |= {
+        "arrays": {name: {"dtype": np.dtype(kind).name, "shape": shape} for name, (kind, shape) in arrays.items()}
+    }
+    part = folder / f"{HEADER}.part"
+    part.write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
+    os.replace(part, folder / HEADER)
+
+
+def load(folder: str | Path | None) -> FederatedData:
+    """Returns the federation of a folder that `save` wrote; its pool and its lists of rows are mapped files.
+
+    Args:
+        folder: of the federation; None is refused.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: a file is missing or damaged, or they do not fit each other; the message names it.
+    """
+    if folder is None or saved.find(folder) is None:
+        saved.load(folder)  # says so
+    folder = Path(folder or "")
+    path = folder / HEADER
+    try:
+        header = bounded.table(path)
+        if header["schema"] != SCHEMA:
+            raise ValueError(f"it has format {header['schema']!r}, and this version of jaxfl reads {SCHEMA}")
+        said = {name: (str(one["dtype"]), tuple(map(int, one["shape"]))) for name, one in header["arrays"].items()}
+        data = _blank(header)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not what jaxfl wrote, or is damaged ({error}); save the federation again."
+        ) from error
+    known = [name for name, _ in array_fields(data)]
+    if strange := sorted(set(said) - set(known)):
+        raise ValueError(f"{path} names arrays that a federation does not have: {', '.join(strange[:3])}.")
+    needed = {
+        "inputs",
+        "labels",
+        *(name for name in known if name.endswith((".rows", ".start", ".size", "attacker", "scale"))),
+    }
+    if missing := sorted(needed - set(said)):
+        raise ValueError(f"{path} must name all arrays of a federation, {missing[0]} is missing; save it again.")
+    for name, (kind, shape) in said.items():
+        data = replaced(data, name, _array(folder / f"{name}.npy", name, kind, shape))
+    _check(folder, data)
+    return data
+
+
+def _blank(header: dict[str, Any]) -> FederatedData:
+    """Returns the federation of a header, without arrays."""
+    numbers = [header["num_classes"], *(header["max_size"][name] for name in ("train", "test"))]
+    if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31 for one in numbers):
+        raise ValueError(f"num_classes and max_size must be numbers, got {numbers}")
+    names = {name: tuple(map(str, header[name])) for name in ("group_names", "class_names")}
+    splits = {name: Split(None, None, None, header["max_size"][name]) for name in ("train", "test")}  # type: ignore[arg-type]
+    attack = header["attack"]
+    if attack not in (None, *conditions.KINDS):
+        raise ValueError(f"attack is {attack!r}")
+    absent = {field.name: None for field in fields(FederatedData) if "per_client" in field.metadata}
+    made: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
+    return FederatedData(**made, attack=None if attack is None else Attack(None, None, attack))  # type: ignore[arg-type]
+
+
+def _array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an array of a folder: mapped if it may be long."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.memmap):
+            raise ValueError("it is no npy file")
+        spare = path.stat().st_size - array.offset - array.nbytes
+        if spare:
+            raise ValueError(f"it is {spare:,} bytes longer than its header says")
+        if array.ndim and not array.flags.c_contiguous:
+            raise ValueError("its rows do not lie one after the other")
+    except (OSError, *bounded.DAMAGE, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        what = "is missing" if missing else f"is not what jaxfl wrote, or is damaged ({error})"
+        raise ValueError(f"{path} {what}; save the federation again.") from error
+    wanted = TYPES.get(name, kind)
+    if (array.dtype.name, array.shape) != (kind, shape) or kind != wanted:
+        raise ValueError(
+            f"{path} must hold {wanted}{list(shape)}, as {HEADER} and jaxfl say, got {array.dtype.name}"
+            f"{list(array.shape)}; save the federation again."
+        )
+    return array if name in MAPPED else np.array(array)
+
+
+def _check(folder: Path, data: FederatedData) -> None:
+    """Raises unless the arrays of a folder fit each other; nothing of the inputs is read."""
+    try:
+        if data.inputs.ndim < 1 or data.labels.shape != data.inputs.shape[:1]:
+            raise ValueError(f"labels must be one per row of inputs, got {data.labels.shape} for {data.inputs.shape}.")
+        if data.inputs.dtype.kind in "iu" and data.inputs.dtype not in (np.uint8, np.int32):
+            raise ValueError(f"inputs must be uint8, int32, float32 or float64, got {data.inputs.dtype}.")
+        check_type("inputs", data.inputs[:0])
+        if data.rotation is not None or data.tilt is not None:
+            check_square(data.inputs[:0])
+        low, high = _extremes(data.labels)
+        if low < 0 or high >= max(data.num_classes, 1):
+            raise ValueError(f"labels must be in 0..{data.num_classes - 1}, got {low if low < 0 else high}.")
+        for name in ("train", "test"):
+            _check_split(name, getattr(data, name), len(data.inputs))
+        check_lists(data)
+        _check_scale(data)
+        groups = np.asarray(data.group if data.group is not None else [])
+        if len(data.group_names) and len(groups) and not 0 <= groups.min() <= groups.max() < len(data.group_names):
+            raise ValueError(
+                f"group must be from 0 to {len(data.group_names) - 1}, got {groups.min()} to {groups.max()}."
+            )
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error} Save the federation again.") from error
+
+
+def _check_split(name: str, split: Split, pool: int) -> None:
+    """Raises unless a split's ranges lie within its rows, and its rows within the pool."""
+    start, size = np.asarray(split.start, np.int64), np.asarray(split.size, np.int64)
+    if not start.ndim == size.ndim == split.rows.ndim == 1 or start.shape != size.shape:
+        raise ValueError(f"{name} must list a start and a size for each client, got {start.shape} and {size.shape}.")
+    if min(start.min(initial=0), size.min(initial=0)) < 0 or (start + size).max(initial=0) > len(split.rows):
+        client = int(np.argmax((start < 0) | (size < 0) | (start + size > len(split.rows))))
+        raise ValueError(f"{name}: the range of client {client} must lie within the {len(split.rows)} rows listed.")
+    if split.max_size != size.max(initial=0):
+        raise ValueError(f"{name}: max_size must be {size.max(initial=0)}, got {split.max_size}.")
+    low, high = _extremes(split.rows)
+    if low < 0 or high >= max(pool, 1):
+        raise ValueError(f"{name} must index the {pool} rows of inputs, got row {low if low < 0 else high}.")
+
+
+def _check_scale(data: FederatedData) -> None:
+    """Raises unless mean and std are there together, are numbers or one for each channel, and std is above 0."""
+    if (data.mean is None) != (data.std is None) or (data.mean is None and data.inputs.dtype == np.uint8):
+        raise ValueError("mean and std must be there together, and always of pixels.")
+    for name in ("mean", "std") if data.mean is not None else ():
+        values = np.asarray(getattr(data, name))
+        fits = values.ndim == 0 or values.shape in (
+            (1,) * data.inputs.ndim,
+            (*(1,) * (data.inputs.ndim - 1), data.inputs.shape[-1]),
+        )
+        if (
+            values.dtype.kind != "f"
+            or not fits
+            or not np.isfinite(values).all()
+            or (name == "std" and (values <= 0).any())
+        ):
+            raise ValueError(f"{name} must be finite floats, one or one for each channel, and std above 0.")
+
+
+def _extremes(array: Any) -> tuple[int, int]:
+    """Returns the lowest and highest number of `[M]`, 0 at most and at least; a mapped file is read part by part."""
+    low, high = 0, 0
+    for begin in range(0, len(array), LABELS):
+        part = array[begin : begin + LABELS]
+        low, high = min(low, int(part.min())), max(high, int(part.max()))
+        let_go(array)
+    return low, high
+
+
+def _arrays(data: FederatedData) -> dict[str, np.ndarray]:
+    """Returns the arrays of a federation, by name; those that are None are left out."""
+    found = {}
+    for name, _ in array_fields(data):
+        value: Any = data
+        for part in name.split("."):
+            value = getattr(value, part)
+        if value is not None:
+            found[name] = np.asarray(value)
+    return found

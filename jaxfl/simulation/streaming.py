@@ -1,0 +1,118 @@
+"""Rows that stay on the host: a round's are cut out and sent to the device while the round before is trained.
+
+Cohorts follow from the seed, so they are known ahead. The program of a round is that of resident rows but for the
+cohort, which it is given, and its results are the same, bit for bit: a window keeps the clients' numbers and sizes (see
+`jaxfl.data.windows`). On the device are the windows of two rounds, and what is known of every client, a few numbers
+each.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import tree
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.data.windows import Windows
+from jaxfl.methods.base import Method
+from jaxfl.sampling import Sampler
+from jaxfl.simulation.program import available_bytes, kept, shapes_of
+from jaxfl.typing import Array, Key
+
+Resident = bool | Literal["auto"]
+# Rounds that a program of streamed rows is made for, though it advances one: of the only cohort XLA would know that it
+# stays the same while the program loops, take what depends on it out of the loop, and round sums otherwise.
+LIMIT = 2
+SHARE = 0.5  # of the memory that is free: rows that need more of it are streamed
+
+
+class Stream:
+    """The windows and cohorts of a run, round by round.
+
+    Args:
+        data: the federation, in host memory or mapped files.
+        key: of the run.
+        size: clients of a cohort.
+        plan: chunk and devices.
+        sampler: draws the cohorts.
+        rounds: in all: nothing is cut beyond.
+
+    Attributes:
+        blank: a window of nobody, on the device.
+    """
+
+    def __init__(self, data: FederatedData, key: Key, size: int, plan: Plan, sampler: Sampler, rounds: int):
+        self._windows = Windows(data, size, mesh=plan.mesh)
+        self.blank = self._windows.blank
+        self._key, self._rounds = key, rounds
+        self._draw = _drawing(sampler, size, plan, shapes_of(self.blank))
+        self._drawn: dict[int, Cohort] = {}  # of this round and the next two
+        self._cut: dict[int, Future[FederatedData]] = {}  # of this round and the next
+        self._thread = ThreadPoolExecutor(1, "windows")
+
+    @property
+    def cohorts(self) -> Cohort:
+        """Returns the shapes of the cohorts that a program takes `[LIMIT, C]`."""
+        return jax.eval_shape(self._draw, self._key, jnp.int32(0), self.blank)
+
+    def at(self, round: int) -> tuple[FederatedData, Cohort]:
+        """Returns a round's window and cohort (the first of `[LIMIT, C]`), and begins to cut the window of the next.
+
+        Args:
+            round: from 0; any, but those that follow each other are ready sooner.
+        """
+        ahead = [r for r in (round, round + 1) if r == round or r < self._rounds]
+        self._cut = {r: self._cut[r] if r in self._cut else self._begin(r) for r in ahead}
+        # asked for before the device is busy with this round
+        self._drawn = {r: self._cohort(r) for r in (*ahead, round + 2) if r <= ahead[-1] or r < self._rounds}
+        return self._cut[round].result(), self._drawn[round]
+
+    def _begin(self, round: int) -> "Future[FederatedData]":
+        """Begins to cut the window of a round."""
+        self._drawn[round] = cohort = self._cohort(round)
+
+        def cut() -> FederatedData:
+            return self._windows.of(np.asarray(cohort.ids)[0])
+
+        return self._thread.submit(cut)
+
+    def _cohort(self, round: int) -> Cohort:
+        """Returns the cohort of a round."""
+        return self._drawn[round] if round in self._drawn else self._draw(self._key, jnp.int32(round), self.blank)
+
+
+@kept
+def _drawing(sampler: Sampler, size: int, plan: Plan, shapes: Any) -> Callable[[Key, Array, FederatedData], Cohort]:
+    """Returns `(key, round, data) -> cohort`, jitted: the round's, `LIMIT` times."""
+    return jax.jit(lambda key, round, data: tree.repeat(sampler(key, round, data, size, plan), LIMIT))
+
+
+def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
+    """Returns whether a run's rows stay on the host.
+
+    Args:
+        method: says whose rows it reads.
+        data: the federation.
+        resident: True or False; `"auto"` where the data need more than half of the memory that is free: the device's,
+            or on a CPU the machine's.
+
+    Raises:
+        ValueError: they do not fit, or must not be resident, and the method reads everybody's rows.
+    """
+    free = available_bytes()
+    wanted = tree.num_bytes(data)
+    large = free is not None and wanted > SHARE * free
+    if resident is True or (resident == "auto" and not large):
+        return False
+    if method.reads == "cohort":
+        return True
+    if resident == "auto" and free is not None and wanted <= free:
+        return False
+    raise ValueError(
+        f"resident must be True for this method, which reads the rows of all {data.num_clients} clients, got "
+        f"{resident!r} for {wanted / 1e9:.1f} GB; take fewer clients, or a method or options that read a cohort's."
+    )
