@@ -123,15 +123,18 @@ def run(index: int, words: list[str], *, full: bool) -> Outcome:
     return Outcome(index, words, kind, (errors or result.stderr.splitlines() or [""])[-1])
 
 
-def _trace(method: Any, key: Any, state: Any, data: Any, size: int, plan: Any, limit: int, sampler: Any) -> Any:
+def _trace(
+    method: Any, key: Any, state: Any, data: Any, size: int, plan: Any, limit: int, sampler: Any, cohort: Any = None
+) -> Any:
     """Stands in for what compiles a run: traces a round, and ends."""
     import jax
 
     from jaxfl import engine
 
-    def once(key: Any, state: Any, data: Any) -> Any:
+    def once(key: Any, state: Any, data: Any) -> Any:  # of streamed rows as well: the cohort has the same shapes
         return method.round(key, state, data, engine.by_size(data, sampler(key, state.round, data, size, plan)))
 
+    del cohort, limit
     jax.eval_shape(once, key, state, data)
     raise Reached
 

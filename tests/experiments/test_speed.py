@@ -20,7 +20,7 @@ WORKS = {
 KEYS = {
     *("workload", "what", "clients", "chunk", "compile_seconds", "after_round_1", "seconds", "summary", "ratio"),
     *("training_loss", "product_gflops", "copy_gbytes", "share_of_product", "gflop", "versions", "cores", "device"),
-    *("platform", "load", "peak_bytes", "peers"),
+    *("platform", "load", "peak_bytes", "peers", "devices"),
 }
 
 
