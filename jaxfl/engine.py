@@ -189,8 +189,9 @@ def use_cores(count: int | None = None) -> int:
     """Makes the cores of the CPU devices that share the clients of a round; before JAX computes anything.
 
     A product of one client is too small to keep several cores busy, and what lies between products keeps one: clients
-    side by side, one on each core, take 0.57 to 0.92 of the time on two (`experiments.speed.rounds`). Random choices
-    are the same, parameters but for rounding. The command line calls it, a notebook may.
+    side by side, one on each core, take 0.57 to 0.92 of the time on two (`python -m experiments.speed.rounds` with and
+    without `--cores 1`). Random choices are the same, parameters but for rounding. The command line calls it, a
+    notebook may.
 
     Args:
         count: how many; None takes those that this process may use, at most 8.

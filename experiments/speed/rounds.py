@@ -246,8 +246,9 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("works", nargs="*", choices=[*WORKS, []], default=list(WORKS), metavar="WORK")
     parser.add_argument("--hidden", type=int, help="width of the hidden dense layer, if not the workload's own")
     parser.add_argument("--environments", type=Path, help="folder of the peers' environments, see peers/__init__.py")
+    parser.add_argument("--cores", type=int, help="devices that jaxfl makes of the CPU's cores; all if not given")
     options = parser.parse_args(arguments)
-    jaxfl.use_cores()
+    jaxfl.use_cores(options.cores)
     names = list(peers.NAMES) if options.peers == "all" else measure.peer_names(options.peers, peers.NAMES)
     asked = [(work, clients) for work in options.works for clients in options.clients or [None]]
     return measure.checked([compare(work, clients, names, options) for work, clients in asked])
