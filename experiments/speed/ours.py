@@ -42,15 +42,15 @@ class Rounds:
 
     def __init__(self, method: Method, data: FederatedData, *, cohort: int | None = None, chunk: int | None = None):
         self._key, self._one, self._method = jax.random.key(0), jnp.int32(1), method
-        self.data = data.on_device()
-        shapes = jax.eval_shape(method.init, self._key, self.data)
+        shapes = jax.eval_shape(method.init, self._key, data)
         size = cohort or data.num_clients
         plan = "auto" if chunk is None else Plan(chunk=chunk)
         self.plan = engine.resolve_plan(plan, served_model(method, shapes), size)
+        self.data = data.on_device(self.plan.mesh)
         began = time.perf_counter()
         self._advance = compile_rounds(method, self._key, shapes, self.data, size, self.plan, limit=1)
         self.compile_seconds = time.perf_counter() - began
-        self.state = jax.jit(method.init)(self._key, self.data)
+        self.state = jax.device_put(jax.jit(method.init)(self._key, self.data), self.plan.place)
         loss_of = mean_loss(method.task)
 
         def loss(state: Any, data: FederatedData) -> jax.Array:
