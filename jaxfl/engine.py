@@ -20,7 +20,6 @@ from jaxfl import tree
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.server import aggregate, factors
-from jaxfl.server.aggregate import Contribution
 from jaxfl.typing import Array, Params
 
 COPIES = 6  # models alive per mapped client: its own, gradient, update, start, and room for activations
@@ -70,13 +69,13 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
         once = jax.jit(lambda *arguments: fn(*arguments), inline=True)  # traced once, for the shapes and for the loop
         one = functools.partial(once, shared)
         shapes = jax.eval_shape(lambda x: one(x[0], *x[1]), tree.take(xs, 0))[0]
-        empty = jax.tree.map(aggregate.empty_total, shapes, is_leaf=_is_contribution)
+        empty = jax.tree.map(aggregate.empty_total, shapes, is_leaf=aggregate.is_contribution)
 
         def many(sums: Any, part: Any) -> tuple[Any, Any]:
             mask, (clients, rows) = part
             sent, kept = jax.vmap(lambda client, rows: one(client, *rows))(clients, rows)
             add = functools.partial(aggregate.add_many, mask=mask)
-            return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=_is_contribution), kept
+            return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=aggregate.is_contribution), kept
 
         chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (mask, xs))
         if mask.shape[0] == chunk:
@@ -137,10 +136,6 @@ def _dealt(plan: Plan, count: int) -> tuple[int, int]:
 def _pad(leaf: Array, padding: int) -> Array:
     """Repeats the last row, the smallest client's of a cohort by size; valid work whose result is masked out."""
     return leaf if padding == 0 else jnp.concatenate([leaf, jnp.repeat(leaf[-1:], padding, 0)])
-
-
-def _is_contribution(node: Any) -> bool:
-    return isinstance(node, Contribution)
 
 
 def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1, devices: DevicesChoice = None) -> Plan:

@@ -132,13 +132,14 @@ def _blank(header: dict[str, Any]) -> FederatedData:
     if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31 for one in numbers):
         raise ValueError(f"num_classes and max_size must be numbers, got {numbers}")
     names = {name: tuple(map(str, header[name])) for name in ("group_names", "class_names")}
-    splits = {name: Split(None, None, None, header["max_size"][name]) for name in ("train", "test")}  # type: ignore[arg-type]
+    nothing: Any = None  # in the place of arrays that are still to be read
+    splits = {name: Split(nothing, nothing, nothing, header["max_size"][name]) for name in ("train", "test")}
     attack = header["attack"]
     if attack not in (None, *conditions.KINDS):
         raise ValueError(f"attack is {attack!r}")
     absent = {field.name: None for field in fields(FederatedData) if "per_client" in field.metadata}
     made: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
-    return FederatedData(**made, attack=None if attack is None else Attack(None, None, attack))  # type: ignore[arg-type]
+    return FederatedData(**made, attack=None if attack is None else Attack(nothing, nothing, attack))
 
 
 def _array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -6,7 +6,7 @@ a `Total`; `mean` turns that into models.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,11 @@ class Total:
     values: Params  # [K, ...] weighted sums
     weight: Array  # [K] float
     diverged: Array  # [] int32, clients left out because their values were not finite, see `tree.is_finite`
+
+
+def is_contribution(node: Any) -> bool:
+    """Returns whether a node of a tree is what one client adds: what `jax.tree.map` is to stop at."""
+    return isinstance(node, Contribution)
 
 
 def contribute(values: Params, weight: Array, cluster: Array | int = 0, num_clusters: int = 1) -> Contribution:

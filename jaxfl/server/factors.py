@@ -142,7 +142,10 @@ def add_all(work: Work, shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
         guarded = [aggregate.guarded(one, mask)[0] for one in _contributions(sent)]
         weighted = [_weighted(one, guarded[which].weight) for (which, _), one in zip(work.places, factors, strict=True)]
         add = functools.partial(aggregate.add_one, mask=mask)
-        return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=_is_contribution), (kept, weighted)
+        return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=aggregate.is_contribution), (
+            kept,
+            weighted,
+        )
 
     def group(carry: Any, parts: Any) -> tuple[Any, Any]:
         sums, added = carry
@@ -153,7 +156,7 @@ def add_all(work: Work, shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
     together = max(size for size in range(1, TOGETHER + 1) if count % size == 0) if work.places else count
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), (mask, xs))
     sent = jax.eval_shape(work.run, shared, *tree.take(xs, 0))[0]
-    empty = jax.tree.map(aggregate.empty_total, sent, is_leaf=_is_contribution)
+    empty = jax.tree.map(aggregate.empty_total, sent, is_leaf=aggregate.is_contribution)
     nothing = [(jnp.zeros_like(one[0]), jnp.zeros((len(one), one[0].shape[1]), one[0].dtype)) for one in work.kernels]
     (sums, added), kept = jax.lax.scan(group, (empty, nothing), parts)
     totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
@@ -178,8 +181,4 @@ def _added(total: tuple[Array, Array], stacked: Factors) -> tuple[Array, Array]:
 
 
 def _contributions(sums: Any) -> list[Contribution]:
-    return jax.tree.leaves(sums, is_leaf=_is_contribution)
-
-
-def _is_contribution(node: Any) -> bool:
-    return isinstance(node, Contribution)
+    return jax.tree.leaves(sums, is_leaf=aggregate.is_contribution)

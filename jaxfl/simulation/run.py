@@ -127,7 +127,8 @@ def run(
         plan: a `Plan` (chunk and devices), or `"auto"`. Where the device runs out of memory while the run goes on, it
             warns, halves the chunk once, and goes on from the last checkpoint, or from the start if there is none.
         devices: how many of this machine's devices share a round's clients, or `"all"`. None takes all accelerators,
-            one CPU, and those of a `Plan`. The same random choices on any number; sums are rounded otherwise.
+            the cores that `jaxfl.use_cores` has made devices or one CPU, and those of a `Plan`. The same random choices
+            on any number; sums are rounded otherwise.
         resident: whether all rows lie on the device. False keeps them on the host, in memory or in mapped files (see
             `jaxfl.data.stored`), and sends those of a round ahead: the same results, bit for bit. `"auto"` does so
             where the data need more than half of the memory that is free. The summary says `resident`.
