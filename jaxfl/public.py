@@ -16,9 +16,9 @@ from jaxfl.models import layers
 from jaxfl.simulation import callbacks
 from jaxfl.simulation.cache import keep_programs
 from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.footprint import footprint
 from jaxfl.simulation.history import History
 from jaxfl.simulation.mapped import Mapped, run_mapped
-from jaxfl.simulation.program import footprint
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.run import Event, Result, run
 from jaxfl.tasks import Task, classification

@@ -97,7 +97,7 @@ def run(index: int, words: list[str], *, full: bool) -> Outcome:
 
     with contextlib.ExitStack() as stack:
         if not full:
-            stack.enter_context(mock.patch("jaxfl.simulation.program._lower", _trace))
+            stack.enter_context(mock.patch("jaxfl.simulation.program.lower", _trace))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("default")
         warnings.simplefilter("error", RuntimeWarning)  # of NumPy: an overflow is no refusal

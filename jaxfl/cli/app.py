@@ -19,7 +19,7 @@ from jaxfl.engine import use_cores
 from jaxfl.methods import METHODS
 from jaxfl.schema import REQUIRED, Option, check_name
 from jaxfl.simulation.cache import keep_programs
-from jaxfl.simulation.program import footprint
+from jaxfl.simulation.footprint import footprint
 
 app = typer.Typer(
     no_args_is_help=True,

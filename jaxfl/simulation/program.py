@@ -20,11 +20,10 @@ import jax.numpy as jnp
 
 from jaxfl import engine, sampling, tree
 from jaxfl.client import factored
-from jaxfl.cohort import Cohort, Plan, PlanChoice
+from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Info, Method, served_model
-from jaxfl.sampling import Sampler, cohort_size
-from jaxfl.schema import checked
+from jaxfl.methods.base import Info, Method
+from jaxfl.sampling import Sampler
 from jaxfl.typing import Array, Key
 
 CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks
@@ -117,8 +116,8 @@ def compile_rounds(
     Raises:
         MemoryError: the program needs more memory than the device has left.
     """
-    memory = _lower(method, key, state, data, size, plan, limit, sampler, cohort).compile()
-    needed, available = _program_bytes(memory) + tree.num_bytes(state), available_bytes()
+    memory = lower(method, key, state, data, size, plan, limit, sampler, cohort).compile()
+    needed, available = program_bytes(memory) + tree.num_bytes(state), available_bytes()
     if available is not None and needed > available:
         told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
         if tree.num_bytes(state) > available:
@@ -133,7 +132,7 @@ def compile_rounds(
     return memory
 
 
-def _lower(
+def lower(
     method: Method,
     key: Key,
     state: Any,
@@ -144,6 +143,7 @@ def _lower(
     sampler: Sampler,
     cohort: Cohort | None = None,
 ) -> Any:
+    """Returns the rounds of `compile_rounds`, traced and lowered; they are told of as where they were traced first."""
     program = _rounds(method, size, plan, limit, sampler, shapes_of(key, state, data, cohort))
     if plan.mesh is not None:
         state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.place), state)
@@ -208,65 +208,7 @@ def initialiser(method: Method, shapes: Any) -> Callable[[Key, FederatedData], A
     return jax.jit(lambda key, data: method.init(key, data))  # not itself: it lives longer, and the programs with it
 
 
-class Footprint(NamedTuple):
-    """Bytes that a run takes on the device; `print` it."""
-
-    data: int
-    state: int
-    working: int  # beside data and state, while rounds run: the chunk's models, gradients, activations, sums
-    model: int  # one model
-    available: int | None
-    plan: Plan
-    factored: str  # whether clients train in the shorter form of `jaxfl.client.factored`, or why not
-
-    def __str__(self) -> str:
-        """Returns a small table."""
-        lines = {"data": self.data, "state": self.state, "working": self.working}
-        lines |= {"total": sum(lines.values()), "one model": self.model}
-        lines |= {} if self.available is None else {"available": self.available}
-        table = [f"{name:<10} {value / 1e6:>12,.1f} MB" for name, value in lines.items()]
-        return "\n".join([*table, f"{'chunk':<10} {self.plan.chunk or 'whole':>12}", f"factored   {self.factored}"])
-
-
-@checked
-def footprint(
-    method: Method, data: FederatedData, *, cohort: int | float = 1.0, plan: PlanChoice = "auto"
-) -> Footprint:
-    """Returns what a run will take, from the compiled program, before anything is allocated.
-
-    Args:
-        method: the method.
-        data: the federation.
-        cohort: clients of a round, a share or a count.
-        plan: a `Plan` or `"auto"`.
-
-    >>> import jaxfl, optax
-    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
-    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
-    >>> footprint(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data).model
-    2600
-    """
-    size = cohort_size(cohort, data)
-    key = jax.random.key(0)
-    state = jax.eval_shape(method.init, key, data)
-    plan = engine.resolve_plan(plan, served_model(method, state), size)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
-    with factored.answers() as told:
-        lowered = _lower(method, key, state, shapes, size, plan, CAPACITY, sampling.uniform)
-    program = lowered.compile()
-    model = jax.eval_shape(method.task.init, key)
-    return Footprint(
-        tree.num_bytes(data),
-        tree.num_bytes(state),
-        _program_bytes(program),
-        tree.num_bytes(model),
-        available_bytes(),
-        plan,
-        factored.in_words(told),
-    )
-
-
-def _program_bytes(program: Any) -> int:
+def program_bytes(program: Any) -> int:
     """Returns the bytes of a compiled program's intermediate results."""
     analysis = program.memory_analysis()
     return 0 if analysis is None else int(analysis.temp_size_in_bytes)
