@@ -151,12 +151,13 @@ def run(
         identity |= {} if tested is None else {"eval_clients": len(tested)}
         folder = Path(checkpoint_dir, f"seed-{number}") if several and checkpoint_dir is not None else checkpoint_dir
         ones.append(One(number, own, tested, RunDirectory.at(folder, resume=resume), identity))
-    found = outcomes(asked, ones, chosen, resume)
+    found, results = outcomes(asked, ones, chosen, resume), []
     for one in found:
         if isinstance(one, Diverged):
-            one.outcomes = found
+            one.outcomes = found if several else ()
             raise one
-    return [one for one in found if isinstance(one, Result)] if several else found[0]
+        results.append(one)
+    return results if several else results[0]
 
 
 def _of_each(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[FederatedData]:

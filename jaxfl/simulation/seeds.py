@@ -42,8 +42,10 @@ class RoundsInLanes(Rounds):
         inside: Plan,
         sampler: Sampler,
     ):
-        count = 1 if plan.mesh is None else min(plan.mesh.size, len(seeds))
-        mesh = None if count == 1 else jax.sharding.Mesh(plan.mesh.devices.reshape(-1)[:count], plan.mesh.axis_names)
+        mesh = plan.mesh
+        count = 1 if mesh is None else min(mesh.size, len(seeds))
+        if mesh is not None:
+            mesh = jax.sharding.Mesh(mesh.devices.reshape(-1)[:count], mesh.axis_names)
         arrays = list(zip(*map(jax.tree.leaves, data), strict=True))
         own = tuple(any(leaf is not leaves[0] for leaf in leaves) for leaves in arrays)
         lanes = Lanes(mesh, -(-len(seeds) // count), own)
