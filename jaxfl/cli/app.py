@@ -60,7 +60,7 @@ def run_command(
         str | None,
         typer.Option(
             help="Several runs, and their mean: a list of seeds, in which 0-4 are five. One number is one seed and no "
-            "number of runs. Accelerators train all of them at once, and every core of a CPU one.",
+            "number of runs. An accelerator trains all of them at once.",
             metavar="0,1,2",
         ),
     ] = None,

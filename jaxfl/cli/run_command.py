@@ -4,9 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from jaxfl import engine
 from jaxfl.cli import job, options
 from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.data.clients import FederatedData
@@ -35,9 +32,7 @@ def run_jobs(jobs: Sequence[job.Job], *, several: bool) -> list[dict[str, Any] |
     Raises:
         Stopped: after it is said what is kept.
     """
-    settings, shared, summaries = jobs[0].settings, [], []
-    plan = engine.resolve_plan(options.plan(settings), np.zeros(1), 1, devices=settings.run.get("devices"))
-    most = together(len(jobs), plan)
+    shared, summaries, most = [], [], together(len(jobs))
     for first in range(0, len(jobs), most):
         group = jobs[first : first + most]
         data = [_load(one) for one in group]

@@ -41,8 +41,8 @@ def apart():
 
 @pytest.fixture
 def side_by_side(monkeypatch):
-    """All seeds are mapped on one device, as on an accelerator."""
-    monkeypatch.setattr(loop, "together", lambda count, plan: count)
+    """All seeds are trained in one program, as on an accelerator."""
+    monkeypatch.setattr(loop, "together", lambda count: count)
 
 
 def untimed(history):
@@ -71,19 +71,21 @@ def alone(name, seed):
 
 
 @pytest.mark.parametrize(
-    ("name", "devices"),
-    [("stocfl", 2), ("fedavg", None), ("stocfl", None), ("ditto", None), ("fesem", None)],
+    ("name", "devices"), [("stocfl", 2), ("fedavg", None), ("stocfl", None), ("ditto", None), ("fesem", None)]
 )
-def test_seeds_in_one_program_are_the_runs_apart(name, devices, monkeypatch):
-    """Where each has a device of its own, and where all are mapped on one, as on an accelerator."""
-    if devices is None:
-        monkeypatch.setattr(loop, "together", lambda count, plan: count)
+def test_seeds_in_one_program_are_the_runs_apart(name, devices, side_by_side):
+    """Where each has a device of its own, and where all are mapped on one."""
     found = jaxfl.run(MADE[name], DATA, seeds=SEEDS, devices=devices, **OPTIONS)
     for seed, one in zip(SEEDS, found, strict=True):
         assert one.summary["seeds_together"] == 2 and one.summary["devices"] == (devices or 1)
         assert_same_run(one, alone(name, seed), MADE[name])
     if name == "stocfl":
         assert slots_of(found[0]) == slots_of(found[1]) > 2, "all grow when one has to"
+
+
+def test_seeds_that_devices_do_not_divide_are_the_runs_apart(side_by_side):
+    for seed, one in zip([3, 0, 1], jaxfl.run(METHOD, DATA, seeds=[3, 0, 1], devices=2, **OPTIONS), strict=True):
+        assert_same_run(one, alone("fedavg", seed), METHOD)
 
 
 def test_seeds_one_after_another_are_the_runs_apart(apart):
