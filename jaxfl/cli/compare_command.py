@@ -1,0 +1,67 @@
+"""What `jaxfl compare` does: reads runs, prints them side by side, and writes the table and a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxfl.analysis import kept
+from jaxfl.analysis.comparison import Comparison, compare
+from jaxfl.cli.tables.console import stderr, stdout
+from jaxfl.plots.curves import curves
+from jaxfl.simulation.history import write_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+WIDE = 200  # columns where no terminal says how many: no cell is cut
+
+
+def show(
+    folders: Sequence[Path],
+    *,
+    metric: str,
+    target: float | None,
+    markdown: Path | None,
+    latex: Path | None,
+    csv: Path | None,
+    plot: Path | None,
+) -> None:
+    """Prints the table of the finished runs in some folders, and writes what is asked for.
+
+    Args:
+        folders: see `kept.read`.
+        metric, target: see `comparison.compare`.
+        markdown, latex, csv: files for the table.
+        plot: file for the picture; its ending says the format.
+    """
+    settings, unfinished = kept.read(folders)
+    found = compare(settings, metric=metric, target=target)
+    console = stdout()
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table(found))
+    if unfinished:
+        left_out = ", ".join(map(str, unfinished))
+        stderr().print(f"note: left out, since they are not finished: {left_out}.", markup=False, soft_wrap=True)
+    texts = {markdown: found.to_markdown, latex: found.to_latex, csv: lambda: found.to_pandas().to_csv(index=False)}
+    for path, text in texts.items():
+        if path is not None:
+            write_text(path, text())
+    if plot is not None:
+        curves(found).savefig(plot, dpi=150)
+    if written := [str(path) for path in (markdown, latex, csv, plot) if path is not None]:
+        print(f"written: {', '.join(written)}")
+
+
+def table(found: Comparison) -> "Table":
+    """Returns the comparison for a terminal."""
+    from rich.table import Table
+
+    header, *rows = found.table()
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for place, title in enumerate(header):
+        made.add_column(title, justify="right" if place else "left")
+    for row in rows:
+        made.add_row(*row)
+    return made
