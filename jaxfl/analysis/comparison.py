@@ -133,10 +133,14 @@ class Comparison(NamedTuple):
     def table(self, bold: str = "{}") -> list[list[str]]:
         """Returns the table as text: a header, and a row per setting. Accuracies and differences are in percent.
 
+        Macro accuracy is left out where it is the micro accuracy, as with clients of equally many test rows.
+
         Args:
             bold: how the best mean of a column is marked, such as `"**{}**"`.
         """
         measures = self._measures()
+        if all(line.values("macro_accuracy") == line.values("micro_accuracy") for line in self.lines):
+            measures.pop("macro", None)
         header = ["setting", "seeds", *measures]
         if self.target is not None:
             header += [f"rounds to {self._in_words(self.target)}", "GB until then"]
@@ -173,12 +177,8 @@ class Comparison(NamedTuple):
         return "\n".join(["% needs \\usepackage{booktabs}", *lines, r"\bottomrule", r"\end{tabular}", ""])
 
     def _measures(self) -> dict[str, tuple[str, int, int]]:
-        """Returns the columns that some run has something for; not macro where it is micro."""
-        values = {how[0]: [line.values(how[0]) for line in self.lines] for how in MEASURES.values()}
-        same = values["macro_accuracy"] == values["micro_accuracy"]
-        return {
-            title: how for title, how in MEASURES.items() if any(values[how[0]]) and not (title == "macro" and same)
-        }
+        """Returns the columns that some run has something for."""
+        return {title: how for title, how in MEASURES.items() if any(line.values(how[0]) for line in self.lines)}
 
     def _best(self, measure: str) -> float:
         return max(statistics.fmean(values) for line in self.lines if (values := line.values(measure)))
