@@ -163,6 +163,10 @@ class Comparison(NamedTuple):
             rows.append(row)
         return [header, *rows]
 
+    def to_csv(self) -> str:
+        """Returns the numbers of `to_pandas`."""
+        return self.to_pandas().to_csv(index=False)
+
     def to_markdown(self) -> str:
         """Returns the table for a README."""
         header, *rows = self.table(bold="**{}**")

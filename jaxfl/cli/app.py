@@ -11,7 +11,7 @@ import typer
 from jaxfl import data as federations
 from jaxfl.cli import experiments, job, options, signals, tables
 from jaxfl.cli.arguments import AsJson, Clone, CohortSize, DataDir, DataItems, DataName, Items, MethodName
-from jaxfl.cli.compare_command import show as show_comparison
+from jaxfl.cli.compare_command import compare_command
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
 from jaxfl.cli.run_command import run_job, seeds_of
@@ -130,35 +130,7 @@ def run_command(
             raise typer.Exit(1)
 
 
-@app.command("compare")
-def compare_command(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(help="Directories that jaxfl run --out has written, or of several such.", metavar="DIR..."),
-    ],
-    metric: Annotated[
-        str, typer.Option(help="What is compared: an entry of history.jsonl, larger if better.", metavar="NAME")
-    ] = "micro_accuracy",
-    target: Annotated[
-        float | None,
-        typer.Option(
-            help="Count rounds and bytes until the metric is this; default what every run reaches.", metavar="VALUE"
-        ),
-    ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table for a README.", metavar="FILE")] = None,
-    latex: Annotated[Path | None, typer.Option(help="Write the table for a paper (booktabs).", metavar="FILE")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the numbers.", metavar="FILE")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the metric by round: mean and deviation over seeds.", metavar="FILE")
-    ] = None,
-) -> None:
-    """Set finished runs beside each other: mean and deviation over seeds, differences at equal seeds, cost.
-
-    Try [bold]jaxfl compare runs --latex table.tex --plot curves.png[/]. Runs that differ in their seed alone are one
-    row; the first directory's is the one that the others are compared with.
-    """
-    with errors():
-        show_comparison(folders, metric=metric, target=target, markdown=markdown, latex=latex, csv=csv, plot=plot)
+app.command("compare")(compare_command)
 
 
 @app.command("methods")
