@@ -30,7 +30,9 @@ COMMANDS = sorted(
     {
         line
         for name in WRITTEN
-        for line in re.findall(r"^jaxfl (?:run|compare|data|methods|plan|reproduce|report)\b.*$", _read(name), re.MULTILINE)
+        for line in re.findall(
+            r"^jaxfl (?:run|compare|data|methods|plan|reproduce|report)\b.*$", _read(name), re.MULTILINE
+        )
         if not re.search(r"[\[ ](METHOD|NAME|COMMAND)\b", line)
     }
 )
