@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.data import bounded
-from jaxfl.simulation.directory import HISTORY, SUMMARY
+from jaxfl.simulation.directory import HISTORY, SUMMARY, RunDirectory
 from jaxfl.simulation.history import History
 
 # What a run's numbers do not depend on, but for rounding.
@@ -111,13 +110,10 @@ def _kept(path: Path) -> Kept:
     Raises:
         ValueError: it has files of something else.
     """
-    needed = ("method", "data", "seed", "rounds", "cohort", "options")
-    try:
-        summary = bounded.parsed((path / SUMMARY).read_bytes())
-        if not isinstance(summary, dict) or not summary.keys() >= set(needed):
-            raise ValueError(f"it is no dictionary with {', '.join(needed)}")
-    except ValueError as error:
+    summary = RunDirectory(path).summary() or {}
+    if missing := [name for name in ("method", "data", "seed", "rounds", "cohort", "options") if name not in summary]:
         raise ValueError(
-            f"{path / SUMMARY} is no summary of a run of the command line ({error}); leave {str(path)!r} out."
-        ) from error
+            f"{path / SUMMARY} is no summary of a run of the command line, which has {', '.join(missing)}; leave "
+            f"{str(path)!r} out."
+        )
     return Kept(path, summary, History(path / HISTORY))

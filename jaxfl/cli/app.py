@@ -1,4 +1,4 @@
-"""The command line: `jaxfl run`, `compare`, `methods`, `data`, `plan`, `reproduce`, `report`."""
+"""The command line: `jaxfl run`, `compare`, `sweep`, `methods`, `data`, `plan`, `reproduce`, `report`."""
 
 import json
 import sys
@@ -8,17 +8,17 @@ from typing import Annotated
 
 import typer
 
-from jaxfl import data as federations
 from jaxfl.cli import experiments, job, options, signals, tables
 from jaxfl.cli.arguments import AsJson, Clone, CohortSize, DataDir, DataItems, DataName, Items, MethodName
 from jaxfl.cli.compare_command import compare_command
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
-from jaxfl.cli.run_command import run_jobs, seeds_of
+from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
+from jaxfl.cli.sweep_command import sweep_command
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.engine import use_cores
 from jaxfl.methods import METHODS
-from jaxfl.schema import REQUIRED, Option, check_name
+from jaxfl.schema import check_name
 from jaxfl.simulation.cache import keep_programs
 from jaxfl.simulation.footprint import footprint
 
@@ -110,7 +110,7 @@ def run_command(
         given = {"finetune": finetune, "devices": devices, "chunk": chunk, "eval_clients": eval_clients}
         flags = [f"{name}={value}" for name, value in given.items() if value is not None]
         settings = options.route(method, data, [*(items or ()), *flags])
-        rounds, share = _defaults(data, rounds, cohort)
+        rounds, share = defaults(data, rounds, cohort)
         jobs = [job.Job(settings, rounds, share, seed, data_dir, eval_every, checkpoint_every, out, resume)]
         if seeds is not None:
             folders = {one: None if out is None else out / f"seed-{one}" for one in seeds_of(seeds)}
@@ -130,6 +130,7 @@ def run_command(
 
 
 app.command("compare")(compare_command)
+app.command("sweep")(sweep_command)
 
 
 @app.command("methods")
@@ -206,7 +207,7 @@ def plan_command(
     """Say what a run will take in memory; nothing is trained."""
     with errors():
         settings = options.route(method, data, items or ())
-        rounds, share = _defaults(data, None, cohort)
+        rounds, share = defaults(data, None, cohort)
         job.check(job.Job(settings, rounds, share))
         console = stderr()
         with saying(console, f"loading {data}"):
@@ -257,16 +258,6 @@ def report_command(
     """Set what was made beside what the papers say: tables, pictures and a page; nothing is trained."""
     with errors():
         print(experiments.module("report", clone).reports(name, scale, out), end="")
-
-
-def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:
-    """Returns rounds and cohort; a share is a float, a count an int."""
-    small = federations.dataset(data).source == "digits"
-    rounds = (20 if small else 100) if rounds is None else rounds
-    if cohort is None:
-        return rounds, 0.5 if small else 0.1
-    share_or_count = Option("cohort", REQUIRED, int | float)
-    return rounds, options.convert("cohort", cohort, share_or_count, "write --cohort 0.1 or --cohort 120")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

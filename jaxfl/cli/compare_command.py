@@ -1,5 +1,6 @@
 """`jaxfl compare`: reads runs, prints them side by side, and writes the table and a picture."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,15 +46,7 @@ def compare_command(
     row; the first directory's is the one that the others are compared with.
     """
     with errors():
-        settings, unfinished = kept.read(folders)
-        found = compare(settings, metric=metric, target=target)
-        console = stdout()
-        if not console.is_terminal:
-            console.width = WIDE
-        console.print(table(found))
-        if unfinished:
-            left_out = ", ".join(map(str, unfinished))
-            stderr().print(f"note: left out, since they are not finished: {left_out}.", markup=False, soft_wrap=True)
+        found = tell(folders, metric, target)
         for path, text in ((markdown, found.to_markdown), (latex, found.to_latex), (csv, found.to_csv)):
             if path is not None:
                 write_text(path, text())
@@ -61,6 +54,20 @@ def compare_command(
             curves(found).savefig(plot, dpi=150)
         if written := [str(path) for path in (markdown, latex, csv, plot) if path is not None]:
             print(f"written: {', '.join(written)}")
+
+
+def tell(folders: Sequence[Path], metric: str = "micro_accuracy", target: float | None = None) -> Comparison:
+    """Prints the table of the finished runs in some folders, and returns the comparison."""
+    settings, unfinished = kept.read(folders)
+    found = compare(settings, metric=metric, target=target)
+    console = stdout()
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table(found))
+    if unfinished:
+        left_out = ", ".join(map(str, unfinished))
+        stderr().print(f"note: left out, since they are not finished: {left_out}.", markup=False, soft_wrap=True)
+    return found
 
 
 def table(found: Comparison) -> "Table":

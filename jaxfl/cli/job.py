@@ -55,6 +55,15 @@ class Job(NamedTuple):
         """Returns where the run is kept, if it is."""
         return RunDirectory.at(self.out, resume=self.resume, argument="out")
 
+    def begun(self) -> bool:
+        """Returns whether something of the run is kept."""
+        return self.out is not None and bool(RunDirectory(self.out).held())
+
+    def done(self) -> dict[str, Any] | None:
+        """Returns the summary that is kept of the whole run; None if it has not ended."""
+        summary = None if self.out is None else RunDirectory(self.out).summary()
+        return summary if summary is not None and summary.get("rounds") == self.rounds else None
+
     def identity(self) -> dict[str, Any]:
         """Returns what the numbers depend on: rounds may be added, and where the data lie does not matter."""
         identity = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from jaxfl import data as federations
 from jaxfl.cli import job, options
 from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.data.clients import FederatedData
@@ -139,3 +140,13 @@ def seeds_of(text: str) -> list[int]:
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must differ, got {quoted(text)}.")
     return list(seeds)
+
+
+def defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:
+    """Returns rounds and cohort; a share is a float, a count an int."""
+    small = federations.dataset(data).source == "digits"
+    rounds = (20 if small else 100) if rounds is None else rounds
+    if cohort is None:
+        return rounds, 0.5 if small else 0.1
+    share_or_count = Option("cohort", REQUIRED, int | float)
+    return rounds, options.convert("cohort", cohort, share_or_count, "write --cohort 0.1 or --cohort 120")

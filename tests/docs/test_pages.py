@@ -31,7 +31,7 @@ COMMANDS = sorted(
         line
         for name in WRITTEN
         for line in re.findall(
-            r"^jaxfl (?:run|compare|data|methods|plan|reproduce|report)\b.*$", _read(name), re.MULTILINE
+            r"^jaxfl (?:run|sweep|compare|data|methods|plan|reproduce|report)\b.*$", _read(name), re.MULTILINE
         )
         if not re.search(r"[\[ ](METHOD|NAME|COMMAND)\b", line)
     }
@@ -48,7 +48,7 @@ def is_quick(words):
     """Whether a command needs no files but those of its page: it is run, the others are only checked."""
     elsewhere = [name for name in SOURCES if name not in ("digits", "npz")]
     needs = any(word == name or word.endswith(f"-{name}") for word in words for name in elsewhere)
-    return words[0] in ("run", "compare", "data", "methods", "plan") and not needs and "DIR" not in words
+    return words[0] in ("run", "sweep", "compare", "data", "methods", "plan") and not needs and "DIR" not in words
 
 
 def call(words):

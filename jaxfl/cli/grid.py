@@ -1,0 +1,146 @@
+"""The runs of a sweep: methods x values of options, each with the options that concern it."""
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxfl.methods import METHODS
+from jaxfl.schema import check_name, did_you_mean, quoted
+
+KEYS = ("methods", "data", "seeds", "rounds", "cohort", "eval_every", "set")  # of a file, beside the methods' tables
+MOST = 10_000  # settings
+Values = Mapping[str, Sequence[str]]
+
+
+class Point(NamedTuple):
+    """One setting of a sweep.
+
+    Attributes:
+        method: its name.
+        items: `key=value` for `options.route`.
+        name: of its folder: the method, and what is varied.
+    """
+
+    method: str
+    items: tuple[str, ...]
+    name: str
+
+
+def points(methods: Sequence[str], wanted: Values) -> list[Point]:
+    """Returns the settings: for each method, all combinations of the values that concern it.
+
+    An option of a method concerns those of the methods that have it, `METHOD.option` that method alone, where it wins,
+    and an option of data, model, optimiser or run all of them.
+
+    Args:
+        methods: their names.
+        wanted: values by option.
+
+    Raises:
+        ValueError: a method is unknown or named twice, or there are too many settings.
+
+    >>> [point.name for point in points(["fedavg", "ifca"], {"num_clusters": ["2", "4"], "learning_rate": ["0.1"]})]
+    ['fedavg', 'ifca-num_clusters=2', 'ifca-num_clusters=4']
+    """
+    for method in methods:
+        check_name("method", method, METHODS)
+    if len(set(methods)) < len(methods) or not methods:
+        raise ValueError(f"methods must be one or more different ones, got {', '.join(methods) or 'none'}.")
+    found = []
+    wanted = dict(sorted(wanted.items(), key=lambda item: _owner(item[0]) in METHODS))  # the later one wins
+    for method in methods:
+        own = {_bare(key): values for key, values in wanted.items() if _concerns(key, method, methods)}
+        varied = [key for key, values in own.items() if len(values) > 1]
+        for chosen in itertools.product(*own.values()):
+            items = dict(zip(own, chosen, strict=True))
+            name = "-".join([method, *(f"{key}={items[key]}" for key in varied)])
+            found.append(Point(method, tuple(f"{key}={value}" for key, value in items.items()), _file_name(name)))
+            if len(found) > MOST:
+                raise ValueError(f"a sweep must have at most {MOST:,} settings; give fewer values.")
+    return found
+
+
+def values_of(items: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the values of `key=V,V,...`; a comma in brackets or quotes separates nothing.
+
+    Raises:
+        ValueError: an item has no values, or a key is given twice.
+
+    >>> values_of(["threshold=0.3,auto", "hidden=(200,100),32"])
+    {'threshold': ['0.3', 'auto'], 'hidden': ['(200,100)', '32']}
+    """
+    found: dict[str, list[str]] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        values = re.findall(r"(?:\([^)]*\)|\[[^\]]*\]|'[^']*'|\"[^\"]*\"|[^,])+", text)
+        if not equals or not key or not values:
+            raise ValueError(f"--set must be KEY=VALUE or KEY=VALUE,VALUE,..., got {quoted(item)}.")
+        if key in found:
+            raise ValueError(f"{key} must be set once, got it twice; write all values in one, {key}=0.1,0.2.")
+        found[key] = values
+    return found
+
+
+def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Returns what a TOML file asks for: its keys as text, and the values of options.
+
+    Raises:
+        ValueError: it is no TOML, or has a key that nobody knows.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be TOML, got: {error}.") from error
+    plain = {key: value for key, value in content.items() if key not in METHODS}
+    for key, value in plain.items():
+        if key not in KEYS or (key == "set") != isinstance(value, dict):
+            raise ValueError(
+                f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*KEYS, *METHODS])} Known: "
+                f"{', '.join(KEYS)}, and a table for each method; options stand in the table [set]."
+            )
+    options = dict(plain.pop("set", {}))
+    for method, own in content.items():
+        if method in METHODS:
+            options |= {f"{method}.{key}": value for key, value in own.items()}
+    return {key: _text(value) for key, value in plain.items()}, {
+        key: [_text(one) for one in (value if isinstance(value, list) else [value])] for key, value in options.items()
+    }
+
+
+def _text(value: Any) -> str:
+    """Returns a value as the command line has it."""
+    if isinstance(value, list):
+        return ",".join(map(_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _owner(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _bare(key: str) -> str:
+    """Returns the key as `options.route` knows it."""
+    return key.rpartition(".")[2] if _owner(key) in METHODS else key
+
+
+def _concerns(key: str, method: str, methods: Sequence[str]) -> bool:
+    """Returns whether an option is given to a method.
+
+    Raises:
+        ValueError: it is of a method that is not swept.
+    """
+    owner, name = _owner(key), key.rpartition(".")[2]
+    if owner in METHODS:
+        if owner not in methods:
+            raise ValueError(f"{key} is an option of {owner}, which is none of the sweep's methods.")
+        return owner == method
+    having = [other for other in methods if owner in ("", "method") and name in METHODS[other].options]
+    return not having or method in having
+
+
+def _file_name(name: str) -> str:
+    """Returns a name without what file systems forbid."""
+    return re.sub(r"[^\w.=,+-]", "_", name)

@@ -1,0 +1,105 @@
+"""`jaxfl sweep`: methods, options and seeds on the same clients. What is done is not made again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxfl.cli import grid, job, options
+from jaxfl.cli.arguments import CohortSize, DataDir
+from jaxfl.cli.compare_command import tell
+from jaxfl.cli.errors import errors
+from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
+from jaxfl.cli.tables.console import stderr
+from jaxfl.schema import REQUIRED, Option
+
+
+def sweep_command(
+    what: Annotated[
+        str,
+        typer.Argument(help="Methods, such as [bold]fedavg,ifca,stocfl[/], or a TOML file.", metavar="METHOD,...|FILE"),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory, which gets a folder for each setting.", metavar="DIR")],
+    data: Annotated[
+        str | None, typer.Option(help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="As in jaxfl run; default 0.", metavar="0,1,2")] = None,
+    items: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Values of an option, [bold]threshold=0.3,0.5,auto[/], for the methods that have it; "
+            "[bold]stocfl.threshold=...[/] for one of them. Repeat it: all combinations are run.",
+            metavar="KEY=VALUE,...",
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
+    cohort: CohortSize = None,
+    eval_every: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run several methods with several values of options and several seeds, and compare them.
+
+    Try [bold]jaxfl sweep fedavg,ifca,stocfl --data rotated-digits --seeds 0-2 --out runs/sweep[/]. The same command
+    goes on after an interruption, and makes nothing twice; with more values or seeds it makes those. Then [bold]jaxfl
+    compare runs/sweep --latex table.tex[/] writes the table.
+    """
+    with errors():
+        given: dict[str, Any] = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort}
+        given |= {"eval_every": eval_every}
+        asked, wanted = grid.from_file(Path(what)) if what.endswith(".toml") else ({"methods": what}, {})
+        asked |= {name: value for name, value in given.items() if value is not None}
+        settings = _settings(asked, {**wanted, **grid.values_of(items or ())}, data_dir, out)
+        for jobs in settings.values():
+            for one in jobs:
+                job.check(one)
+        complete = [_make(name, jobs, out / name) for name, jobs in settings.items()]
+        if made := [out / name for name, jobs in settings.items() if any(one.done() for one in jobs)]:
+            tell(made)
+        if not all(complete):  # it was said which diverged
+            raise typer.Exit(1)
+
+
+def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, out: Path) -> dict[str, list[job.Job]]:
+    """Returns the runs of every setting, by the name of its folder.
+
+    Raises:
+        ValueError: something is missing, or not possible.
+    """
+    for name, remedy in {"methods": 'methods = ["fedavg", "ifca"]', "data": "--data rotated-digits"}.items():
+        if name not in asked:
+            raise ValueError(f"{name} must be given; write {remedy}.")
+    numbers = {
+        name: options.convert(name, asked[name], Option(name, REQUIRED, int)) if name in asked else None
+        for name in ("rounds", "eval_every")
+    }
+    rounds, share = defaults(asked["data"], numbers["rounds"], asked.get("cohort"))
+    found = {}
+    for point in grid.points(asked["methods"].split(","), wanted):
+        settings, folder = options.route(point.method, asked["data"], point.items), out / point.name
+        every = numbers["eval_every"]
+        first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every)
+        runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in seeds_of(asked.get("seeds", "0"))]
+        found[point.name] = [one._replace(resume=one.begun()) for one in runs]
+    return found
+
+
+def _make(name: str, jobs: Sequence[job.Job], folder: Path) -> bool:
+    """Makes the runs of a setting that are missing; returns whether all of them are done then.
+
+    Args:
+        name: of the setting.
+        jobs: of each seed, checked.
+        folder: of the setting.
+    """
+    missing, console = [one for one in jobs if one.done() is None], stderr()
+    said = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
+    console.print(f"{name}: {said}", highlight=False, markup=False)
+    for resume in (True, False):  # those that were begun are ended first
+        if some := [one for one in missing if one.resume is resume]:
+            run_jobs(some, several=True)
+    summaries = [summary for one in jobs if (summary := one.done()) is not None]
+    if missing and summaries:
+        job.across(summaries, folder)
+    return len(summaries) == len(jobs)

@@ -1,0 +1,103 @@
+"""A sweep: which runs it is, that nothing is made twice, and what is refused."""
+
+import json
+
+import pytest
+
+from jaxfl.cli import grid, main
+
+DIGITS = ["--data", "rotated-digits", "--rounds", "2", "--set", "num_clients=8", "--set", "rows_per_client=20"]
+DIGITS += ["--set", "model=logistic"]
+
+
+def sweep(*words):
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", *map(str, words)])
+    return ended.value.code
+
+
+def test_options_go_to_the_methods_that_have_them():
+    wanted = grid.values_of(["num_clusters=2,3", "learning_rate=0.1,0.2", "ifca.local_epochs=1,2", "local_epochs=5"])
+    found = {point.name: point.items for point in grid.points(["fedavg", "ifca"], wanted)}
+    assert list(found) == [
+        "fedavg-learning_rate=0.1",
+        "fedavg-learning_rate=0.2",
+        *(
+            f"ifca-num_clusters={k}-learning_rate={rate}-local_epochs={epochs}"
+            for k in (2, 3)
+            for rate in (0.1, 0.2)
+            for epochs in (1, 2)
+        ),
+    ]
+    assert found["fedavg-learning_rate=0.1"] == ("learning_rate=0.1", "local_epochs=5")
+    assert "local_epochs=5" not in [item for name, items in found.items() if name[0] == "i" for item in items]
+
+
+def test_a_file_says_what_is_wanted(tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text(
+        'methods = ["fedavg", "stocfl"]\ndata = "rotated-digits"\nseeds = [0, 1]\nrounds = 4\n'
+        '[set]\nlearning_rate = [0.1, 0.2]\nnormalise = true\n[stocfl]\nthreshold = [0.5, "auto"]\n'
+    )
+    assert grid.from_file(path) == (
+        {"methods": "fedavg,stocfl", "data": "rotated-digits", "seeds": "0,1", "rounds": "4"},
+        {"learning_rate": ["0.1", "0.2"], "normalise": ["true"], "stocfl.threshold": ["0.5", "auto"]},
+    )
+
+
+def test_what_is_done_is_not_made_again(tmp_path, capsys):
+    out = tmp_path / "runs"
+    words = ["fedavg,ifca", *DIGITS, "--out", out, "--set"]
+    assert sweep(*words, "num_clusters=2", "--seeds", "0") == 0
+    first = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+    assert {str(path.relative_to(out)) for path in first} == {
+        f"{name}/{summary}" for name in ("fedavg", "ifca") for summary in ("summary.json", "seed-0/summary.json")
+    }
+    (out / "ifca" / "seed-0" / "summary.json").unlink()  # as if it had been killed before its end
+    capsys.readouterr()
+    assert sweep(*words, "num_clusters=2,3", "--seeds", "0") == 0
+    told = capsys.readouterr()
+    assert "fedavg: done" in told.err
+    assert "ifca-num_clusters=2: 1 of 1 runs to make" in told.err  # its folder has another name now
+    assert "ifca num_clusters=3" in told.out
+    assert sweep(*words, "num_clusters=2", "--seeds", "0,1") == 0
+    assert (out / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == first[
+        out / "fedavg" / "seed-0" / "summary.json"
+    ]
+    assert json.loads((out / "fedavg" / "summary.json").read_text())["seeds"] == [0, 1]
+    assert json.loads((out / "ifca" / "seed-0" / "summary.json").read_text())["rounds"] == 2  # ended by a resume
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fedavg,ivca", *DIGITS], 'did you mean "ifca"'),
+        (["fedavg,fedavg", *DIGITS], "methods must be one or more different ones"),
+        (["fedavg"], "data must be given"),
+        (["fedavg", *DIGITS, "--set", "ifca.num_clusters=2"], "none of the sweep's methods"),
+        (["fedavg", *DIGITS, "--set", "thresold=0.1,0.2"], 'unknown option "thresold"'),
+        (["fedavg", *DIGITS, "--set", "learning_rate=0.1,-1"], "learning_rate must be above 0"),
+        (["fedavg", *DIGITS, "--set", "learning_rate"], "--set must be KEY=VALUE"),
+        (["fedavg", *DIGITS, "--set", "learning_rate=0.1", "--set", "learning_rate=0.2"], "must be set once"),
+        (["gone.toml"], "gone.toml"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(words, said, tmp_path, capsys):
+    assert sweep(*words, "--out", tmp_path / "runs") == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("methods = [", "must be TOML"),
+        ("method = 'ifca'", 'did you mean "methods"'),
+        ("set = 1", 'unknown entry "set"'),
+    ],
+)
+def test_a_file_of_something_else_is_refused(text, said, tmp_path):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        grid.from_file(path)
