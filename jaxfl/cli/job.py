@@ -1,7 +1,7 @@
 """A run with a directory of its own: what was asked for, what came of it, and the pictures.
 
 The directory holds `config.json` (before anything is computed), `history.jsonl` and the checkpoints (while it runs),
-`summary.json`, `convergence.png` and `clusters.png` (at the end).
+`summary.json`, `clients.csv` (a row per client), `convergence.png` and `clusters.png` (at the end).
 """
 
 import contextlib
@@ -19,12 +19,14 @@ from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.history import write_text
 from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.run import run
 from jaxfl.simulation.schedule import Schedule, check_kept
 
+CLIENTS = "clients.csv"
 PICTURES = ("convergence.png", "clusters.png")
 
 
@@ -211,6 +213,8 @@ def _finished(job: Job, result: Result) -> Result:
     result = result._replace(summary=summary)
     if directory := job.directory():
         directory.write_summary(result.summary)
+        with directory.told("all but the list of clients is kept"):
+            write_text(directory.path / CLIENTS, result.clients().to_csv(index=False))
         for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
             with directory.told("all but the pictures is kept"):
                 draw(result).savefig(directory.path / name, dpi=150)

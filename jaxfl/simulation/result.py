@@ -1,11 +1,16 @@
 """What is told of a run while it goes on, and what comes of it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import Evaluation, in_a_line
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Event(NamedTuple):
@@ -43,6 +48,33 @@ class Result(NamedTuple):
     evaluation: Evaluation
     data: FederatedData
     summary: dict[str, Any]
+
+    def clients(self) -> "pandas.DataFrame":
+        """Returns a row per client: id, true group, cluster, training and test rows, accuracy, F1 and loss.
+
+        `group` is empty where groups are unknown, `cluster` is the slot of the model that the client is served, -1 for
+        none, and what was not tested is NaN. With `finetune` there is `finetuned_accuracy`, too.
+        """
+        import pandas
+
+        data, found = self.data, self.evaluation
+        group = [""] * data.num_clients
+        if data.group is not None:
+            names = data.group_names
+            group = [names[one] if one < len(names) else str(one) for one in np.asarray(data.group).tolist()]
+        columns = {
+            "client": np.arange(data.num_clients),
+            "group": group,
+            "cluster": found.cluster,
+            "train_rows": np.asarray(data.train.size),
+            "test_rows": np.asarray(data.test.size),
+            "accuracy": found.accuracy,
+            "f1": found.f1,
+            "loss": found.loss,
+        }
+        if found.finetuned is not None:
+            columns["finetuned_accuracy"] = found.finetuned.accuracy
+        return pandas.DataFrame(columns)
 
     def __repr__(self) -> str:
         """Returns a line: the arrays would fill pages."""

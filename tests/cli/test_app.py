@@ -8,6 +8,7 @@ import struct
 import warnings
 
 import numpy as np
+import pandas
 import pytest
 from typer.testing import CliRunner
 
@@ -238,7 +239,7 @@ def test_a_run_leaves_its_files(finished):
     assert result.exit_code == 0, result.output
     assert {path.name for path in out.iterdir()} == {
         "config.json", "history.jsonl", "summary.json", "checkpoint.npz", "checkpoint-before.npz", "convergence.png",
-        "clusters.png", ".lock",
+        "clusters.png", "clients.csv", ".lock",
     }  # fmt: skip
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) >= SUMMARY
@@ -252,6 +253,17 @@ def test_a_run_leaves_its_files(finished):
     for word in (f"{summary['micro_accuracy']:.4f}", str(out / "clusters.png"), str(out / "convergence.png")):
         assert word in result.stdout.replace("\n", "")
     assert [line.split()[1] for line in result.stderr.splitlines() if line.startswith("round")] == ["1/3", "2/3", "3/3"]
+
+
+def test_clients_are_listed(finished):
+    """Each with what it is served: their rows and hits add up to the micro accuracy."""
+    summary = json.loads((finished[1] / "summary.json").read_text())
+    rows = pandas.read_csv(finished[1] / "clients.csv")
+    assert rows.client.tolist() == list(range(8))
+    assert set(rows.group) == {"0°", "90°", "180°", "270°"}
+    assert rows.cluster.nunique() == summary["num_clusters"]
+    micro = (rows.accuracy * rows.test_rows).sum() / rows.test_rows.sum()
+    assert micro == pytest.approx(summary["micro_accuracy"])
 
 
 def test_another_run_is_not_overwritten(never_compiles, finished):
