@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,9 @@ from flax import linen as nn
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models import dense_layers, rewriting
+from jaxfl.models.adapters import TRAINING, Network, functions_of
 from jaxfl.schema import checked
 from jaxfl.typing import Array, Key, Params
-
-# How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
-TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
-
 
 Products = Mapping[str, Callable[[Array], Array]]  # in place of `x @ W`, by the name of W
 
@@ -58,10 +55,14 @@ class Task(NamedTuple):
 
 
 @checked
-def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool = True) -> Task:
-    """Returns the task of classifying the federation's inputs with a flax (linen) module: softmax cross-entropy.
+def classification(module: Network, data: FederatedData, *, fast_forms: bool = True) -> Task:
+    """Returns the task of classifying the federation's inputs with a network: softmax cross-entropy.
 
-    The module is called with a batch `[B, ...]` and returns logits `[B, L]`. If its `__call__` takes `train` (or
+    The network is a module of flax.linen; the class of a module of flax.nnx, or a function of `rngs` that makes one; or
+    `jaxfl.models.Functions(init, apply)`, of any other library.
+
+    The module is called with a batch `[B, ...]` and returns logits `[B, L]`. A module of flax.nnx is in `train()` mode
+    while clients train and in `eval()` mode otherwise. If its `__call__` takes `train` (or
     `training`, `is_training`), it is True while clients train and rngs carry `"dropout"`; `deterministic` (or
     `use_running_average`) is False then. If it takes `mask`, it gets the batch's `[B]` mask of real rows (batch
     statistics must leave padding out). All of the module's variables must be parameters.
@@ -80,21 +81,9 @@ def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool =
     >>> sorted(jax.tree.map(jnp.shape, task.init(jax.random.key(0)))["Dense_0"].items())
     [('bias', (10,)), ('kernel', (64, 10))]
     """
-    accepted = inspect.signature(module.__call__).parameters
     dtype = jax.dtypes.canonicalize_dtype(data.inputs.dtype if data.std is None else data.std.dtype)
     example = Batch(jnp.zeros((1, *data.input_shape), dtype), jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
-
-    def options(batch: Batch, train: bool) -> dict[str, Any]:
-        values = {name: value == train for name, value in TRAINING.items()} | {"mask": batch.mask}
-        return {name: value for name, value in values.items() if name in accepted}
-
-    def init(key: Key) -> Params:
-        return module.init(key, example.x, **options(example, False))["params"]
-
-    def apply(model: Params, batch: Batch, key: Key | None) -> Array:
-        rngs = {} if key is None else {"dropout": key}
-        logits = module.apply({"params": model}, batch.x, rngs=rngs, **options(batch, key is not None))
-        return jnp.asarray(logits)
+    init, apply = functions_of(module, example)
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
         return mean_loss(forward(model, batch, key), batch)
@@ -103,22 +92,17 @@ def classification(module: nn.Module, data: FederatedData, *, fast_forms: bool =
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)  # [B]
         return masked_mean(losses, batch.mask)
 
-    variables = jax.eval_shape(lambda: module.init(jax.random.key(0), example.x, **options(example, False)))
-    if set(variables) != {"params"}:
-        raise ValueError(
-            f"module must keep parameters only, got the variables {sorted(variables)}; a client's model is its "
-            "parameters (use batch statistics without running averages, or group normalisation)."
-        )
-    _check_dropout(apply, variables["params"], example)
-    shape = jax.eval_shape(lambda model: apply(model, example, None), variables["params"]).shape
+    model = jax.eval_shape(init, jax.random.key(0))
+    _check_dropout(apply, model, example)
+    shape = jax.eval_shape(lambda model: apply(model, example, None), model).shape
     if shape != (1, data.num_classes):
         raise ValueError(
             f"module must return one logit for each of the {data.num_classes} classes of {data.name}, got outputs of "
             f"shape {shape} for one row; set num_classes={data.num_classes}."
         )
-    replaced = rewriting.replaceable(apply, variables["params"], example, None) if fast_forms else ()
+    replaced = rewriting.replaceable(apply, model, example, None) if fast_forms else ()
     forward = rewriting.in_fast_forms(apply) if replaced else apply
-    dense = _dense_layers(apply, mean_loss, variables["params"], example) if fast_forms else None
+    dense = _dense_layers(apply, mean_loss, model, example) if fast_forms else None
     return Task(init, loss, lambda model, batch: forward(model, batch, None), dense, replaced)
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import optax
-from flax import linen as nn
 
 from jaxfl import data as federations
 from jaxfl import sampling
-from jaxfl.cli import literals, optimizers
+from jaxfl.cli import literals, optimizers, own
 from jaxfl.cli.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.cli.run_options import RUN
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
 from jaxfl.models import networks
+from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, options_of, quoted, words_of
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.tasks import classification
@@ -54,6 +54,8 @@ class Settings(NamedTuple):
         }
         if "server_optimizer" in METHODS[self.method_name].options:
             flat["server_optimizer"] = self.server_name
+        if own.is_own(self.model_name):
+            flat["model_checksum"] = own.checksum(self.model_name)
         for option in known(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name):
             given = getattr(self, option.owner)
             flat[f"{option.owner}.{option.name}"] = given.get(option.name, option.default)
@@ -62,7 +64,7 @@ class Settings(NamedTuple):
 
 def known(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
     """Returns all options that apply to this choice of method, data, model and optimisers, with their defaults."""
-    of_method, of_model = options_of(METHODS[method].factory), networks.options(model)
+    of_method, of_model = options_of(METHODS[method].factory), own.model_options(model)
     of_method.pop("server_optimizer", None)  # it has a name and options of its own
     suits, suited = federations.dataset(data).model
     for name, default in suited.items() if model == suits else ():
@@ -101,7 +103,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     row = federations.dataset(data)
     wanted: dict[str, Any] = {**split(items), **given}
     model = wanted.pop("model", row.model[0])
-    check_name("model", model, networks.MODELS)
+    if not own.is_own(model):
+        check_name("model", model, networks.MODELS)
     optimizer = wanted.pop("optimizer", "sgd")
     check_name("optimizer", optimizer, OPTIMIZERS)
     server = _choose_server(method, wanted)
@@ -132,7 +135,7 @@ def build(settings: Settings, data: FederatedData) -> Method:
     return METHODS[settings.method_name].factory(task, optimizer(settings), **chosen)
 
 
-def model(settings: Settings, num_classes: int) -> nn.Module:
+def model(settings: Settings, num_classes: int) -> Network:
     """Returns the network that the settings describe.
 
     Raises:
@@ -140,7 +143,7 @@ def model(settings: Settings, num_classes: int) -> nn.Module:
     """
     suits, suited = federations.dataset(settings.data_name).model
     options = (suited if settings.model_name == suits else {}) | settings.model
-    return networks.create(settings.model_name, num_classes, **options)
+    return own.create_model(settings.model_name, num_classes, **options)
 
 
 def plan(settings: Settings) -> PlanChoice:

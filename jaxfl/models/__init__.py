@@ -1,5 +1,6 @@
 """What is learned: the networks of the papers, and the layers that keep any network fast where clients are many."""
 
+from jaxfl.models.adapters import Functions
 from jaxfl.models.networks import (
     MLP,
     MODELS,
@@ -19,6 +20,7 @@ __all__ = [
     "MODELS",
     "VGG16",
     "CifarBenchmarkCNN",
+    "Functions",
     "LeafCelebaCNN",
     "LeafFemnistCNN",
     "LenetEMNIST",

@@ -1,9 +1,11 @@
 """Options are parsed safely, checked against their types and given to whoever knows them."""
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Literal
 
+import jax
 import optax
 import pytest
 from hypothesis import given
@@ -197,3 +199,66 @@ def test_attackers_are_options_of_every_data_set():
     assert settings.data == {"attack": "label-flip", "attackers": 0.25, "num_clients": 8}
     assert int(options.load(settings).attack.attacker.sum()) == 2
     assert options.load(settings._replace(data={"num_clients": 8})).attack is None
+
+
+OWN = '''
+from flax import linen as nn, nnx
+
+
+class Linen(nn.Module):
+    num_classes: int
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(nn.relu(nn.Dense(self.width)(x.reshape(x.shape[0], -1))))
+
+
+class NNX(nnx.Module):
+    """A network.
+
+    Args:
+        width: of its layer.
+    """
+
+    def __init__(self, width: int = 4, *, num_classes: int, rngs):
+        self.stem, self.head = nnx.Linear(64, width, rngs=rngs), nnx.Linear(width, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(nnx.relu(self.stem(x.reshape(x.shape[0], -1))))
+
+
+shape = 3
+'''
+
+
+@pytest.mark.parametrize("name", ["Linen", "NNX"])
+def test_a_network_of_ones_own(name, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    address = f"{tmp_path / 'mine.py'}:{name}"
+    settings = options.route("fedavg", "rotated-digits", [f"model={address}", "width=6", "num_clients=4"])
+    data = options.load(settings)
+    shapes = jax.eval_shape(options.build(settings, data).task.init, jax.random.key(0))
+    assert sorted(leaf.shape for leaf in jax.tree.leaves(shapes)) == [(6,), (6, 10), (10,), (64, 6)]
+    before = settings.complete()
+    assert before["model"] == address and before["model.width"] == 6
+    (tmp_path / "mine.py").write_text(OWN.replace("relu", "gelu"))
+    assert settings.complete() != before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model=mine.py:Nnx", 'has no "Nnx" that can be called; did you mean "NNX"'),
+        ("model=mine.py:shape", 'has no "shape" that can be called'),
+        ("model=gone.py:NNX", "there is no file 'gone.py'"),
+        ("model=broken.py:NNX", "cannot be executed: ZeroDivisionError"),
+        ("model=mine.py", 'unknown model "mine.py"'),
+    ],
+)
+def test_a_network_that_is_not_there_is_refused(text, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        options.route("fedavg", "rotated-digits", [text])

@@ -1,0 +1,183 @@
+"""Networks of any make, as two pure functions: flax.linen, flax.nnx, or functions that are pure already.
+
+A run draws its initial models from its seed, and some methods draw several: what makes a network is asked for, and not
+one network whose numbers are drawn already.
+"""
+
+import inspect
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+
+from jaxfl.typing import Array, Key, Params
+
+# How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
+TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
+PARAMETERS_ONLY = (
+    "a client's model is its parameters (use batch statistics without running averages, or group normalisation)"
+)
+
+
+class Batch(Protocol):
+    """What a network sees of a batch, which `jaxfl.data.Batch` is."""
+
+    @property
+    def x(self) -> Array:
+        """The rows `[B, ...]`."""
+        ...
+
+    @property
+    def mask(self) -> Array:
+        """Which of them are no padding `[B]` bool."""
+        ...
+
+
+class Made(Protocol):
+    """What makes a module of flax.nnx: its class, or a function."""
+
+    def __call__(self, *, rngs: nnx.Rngs) -> nnx.Module:
+        """Returns a new module, whose parameters and dropout are drawn from `rngs`."""
+        ...
+
+
+class Functions(NamedTuple):
+    """A network as two pure functions: what every other one is made into, and what any library's can be written as.
+
+    Attributes:
+        init: `key -> model`, a pytree of arrays.
+        apply: `(model, batch, key) -> outputs [B, ...]` of the rows `batch.x [B, ...]`, of which those where
+            `batch.mask [B]` is False are padding; `key` is None outside training, where dropout is off.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> def apply(model, batch, key):
+    ...     return batch.x.reshape(len(batch.x), -1) @ model["kernel"]
+    >>> network = Functions(lambda key: {"kernel": 0.1 * jax.random.normal(key, (64, 10))}, apply)
+    >>> jaxfl.classification(network, data).dense.first
+    ('kernel',)
+    """
+
+    init: Callable[[Key], Params]
+    apply: Callable[[Params, Batch, Key | None], Array]
+
+
+Network = nn.Module | Made | Functions
+
+
+def functions_of(network: Network, example: Batch) -> Functions:
+    """Returns the two functions of a network.
+
+    Args:
+        network: a module of flax.linen; the class of a module of flax.nnx, or a function that makes one and takes
+            `rngs`; or the two functions themselves.
+        example: one row `[1, ...]`.
+
+    Raises:
+        ValueError: it is none of these, or keeps variables other than parameters.
+    """
+    if isinstance(network, Functions):
+        return network
+    if isinstance(network, nn.Module):
+        return _linen(network, example)
+    if isinstance(network, nnx.Module):
+        name = type(network).__name__
+        raise ValueError(
+            f"module must be what makes the network, got a {name} of flax.nnx that is made already: each seed draws "
+            f"another initial model. Give the class, {name}, or a function: lambda rngs: {name}(..., rngs=rngs)."
+        )
+    of_class = isinstance(network, type) and issubclass(network, nnx.Module)
+    if of_class or (callable(network) and "rngs" in inspect.signature(network).parameters):
+        return _nnx(network)
+    raise ValueError(
+        "module must be a module of flax.linen, the class of one of flax.nnx (whose __init__ takes rngs), a function "
+        f"of rngs that makes one, or jaxfl.models.Functions(init, apply), got {network!r}."
+    )
+
+
+def _given(accepted: Mapping[str, Any], batch: Batch, train: bool) -> dict[str, Any]:
+    """Returns the arguments that a module's `__call__` takes, beside the rows."""
+    values = {name: value == train for name, value in TRAINING.items()} | {"mask": batch.mask}
+    return {name: value for name, value in values.items() if name in accepted}
+
+
+def _linen(module: nn.Module, example: Batch) -> Functions:
+    """Returns the functions of a module that keeps its parameters apart."""
+    accepted = inspect.signature(module.__call__).parameters
+
+    def variables(key: Key) -> Any:
+        return module.init(key, example.x, **_given(accepted, example, False))
+
+    found = jax.eval_shape(variables, jax.random.key(0))
+    if set(found) != {"params"}:
+        raise ValueError(f"module must keep parameters only, got the variables {sorted(found)}; {PARAMETERS_ONLY}.")
+
+    def apply(model: Params, batch: Batch, key: Key | None) -> Array:
+        rngs = {} if key is None else {"dropout": key}
+        outputs = module.apply({"params": model}, batch.x, rngs=rngs, **_given(accepted, batch, key is not None))
+        return jnp.asarray(outputs)
+
+    return Functions(lambda key: variables(key)["params"], apply)
+
+
+def _nnx(make: Made) -> Functions:
+    """Returns the functions of a module that is made anew for each key; inside `apply` it is put together again."""
+
+    def parts(key: Key) -> tuple[nnx.Module, Any, Any, Any]:
+        module = make(rngs=nnx.Rngs(key))
+        structure, model, rest = nnx.split(module, nnx.Param, ...)
+        return module, structure, model, rest
+
+    def init(key: Key) -> Params:
+        module, _, model, _ = parts(key)
+        return _in_order(module, nnx.to_pure_dict(model))
+
+    def look() -> Params:
+        module, structure, model, rest = parts(jax.random.key(0))
+        kept.append((structure, model, rest, inspect.signature(type(module).__call__).parameters))
+        return nnx.to_pure_dict(model)
+
+    kept: list[Any] = []
+    jax.eval_shape(look)
+    structure, model_state, rest, accepted = kept[0]
+    others = {type(one).__name__ for _, one in nnx.to_flat_state(rest) if not isinstance(one, nnx.RngState)}
+    if others:
+        raise ValueError(f"module must keep parameters only, got the variables {sorted(others)}; {PARAMETERS_ONLY}.")
+
+    def apply(model: Params, batch: Batch, key: Key | None) -> Array:
+        keys = jax.random.key(0) if key is None else key
+        streams = nnx.map_state(lambda path, one: one.replace(_stream(path, one, keys)), rest)
+        values = nnx.map_state(lambda path, one: one.replace(_at(model, path)), model_state)
+        module = nnx.merge(structure, values, streams)
+        module.eval() if key is None else module.train()
+        return jnp.asarray(module(batch.x, **_given(accepted, batch, key is not None)))
+
+    return Functions(init, apply)
+
+
+def _in_order(node: Any, values: Any) -> Any:
+    """Returns nested values as the module has them, in the order in which its layers were made, with text as names."""
+    if not isinstance(values, dict):
+        return values
+    names = [name for name in vars(node) if name in values] if hasattr(node, "__dict__") else []
+    names += [name for name in values if name not in names]
+    children = {name: getattr(node, name) if isinstance(name, str) and hasattr(node, name) else None for name in names}
+    return {str(name): _in_order(children[name], values[name]) for name in names}
+
+
+def _at(model: Params, path: tuple) -> Array:
+    """Returns the array of a model at a path of flax.nnx."""
+    for name in path:
+        model = model[str(name)]
+    return model
+
+
+def _stream(path: tuple, one: Any, key: Key) -> Any:
+    """Returns the state of a stream of random numbers: its own key, from which nothing was drawn."""
+    if isinstance(one, nnx.RngCount):
+        return jnp.zeros((), jnp.uint32)
+    return jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
