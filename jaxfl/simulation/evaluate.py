@@ -69,7 +69,9 @@ def evaluator(
         cluster, plain, tuned = np.array(state.cluster), [], []
         for block in blocks():
             shapes = shapes_of(block.data, block.tested, block.ids)
-            served = _assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
+            served = state
+            if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
+                served = _assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
             own = block.ids[block.real]
             cluster[own] = np.asarray(served.cluster)[own]
             plain.append(_counts(_counter(method, plan, shapes), served, block, cluster, plan))
