@@ -22,7 +22,7 @@ from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.simulation.finetune import FineTune, trainer
 from jaxfl.simulation.metrics import Evaluation, summarise
-from jaxfl.simulation.program import kept, shapes_of
+from jaxfl.simulation.program import kept, program_bytes, shapes_of
 from jaxfl.simulation.testers import Block, in_windows, of_all, resident
 from jaxfl.typing import Array, Key
 
@@ -69,7 +69,9 @@ def evaluator(
         cluster, plain, tuned = np.array(state.cluster), [], []
         for block in blocks():
             shapes = shapes_of(block.data, block.tested, block.ids)
-            served = _assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
+            served = state
+            if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
+                served = _assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
             own = block.ids[block.real]
             cluster[own] = np.asarray(served.cluster)[own]
             plain.append(_counts(_counter(method, plan, shapes), served, block, cluster, plan))
@@ -89,6 +91,30 @@ def evaluator(
     return evaluate
 
 
+def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan) -> int:
+    """Returns the most bytes that an evaluation of all clients takes beside data and state.
+
+    Args:
+        method: the method.
+        key: of a run.
+        state: its shapes.
+        data: its shapes.
+        plan: how the engine walks through the clients.
+    """
+    everywhere = None if plan.mesh is None else plan.place
+
+    def there(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere)
+
+    state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((data.num_clients,), jnp.int32)))
+    real, shapes = there(jax.ShapeDtypeStruct(ids.shape, bool)), shapes_of(data, data, ids)
+    tested = program_bytes(_counter(method, plan, shapes).lower(state, data, ids, real).compile())
+    if method.assign is keep_clusters:
+        return tested
+    assigned = program_bytes(_assigner(method, plan, shapes).lower(key, state, data, ids, real).compile())
+    return tree.num_bytes(state) + max(tested, assigned)  # its result is a state
+
+
 def _counts(
     count: Callable[..., tuple[Array, Array]], state: Any, block: Block, cluster: np.ndarray, plan: Plan
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +129,7 @@ def _counts(
 
 
 @kept
-def _assigner(method: Method, plan: Plan, shapes: Any) -> Callable[..., Any]:
+def _assigner(method: Method, plan: Plan, shapes: Any) -> Any:
     """Returns `(key, state, data, ids [M], real [M]) -> state` with their clusters up to date; compiled."""
 
     @jax.jit
@@ -114,7 +140,7 @@ def _assigner(method: Method, plan: Plan, shapes: Any) -> Callable[..., Any]:
 
 
 @kept
-def _counter(method: Method, plan: Plan, shapes: Any) -> Callable[..., tuple[Array, Array]]:
+def _counter(method: Method, plan: Plan, shapes: Any) -> Any:
     """Returns `(state, data, ids [M], real [M]) -> (counts [M, 3, L], losses [M])`, zeros where not real; compiled."""
 
     @jax.jit

@@ -131,6 +131,12 @@ def test_what_is_shared_is_computed_once():
     assert len(evaluate.distinct(DATA["shared and flipped"], np.zeros(CLIENTS, int))[0]) == 6
 
 
+def test_a_state_is_not_copied_where_evaluation_assigns_nobody(key, monkeypatch):
+    monkeypatch.setattr(evaluate, "_assigner", lambda *args: pytest.fail("of Ditto it would hold all models twice"))
+    state = random_state()
+    assert evaluate.evaluator(METHOD, random_data())(key, state).cluster.tolist() == state.cluster.tolist()
+
+
 def test_clusters_are_scored_against_groups_of_clients_that_have_one(key):
     data, state = DATA["held out"], random_state()
     got = evaluate.evaluator(METHOD, data)(key, state).metrics

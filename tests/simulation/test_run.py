@@ -474,6 +474,13 @@ def test_footprint_says_what_state_data_and_model_take():
     )  # omega, its start, the anchor
     assert taken.data == sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(DATA))
     assert "one model" in str(taken) and taken.working > 0
+    # StoCFL finds a cluster for everybody when it is evaluated: the result is a state
+    assert taken.evaluation > taken.state > 0
+    assert taken.total == taken.data + taken.state + max(taken.working, taken.evaluation)
+    shared = jaxfl.footprint(fedavg(), DATA, plan=Plan(1, jax.sharding.Mesh(jax.devices()[:2], ("clients",))))
+    assert shared.devices == 2 and "2    each has data, state" in str(shared)
+    alone = shared.data + shared.state + max(shared.working, shared.evaluation)
+    assert shared.total == (2 if jax.default_backend() == "cpu" else 1) * alone
     many = jaxfl.footprint(method, DATA, cohort=8, plan=Plan(None)).working
     assert many > jaxfl.footprint(method, DATA, cohort=8, plan=Plan(1)).working
 
