@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import tree
+from jaxfl import processes, tree
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.server import aggregate, factors
@@ -152,7 +152,7 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
         model: the model that a client trains, or its shapes.
         size: clients of a cohort.
         models: how many such models each client trains at once.
-        devices: how many of this process's devices, or `"all"`. None takes all that are accelerators, the cores that
+        devices: how many of each process's devices, or `"all"`. None takes all that are accelerators, the cores that
             `use_cores` has made devices, or one CPU; with a `Plan`, those of the plan.
 
     Raises:
@@ -162,7 +162,7 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
     (1, 3)
     """
     if isinstance(plan, Plan):
-        if devices is None:
+        if devices is None and (plan.mesh is not None or not processes.several()):
             return plan
         if plan.mesh is not None:
             raise ValueError(f"devices must be None where the plan has a mesh, got {devices!r}; leave one of them out.")
@@ -175,7 +175,7 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
     if jax.default_backend() == "cpu":
         chunk = min(size, WIDEST, max(1, CACHE_BYTES // model_bytes))
     else:
-        limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
+        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
         chunk = min(size, max(1, int(limit / 4) // model_bytes))
     return Plan(chunk=max(1, chunk // models), mesh=mesh)
 
@@ -207,7 +207,7 @@ def use_cores(count: int | None = None) -> int:
 
 
 def _mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
-    """Returns the devices to spread the clients over; None for one."""
+    """Returns the devices to spread the clients over, as many of every process; None for one."""
     there = jax.local_devices()
     if devices is None:
         cores = jax.config.values["jax_num_cpu_devices"] > 1
@@ -216,7 +216,10 @@ def _mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
         devices = len(there)
     if not isinstance(devices, int) or not 1 <= devices <= len(there):
         raise ValueError(f'devices must be 1 to {len(there)}, those of this process, or "all", got {devices!r}.')
-    return None if devices == 1 else jax.sharding.Mesh(np.array(there[:devices]), ("clients",))
+    if devices == 1 and not processes.several():
+        return None
+    by_process = [jax.local_devices(process)[:devices] for process in range(jax.process_count())]
+    return jax.sharding.Mesh(np.concatenate(by_process), ("clients",))
 
 
 def halved(plan: Plan, size: int) -> Plan | None:

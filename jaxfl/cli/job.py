@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl import plots
+from jaxfl import plots, processes
 from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
@@ -22,6 +22,7 @@ from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.run import Callback, Result, run
 from jaxfl.simulation.schedule import Schedule, check_kept
+from jaxfl.simulation.shared import directory_at
 
 PICTURES = ("convergence.png", "clusters.png")
 
@@ -51,7 +52,7 @@ class Job(NamedTuple):
 
     def directory(self) -> RunDirectory | None:
         """Returns where the run is kept, if it is."""
-        return RunDirectory.at(self.out, resume=self.resume, argument="out")
+        return directory_at(self.out, resume=self.resume, argument="out")
 
     def identity(self) -> dict[str, Any]:
         """Returns what the numbers depend on: rounds may be added, and where the data lie does not matter."""
@@ -160,6 +161,7 @@ def _execute(
     result = result._replace(summary={**names, **result.summary, "options": complete} | {"data": data.name})
     if directory is not None:
         directory.write_summary(result.summary)
+    if directory is not None and processes.first():
         for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
             with directory.told("all but the pictures is kept"):
                 draw(result).savefig(directory.path / name, dpi=150)
@@ -177,6 +179,6 @@ def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict
         if name != "seed" and all(isinstance(value, (int, float)) for value in values):
             deviation = statistics.stdev(values) if len(values) > 1 else None
             spread[name] = {"mean": statistics.fmean(values), "std": deviation}
-    if out is not None:
+    if out is not None and processes.first():
         RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})
     return spread

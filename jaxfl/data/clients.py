@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxfl import tree
 from jaxfl.data import images
 from jaxfl.typing import AnyArray, Array
 
@@ -229,7 +230,7 @@ class FederatedData:
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":
         """Returns the federation with its arrays on the device, or on all of a mesh; nothing is copied if they are."""
         everywhere = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        return jax.device_put(self, everywhere)
+        return tree.placed(self, everywhere)
 
 
 def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -108,7 +108,7 @@ def _assigner(method: Method, plan: Plan, shapes: Any) -> Callable[..., Any]:
 
     @jax.jit
     def assign(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
-        return method.assign(key, state, data, Cohort(ids, real, plan))
+        return plan.readable(method.assign(key, state, data, Cohort(ids, real, plan)))
 
     return assign
 
@@ -127,7 +127,7 @@ def _counter(method: Method, plan: Plan, shapes: Any) -> Callable[..., tuple[Arr
 
             return (), _where_needed(real, run)
 
-        return over_clients(client, (state, data), Cohort.of(ids, plan), real)[1]
+        return plan.readable(over_clients(client, (state, data), Cohort.of(ids, plan), real)[1])
 
     return count
 
@@ -156,9 +156,10 @@ def _tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Calla
         everybody, count = data.num_clients, ids.shape[0]
         place = jnp.zeros(everybody, jnp.int32)  # of each client among the ids
         place = place.at[jnp.where(real, ids, everybody)].set(jnp.arange(count, dtype=jnp.int32), mode="drop")
-        return jax.tree.map(
+        in_order = jax.tree.map(
             lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype).at[place[cohort.ids]].set(leaf), found
         )
+        return plan.readable(in_order)
 
     return tune
 

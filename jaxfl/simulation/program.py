@@ -23,6 +23,7 @@ from jaxfl.client import factored
 from jaxfl.cohort import Cohort, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method, served_model
+from jaxfl.processes import least
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
@@ -118,7 +119,7 @@ def compile_rounds(
         MemoryError: the program needs more memory than the device has left.
     """
     memory = _lower(method, key, state, data, size, plan, limit, sampler, cohort).compile()
-    needed, available = _program_bytes(memory) + tree.num_bytes(state), available_bytes()
+    needed, available = _program_bytes(memory) + tree.num_bytes(state), least(available_bytes())
     if available is not None and needed > available:
         told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
         if tree.num_bytes(state) > available:
@@ -192,7 +193,7 @@ def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler,
         state, *rest = jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0)))
         if plan.mesh is not None:  # on every device, as it was: the next call expects it there
             state = jax.lax.with_sharding_constraint(state, plan.place)
-        return state, *rest
+        return state, *plan.readable(rest)
 
     return _Rounds(jax.jit(advance, donate_argnums=1))
 
@@ -274,7 +275,7 @@ def _program_bytes(program: Any) -> int:
 
 def available_bytes() -> int | None:
     """Returns the bytes that are free on the device (or in the machine, for the CPU); None if it does not say."""
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
@@ -288,7 +289,7 @@ def available_bytes() -> int | None:
 
 def peak_bytes() -> int:
     """Returns the most bytes held so far: by the device, or by this process on the CPU."""
-    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats and "peak_bytes_in_use" in stats:
         return int(stats["peak_bytes_in_use"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -63,7 +63,7 @@ class Rounds:
         self._compile(shapes if saved is None else saved)
         init = initialiser(self._method, shapes_of(self._data))
         # a first stage, which chooses devices by itself, may leave its results on several
-        state = jax.device_put(init(self._key, self._data) if saved is None else saved, self._plan.place)
+        state = tree.placed(init(self._key, self._data) if saved is None else saved, self._plan.place)
         state = jax.block_until_ready(state)
         self.compile_seconds += time.perf_counter() - began
         return state

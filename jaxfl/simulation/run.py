@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxfl import engine, sampling
+from jaxfl import engine, processes, sampling
 from jaxfl.cohort import DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
@@ -17,7 +17,7 @@ from jaxfl.models import rewriting
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
-from jaxfl.simulation.directory import RunDirectory, identity_of
+from jaxfl.simulation.directory import identity_of
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
@@ -27,6 +27,7 @@ from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.simulation.progress import Clock, Progress
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.schedule import Schedule, check_kept
+from jaxfl.simulation.shared import directory_at
 from jaxfl.simulation.streaming import Resident, Stream, streams
 from jaxfl.simulation.summary import summary_of
 from jaxfl.simulation.testers import sampled_clients
@@ -103,6 +104,10 @@ def run(
     are added. So they may on a GPU in another process, where XLA takes the kernels that it finds the fastest (see
     https://openxla.org/xla/determinism).
 
+    Several processes make a run together where `jax.distributed.initialize` was called before: all call `run` with the
+    same arguments and get the same result; the first one alone reads and writes `checkpoint_dir` and calls callbacks. A
+    signal to one of them stops all. The summary says `processes`, and of all of them `devices`.
+
     Args:
         method: from a factory of `jaxfl.methods`.
         data: the federation.
@@ -126,7 +131,7 @@ def run(
         resume: go on from the checkpoint in `checkpoint_dir`, bit for bit; without one, start.
         plan: a `Plan` (chunk and devices), or `"auto"`. Where the device runs out of memory while the run goes on, it
             warns, halves the chunk once, and goes on from the last checkpoint, or from the start if there is none.
-        devices: how many of this machine's devices share a round's clients, or `"all"`. None takes all accelerators,
+        devices: how many of each process's devices share a round's clients, or `"all"`. None takes all accelerators,
             the cores that `jaxfl.use_cores` has made devices or one CPU, and those of a `Plan`. The same random choices
             on any number; sums are rounded otherwise.
         resident: whether all rows lie on the device. False keeps them on the host, in memory or in mapped files (see
@@ -168,7 +173,9 @@ def run(
     identity |= {} if tested is None else {"eval_clients": len(tested)}
     stream = streams(method, data, resident)
     asked = _Asked(method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock, tested, stream)
-    directory = RunDirectory.at(checkpoint_dir, resume=resume)
+    directory = directory_at(checkpoint_dir, resume=resume)
+    processes.check_alike([identity, schedule])
+    plan = plan._replace(chunk=processes.least(plan.chunk))
     with contextlib.nullcontext() if directory is None else directory.alone():
         return _within_memory(asked, plan, resume, lambda resume: Progress(directory, identity, resume=resume))
 
@@ -202,7 +209,7 @@ def _within_memory(asked: _Asked, plan: Plan, resume: bool, begin: Callable[[boo
                 raise
         smaller = engine.halved(plan, asked.size)  # behind the handler, which would keep the first state alive
         told = f"the device ran out of memory with {plan.chunk or asked.size} clients at a time; {progress.kept}"
-        if smaller is None or not first:
+        if smaller is None or not first or processes.several():  # the others know nothing of it
             raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")
         warnings.warn(
             f"{told}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
@@ -225,8 +232,8 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
     glance = look if schedule.test_rows is None else evaluator(method, data, plan, finetune, schedule.test_rows, **rows)
     with Deferred(lambda: Stopped(progress.done, rounds, progress.saved)) as signals:
         state = program.start(shapes, progress.restore(shapes))
-        while progress.done < rounds and not signals.asked:
-            state, made = program.advance(state, schedule.ahead(progress.done, progress.last_pace))
+        while ahead := _ahead(signals, schedule.ahead(progress.done, progress.last_pace)):
+            state, made = program.advance(state, ahead)
             if made.count:
                 progress.add(made, data)
                 signals.at_stake, record = True, None
@@ -237,7 +244,7 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
                 if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
                     progress.save(state, sound=program.serves if record is None else None)
                 event = _event(progress, schedule, clock, program, record)
-                for callback in callbacks:
+                for callback in callbacks if processes.first() else ():
                     callback(event)
             if made.overflow:
                 state = program.grow(state, made.overflow, progress.done + 1)
@@ -258,11 +265,19 @@ def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
         fast_forms=rewriting.in_words(method.task.replaced),
         chunk=plan.chunk,
         devices=1 if plan.mesh is None else plan.mesh.size,
+        processes=jax.process_count(),
         test_rows=schedule.test_rows,
         eval_clients=data.num_clients if tested is None else len(tested),
         resident=not streamed,
     )
     return Result(state, progress.history, evaluation, data, summary)
+
+
+def _ahead(signals: Deferred, count: int) -> int:
+    """Returns how many rounds to make now, the same at every process; none where one of them was asked to stop."""
+    said = processes.gathered(count, signals.number)
+    signals.hear(int(said[:, 1].max()))
+    return 0 if said[:, 1].any() else int(said[0, 0])  # by the clock of the first
 
 
 def _event(

@@ -19,6 +19,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method
+from jaxfl.processes import least
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.program import available_bytes, kept, shapes_of
 from jaxfl.typing import Array, Key
@@ -103,7 +104,7 @@ def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
     Raises:
         ValueError: they do not fit, or must not be resident, and the method reads everybody's rows.
     """
-    free = available_bytes()
+    free = least(available_bytes())
     wanted = tree.num_bytes(data)
     large = free is not None and wanted > SHARE * free
     if resident is True or (resident == "auto" and not large):
