@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxfl import processes, tree
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
+from jaxfl.data import windows
 from jaxfl.data.clients import FederatedData
 from jaxfl.server import aggregate, factors
 from jaxfl.typing import Array, Params
@@ -91,13 +92,13 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
         axis = mesh.axis_names[0]
 
         def on_each_device(shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
-            sums, kept = on_one_device(shared, mask, xs)
+            sums, kept = on_one_device(windows.own_part(shared, axis), mask, xs)
             return jax.lax.psum(sums, axis), kept
 
         spread = jax.shard_map(
             on_each_device,
             mesh=mesh,
-            in_specs=(spec(), spec(axis), spec(axis)),
+            in_specs=(windows.lies(shared, axis), spec(axis), spec(axis)),
             out_specs=(spec(), spec(axis)),
             check_vma=False,
         )
@@ -124,6 +125,11 @@ def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
         deal = np.arange(len(ids)).reshape(-1, devices).T.reshape(-1)
         ids, mask = ids[deal], mask[deal]
     return dataclasses.replace(cohort, ids=ids, mask=mask)
+
+
+def places(plan: Plan, size: int) -> int:
+    """Returns how many clients `by_size` makes of a cohort: as many for each of several devices."""
+    return size if plan.mesh is None else size + _dealt(plan, size)[1]
 
 
 def _dealt(plan: Plan, count: int) -> tuple[int, int]:

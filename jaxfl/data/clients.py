@@ -122,6 +122,7 @@ class FederatedData:
         stragglers: share of a round's clients that train for fewer epochs, `[]` float32, or None, see
             `jaxfl.data.conditions`.
         attack: who attacks, or None.
+        dealt: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
     """
 
     inputs: AnyArray = struct.field(metadata=SHARED)
@@ -141,6 +142,7 @@ class FederatedData:
     class_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
+    dealt: bool = struct.field(pytree_node=False, default=False)
 
     def __repr__(self) -> str:
         """Returns a line: the examples would fill pages."""

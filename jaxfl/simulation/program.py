@@ -147,7 +147,9 @@ def _lower(
 ) -> Any:
     program = _rounds(method, size, plan, limit, sampler, shapes_of(key, state, data, cohort))
     if plan.mesh is not None:
-        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.place), state)
+        state, cohort = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.place), (state, cohort)
+        )
     with factored.answers() as told:
         lowered = program.advance.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
     program.told = told or program.told  # nothing is told of what JAX has traced before
@@ -167,7 +169,7 @@ class _Rounds:
 def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, shapes: Any) -> _Rounds:
     @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
     def one_round(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
-        cohort = engine.by_size(data, sampler(key, state.round, data, size, plan) if given is None else given)
+        cohort = engine.by_size(data, sampler(key, state.round, data, size, plan)) if given is None else given
         new, info = method.round(key, state, data, cohort)
         if method.grow is not None:  # a round that ran out of slots has not happened
             new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)

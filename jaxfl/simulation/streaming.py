@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import tree
+from jaxfl import engine, tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
@@ -47,7 +47,7 @@ class Stream:
     """
 
     def __init__(self, data: FederatedData, key: Key, size: int, plan: Plan, sampler: Sampler, rounds: int):
-        self._windows = Windows(data, size, mesh=plan.mesh)
+        self._windows = Windows(data, engine.places(plan, size), mesh=plan.mesh, dealt=True)
         self.blank = self._windows.blank
         self._key, self._rounds = key, rounds
         self._draw = _drawing(sampler, size, plan, shapes_of(self.blank))
@@ -77,7 +77,7 @@ class Stream:
         self._drawn[round] = cohort = self._cohort(round)
 
         def cut() -> FederatedData:
-            return self._windows.of(np.asarray(cohort.ids)[0])
+            return self._windows.of(np.asarray(cohort.ids)[0], np.asarray(cohort.mask)[0])
 
         return self._thread.submit(cut)
 
@@ -89,7 +89,11 @@ class Stream:
 @kept
 def _drawing(sampler: Sampler, size: int, plan: Plan, shapes: Any) -> Callable[[Key, Array, FederatedData], Cohort]:
     """Returns `(key, round, data) -> cohort`, jitted: the round's, `LIMIT` times."""
-    return jax.jit(lambda key, round, data: tree.repeat(sampler(key, round, data, size, plan), LIMIT))
+
+    def draw(key: Key, round: Array, data: FederatedData) -> Cohort:
+        return plan.readable(tree.repeat(engine.by_size(data, sampler(key, round, data, size, plan)), LIMIT))
+
+    return jax.jit(draw)
 
 
 def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
