@@ -10,12 +10,12 @@ from jaxfl.cli import hosts
     [
         ((None, 1, None), "process needs the number of processes, got 1; write --processes auto under SLURM"),
         (("auto", None, "here:1"), "coordinator needs the number of processes, got here:1; write"),
-        (("two", 0, "here:1"), "processes must be a number from 1, or auto, got 'two'; write"),
-        (("0", 0, "here:1"), "processes must be a number from 1, or auto, got '0'; write"),
+        (("two", 0, "here:1"), 'processes must be a number from 1, or auto, got "two"; write'),
+        (("0", 0, "here:1"), 'processes must be a number from 1, or auto, got "0"; write'),
         (("2", None, "here:1"), "process must be from 0 to 1, got None; write"),
         (("2", 2, "here:1"), "process must be from 0 to 1, got 2; write"),
-        (("2", 0, None), "coordinator must be HOST:PORT of process 0, got none; write"),
-        (("2", 0, "here"), "coordinator must be HOST:PORT of process 0, got 'here'; write"),
+        (("2", 0, None), "coordinator must be HOST:PORT of process 0, got None; write"),
+        (("2", 0, "here"), 'coordinator must be HOST:PORT of process 0, got "here"; write'),
     ],
 )
 def test_bad_options_are_refused(given, message):
