@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import sys
+import time
 from collections.abc import Iterator
 
 import jax
@@ -13,7 +15,7 @@ HOW = (
     "write --processes auto under SLURM, Open MPI or on a TPU pod, elsewhere --processes 2 --process 0 --coordinator "
     "HOST:PORT, and --process 1 for the second one"
 )
-FAREWELL = 30  # seconds that a process which leaves waits for the others; one that failed ends the run then
+GRACE = 2.0  # seconds
 
 
 @contextlib.contextmanager
@@ -48,6 +50,19 @@ def together(count: str | None, number: int | None, coordinator: str | None) -> 
             ) from error
 
 
+def leave(code: int) -> None:
+    """Ends this process, after an error that was told, without a word to the others, who may wait for it for ever.
+
+    They end as well: what they exchange breaks off, or JAX ends them once the first process is not there any more. So
+    it goes last: others that tell the same error shall do it themselves.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if processes.first():
+        time.sleep(GRACE)
+    os._exit(code)
+
+
 def _checked(
     count: str | None, number: int | None, coordinator: str | None
 ) -> tuple[int | None, int | None, str | None] | None:
@@ -71,6 +86,6 @@ def _join(count: int | None, number: int | None, coordinator: str | None) -> Non
     """Meets the other processes."""
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the run
     try:
-        jax.distributed.initialize(coordinator, count, number, shutdown_timeout_seconds=FAREWELL)
+        jax.distributed.initialize(coordinator, count, number)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"the processes did not find each other ({str(error).splitlines()[0]}); {HOW}.") from error

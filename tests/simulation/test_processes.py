@@ -24,7 +24,7 @@ from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import linear_task
 
 ROOT = Path(__file__).parents[2]
-COMMAND = ["--no-cache", "run", "ifca", "--data", "rotated-digits", "--rounds", "2", "--cohort", "3", "--set"]
+COMMAND = ["run", "ifca", "--data", "rotated-digits", "--rounds", "2", "--cohort", "3", "--set"]
 COMMAND += ["model=logistic", "--set", "num_clients=8", "--set", "num_clusters=2"]
 OPTIONS = {"rounds": 4, "cohort": 5, "eval_every": 2, "seed": 2}
 
@@ -33,7 +33,7 @@ OPTIONS = {"rounds": 4, "cohort": 5, "eval_every": 2, "seed": 2}
 def method():
     """Returns StoCFL, which finds clusters, and whose slots double on the way."""
     local = {"local_epochs": 1, "batch_size": 4}
-    return jaxfl.methods.stocfl(linear_task(), optax.sgd(0.3), slots=4, threshold=0.99, **local)
+    return jaxfl.methods.stocfl(linear_task(), optax.sgd(0.3), slots=8, threshold=0.99, **local)
 
 
 def run(**options):
