@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import jax
 
 from jaxfl import processes
+from jaxfl.cli.tables.console import stderr
 from jaxfl.schema import quoted
 
 HOW = (
@@ -85,6 +86,8 @@ def _checked(
 def _join(count: int | None, number: int | None, coordinator: str | None) -> None:
     """Meets the other processes."""
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the run
+    which = "" if number is None else f"process {number} of {count}: "
+    stderr().print(f"{which}waiting for the other processes, for five minutes at most", soft_wrap=True)
     try:
         jax.distributed.initialize(coordinator, count, number)
     except (ValueError, RuntimeError) as error:

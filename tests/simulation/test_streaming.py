@@ -62,8 +62,10 @@ def test_nor_for_pixels_in_one_chunk():
     both(method, data, cohort=7, rounds=1, plan=Plan(None), eval_clients=1)
 
 
-def test_nor_on_two_devices():
-    both(METHODS["fedavg"], plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
+@pytest.mark.parametrize("update", ["parallel", "chain"])  # a chain reads the rows of both devices in one go
+def test_nor_on_two_devices(update):
+    method = methods.fedavg(TASK, SGD, **LOCAL, update=update)
+    both(method, plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
 
 
 def test_nor_for_samplers_that_mask_clients_or_keep_some_out():
