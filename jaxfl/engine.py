@@ -44,7 +44,8 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
             record.
         shared: what every client is sent (state, data, keys): a pytree, passed as an argument and never captured, or
             XLA would fold it as a constant and `shard_map` would refuse it.
-        cohort: who takes part, and the plan: chunk and devices.
+        cohort: who takes part, and the plan: chunk and devices. Where each device has the rows of its own clients alone
+            (see `jaxfl.data.windows`), that of the round, in its order.
         *rows: pytrees with a leading axis `[C, ...]`: what belongs to each client of the cohort.
 
     Returns:
