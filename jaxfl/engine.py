@@ -6,10 +6,11 @@ leaves the chunk is a sum by cluster and a small record per client.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -168,15 +169,9 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
     >>> resolve_plan("auto", {"w": jnp.zeros(10**7)}, 100).chunk, resolve_plan(Plan(chunk=3), {}, 100).chunk
     (1, 3)
     """
+    mesh = mesh_of(plan, devices)
     if isinstance(plan, Plan):
-        if devices is None and (plan.mesh is not None or not processes.several()):
-            return plan
-        if plan.mesh is not None:
-            raise ValueError(f"devices must be None where the plan has a mesh, got {devices!r}; leave one of them out.")
-        return plan._replace(mesh=_mesh(devices))
-    if plan != "auto":
-        raise ValueError(f'plan must be a jaxfl.Plan or "auto", got {plan!r}; Plan(chunk=8) trains 8 clients at once.')
-    mesh = _mesh(devices)
+        return plan._replace(mesh=mesh)
     size = size if mesh is None else -(-size // mesh.size)
     model_bytes = COPIES * tree.num_bytes(model)
     if jax.default_backend() == "cpu":
@@ -185,6 +180,35 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
         limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
         chunk = min(size, max(1, int(limit / 4) // model_bytes))
     return Plan(chunk=max(1, chunk // models), mesh=mesh)
+
+
+def mesh_of(plan: PlanChoice, devices: DevicesChoice = None) -> jax.sharding.Mesh | None:
+    """Returns the devices of the plan that `resolve_plan` returns.
+
+    Raises:
+        ValueError: as there.
+    """
+    if isinstance(plan, Plan) and devices is None and (plan.mesh is not None or not processes.several()):
+        return plan.mesh
+    if isinstance(plan, Plan) and plan.mesh is not None:
+        raise ValueError(f"devices must be None where the plan has a mesh, got {devices!r}; leave one of them out.")
+    if not isinstance(plan, Plan) and plan != "auto":
+        raise ValueError(f'plan must be a jaxfl.Plan or "auto", got {plan!r}; Plan(chunk=8) trains 8 clients at once.')
+    given = _within.get()
+    return _mesh(devices) if given is None or devices is not None else given[0]
+
+
+@contextlib.contextmanager
+def within(mesh: jax.sharding.Mesh | None) -> Iterator[None]:
+    """Inside, plans that are resolved for no devices in particular take these: a method's own passes over clients."""
+    token = _within.set((mesh,))
+    try:
+        yield
+    finally:
+        _within.reset(token)
+
+
+_within: contextvars.ContextVar[tuple[jax.sharding.Mesh | None] | None] = contextvars.ContextVar("within", default=None)
 
 
 def use_cores(count: int | None = None) -> int:

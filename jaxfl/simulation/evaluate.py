@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import tree
+from jaxfl import engine, tree
 from jaxfl.client.passes import fold_rows
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
@@ -108,7 +108,7 @@ def _assigner(method: Method, plan: Plan, shapes: Any) -> Callable[..., Any]:
 
     @jax.jit
     def assign(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
-        return plan.readable(method.assign(key, state, data, Cohort(ids, real, plan)))
+        return plan.readable(engine.within(plan.mesh)(method.assign)(key, state, data, Cohort(ids, real, plan)))
 
     return assign
 

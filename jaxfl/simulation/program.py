@@ -170,7 +170,7 @@ def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler,
     @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
     def one_round(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
         cohort = engine.by_size(data, sampler(key, state.round, data, size, plan)) if given is None else given
-        new, info = method.round(key, state, data, cohort)
+        new, info = engine.within(plan.mesh)(method.round)(key, state, data, cohort)
         if method.grow is not None:  # a round that ran out of slots has not happened
             new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
         return new, Log(cohort.ids, cohort.mask, info)
@@ -201,14 +201,16 @@ def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler,
 
 
 @kept
-def initialiser(method: Method, shapes: Any) -> Callable[[Key, FederatedData], Any]:
+def initialiser(method: Method, shapes: Any, mesh: Any = None) -> Callable[[Key, FederatedData], Any]:
     """Returns `(key, data) -> state`, jitted.
 
     Args:
         method: the method.
         shapes: of the data, see `kept`.
+        mesh: the devices of the run.
     """
-    return jax.jit(lambda key, data: method.init(key, data))  # not itself: it lives longer, and the programs with it
+    # not `init` itself: it lives longer, and the programs with it
+    return jax.jit(engine.within(mesh)(lambda key, data: method.init(key, data)))
 
 
 class Footprint(NamedTuple):

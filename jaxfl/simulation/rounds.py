@@ -61,7 +61,7 @@ class Rounds:
         """
         began = time.perf_counter()
         self._compile(shapes if saved is None else saved)
-        init = initialiser(self._method, shapes_of(self._data))
+        init = initialiser(self._method, shapes_of(self._data), self._plan.mesh)
         # a first stage, which chooses devices by itself, may leave its results on several
         state = tree.placed(init(self._key, self._data) if saved is None else saved, self._plan.place)
         state = jax.block_until_ready(state)

@@ -164,7 +164,8 @@ def run(
     clock, schedule = Clock(), Schedule.of(rounds, eval_every, checkpoint_every, test_rows)
     check_kept(checkpoint_every, checkpoint_dir)
     size = cohort_size(cohort, data)
-    init = initialiser(method, shapes_of(data))  # traced once, for the shapes and for the state
+    # traced once, for the shapes and for the state
+    init = initialiser(method, shapes_of(data), engine.mesh_of(plan, devices))
     shapes = jax.eval_shape(init, jax.random.key(check_seed(seed)), data)
     plan = engine.resolve_plan(plan, served_model(method, shapes), size, devices=devices)
     identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)

@@ -3,8 +3,8 @@
 Cohorts follow from the seed, so they are known ahead. The program of a round is that of resident rows but for the
 cohort, which it is given, and its results are the same, bit for bit: a window keeps the clients' numbers and sizes (see
 `jaxfl.data.windows`). On the device are the windows of two rounds, and what is known of every client, a few numbers
-each. Of several devices each has the rows of the clients that it trains, and each of several processes cuts out those of
-its devices.
+each. Of several devices each has the rows of the clients that it trains, and each of several processes cuts out those
+of its devices.
 """
 
 from collections.abc import Callable
