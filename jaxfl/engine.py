@@ -249,8 +249,12 @@ def _mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
         raise ValueError(f'devices must be 1 to {len(there)}, those of this process, or "all", got {devices!r}.')
     if devices == 1 and not processes.several():
         return None
-    by_process = [jax.local_devices(process)[:devices] for process in range(jax.process_count())]
-    return jax.sharding.Mesh(np.concatenate(by_process), ("clients",))
+    by_process = [jax.local_devices(process) for process in range(jax.process_count())]
+    if len({*map(len, by_process)}) > 1:
+        raise ValueError(
+            f"every process must have as many devices, got {[*map(len, by_process)]}; CUDA_VISIBLE_DEVICES hides some."
+        )
+    return jax.sharding.Mesh(np.concatenate([some[:devices] for some in by_process]), ("clients",))
 
 
 def halved(plan: Plan, size: int) -> Plan | None:
