@@ -6,6 +6,7 @@ Everything here but `first` is a meeting: it returns when every process has come
 hear, and nothing is computed.
 """
 
+import contextvars
 import json
 import zlib
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 T = TypeVar("T")
+_acting: contextvars.ContextVar[bool] = contextvars.ContextVar("acting", default=False)  # where the others wait
 
 
 def several() -> bool:
@@ -69,7 +71,8 @@ def by_first(act: Callable[[], T]) -> T:
     """Lets the first process do something that the others only hear of.
 
     Args:
-        act: called at the first process; returns something that JSON can say.
+        act: called at the first process; returns something that JSON can say. What it calls in turn by this function is
+            called at once.
 
     Returns:
         What it returned, at every process; at the others as JSON says it.
@@ -77,15 +80,18 @@ def by_first(act: Callable[[], T]) -> T:
     Raises:
         ValueError, OSError: `act` raised it at the first process; at the others with the same message.
     """
-    if not several():
+    if not several() or _acting.get():
         return act()
     answer, error = {}, None
     if first():
+        acting = _acting.set(True)
         try:
             answer = {"value": act()}
         except (ValueError, OSError) as raised:
             error = raised
             answer = {"error": str(raised), "disk": isinstance(raised, OSError)}
+        finally:
+            _acting.reset(acting)
     text = json.dumps(answer).encode()
     length = int(gathered(len(text))[0, 0])
     told = json.loads(from_first(np.frombuffer(text.ljust(length)[:length], np.uint8)).tobytes())

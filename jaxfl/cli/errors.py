@@ -1,6 +1,7 @@
 """What the command line makes of errors and warnings: one line, and an exit code."""
 
 import contextlib
+import traceback
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,11 @@ def errors() -> Iterator[None]:
         if jax.distributed.is_initialized():
             leave(2)
         raise typer.Exit(2) from None
+    except Exception as error:
+        if not jax.distributed.is_initialized() or isinstance(error, typer.Exit):
+            raise
+        traceback.print_exc()
+        leave(1)
     except Stopped as stopped:  # what is kept was said
         raise typer.Exit(128 + stopped.number) from None
 

@@ -16,7 +16,7 @@ HOW = (
     "write --processes auto under SLURM, Open MPI or on a TPU pod, elsewhere --processes 2 --process 0 --coordinator "
     "HOST:PORT, and --process 1 for the second one"
 )
-GRACE = 2.0  # seconds
+GRACE = 2.0  # seconds that the first process lets the others go before it
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def together(count: str | None, number: int | None, coordinator: str | None) -> 
         except jax.errors.JaxRuntimeError as error:
             raise ConnectionError(
                 f"process {jax.process_index()}: another process of the run has ended, or cannot be reached any more "
-                f"({str(error).splitlines()[0]}); --resume goes on from the last checkpoint."
+                f"({str(error).splitlines()[0]}); with --out, --resume goes on from its checkpoint."
             ) from error
 
 

@@ -175,7 +175,7 @@ def run(
     stream = streams(method, data, resident)
     asked = _Asked(method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock, tested, stream)
     directory = directory_at(checkpoint_dir, resume=resume)
-    processes.check_alike([identity, schedule])
+    processes.check_alike([identity, schedule, devices, stream, checkpoint_dir is None, resume])
     plan = plan._replace(chunk=processes.least(plan.chunk))
     with contextlib.nullcontext() if directory is None else directory.alone():
         return _within_memory(asked, plan, resume, lambda resume: Progress(directory, identity, resume=resume))

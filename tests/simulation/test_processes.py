@@ -22,6 +22,7 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.rounds import Rounds
+from jaxfl.simulation.shared import SharedDirectory
 from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import linear_task
 
@@ -77,7 +78,11 @@ def make_all(number, coordinator, folder):
     if number == 0:
         shutil.copytree(folder / "stopped", folder / "resumed")
     resumed = run(checkpoint_dir=folder / "resumed", resume=True, **options)
-    told["resumed"] = resumed.history.column("round")
+    directory = SharedDirectory(folder / "resumed", "out")
+    directory.check({"method": "stocfl"}, resume=True)
+    told["resumed"] = [resumed.history.column("round"), directory.done()]
+    with pytest.raises(ValueError, match="holds another run"):
+        directory.check({}, resume=False)
     leaves = map(np.asarray, jax.tree.leaves((result.state, resumed.state)))
     np.savez(folder.with_name(f"{number}.npz"), *leaves)
     with pytest.raises(ValueError, match="what process 1 is given differs from what process 0 is"):
@@ -141,7 +146,7 @@ def test_the_command_makes_them_one_run_whose_first_process_writes_and_speaks(pa
 def test_a_signal_to_one_stops_both_and_any_number_goes_on(pair):
     told, _, folder = pair
     assert [one["stopped"] for one in told] == [[3, 3, signal.SIGINT]] * 2
-    assert [one["resumed"] for one in told] == [[2, 4]] * 2
+    assert [one["resumed"] for one in told] == [[[2, 4], 4]] * 2
     resumed = run(checkpoint_dir=folder / "0" / "stopped", resume=True)
     assert_close(resumed.state, run().state, "the resumed run")
     assert resumed.history.column("round") == [2, 4] and resumed.summary["processes"] == 1
