@@ -1,4 +1,4 @@
-"""The command line: `jaxfl run`, `methods`, `data`, `plan`, `reproduce`, `report`."""
+"""The command line: `jaxfl run`, `compare`, `methods`, `data`, `plan`, `reproduce`, `report`."""
 
 import json
 import sys
@@ -23,6 +23,7 @@ from jaxfl.cli.arguments import (
     Process,
     Processes,
 )
+from jaxfl.cli.compare_command import compare_command
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
 from jaxfl.cli.hosts import together
@@ -144,6 +145,9 @@ def run_command(
                 print(f"pictures: {pictures}")
         if len(summaries) < len(jobs):  # it was said which diverged
             raise typer.Exit(1)
+
+
+app.command("compare")(compare_command)
 
 
 @app.command("methods")
