@@ -28,6 +28,12 @@ class Plan(NamedTuple):
             return jax.local_devices()[0]
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
+    def readable(self, arrays: Any) -> Any:
+        """Returns arrays of a program so that each of several processes can read them whole; traceable."""
+        if self.mesh is None or not self.mesh.is_multi_process:
+            return arrays
+        return jax.lax.with_sharding_constraint(arrays, self.place)
+
 
 PlanChoice = Plan | Literal["auto"]  # what `jaxfl.engine.resolve_plan` makes a plan of
 DevicesChoice = int | Literal["all"] | None  # how many of them, see there

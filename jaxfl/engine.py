@@ -6,18 +6,20 @@ leaves the chunk is a sum by cluster and a small record per client.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import tree
+from jaxfl import processes, tree
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
+from jaxfl.data import windows
 from jaxfl.data.clients import FederatedData
 from jaxfl.server import aggregate, factors
 from jaxfl.typing import Array, Params
@@ -43,7 +45,8 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
             record.
         shared: what every client is sent (state, data, keys): a pytree, passed as an argument and never captured, or
             XLA would fold it as a constant and `shard_map` would refuse it.
-        cohort: who takes part, and the plan: chunk and devices.
+        cohort: who takes part, and the plan: chunk and devices. Where each device has the rows of its own clients alone
+            (see `jaxfl.data.windows`), that of the round, in its order.
         *rows: pytrees with a leading axis `[C, ...]`: what belongs to each client of the cohort.
 
     Returns:
@@ -91,13 +94,13 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
         axis = mesh.axis_names[0]
 
         def on_each_device(shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
-            sums, kept = on_one_device(shared, mask, xs)
+            sums, kept = on_one_device(windows.own_part(shared, axis), mask, xs)
             return jax.lax.psum(sums, axis), kept
 
         spread = jax.shard_map(
             on_each_device,
             mesh=mesh,
-            in_specs=(spec(), spec(axis), spec(axis)),
+            in_specs=(windows.lies(shared, axis), spec(axis), spec(axis)),
             out_specs=(spec(), spec(axis)),
             check_vma=False,
         )
@@ -126,6 +129,11 @@ def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
     return dataclasses.replace(cohort, ids=ids, mask=mask)
 
 
+def places(plan: Plan, size: int) -> int:
+    """Returns how many clients `by_size` makes of a cohort: as many for each of several devices."""
+    return size if plan.mesh is None else size + _dealt(plan, size)[1]
+
+
 def _dealt(plan: Plan, count: int) -> tuple[int, int]:
     """Returns how many clients are mapped on each device, and how many are to be added so that devices have as many."""
     devices = 1 if plan.mesh is None else plan.mesh.size
@@ -152,7 +160,7 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
         model: the model that a client trains, or its shapes.
         size: clients of a cohort.
         models: how many such models each client trains at once.
-        devices: how many of this process's devices, or `"all"`. None takes all that are accelerators, the cores that
+        devices: how many of each process's devices, or `"all"`. None takes all that are accelerators, the cores that
             `use_cores` has made devices, or one CPU; with a `Plan`, those of the plan.
 
     Raises:
@@ -161,23 +169,46 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
     >>> resolve_plan("auto", {"w": jnp.zeros(10**7)}, 100).chunk, resolve_plan(Plan(chunk=3), {}, 100).chunk
     (1, 3)
     """
+    mesh = mesh_of(plan, devices)
     if isinstance(plan, Plan):
-        if devices is None:
-            return plan
-        if plan.mesh is not None:
-            raise ValueError(f"devices must be None where the plan has a mesh, got {devices!r}; leave one of them out.")
-        return plan._replace(mesh=_mesh(devices))
-    if plan != "auto":
-        raise ValueError(f'plan must be a jaxfl.Plan or "auto", got {plan!r}; Plan(chunk=8) trains 8 clients at once.')
-    mesh = _mesh(devices)
+        return plan._replace(mesh=mesh)
     size = size if mesh is None else -(-size // mesh.size)
     model_bytes = COPIES * tree.num_bytes(model)
     if jax.default_backend() == "cpu":
         fits = min(WIDEST, CACHE_BYTES // model_bytes)
     else:
-        limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
+        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
         fits = int(limit / 4) // model_bytes
     return Plan(chunk=min(size, max(1, fits // models)), mesh=mesh)
+
+
+def mesh_of(plan: PlanChoice, devices: DevicesChoice = None) -> jax.sharding.Mesh | None:
+    """Returns the devices of the plan that `resolve_plan` returns.
+
+    Raises:
+        ValueError: as there.
+    """
+    if isinstance(plan, Plan) and devices is None and (plan.mesh is not None or not processes.several()):
+        return plan.mesh
+    if isinstance(plan, Plan) and plan.mesh is not None:
+        raise ValueError(f"devices must be None where the plan has a mesh, got {devices!r}; leave one of them out.")
+    if not isinstance(plan, Plan) and plan != "auto":
+        raise ValueError(f'plan must be a jaxfl.Plan or "auto", got {plan!r}; Plan(chunk=8) trains 8 clients at once.')
+    given = _within.get()
+    return _mesh(devices) if given is None or devices is not None else given[0]
+
+
+@contextlib.contextmanager
+def within(mesh: jax.sharding.Mesh | None) -> Iterator[None]:
+    """Inside, plans that are resolved for no devices in particular take these: a method's own passes over clients."""
+    token = _within.set((mesh,))
+    try:
+        yield
+    finally:
+        _within.reset(token)
+
+
+_within: contextvars.ContextVar[tuple[jax.sharding.Mesh | None] | None] = contextvars.ContextVar("within", default=None)
 
 
 def use_cores(count: int | None = None) -> int:
@@ -207,7 +238,7 @@ def use_cores(count: int | None = None) -> int:
 
 
 def _mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
-    """Returns the devices to spread the clients over; None for one."""
+    """Returns the devices to spread the clients over, as many of every process; None for one."""
     there = jax.local_devices()
     if devices is None:
         cores = jax.config.values["jax_num_cpu_devices"] > 1
@@ -216,7 +247,14 @@ def _mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
         devices = len(there)
     if not isinstance(devices, int) or not 1 <= devices <= len(there):
         raise ValueError(f'devices must be 1 to {len(there)}, those of this process, or "all", got {devices!r}.')
-    return None if devices == 1 else jax.sharding.Mesh(np.array(there[:devices]), ("clients",))
+    if devices == 1 and not processes.several():
+        return None
+    by_process = [jax.local_devices(process) for process in range(jax.process_count())]
+    if len({*map(len, by_process)}) > 1:
+        raise ValueError(
+            f"every process must have as many devices, got {[*map(len, by_process)]}; CUDA_VISIBLE_DEVICES hides some."
+        )
+    return jax.sharding.Mesh(np.concatenate([some[:devices] for some in by_process]), ("clients",))
 
 
 def halved(plan: Plan, size: int) -> Plan | None:

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.typing import Array, Params
 
@@ -25,6 +27,24 @@ def put(models: Params, index: Array | int, rows: Params) -> Params:
     [0.0, 0.0, 1.0]
     """
     return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="drop"), models, rows)
+
+
+def placed(arrays: Params, place: Any) -> Params:
+    """Returns a tree of arrays at a place; of several processes each gives its own devices what it holds itself.
+
+    Args:
+        arrays: the same at every process; nothing is copied that lies there.
+        place: a device, a sharding, or None, as in `jax.device_put`.
+    """
+
+    def put(leaf: Any) -> Array:
+        there = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        if there or not isinstance(place, jax.sharding.Sharding) or place.is_fully_addressable:
+            return jax.device_put(leaf, place)
+        # `device_put` would compare what the processes have: all of the data would be sent from each to each
+        return jax.make_array_from_process_local_data(place, np.asarray(leaf), np.shape(leaf))
+
+    return jax.tree.map(put, arrays)
 
 
 def repeat(model: Params, count: int) -> Params:

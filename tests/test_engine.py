@@ -124,7 +124,7 @@ def test_a_plan_for_this_machine_maps_small_models_only():
 
 def test_a_plan_that_is_given_is_taken_and_anything_else_refused():
     given = Plan(chunk=None)
-    assert engine.resolve_plan(given, jax.ShapeDtypeStruct((10,), jnp.float32), 12, models=5) is given
+    assert engine.resolve_plan(given, jax.ShapeDtypeStruct((10,), jnp.float32), 12, models=5) == given
     with pytest.raises(ValueError, match=r'plan must be a jaxfl.Plan or "auto", got \'fast\'; Plan\(chunk=8\)'):
         engine.resolve_plan("fast", jax.ShapeDtypeStruct((10,), jnp.float32), 12)
 
@@ -159,17 +159,30 @@ def test_data_in_host_memory_needs_no_jit():
 CORES = """
 import os, jax, jaxfl, optax
 from jaxfl import engine
-assert jaxfl.use_cores(2) == 2
+assert jaxfl.use_cores(3) == 3
 assert all(flag in os.environ["XLA_FLAGS"] for flag in engine.PATIENCE)
 model = {"w": jax.numpy.ones(9)}
-assert engine.resolve_plan("auto", model, 10).mesh.size == jax.device_count() == 2
+assert engine.resolve_plan("auto", model, 10).mesh.size == jax.device_count() == 3
 assert engine.resolve_plan("auto", model, 10, devices=1).mesh is None
-assert jaxfl.use_cores(3) == 2, "JAX has started"
+assert jaxfl.use_cores(2) == 3, "JAX has started"
 data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
 method = jaxfl.methods.kfed(jaxfl.classification(jaxfl.models.Logistic(10), data), optax.sgd(0.1), num_clusters=2)
-for devices, number in ((None, 2), (1, 1)):  # its first stage takes both
+for devices, number in ((None, 3), (2, 2), (1, 1)):  # its first stage takes the same
     assert jaxfl.run(method, data, rounds=1, devices=devices).summary["devices"] == number
 """
+
+
+def test_processes_have_as_many_devices(monkeypatch):
+    four = jax.local_devices()
+    shares = {None: four[:2], 0: four[:2], 1: four[2:]}
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "local_devices", lambda process=None: shares[process])
+    one, all_of_them = (engine.resolve_plan(Plan(1), {}, 9, devices=devices).mesh for devices in (1, "all"))
+    assert [*one.devices] == [four[0], four[2]] and [*all_of_them.devices] == four
+    assert engine.resolve_plan(Plan(1), {}, 9).mesh == one, "a plan without devices, too"
+    shares[1] = four[3:]
+    with pytest.raises(ValueError, match=r"every process must have as many devices, got \[2, 1\]; CUDA"):
+        engine.resolve_plan(Plan(1), {}, 9, devices="all")
 
 
 def test_cores_are_devices_where_jax_has_not_started():

@@ -9,10 +9,23 @@ from typing import Annotated
 import typer
 
 from jaxfl.cli import experiments, job, options, signals, tables
-from jaxfl.cli.arguments import AsJson, Clone, CohortSize, DataDir, DataItems, DataName, Items, MethodName
+from jaxfl.cli.arguments import (
+    AsJson,
+    Clone,
+    CohortSize,
+    Coordinator,
+    DataDir,
+    DataItems,
+    DataName,
+    Items,
+    MethodName,
+    Process,
+    Processes,
+)
 from jaxfl.cli.compare_command import compare_command
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
+from jaxfl.cli.hosts import together
 from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
 from jaxfl.cli.sweep_command import sweep_command
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
@@ -90,11 +103,15 @@ def run_command(
         int | None, typer.Option(help="Rounds between checkpoints; default after every evaluation.", metavar="R")
     ] = None,
     devices: Annotated[
-        str | None, typer.Option(help="Devices that share a round; default all GPUs, or cores.", metavar="N|all")
+        str | None,
+        typer.Option(help="Devices of each process that share a round; default all GPUs, or cores.", metavar="N|all"),
     ] = None,
     chunk: Annotated[
         str | None, typer.Option(help="Clients trained side by side; default auto.", metavar="C|auto|none")
     ] = None,
+    processes: Processes = None,
+    process: Process = None,
+    coordinator: Coordinator = None,
 ) -> None:
     """Run a method on a federation.
 
@@ -106,7 +123,7 @@ def run_command(
     attack=sign-flip --set attackers=0.2[/] of all; or [bold]label-flip[/], [bold]gaussian[/]; they are left out of the
     metrics).
     """
-    with errors():
+    with errors(), together(processes, process, coordinator):
         given = {"finetune": finetune, "devices": devices, "chunk": chunk, "eval_clients": eval_clients}
         flags = [f"{name}={value}" for name, value in given.items() if value is not None]
         settings = options.route(method, data, [*(items or ()), *flags])

@@ -17,6 +17,20 @@ CohortSize = Annotated[
         metavar="SHARE|COUNT",
     ),
 ]
+Processes = Annotated[
+    str | None,
+    typer.Option(
+        help="Processes that make the run together, each started with this command on its host: [bold]auto[/] under "
+        "SLURM, Open MPI or on a TPU pod, elsewhere their number with --process and --coordinator.",
+        metavar="N|auto",
+    ),
+]
+Process = Annotated[
+    int | None, typer.Option(help="Which of the --processes this is, from 0; 0 writes the files.", metavar="I")
+]
+Coordinator = Annotated[
+    str | None, typer.Option(help="Where process 0 runs, and a free port there.", metavar="HOST:PORT")
+]
 Items = Annotated[
     list[str] | None,
     typer.Option(

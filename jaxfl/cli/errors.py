@@ -1,10 +1,14 @@
 """What the command line makes of errors and warnings: one line, and an exit code."""
 
 import contextlib
+import traceback
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
+from jaxfl.cli.hosts import leave
 from jaxfl.cli.tables.console import stderr
 from jaxfl.simulation.interrupts import Stopped
 
@@ -25,7 +29,14 @@ def errors() -> Iterator[None]:
         raise
     except (ValueError, OSError, MemoryError, ImportError) as error:
         stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
+        if jax.distributed.is_initialized():
+            leave(2)
         raise typer.Exit(2) from None
+    except Exception as error:
+        if not jax.distributed.is_initialized() or isinstance(error, typer.Exit):
+            raise
+        traceback.print_exc()
+        leave(1)
     except Stopped as stopped:  # what is kept was said
         raise typer.Exit(128 + stopped.number) from None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl import plots
+from jaxfl import plots, processes
 from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
@@ -25,6 +25,7 @@ from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.run import run
 from jaxfl.simulation.schedule import Schedule, check_kept
+from jaxfl.simulation.shared import directory_at
 
 CLIENTS = "clients.csv"
 PICTURES = ("convergence.png", "clusters.png")
@@ -55,7 +56,7 @@ class Job(NamedTuple):
 
     def directory(self) -> RunDirectory | None:
         """Returns where the run is kept, if it is."""
-        return RunDirectory.at(self.out, resume=self.resume, argument="out")
+        return directory_at(self.out, resume=self.resume, argument="out")
 
     def begun(self) -> bool:
         """Returns whether something of the run is kept."""
@@ -213,6 +214,7 @@ def _finished(job: Job, result: Result) -> Result:
     result = result._replace(summary=summary)
     if directory := job.directory():
         directory.write_summary(result.summary)
+    if directory is not None and processes.first():
         with directory.told("all but the list of clients is kept"):
             write_text(directory.path / CLIENTS, result.clients().to_csv(index=False))
         for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
@@ -232,6 +234,6 @@ def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict
         if name != "seed" and all(isinstance(value, (int, float)) for value in values):
             deviation = statistics.stdev(values) if len(values) > 1 else None
             spread[name] = {"mean": statistics.fmean(values), "std": deviation}
-    if out is not None:
+    if out is not None and processes.first():
         RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})
     return spread

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxfl import tree
 from jaxfl.data import images
 from jaxfl.typing import AnyArray, Array
 
@@ -121,6 +122,7 @@ class FederatedData:
         stragglers: share of a round's clients that train for fewer epochs, `[]` float32, or None, see
             `jaxfl.data.conditions`.
         attack: who attacks, or None.
+        dealt: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
     """
 
     inputs: AnyArray = struct.field(metadata=SHARED)
@@ -140,6 +142,7 @@ class FederatedData:
     class_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
+    dealt: bool = struct.field(pytree_node=False, default=False)
 
     def __repr__(self) -> str:
         """Returns a line: the examples would fill pages."""
@@ -229,7 +232,7 @@ class FederatedData:
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":
         """Returns the federation with its arrays on the device, or on all of a mesh; nothing is copied if they are."""
         everywhere = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        return jax.device_put(self, everywhere)
+        return tree.placed(self, everywhere)
 
 
 def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

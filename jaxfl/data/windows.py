@@ -6,6 +6,7 @@ their ranges point there; the range of anybody else means nothing. All windows o
 is compiled for a second one.
 """
 
+import functools
 import mmap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +14,14 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxfl.data.clients import FederatedData, Split
-from jaxfl.typing import AnyArray
+from jaxfl import tree
+from jaxfl.data.clients import FederatedData, Split, replaced
+from jaxfl.typing import AnyArray, Array
 
 Splits = Sequence[Literal["train", "test"]]
+DEALT = ("inputs", "labels", "train.rows", "test.rows")  # what of a window lies in parts, where it is dealt
 LOW = (1 << 32) - 1
 
 
@@ -29,6 +33,9 @@ class Windows:
         clients: the most clients of a window.
         splits: whose rows a window holds: those of `"train"`, of `"test"`, or of both.
         mesh: the devices that windows are sent to; None is the first one.
+        dealt: whether each device is sent the rows of its own clients alone, and each process cuts those of its
+            devices: as many clients a device, in the order that they are named in. Places count through all parts, as
+            if they were one pool, until `own_part` counts from the device's own.
 
     Attributes:
         blank: a window of nobody, on the device: the shapes of all, and what they have in common.
@@ -49,37 +56,117 @@ class Windows:
         clients: int,
         splits: Splits = ("train",),
         mesh: jax.sharding.Mesh | None = None,
+        *,
+        dealt: bool = False,
     ):
-        self._data, self._splits, self._mesh = jax.tree.map(np.asarray, data), tuple(splits), mesh
+        self._data, self._splits = jax.tree.map(np.asarray, data), tuple(splits)
+        devices = list(mesh.devices.flat) if mesh is not None and dealt else []
+        here = [part for part, device in enumerate(devices) if device.process_index == jax.process_index()]
+        self._parts, self._own = max(1, len(devices)), here or [0]
+        self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])) if mesh is not None and dealt else None
         self._ranges = {name: _ranges(getattr(data, name)) for name in self._splits}
-        widths = {name: _widest(self._ranges[name], clients) for name in self._splits}
-        self._width = max(1, sum(widths.values()))
+        widths = {name: _widest(self._ranges[name], clients // self._parts) for name in self._splits}
+        self._width = max(1, sum(widths.values()))  # rows of a part
         nobody, begin, made = np.zeros(data.num_clients, np.int32), 0, {}
         for name in ("train", "test"):
-            rows = np.arange(begin, begin + widths.get(name, 0), dtype=np.int32)
-            made[name] = replace(getattr(data, name), rows=rows, start=nobody)
-            begin += len(rows)
-        pool = {name: _empty(getattr(data, name), self._width) for name in ("inputs", "labels")}
-        self.blank = replace(data, **pool, **made).on_device(mesh)
+            there = np.arange(begin, begin + widths.get(name, 0), dtype=np.int32)
+            rows = np.concatenate([part * self._width + there for part in self._own]).astype(np.int32)
+            made[name] = replace(getattr(data, name), rows=self._sent(rows), start=nobody)
+            begin += len(there)
+        pool = {name: self._sent(self._empty(getattr(data, name))) for name in ("inputs", "labels")}
+        self.blank = self._known(replace(self._data, **pool, **made, dealt=self._each is not None))
 
-    def of(self, ids: Sequence[int] | np.ndarray) -> FederatedData:
-        """Returns the window of these clients, sent to the device; a client may be named twice.
+    def of(self, ids: Sequence[int] | np.ndarray, real: np.ndarray | None = None) -> FederatedData:
+        """Returns the window of these clients, sent to the devices; a client may be named twice, but be real once.
 
         Args:
-            ids: clients, at most as many as a window may hold.
+            ids: clients, at most as many as a window may hold; where rows are dealt, as many for each device, in order.
+            real: of which the rows are needed `[M]` bool; None is all of them.
         """
-        ids, begin = np.asarray(ids), 0
-        inputs, labels = _empty(self._data.inputs, self._width), _empty(self._data.labels, self._width)
-        made = {}
-        for name in self._splits:
-            blank = getattr(self.blank, name)
-            rows, start = _packed(getattr(self._data, name), self._ranges[name], ids)
-            place = slice(begin, begin + len(rows))
-            take_rows(self._data.inputs, rows, out=inputs[place])
-            take_rows(self._data.labels, rows, out=labels[place])
-            made[name] = replace(blank, start=start)
-            begin += len(blank.rows)
-        return replace(self.blank, inputs=inputs, labels=labels, **made).on_device(self._mesh)
+        ids = np.asarray(ids)
+        real = np.ones(len(ids), bool) if real is None else real
+        inputs, labels = self._empty(self._data.inputs), self._empty(self._data.labels)
+        start = {name: np.zeros(self._data.num_clients, np.int32) for name in self._splits}
+        for part, (members, wanted) in enumerate(
+            zip(np.split(ids, self._parts), np.split(real, self._parts), strict=True)
+        ):
+            members = members[wanted]
+            begin = self._own.index(part) * self._width if part in self._own else None
+            for name in self._splits:
+                width = len(getattr(self.blank, name).rows) // self._parts
+                places, first = _packed(self._ranges[name], members)
+                start[name][members] = part * width + first
+                if begin is not None:
+                    rows, place = take_rows(getattr(self._data, name).rows, places), slice(begin, begin + len(places))
+                    take_rows(self._data.inputs, rows, out=inputs[place])
+                    take_rows(self._data.labels, rows, out=labels[place])
+                    begin += width
+        made = {
+            name: replace(getattr(self.blank, name), start=tree.placed(value, self._everywhere))
+            for name, value in start.items()
+        }
+        return replace(self.blank, inputs=self._sent(inputs), labels=self._sent(labels), **made)
+
+    def _empty(self, like: AnyArray) -> np.ndarray:
+        """Returns zeros for the rows of this process's parts."""
+        return np.zeros((len(self._own) * self._width, *like.shape[1:]), like.dtype)
+
+    def _sent(self, rows: np.ndarray) -> Array:
+        """Returns the rows of this process's parts on its devices; or, where nothing is dealt, on all of them."""
+        if self._each is None:
+            return tree.placed(rows, self._everywhere)
+        length = len(rows) // len(self._own) * self._parts
+        return jax.make_array_from_process_local_data(self._each, rows, (length, *rows.shape[1:]))
+
+    def _known(self, window: FederatedData) -> FederatedData:
+        """Returns a window with what is on the host sent to all devices."""
+        return jax.tree.map(
+            lambda leaf: leaf if isinstance(leaf, jax.Array) else tree.placed(leaf, self._everywhere), window
+        )
+
+
+def lies(shared: Any, axis: str) -> Any:
+    """Returns the specs of a tree of arrays: rows that were dealt are each on one device, all else is on all.
+
+    Args:
+        shared: federations, and anything else.
+        axis: of the mesh.
+    """
+
+    def specs(part: Any) -> Any:
+        everywhere = jax.tree.map(lambda _: PartitionSpec(), part)
+        if not _was_dealt(part):
+            return everywhere
+        return functools.reduce(lambda one, name: replaced(one, name, PartitionSpec(axis)), DEALT, everywhere)
+
+    return jax.tree.map(specs, shared, is_leaf=_was_dealt)
+
+
+def own_part(shared: Any, axis: str) -> Any:
+    """Returns a tree of arrays as it is on one device: federations whose rows were dealt count from their part's first.
+
+    Args:
+        shared: the device's own blocks of what `lies` describes.
+        axis: of the mesh.
+    """
+
+    def own(one: Any) -> Any:
+        if not _was_dealt(one):
+            return one
+        part, width = jax.lax.axis_index(axis), len(one.inputs)
+        splits = {
+            name: replace(split, rows=split.rows - part * width, start=split.start - part * len(split.rows))
+            for name, split in (("train", one.train), ("test", one.test))
+        }
+        return replace(one, **splits, dealt=False)
+
+    return jax.tree.map(own, shared, is_leaf=_was_dealt)
+
+
+def _was_dealt(part: Any) -> bool:
+    """Returns whether this is a federation whose rows lie on the devices of their clients."""
+    return isinstance(part, FederatedData) and part.dealt
 
 
 def take_rows(array: AnyArray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -131,11 +218,6 @@ def _file_of(array: Any) -> mmap.mmap | None:
     return array if read_only and hasattr(mmap, "MADV_DONTNEED") else None
 
 
-def _empty(like: AnyArray, width: int) -> np.ndarray:
-    """Returns zeros for so many rows."""
-    return np.zeros((width, *like.shape[1:]), like.dtype)
-
-
 def _ranges(split: Split) -> np.ndarray:
     """Returns every client's range as one number `[N]` int64, its start before its size."""
     return (np.asarray(split.start, np.int64) << 32) | np.asarray(split.size, np.int64)
@@ -147,11 +229,9 @@ def _widest(ranges: np.ndarray, clients: int) -> int:
     return int(sizes[max(len(sizes) - clients, 0) :].sum())
 
 
-def _packed(split: Split, ranges: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pool rows of some clients, one range behind the other, and where each client's begins `[N]`."""
+def _packed(ranges: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the places of some clients' rows, one range behind the other, and where each client's begins `[M]`."""
     distinct, member = np.unique(ranges[ids], return_inverse=True)
     size = distinct & LOW
     begin = np.cumsum(size) - size
-    start = np.zeros(len(ranges), np.int32)
-    start[ids] = begin[member.reshape(-1)]
-    return take_rows(split.rows, np.repeat((distinct >> 32) - begin, size) + np.arange(size.sum())), start
+    return np.repeat((distinct >> 32) - begin, size) + np.arange(size.sum()), begin[member.reshape(-1)]

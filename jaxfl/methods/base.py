@@ -114,7 +114,9 @@ class Method(NamedTuple):
             `jaxfl.methods.parts.joining`; None if the method has no rule for it.
         reads: whose rows are read: those of the `"cohort"` alone, by `round` and by `assign`, and nobody's by `init`;
             or `"everybody"`'s. Who only reads the cohort's rows can train clients whose rows do not fit the device, see
-            `jaxfl.simulation.streaming`. Sizes and what else is known of clients `[N]` may be read in any case.
+            `jaxfl.simulation.streaming`, and on several devices each has the rows of its own clients alone: `round`
+            passes its cohort to `over_clients` as it is. Sizes and what else is known of clients `[N]` may be read in
+            any case.
     """
 
     init: Init

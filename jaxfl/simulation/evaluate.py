@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import tree
+from jaxfl import engine, tree
 from jaxfl.client.passes import fold_rows
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
@@ -134,7 +134,7 @@ def _assigner(method: Method, plan: Plan, shapes: Any) -> Any:
 
     @jax.jit
     def assign(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
-        return method.assign(key, state, data, Cohort(ids, real, plan))
+        return plan.readable(engine.within(plan.mesh)(method.assign)(key, state, data, Cohort(ids, real, plan)))
 
     return assign
 
@@ -153,7 +153,7 @@ def _counter(method: Method, plan: Plan, shapes: Any) -> Any:
 
             return (), _where_needed(real, run)
 
-        return over_clients(client, (state, data), Cohort.of(ids, plan), real)[1]
+        return plan.readable(over_clients(client, (state, data), Cohort.of(ids, plan), real)[1])
 
     return count
 
@@ -182,9 +182,10 @@ def _tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Calla
         everybody, count = data.num_clients, ids.shape[0]
         place = jnp.zeros(everybody, jnp.int32)  # of each client among the ids
         place = place.at[jnp.where(real, ids, everybody)].set(jnp.arange(count, dtype=jnp.int32), mode="drop")
-        return jax.tree.map(
+        in_order = jax.tree.map(
             lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype).at[place[cohort.ids]].set(leaf), found
         )
+        return plan.readable(in_order)
 
     return tune
 

@@ -47,7 +47,8 @@ class Deferred:
         stopped: makes the exception.
 
     Attributes:
-        asked: whether a signal came.
+        asked: whether a signal came, here or at another process of the run.
+        number: of the signal; 0 where none came.
         at_stake: whether stopping at once would lose rounds; the run says so.
 
     >>> with Deferred(lambda: Stopped(3, 20, saved=3)) as signals:
@@ -58,13 +59,23 @@ class Deferred:
     def __init__(self, stopped: Callable[[], Stopped]):
         self.at_stake = False
         self._stopped = stopped
-        self._number: int | None = None
+        self._number: int | None = None  # of a signal to this process
+        self._heard = 0
         self._before: dict[int, Any] = {}
 
     @property
     def asked(self) -> bool:
         """Returns whether a signal came."""
-        return self._number is not None
+        return self.number > 0
+
+    @property
+    def number(self) -> int:
+        """Returns the number of the signal that came."""
+        return self._number or self._heard
+
+    def hear(self, number: int) -> None:
+        """Takes a signal to another process of the run, or 0; the next one to this process is its first."""
+        self._heard = number
 
     def __enter__(self) -> "Deferred":
         """Takes the signals."""
@@ -81,15 +92,15 @@ class Deferred:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Gives them back, and stops if one came; an error goes first."""
         self._put_back()
-        if self._number is None or kind is not None:
+        if not self.asked or kind is not None:
             return
-        before = self._before[self._number]
+        before = self._before.get(self.number)
         if before is signal.SIG_DFL:
-            signal.raise_signal(self._number)  # ends the process
-        elif before is not signal.default_int_handler:
-            before(self._number, None)
+            signal.raise_signal(self.number)  # ends the process
+        elif before not in (None, signal.default_int_handler):
+            before(self.number, None)
         stopped = self._stopped()
-        stopped.number = self._number
+        stopped.number = self.number
         raise stopped
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxfl import engine
+from jaxfl import engine, processes
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
@@ -118,7 +118,7 @@ def _within_memory(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) 
             return [outcome for one in ones for outcome in _within_memory(asked, [one], plan, True)]
         smaller = engine.halved(plan, asked.size)
         told = f"the device ran out of memory with {plan.chunk or asked.size} clients at a time; {kept}"
-        if smaller is None or not first:
+        if smaller is None or not first or processes.several():  # the others know nothing of it
             raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")
         warnings.warn(
             f"{told}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
@@ -143,8 +143,10 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
     )
     with Deferred(stopped) as signals:
         state = program.start(asked.shapes, [progress.restore(asked.shapes) for progress in progresses])
-        while first.done < schedule.rounds and not signals.asked and not all(seed.diverged for seed in seeds):
-            state, made = program.advance(state, schedule.ahead(first.done, program.pace))
+        while (ahead := _ahead(signals, schedule.ahead(first.done, program.pace))) and not all(
+            seed.diverged for seed in seeds
+        ):
+            state, made = program.advance(state, ahead)
             if made.count:
                 signals.at_stake = True
                 for seed, part in zip(seeds, program.parts(state, made), strict=True):
@@ -155,6 +157,13 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
             for seed, mine in zip(seeds, program.states(state), strict=True):
                 seed.save(mine)
     return [seed.outcome(mine) for seed, mine in zip(seeds, program.states(state), strict=True)]
+
+
+def _ahead(signals: Deferred, count: int) -> int:
+    """Returns how many rounds to make now, the same at every process; none where one of them was asked to stop."""
+    said = processes.gathered(count, signals.number)
+    signals.hear(int(said[:, 1].max()))
+    return 0 if said[:, 1].any() else int(said[0, 0])  # by the clock of the first
 
 
 def _program(asked: Asked, ones: Sequence[One], plan: Plan, data: Sequence[FederatedData]) -> Rounds:
@@ -215,7 +224,7 @@ class _Seed:
         if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
             progress.save(state, sound=self._program.serves if record is None else None)
         event = self._event(record)
-        for callback in self._asked.callbacks:
+        for callback in self._asked.callbacks if processes.first() else ():
             callback(event)
 
     def save(self, state: Any) -> None:
@@ -244,6 +253,7 @@ class _Seed:
             fast_forms=rewriting.in_words(asked.method.task.replaced),
             chunk=(asked.inside if shared else plan).chunk,
             devices=1 if plan.mesh is None else plan.mesh.size,
+            processes=jax.process_count(),
             seeds_together=self._together,
             test_rows=asked.schedule.test_rows,
             eval_clients=one.data.num_clients if one.tested is None else len(one.tested),

@@ -23,6 +23,7 @@ from jaxfl.client import factored
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
+from jaxfl.processes import least
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.lanes import Lanes
 from jaxfl.typing import Array, Key
@@ -120,7 +121,7 @@ def compile_rounds(
         MemoryError: the program needs more memory than the device has left.
     """
     memory = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes).compile()
-    needed, available = program_bytes(memory) + tree.num_bytes(state), available_bytes()
+    needed, available = program_bytes(memory) + tree.num_bytes(state), least(available_bytes())
     if available is not None and needed > available:
         told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
         if tree.num_bytes(state) > available:
@@ -151,7 +152,9 @@ def lower(
     program = _rounds(method, size, plan, limit, sampler, lanes, shapes_of(key, state, data, cohort))
     where = plan if lanes is None else lanes
     if where.mesh is not None:
-        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where.place), state)
+        state, cohort = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where.place), (state, cohort)
+        )
     with factored.answers() as told:
         lowered = program.advance.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
     program.told = told or program.told  # nothing is told of what JAX has traced before
@@ -173,8 +176,8 @@ def _rounds(
 ) -> _Rounds:
     @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
     def one_round(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
-        cohort = engine.by_size(data, sampler(key, state.round, data, size, plan) if given is None else given)
-        new, info = method.round(key, state, data, cohort)
+        cohort = engine.by_size(data, sampler(key, state.round, data, size, plan)) if given is None else given
+        new, info = engine.within(plan.mesh)(method.round)(key, state, data, cohort)
         if lanes is not None and method.grow is not None:  # all stop where one has to grow
             info = info._replace(overflow=lanes.most(info.overflow))
         if method.grow is not None:  # a round that ran out of slots has not happened
@@ -201,20 +204,22 @@ def _rounds(
         state, *rest = jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0)))
         if plan.mesh is not None:  # on every device, as it was: the next call expects it there
             state = jax.lax.with_sharding_constraint(state, plan.place)
-        return state, *rest
+        return state, *plan.readable(rest)
 
     return _Rounds(jax.jit(advance if lanes is None else lanes.lift(advance), donate_argnums=1))
 
 
 @kept
-def initialiser(method: Method, shapes: Any) -> Callable[[Key, FederatedData], Any]:
+def initialiser(method: Method, shapes: Any, mesh: Any = None) -> Callable[[Key, FederatedData], Any]:
     """Returns `(key, data) -> state`, jitted.
 
     Args:
         method: the method.
         shapes: of the data, see `kept`.
+        mesh: the devices of the run.
     """
-    return jax.jit(lambda key, data: method.init(key, data))  # not itself: it lives longer, and the programs with it
+    # not `init` itself: it lives longer, and the programs with it
+    return jax.jit(engine.within(mesh)(lambda key, data: method.init(key, data)))
 
 
 def program_bytes(program: Any) -> int:
@@ -225,7 +230,7 @@ def program_bytes(program: Any) -> int:
 
 def available_bytes() -> int | None:
     """Returns the bytes that are free on the device (or in the machine, for the CPU); None if it does not say."""
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
@@ -239,7 +244,7 @@ def available_bytes() -> int | None:
 
 def peak_bytes() -> int:
     """Returns the most bytes held so far: by the device, or by this process on the CPU."""
-    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats and "peak_bytes_in_use" in stats:
         return int(stats["peak_bytes_in_use"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

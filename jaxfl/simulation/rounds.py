@@ -121,9 +121,9 @@ class Rounds:
 
     def _first(self, saved: Sequence[Any]) -> Any:
         """Returns the state to start from."""
-        init = initialiser(self._method, shapes_of(self._data))
+        init = initialiser(self._method, shapes_of(self._data), self._plan.mesh)
         # a first stage, which chooses devices by itself, may leave its results on several
-        return jax.device_put(init(self._key, self._data) if saved[0] is None else saved[0], self._plan.place)
+        return tree.placed(init(self._key, self._data) if saved[0] is None else saved[0], self._plan.place)
 
     def _doubled(self, grow: Grow, state: Any, doublings: int) -> Any:
         """Returns the state with its slots doubled so often."""

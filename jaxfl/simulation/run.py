@@ -8,14 +8,14 @@ from typing import Any, overload
 
 import jax
 
-from jaxfl import engine, sampling
+from jaxfl import engine, processes, sampling
 from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.random import check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
-from jaxfl.simulation.directory import RunDirectory, identity_of
+from jaxfl.simulation.directory import identity_of
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.loop import Asked, One, outcomes
 from jaxfl.simulation.program import initialiser, shapes_of
@@ -23,6 +23,7 @@ from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.seeds import alike, inside
+from jaxfl.simulation.shared import directory_at
 from jaxfl.simulation.streaming import Resident, streams
 from jaxfl.simulation.testers import sampled_clients
 
@@ -68,6 +69,10 @@ def run(
     are added. So they may on a GPU in another process, where XLA takes the kernels that it finds the fastest (see
     https://openxla.org/xla/determinism).
 
+    Several processes make a run together where `jax.distributed.initialize` was called before: all call `run` with the
+    same arguments and get the same result; the first one alone reads and writes `checkpoint_dir` and calls callbacks. A
+    signal to one of them stops all. The summary says `processes`, and of all of them `devices`.
+
     Args:
         method: from a factory of `jaxfl.methods`.
         data: the federation; or one for each of `seeds`, of the same shapes.
@@ -95,7 +100,7 @@ def run(
         resume: go on from the checkpoint in `checkpoint_dir`, bit for bit; without one, start.
         plan: a `Plan` (chunk and devices), or `"auto"`. Where the device runs out of memory while the run goes on, it
             warns, halves the chunk once, and goes on from the last checkpoint, or from the start if there is none.
-        devices: how many of this machine's devices share a round's clients, or `"all"`. None takes all accelerators,
+        devices: how many of each process's devices share a round's clients, or `"all"`. None takes all accelerators,
             the cores that `jaxfl.use_cores` has made devices or one CPU, and those of a `Plan`. The same random choices
             on any number; sums are rounded otherwise.
         resident: whether all rows lie on the device. False keeps them on the host, in memory or in mapped files (see
@@ -135,7 +140,8 @@ def run(
     of_each = _of_each(data, len(numbers))
     data = of_each[0]
     size = cohort_size(cohort, data)
-    init = initialiser(method, shapes_of(data))  # traced once, for the shapes and for the state
+    # traced once, for the shapes and for the state
+    init = initialiser(method, shapes_of(data), engine.mesh_of(plan, devices))
     shapes = jax.eval_shape(init, jax.random.key(numbers[0]), data)
     model = served_model(method, shapes)
     chosen = engine.resolve_plan(plan, model, size, devices=devices)
@@ -149,7 +155,9 @@ def run(
         tested = sampled_clients(own, eval_clients, number)
         identity |= {} if tested is None else {"eval_clients": len(tested)}
         folder = Path(checkpoint_dir, f"seed-{number}") if several and checkpoint_dir is not None else checkpoint_dir
-        ones.append(One(number, own, tested, RunDirectory.at(folder, resume=resume), identity))
+        ones.append(One(number, own, tested, directory_at(folder, resume=resume), identity))
+    processes.check_alike([[one.identity for one in ones], schedule, devices, stream, checkpoint_dir is None, resume])
+    chosen = chosen._replace(chunk=processes.least(chosen.chunk))
     found, results = outcomes(asked, ones, chosen, resume), []
     for one in found:
         if isinstance(one, Diverged):

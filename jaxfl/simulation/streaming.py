@@ -3,7 +3,8 @@
 Cohorts follow from the seed, so they are known ahead. The program of a round is that of resident rows but for the
 cohort, which it is given, and its results are the same, bit for bit: a window keeps the clients' numbers and sizes (see
 `jaxfl.data.windows`). On the device are the windows of two rounds, and what is known of every client, a few numbers
-each.
+each. Of several devices each has the rows of the clients that it trains, and each of several processes cuts out those
+of its devices.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import tree
+from jaxfl import engine, tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method
+from jaxfl.processes import least
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.program import available_bytes, kept, shapes_of
 from jaxfl.typing import Array, Key
@@ -46,7 +48,7 @@ class Stream:
     """
 
     def __init__(self, data: FederatedData, key: Key, size: int, plan: Plan, sampler: Sampler, rounds: int):
-        self._windows = Windows(data, size, mesh=plan.mesh)
+        self._windows = Windows(data, engine.places(plan, size), mesh=plan.mesh, dealt=True)
         self.blank = self._windows.blank
         self._key, self._rounds = key, rounds
         self._draw = _drawing(sampler, size, plan, shapes_of(self.blank))
@@ -76,7 +78,7 @@ class Stream:
         self._drawn[round] = cohort = self._cohort(round)
 
         def cut() -> FederatedData:
-            return self._windows.of(np.asarray(cohort.ids)[0])
+            return self._windows.of(np.asarray(cohort.ids)[0], np.asarray(cohort.mask)[0])
 
         return self._thread.submit(cut)
 
@@ -88,7 +90,11 @@ class Stream:
 @kept
 def _drawing(sampler: Sampler, size: int, plan: Plan, shapes: Any) -> Callable[[Key, Array, FederatedData], Cohort]:
     """Returns `(key, round, data) -> cohort`, jitted: the round's, `LIMIT` times."""
-    return jax.jit(lambda key, round, data: tree.repeat(sampler(key, round, data, size, plan), LIMIT))
+
+    def draw(key: Key, round: Array, data: FederatedData) -> Cohort:
+        return plan.readable(tree.repeat(engine.by_size(data, sampler(key, round, data, size, plan)), LIMIT))
+
+    return jax.jit(draw)
 
 
 def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
@@ -103,7 +109,7 @@ def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
     Raises:
         ValueError: they do not fit, or must not be resident, and the method reads everybody's rows.
     """
-    free = available_bytes()
+    free = least(available_bytes())
     wanted = tree.num_bytes(data)
     large = free is not None and wanted > SHARE * free
     if resident is True or (resident == "auto" and not large):

@@ -32,6 +32,6 @@ def summary_of(data: FederatedData, evaluation: Evaluation, progress: Progress, 
         "mean_participants": progress.tally.participants / max(progress.done, 1),
         **run,
         "peak_bytes": peak_bytes(),
-        "device": jax.devices()[0].device_kind,
+        "device": jax.local_devices()[0].device_kind,
         "versions": {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__},
     }

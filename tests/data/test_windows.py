@@ -37,6 +37,26 @@ def test_batches_are_those_of_the_whole(name):
                 np.testing.assert_array_equal(real, np.asarray(cut.mask))
 
 
+def test_dealt_rows_lie_with_their_clients():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))
+    ids, real = np.array([5, 2, 7, 2]), np.array([True, True, True, False])  # the last one fills the second part
+    windows = Windows(RAGGED, 4, mesh=mesh, dealt=True)
+    window = windows.of(ids, real)
+    assert shapes_of(window) == shapes_of(windows.blank)
+    size, start = RAGGED.train.size, np.asarray(window.train.start)
+    held = [np.asarray(shard.data) for shard in window.labels.addressable_shards]
+    assert [len(part) for part in held] == [np.sort(size)[-2:].sum()] * 2
+    for part, members in ((0, [5, 2]), (1, [7])):
+        own = np.concatenate(
+            [RAGGED.labels[RAGGED.train.rows[RAGGED.train.start[i] :][: size[i]]] for i in sorted(members)]
+        )
+        np.testing.assert_array_equal(held[part][: len(own)], own)
+        assert {*(start[members] // len(held[0]))} == {part}
+    for client in ids[real]:
+        whole, cut = (one.batch(one.train, np.int32(client), np.arange(size[client])) for one in (RAGGED, window))
+        np.testing.assert_array_equal(whole.y, cut.y)
+
+
 def test_everything_that_is_known_of_clients_stays():
     kept, window = RAGGED.per_client(), Windows(RAGGED, 3).of([1, 4])
     assert {name for name, values in window.per_client().items() if not np.array_equal(values, kept[name])} == {

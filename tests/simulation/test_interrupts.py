@@ -43,6 +43,15 @@ def test_a_second_signal_is_at_once():
     assert raised.type is KeyboardInterrupt and handlers() == before
 
 
+def test_a_signal_to_another_process_is_not_the_first_of_two():
+    with pytest.raises(KeyboardInterrupt, match="stopped after round 2 of 6") as raised, deferred() as signals:
+        signals.hear(signal.SIGINT)
+        assert signals.asked
+        signal.raise_signal(signal.SIGINT)  # of a scheduler, which sends it to all
+        assert signals.number == signal.SIGINT
+    assert raised.type is Stopped
+
+
 def test_the_handler_of_the_caller_is_told(terminated):
     with pytest.raises(Stopped) as raised, deferred():
         signal.raise_signal(signal.SIGTERM)

@@ -62,8 +62,10 @@ def test_nor_for_pixels_in_one_chunk():
     both(method, data, cohort=7, rounds=1, plan=Plan(None), eval_clients=1)
 
 
-def test_nor_on_two_devices():
-    both(METHODS["fedavg"], plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
+@pytest.mark.parametrize("update", ["parallel", "chain"])  # a chain reads the rows of both devices in one go
+def test_nor_on_two_devices(update):
+    method = methods.fedavg(TASK, SGD, **LOCAL, update=update)
+    both(method, plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
 
 
 def test_nor_for_samplers_that_mask_clients_or_keep_some_out():
@@ -106,7 +108,7 @@ def test_who_reads_everybody_is_refused_unless_it_fits(monkeypatch):
 
 def test_the_next_window_is_cut_ahead_and_none_beyond_the_last(monkeypatch):
     cut, of = [], Windows.of
-    monkeypatch.setattr(Windows, "of", lambda self, ids: cut.append(ids.tolist()) or of(self, ids))
+    monkeypatch.setattr(Windows, "of", lambda self, ids, real: cut.append(ids.tolist()) or of(self, ids, real))
     stream = streaming.Stream(DATA, jax.random.key(0), 3, Plan(), sampling.uniform, rounds=3)
     _, cohort = stream.at(0)
     ahead = stream._cut[1].result()
@@ -117,7 +119,7 @@ def test_the_next_window_is_cut_ahead_and_none_beyond_the_last(monkeypatch):
 
 
 def test_what_fails_in_the_thread_is_raised(monkeypatch):
-    def fail(self, ids):
+    def fail(self, ids, real):
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(Windows, "of", fail)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxfl import engine
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Split
+from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Row
 from jaxfl.testing.compare import assert_close, assert_equal, assert_same_partition, leaves
 from jaxfl.testing.small import COHORT, case, cohort_of, federation
@@ -24,7 +25,7 @@ def check_chunks(row: Row) -> None:
 
 
 def check_devices(row: Row) -> str | None:
-    """Up to four devices give what one gives."""
+    """Up to four devices give what one gives, each with its own clients' rows where only the cohort's are read."""
     devices = jax.devices()[:4]
     if len(devices) < 2:
         return "not run: it needs two devices (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
@@ -32,7 +33,11 @@ def check_devices(row: Row) -> str | None:
     plan = Plan(chunk=1, mesh=jax.sharding.Mesh(np.array(devices), ("clients",)))
     everywhere = jax.sharding.NamedSharding(plan.mesh, jax.sharding.PartitionSpec())
     start = jax.device_put(one.init(jax.random.key(0), data), everywhere)  # where a round leaves it: compiled once
-    spread = one.run(data, engine.by_size(data, Cohort.of(COHORT, plan)), start=start)[0]
+    cohort, seen = engine.by_size(data, Cohort.of(COHORT, plan)), data
+    if one.method.reads == "cohort":
+        windows = Windows(data, len(cohort.ids), mesh=plan.mesh, dealt=True)
+        seen = windows.of(np.asarray(cohort.ids), np.asarray(cohort.mask))
+    spread = one.run(seen, cohort, start=start)[0]
     alone = one.run(data, cohort_of())[0]
     assert_close(spread, alone, f"{len(devices)} devices must give what one gives")
     return None
