@@ -26,7 +26,7 @@ FLOORS = (
     ("engine",),
     ("methods",),
     ("simulation",),
-    ("analysis", "testing"),
+    ("analysis", "bench", "testing"),
     ("plots",),
     ("public",),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
@@ -211,7 +211,7 @@ def heavy_imports(modules: dict[str, Module]) -> list[str]:
     return [
         f"{name} imports {target} at its top level; import it where it is used"
         for name, module in modules.items()
-        if name.split(".")[0] == "jaxfl" and name not in ("jaxfl.cli.app", "jaxfl.cli.arguments")
+        if name.split(".")[0] == "jaxfl" and name not in ("jaxfl.cli.app", "jaxfl.cli.arguments", "jaxfl.cli.bench")
         for target in top_level_imports(name, module, modules)
         if target.split(".")[0] in HEAVY
     ]

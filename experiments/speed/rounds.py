@@ -24,6 +24,7 @@ from flax import linen as nn
 
 import jaxfl
 from experiments.speed import measure, ours, peers
+from jaxfl.data.synthetic import prototypes
 
 ROTATIONS = 4
 
@@ -185,7 +186,7 @@ def federation(work: Work, clients: int) -> Any:
     """Returns the data; square images are seen in four rotations."""
     square = len(work.shape) > 1 and work.shape[0] == work.shape[1]
     turned = {"rotation": np.arange(clients) % ROTATIONS} if square and not work.own else {}
-    return ours.prototypes(clients, work.rows, work.shape, work.classes, **turned)
+    return prototypes(clients, work.rows, work.shape, work.classes, **turned)
 
 
 def compare(name: str, clients: int | None, names: Sequence[str], options: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line: `jaxfl run`, `methods`, `data`, `plan`, `reproduce`, `report`."""
+"""The command line: `jaxfl run`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from jaxfl import data as federations
-from jaxfl.cli import experiments, job, options, signals, tables
+from jaxfl.cli import bench, experiments, job, options, signals, tables
 from jaxfl.cli.arguments import AsJson, Clone, CohortSize, DataDir, DataItems, DataName, Items, MethodName
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
@@ -28,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Simulate clustered and personalised federated learning: all clients of a round in one compiled program.",
 )
+
+app.add_typer(bench.group, name="bench")
 
 
 @app.callback()
@@ -238,7 +240,7 @@ def reproduce_command(
     """
     with errors():
         signals.tell("; the same command goes on")
-        code = experiments.module("run", clone).reproduce(name, scale, data_dir=data_dir, only=only, out=out)
+        code = experiments.module("harness.run", clone).reproduce(name, scale, data_dir=data_dir, only=only, out=out)
     raise typer.Exit(code)
 
 
@@ -253,7 +255,7 @@ def report_command(
 ) -> None:
     """Set what was made beside what the papers say: tables, pictures and a page; nothing is trained."""
     with errors():
-        print(experiments.module("report", clone).reports(name, scale, out), end="")
+        print(experiments.module("harness.report", clone).reports(name, scale, out), end="")
 
 
 def _defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:

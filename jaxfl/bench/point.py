@@ -1,0 +1,121 @@
+"""One point, measured in this process: `python -m jaxfl.bench.point POINT`, the point as JSON.
+
+It answers on its standard output, a JSON line each: `{"round": 3}` while it goes on, and at the end `{"found": ...}`,
+`{"refused": ...}` (its numbers cannot be), or `{"failed": ...}` (it was too much for the machine). Without a point it
+says what the machine is: `{"found": ...}`. `jaxfl.bench.scaling` reads it.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from jaxfl import engine, sampling
+from jaxfl.bench import machine
+from jaxfl.bench.axes import CLASSES, INPUTS, ROWS, Point
+from jaxfl.data.synthetic import prototypes
+from jaxfl.methods import METHODS
+from jaxfl.methods.base import served_model
+from jaxfl.models import MLP
+from jaxfl.simulation.program import peak_bytes
+from jaxfl.simulation.rounds import Rounds
+from jaxfl.tasks import classification
+
+LEARNING_RATE = 0.05
+SIZE = {"cpu": 2048}  # of the matrix product
+LARGE = 8192  # the same, where smaller ones do not keep the device busy
+
+
+def measure(point: Point, tell: Callable[[int], None] = lambda round: None) -> dict[str, Any]:
+    """Returns what a point takes, ready for JSON; what it takes in memory is the peak of this process.
+
+    Rounds are those of `jaxfl.run`, one a call, and the machine's matrix product is timed in turn with them.
+
+    Args:
+        point: what is to be measured.
+        tell: is told how many rounds were timed, before each.
+    """
+    empty = peak_bytes()
+    data = prototypes(point.population, ROWS, (INPUTS,), CLASSES)
+    task = classification(MLP((point.hidden,), CLASSES), data)
+    method = METHODS[point.method].factory(task, optax.sgd(LEARNING_RATE), **point.options)
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(method.init, key, data)
+    plan = engine.resolve_plan("auto", served_model(method, shapes), point.cohort, devices=point.devices)
+    program = Rounds(method, key, data.on_device(plan.mesh), point.cohort, plan, sampling.uniform)
+    state, done = program.start(shapes), 0
+
+    def one_round() -> float:
+        nonlocal state, done
+        state, made = program.advance(state, 1)
+        if made.overflow:  # the method needs more slots: a round of another program
+            state = program.grow(state, made.overflow, done + 1)
+            return one_round()
+        done += 1
+        return made.seconds
+
+    machine.keep_memory()
+    one_round()
+    peak = peak_bytes()  # before the product takes its own
+    size = SIZE.get(jax.default_backend(), LARGE)
+    product = machine.matrix_product(size)
+    product()
+    seconds, products = [], []
+    for turn in range(point.rounds):
+        tell(turn)
+        seconds.append(one_round())
+        began = time.perf_counter()
+        product()
+        products.append(2 * size**3 / (time.perf_counter() - began) / 1e9)
+    shares = [point.gflop / own / limit for own, limit in zip(seconds, products, strict=True)]
+    taken = machine.spread_of(seconds)
+    return {
+        "seconds": taken,
+        "clients_per_second": point.cohort / taken["median"],
+        "compile_seconds": program.compile_seconds,
+        "peak_bytes": peak,
+        "empty_bytes": empty,  # Python and JAX alone
+        "gflops": point.gflop / taken["median"],
+        "product_gflops": machine.spread_of(products),
+        "share_of_product": machine.spread_of(shares),
+        "chunk": plan.chunk,
+        "devices": 1 if plan.mesh is None else plan.mesh.size,
+    }
+
+
+def here() -> dict[str, Any]:
+    """Returns what the machine is, and how many devices it has."""
+    return {**machine.facts(), "devices": jax.local_device_count()}
+
+
+def _answer(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Measures the point that is given; returns 1 where it failed."""
+    point = Point(**json.loads(arguments[0])) if arguments else None
+    if point is not None and point.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: point.cores])  # before JAX starts its threads
+    engine.use_cores(None if point is None else point.cores)
+    try:
+        if point is None:
+            _answer(found=here())
+        else:
+            _answer(found={**measure(point, lambda round: _answer(round=round)), "machine": machine.facts()})
+    except (ValueError, TypeError) as error:
+        _answer(refused=str(error))
+        return 1
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        _answer(failed=" ".join(str(error).split())[:500] or type(error).__name__)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
