@@ -7,11 +7,10 @@ batches of 10. Unless its axis is measured, a hundred of a thousand clients take
 from typing import Any, NamedTuple
 
 from jaxfl.methods import METHODS
-from jaxfl.schema import REQUIRED, check_name, listed
+from jaxfl.schema import check_name
 
 INPUTS, CLASSES, ROWS = 784, 10, 50
 LOCAL = {"local_epochs": 1, "batch_size": 10}  # of methods that have them
-GROUPS = 4  # of methods that must be told a number of clusters
 START = 6.0  # seconds: about what a process takes to import JAX and to compile
 RATE = 15e9  # operations a second and core: a guess, told before anything is measured
 
@@ -141,12 +140,11 @@ def points(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     if not values or min(values) < 1 or list(values) != sorted(set(values)):
-        told = listed(list(map(str, AXES[over].values or (1, 2)))).replace(" or ", ", ")
+        usual = ", ".join(map(str, AXES[over].values or (1, 2)))
         raise ValueError(
-            f"values must be whole numbers from 1 on, each larger than the one before, got {values}; {told} are usual."
+            f"values must be whole numbers from 1 on, each larger than the one before, got {values}; {usual} are usual."
         )
-    needed = {name: GROUPS for name, default in known.items() if name == "num_clusters" and default is REQUIRED}
-    chosen = {name: value for name, value in LOCAL.items() if name in known} | needed | (options or {})
+    chosen = {name: value for name, value in LOCAL.items() if name in known} | (options or {})
     cohort, population = 100, 1000
     if over == "cohort":
         population = max(population, *values)

@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from jaxfl.cli import signals
+from jaxfl.cli.arguments import Clone
 from jaxfl.cli.bench_command import bench_scaling
+from jaxfl.cli.bench_works import WORKS, bench_works
 from jaxfl.cli.errors import errors
 
 group = typer.Typer(
@@ -58,3 +60,39 @@ def scaling_command(
         complete = bench_scaling(over or ["cohort"], values, method, items or [], hidden, rounds, out)
     if not complete:
         raise typer.Exit(1)
+
+
+def works_command(
+    context: typer.Context,
+    more: Annotated[list[str] | None, typer.Argument(help="More workloads.", metavar="[w1 w2 ...]")] = None,
+    clients: Annotated[
+        str | None, typer.Option(help="Clients of a round, such as 100,1000, if not its own.", metavar="C,C,...")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Timed rounds, after a warm-up.", metavar="R")] = None,
+    chunk: Annotated[int | None, typer.Option(help="Clients that jaxfl trains side by side.", metavar="C")] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(help="Such as fedjax,torch, or none. Default those that are found.", metavar="NAMES"),
+    ] = None,
+    environments: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the peers' environments; [bold]python -m experiments.speed.peers DIR[/] makes them.",
+            metavar="DIR",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for bench.json, bench.png and index.html.", metavar="DIR")
+    ] = None,
+    clone: Clone = None,
+) -> None:
+    """Measures workloads of `experiments/speed`; the first one is the name of the command."""
+    with errors():
+        given = {"clients": clients, "rounds": rounds, "chunk": chunk, "peers": peers, "environments": environments}
+        complete = bench_works([str(context.info_name), *(more or [])], **given, out=out, clone=clone)
+    if not complete:
+        raise typer.Exit(1)
+
+
+for _name, _what in WORKS.items():
+    group.command(_name, help=f"{_what} Beside the peers that are found, in turn.")(works_command)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import jaxfl
 from jaxfl.bench import AXES, Scaling, Step, scaling
 from jaxfl.cli import options, page, tables
-from jaxfl.cli.tables.bench import HEAD
 from jaxfl.cli.tables.console import stderr, stdout, write
 from jaxfl.methods import METHODS
 from jaxfl.plots.scaling import scaling as draw
@@ -48,7 +47,7 @@ def bench_scaling(
     check_name("method", method, METHODS)
     if values is not None and len(over) > 1:
         raise ValueError(f"values must be those of one axis, got {len(over)} axes; name one with --over.")
-    chosen = None if values is None else numbers(values)
+    chosen = None if values is None else numbers(values, "values")
     of_method = [option for option in options_of(METHODS[method].factory).values() if option.name != "server_optimizer"]
     given = {option.name: value for option, value in options.read(options.split(items), of_method, f"method {method}")}
     if out is not None:
@@ -69,14 +68,14 @@ def bench_scaling(
     return all("error" not in row for result in results for row in result.points)
 
 
-def numbers(text: str) -> list[int]:
+def numbers(text: str, name: str) -> list[int]:
     """Returns the numbers of a list.
 
-    >>> numbers("10, 100,1000")
+    >>> numbers("10, 100,1000", "values")
     [10, 100, 1000]
     """
-    option = options.Option("values", options.REQUIRED, tuple[int, ...])
-    return list(options.convert("values", text, option, "write --values 10,100,1000"))
+    option = options.Option(name, (), tuple[int, ...])
+    return list(options.convert(name, text, option, f"write --{name} 10,100,1000"))
 
 
 class Bar(contextlib.AbstractContextManager["Bar"]):
@@ -155,7 +154,7 @@ def save(results: Sequence[Scaling], command: str, out: Path) -> None:
     for result in results:
         blocks += [
             page.Heading(2, tables.scaling_title(result)),
-            page.Table([result.over, *HEAD], tables.scaling_rows(result)),
+            page.Table([result.over, *tables.SCALING_HEAD], tables.scaling_rows(result)),
             page.Text(result.meaning),
         ]
     blocks += [page.Picture(PICTURE, "seconds, memory and share of the machine's limit")] if drawn else []
@@ -173,6 +172,6 @@ def measured_on(results: Sequence[Scaling], made: dict[str, Any]) -> str:
         row["product_gflops"]["median"] for result in results for row in result.points if "product_gflops" in row
     ]
     return (
-        f"{machine['cores']} CPU cores, {machine['device']}; jaxfl {made['jaxfl']}, {versions}; {made['made']}. "
+        f"{tables.device(machine)}; jaxfl {made['jaxfl']}, {versions}; {made['made']}. "
         f"A float32 matrix product ran at {statistics.median(products):,.0f} GFLOP/s in turn with the rounds."
     )

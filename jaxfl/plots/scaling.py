@@ -65,9 +65,8 @@ def draw_seconds(axes: "Axes", result: Scaling) -> None:
 
 def finish(axes: "Axes", over: str, values: list[int]) -> None:
     """Gives axes the measured values as ticks, and numbers that people read."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
     axes.set_xscale("log")
     axes.set_xlabel(AXES[over].label)
     axes.set_xticks(values, [f"{value:,}" for value in values])
@@ -75,8 +74,9 @@ def finish(axes: "Axes", over: str, values: list[int]) -> None:
     axes.tick_params(axis="x", which="minor", length=0)
     if axes.get_yscale() == "log":
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_formatter(plain)
-        axes.yaxis.set_minor_formatter(plain if high / low < 10 else NullFormatter())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1,)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     style.light_grid(axes)
 
 

@@ -1,13 +1,13 @@
 """What was measured along an axis, as words for a terminal and for a page."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxfl.bench import Scaling
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-HEAD = ("a round", "fastest to slowest", "clients/s", "memory", "GFLOP/s", "of product", "compile")
+SCALING_HEAD = ("a round", "fastest to slowest", "clients/s", "memory", "GFLOP/s", "of product", "compile")
 
 
 def scaling_title(result: Scaling) -> str:
@@ -19,16 +19,26 @@ def scaling_title(result: Scaling) -> str:
         "population": f"{work.get('population', 0):,} clients in all",
     }
     same = [words for name, words in parts.items() if name in work]
-    where = f" on {machine['cores']} cores, {machine['device']}" if machine else ""
+    where = f" on {device(machine)}" if machine else ""
     return f"{result.over}: {work['method']}, {', '.join(same)}{where}"
 
 
+def device(machine: dict[str, Any]) -> str:
+    """Returns what a machine computes with.
+
+    >>> device({"cores": 2, "platform": "cpu", "device": "cpu"})
+    '2 CPU cores'
+    """
+    cores = f"{machine['cores']} CPU cores"
+    return cores if machine["platform"] == "cpu" else f"{machine['device']}, {cores}"
+
+
 def scaling_rows(result: Scaling) -> list[list[str]]:
-    """Returns a row of words for each point, under the axis and `HEAD`."""
+    """Returns a row of words for each point, under the axis and `SCALING_HEAD`."""
     lines = []
     for row in result.points:
         if "error" in row:
-            lines.append([f"{row['value']:,}", "failed", row["error"], *[""] * (len(HEAD) - 2)])
+            lines.append([f"{row['value']:,}", "failed", row["error"], *[""] * (len(SCALING_HEAD) - 2)])
             continue
         seconds, share = row["seconds"], row["share_of_product"]["median"]
         lines.append(
@@ -53,8 +63,8 @@ def scaling(result: Scaling) -> "Table":
 
     table = Table(title=scaling_title(result), title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column(result.over, justify="right", no_wrap=True)
-    for name in HEAD:
-        table.add_column(name, justify="right", no_wrap=name != HEAD[1])
+    for name in SCALING_HEAD:
+        table.add_column(name, justify="right", no_wrap=name != SCALING_HEAD[1])
     for line in scaling_rows(result):
         table.add_row(*map(Text, line))
     return table
@@ -63,8 +73,8 @@ def scaling(result: Scaling) -> "Table":
 def _milliseconds(seconds: float) -> str:
     """Returns three digits.
 
-    >>> _milliseconds(0.0012345), _milliseconds(0.0123), _milliseconds(1.2345)
-    ('1.23', '12.3', '1,235')
+    >>> _milliseconds(0.0012345), _milliseconds(0.0123), _milliseconds(1.234)
+    ('1.23', '12.3', '1,234')
     """
     value = 1000 * seconds
     return f"{value:,.{max(0, 2 - (len(str(int(value))) - 1))}f}"
