@@ -72,7 +72,7 @@ class Scaling(NamedTuple):
         """The slope in a sentence."""
         if self.slope is None:
             return "No slope: it takes two points that were measured."
-        return f"Slope {self.slope:.2f}: seconds grow like {self.over}^{self.slope:.2f}; {AXES[self.over].meaning}."
+        return f"Slope {self.slope:.2f}: seconds change like {self.over}^{self.slope:.2f}; {AXES[self.over].meaning}."
 
 
 @checked

@@ -1,5 +1,6 @@
 """A picture of how rounds scale on a machine."""
 
+import math
 from typing import TYPE_CHECKING
 
 from jaxfl.bench import AXES, Scaling
@@ -9,15 +10,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-IDEALS = {1.0: "proportional", 0.0: "the same", -1.0: "half the time on twice as many"}
+DECADE = 10.0  # the least that an axis of seconds spans
+IDEALS = {1.0: "proportional", 0.0: "constant", -1.0: "linear speed-up"}
 
 
 def scaling(*results: Scaling) -> "Figure":
     """Draws seconds a round, memory and the share of the machine's matrix product, a line of panels for each axis.
 
     Seconds: the median, a band from the fastest to the slowest round, and the slope that one would wish for (dashes).
-    Memory: the most that the point's process held; below the dots is what Python and JAX take without any work. Both
-    are logarithmic. Points that failed are left out.
+    Memory: the most that the point's process held; below the dots is what Python and JAX take without any work.
+    Points that failed are left out.
 
     Args:
         *results: of `jaxfl.bench.scaling`.
@@ -38,9 +40,8 @@ def scaling(*results: Scaling) -> "Figure":
         empty = max(row["empty_bytes"] for row in rows) / 1e6
         memory.axhline(empty, color="#444444", lw=1, ls=":", label="Python and JAX alone")
         memory.legend(fontsize=8, frameon=False)
-        memory.set(yscale="log", title="memory at most, MB")
+        memory.set_title("memory at most, MB")
         _band(share, values, [row["share_of_product"] for row in rows], 100)
-        share.set_ylim(0, 1.05 * share.get_ylim()[1])
         share.set_title("of the machine's matrix product, %")
         for axes in (seconds, memory, share):
             axes.set_title(axes.get_title(), fontsize=10, loc="left")
@@ -74,9 +75,14 @@ def finish(axes: "Axes", over: str, values: list[int]) -> None:
     axes.tick_params(axis="x", which="minor", length=0)
     if axes.get_yscale() == "log":
         low, high = axes.get_ylim()
+        if high / low < DECADE:  # or noise would fill the panel
+            low, high = (math.sqrt(low * high) * DECADE**power for power in (-0.5, 0.5))
+            axes.set_ylim(low, high)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1,)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     style.light_grid(axes)
 
 
