@@ -147,7 +147,9 @@ def report(record: dict[str, Any], *, gflop: float | None = None, out: Path | No
         record["share_of_product"] = spread_of(shares)
         print(f"  jaxfl reaches {statistics.median(shares):.0%} of the matrix product ({machine:.0f} GFLOP/s)")
     if "after_round_1" in record:
-        print(f"  loss after round 1: {record['after_round_1']}")
+        after = record["after_round_1"]
+        losses = ", ".join(f"{name} {loss:.5f}" for name, loss in after["loss"].items())
+        print(f"  loss after round 1: {losses}: {'equal' if after['agrees'] else 'NOT equal'} to {after['tolerance']}")
     return write(record, out)
 
 
