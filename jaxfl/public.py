@@ -20,7 +20,8 @@ from jaxfl.simulation.footprint import footprint
 from jaxfl.simulation.history import History
 from jaxfl.simulation.mapped import Mapped, run_mapped
 from jaxfl.simulation.progress import Diverged
-from jaxfl.simulation.run import Event, Result, run
+from jaxfl.simulation.result import Event, Result
+from jaxfl.simulation.run import run
 from jaxfl.tasks import Task, classification
 
 try:

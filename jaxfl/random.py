@@ -9,6 +9,7 @@ run at one seed see the same cohorts and the same batches.
 import enum
 import functools
 import zlib
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,25 @@ def check_seed(seed: int) -> int:
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to {2**32 - 1}, got {seed}.")
     return int(seed)
+
+
+def check_seeds(seeds: Sequence[int]) -> list[int]:
+    """Returns the seeds.
+
+    Raises:
+        TypeError: they are no list, or one is no whole number.
+        ValueError: one is out of range, there is none, or one is there twice.
+
+    >>> check_seeds([0, 1, 1])
+    Traceback (most recent call last):
+    ValueError: seeds must be one or more different numbers, got [0, 1, 1]; [0, 1, 2] is fine.
+    """
+    if not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds must be a list of whole numbers, got {seeds!r}; [0, 1, 2] is fine.")
+    found = [check_seed(seed) for seed in seeds]
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"seeds must be one or more different numbers, got {seeds!r}; [0, 1, 2] is fine.")
+    return found
 
 
 def key_for(root: Key, stream: Stream, round: Array | int = 0, client: Array | int = 0) -> Key:

@@ -11,7 +11,7 @@ from experiments.harness import studies
 from experiments.harness.base import Cell, Made, Study
 from jaxfl import plots
 from jaxfl.methods.cfl import PRESETS
-from jaxfl.simulation.run import Result
+from jaxfl.simulation.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

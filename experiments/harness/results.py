@@ -17,7 +17,7 @@ from experiments.harness.base import Cell
 from jaxfl.cli import options
 from jaxfl.cli.job import Job
 from jaxfl.simulation.history import json_ready
-from jaxfl.simulation.run import Result
+from jaxfl.simulation.result import Result
 
 RESULTS, FAILURES, UNFINISHED = "results.jsonl", "failures.jsonl", "unfinished"
 CURVES = ("round", "micro_accuracy", "macro_accuracy", "loss", "train_loss", "num_clusters")

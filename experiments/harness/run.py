@@ -24,7 +24,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.sampling import cohort_size
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.interrupts import Stopped
-from jaxfl.simulation.run import Result
+from jaxfl.simulation.result import Result
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,7 +20,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.directory import read_json, write_json
-from jaxfl.simulation.run import Result
+from jaxfl.simulation.result import Result
 
 FOLDER = "studies"
 

@@ -20,7 +20,8 @@ from jaxfl.sampling import Sampler
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
-from jaxfl.simulation.run import Callback, Result, run
+from jaxfl.simulation.result import Callback, Result
+from jaxfl.simulation.run import run
 from jaxfl.simulation.schedule import Schedule, check_kept
 
 PICTURES = ("convergence.png", "clusters.png")

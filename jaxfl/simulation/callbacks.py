@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from jaxfl.simulation.run import Callback, Event
+from jaxfl.simulation.result import Callback, Event
 
 LONG = 60  # seconds after which a run's last line says how evaluations could take less of them
 

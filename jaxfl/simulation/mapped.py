@@ -1,4 +1,4 @@
-"""A method at several values of a number, in one program."""
+"""A method at several values of a number, and of the seed, in one program."""
 
 import math
 import warnings
@@ -13,7 +13,7 @@ from jaxfl import engine, sampling
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
-from jaxfl.random import check_seed
+from jaxfl.random import check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import program
@@ -30,7 +30,7 @@ UNKNOWN = (  # what JAX says of a value that is traced
 
 
 class Mapped(NamedTuple):
-    """What a method has come to at one value.
+    """What a method has come to at one value and seed.
 
     Attributes:
         value: the number.
@@ -38,6 +38,7 @@ class Mapped(NamedTuple):
         evaluation: of it.
         updates: sent by clients with training rows.
         diverged: how many of them were left out, because they were not finite.
+        seed: of the initial models, the cohorts and the batches.
     """
 
     value: float
@@ -45,11 +46,12 @@ class Mapped(NamedTuple):
     evaluation: Evaluation
     updates: int = 0
     diverged: int = 0
+    seed: int = 0
 
     def __repr__(self) -> str:
         """Returns a line: the state would fill pages."""
         left_out = f", {self.diverged} of {self.updates} updates diverged" if self.diverged else ""
-        return f"Mapped({self.value}, {self.evaluation}{left_out})"
+        return f"Mapped({self.value}, seed={self.seed}, {self.evaluation}{left_out})"
 
 
 class _Valued(NamedTuple):
@@ -72,15 +74,17 @@ def run_mapped(
     rounds: int,
     cohort: int | float = 1.0,
     seed: int = 0,
+    seeds: Sequence[int] | None = None,
     sampler: Sampler = sampling.uniform,
     plan: PlanChoice = "auto",
 ) -> list[Mapped]:
-    """Runs a method at several values of a number, side by side in one program.
+    """Runs a method at several values of a number, and of the seed, side by side in one program.
 
-    The results are those of `jaxfl.run(make(value), ...)`, but for rounding. What the value does not reach is computed
-    once for all: the data and cohorts; of StoCFL at several lambdas also the representations, the clusters and the
-    global model, which do not depend on lambda. The method is traced with a value that is not known yet: it may be
-    computed with, as `proximal_weight` of FedProx, Ditto and StoCFL is, but decide neither a branch nor a shape.
+    The results are those of `jaxfl.run(make(value), ..., seed=seed)`, but for rounding. What the value does not reach
+    is computed once for all values: the data and cohorts; of StoCFL at several lambdas also the representations, the
+    clusters and the global model, which do not depend on lambda. The method is traced with a value that is not known
+    yet: it may be computed with, as `proximal_weight` of FedProx, Ditto and StoCFL is, but decide neither a branch nor
+    a shape.
 
     Args:
         make: returns the method of a value, for example `lambda weight: jaxfl.methods.stocfl(task, optax.sgd(0.1),
@@ -90,11 +94,13 @@ def run_mapped(
         rounds: communication rounds; evaluated is the last one.
         cohort: clients sampled in a round, a share or a count.
         seed: of the initial models, the cohorts and the batches; the same at every value.
+        seeds: several of them, each at every value; None is `seed` alone.
         sampler: draws the cohorts.
         plan: a `Plan`, or `"auto"`: fewer clients side by side than in a run, since each has a model for every value.
 
     Returns:
-        One `Mapped(value, state, evaluation, updates, diverged)` for each value.
+        One `Mapped(value, state, evaluation, updates, diverged, seed)` for each value; with several seeds, for each
+        seed of the first value, of the second, and so on.
 
     Warns:
         UserWarning: the run at a value has come to nothing; `jaxfl.run` would have raised `Diverged`.
@@ -110,54 +116,65 @@ def run_mapped(
     >>> make = lambda weight: jaxfl.methods.fedprox(task, optax.sgd(0.1), proximal_weight=weight)
     >>> [one.value for one in run_mapped(make, [0.0, 0.1, 1.0], data, rounds=2, cohort=0.5)]
     [0.0, 0.1, 1.0]
+    >>> [(one.value, one.seed) for one in run_mapped(make, [0.0, 0.1], data, rounds=1, seeds=[0, 1])]
+    [(0.0, 0), (0.0, 1), (0.1, 0), (0.1, 1)]
     """
     numbers = [float(value) for value in values]
     if not numbers or not all(map(math.isfinite, numbers)):
         raise ValueError(f"values must be one or more finite numbers, got {values!r}; [0.0, 0.1, 1.0] is fine.")
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}.")
-    size, key = cohort_size(cohort, data), jax.random.key(check_seed(seed))
+    size, seeds = cohort_size(cohort, data), check_seeds([seed] if seeds is None else seeds)
     methods = [make(number) for number in numbers]  # a value that is out of range is refused here
     if not isinstance(methods[0], Method):
         raise ValueError(f"make must return a method from a factory of jaxfl.methods, got {methods[0]!r}.")
-    model = served_model(methods[0], jax.eval_shape(methods[0].init, key, data))
-    plan = engine.resolve_plan(plan, model, size, models=len(numbers))
+    keys = [jax.random.key(one) for one in seeds]
+    stacked = keys[0] if len(keys) == 1 else jnp.stack(keys)
+    model = served_model(methods[0], jax.eval_shape(methods[0].init, keys[0], data))
+    plan = engine.resolve_plan(plan, model, size, models=len(numbers) * len(seeds))
     data = data.on_device()
     traced = jnp.asarray(numbers, jnp.float32)  # [V]
     try:
-        advance = mapped_rounds(make, size, rounds, sampler, plan).lower(traced, key, data).compile()
+        advance = mapped_rounds(make, size, rounds, sampler, plan).lower(traced, stacked, data).compile()
     except UNKNOWN as error:
         raise ValueError(
             "make must return a method that can be traced: somewhere a branch, a shape or a check needs to know the "
             "value; run the values one after the other with jaxfl.run, or vary a number that is only computed with."
         ) from error
-    _check_memory(advance, len(numbers))
-    states, overflow, diverged, updates = advance(traced, key, data)
-    late = np.asarray(overflow)  # [V, R]
+    _check_memory(advance, len(numbers), len(seeds))
+    found = advance(traced, stacked, data)
+    found = found if stacked.ndim else jax.tree.map(lambda leaf: leaf[:, None], found)
+    states, overflow, diverged, updates = found
+    late = np.asarray(overflow)  # [V, S, R]
     if late.any():
-        value, round = np.argwhere(late)[0]
+        value, place, round = np.argwhere(late)[0]
         raise RuntimeError(
             f"round {round + 1} at value {numbers[value]} needs more clusters than the method has slots, and they do "
             "not grow in run_mapped; make methods with more, such as slots=64, or use jaxfl.run."
         )
     look = evaluator(_evaluated(make, methods[0]), data, plan)
     results = []
-    for place, number in enumerate(numbers):
+    for place in np.ndindex(len(numbers), len(seeds)):
+        number, seed = numbers[place[0]], seeds[place[1]]
         state = jax.tree.map(lambda leaf, place=place: leaf[place], states)
-        evaluation = look(key, _Valued(traced[place], state))
+        evaluation = look(keys[place[1]], _Valued(traced[place[0]], state))
         left_out, sent = np.asarray(diverged[place]), np.asarray(updates[place])  # [R]
         good = np.flatnonzero(left_out < sent)
         lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())
-        if found := come_to_nothing(lost, int(sent.sum()), evaluation, data, ended=True):
-            warnings.warn(f"the run at value {number} has diverged: {found}. Lower the learning rate.", stacklevel=3)
-        results.append(Mapped(number, state, evaluation, int(sent.sum()), int(left_out.sum())))
+        if reason := come_to_nothing(lost, int(sent.sum()), evaluation, data, ended=True):
+            warnings.warn(
+                f"the run at value {number} and seed {seed} has diverged: {reason}. Lower the learning rate.",
+                stacklevel=3,
+            )
+        results.append(Mapped(number, state, evaluation, int(sent.sum()), int(left_out.sum()), seed))
     return results
 
 
 def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler: Sampler, plan: Plan) -> Any:
-    """Returns the jitted `(values [V], key, data) -> (states [V, ...], overflow [V, R], diverged, updates)`.
+    """Returns the jitted `(values [V], keys [S], data) -> (states [V, S, ...], overflow [V, S, R], diverged, updates)`.
 
-    `diverged [V, R]` are the updates that were left out, of the `updates [V, R]` that clients with rows have sent.
+    `diverged` are the updates that were left out, of the `updates` that clients with rows have sent. Of one key `[]`,
+    and no stack of them, results have no axis S.
 
     What does not depend on the value stays unbatched: where vmap meets a scan it maps only that part of the carry which
     is mapped after some round.
@@ -182,7 +199,12 @@ def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler
         state, told = jax.lax.scan(step, method.init(key, data), None, length=rounds)
         return state, *told
 
-    return jax.jit(jax.vmap(one, in_axes=(0, None, None)))
+    several = jax.vmap(one, in_axes=(None, 0, None))
+
+    def at(value: Array, keys: Key, data: FederatedData) -> tuple[Any, Array, Array, Array]:
+        return (several if keys.ndim else one)(value, keys, data)
+
+    return jax.jit(jax.vmap(at, in_axes=(0, None, None)))
 
 
 def _evaluated(make: Callable[[Any], Method], known: Method) -> Method:
@@ -196,7 +218,7 @@ def _evaluated(make: Callable[[Any], Method], known: Method) -> Method:
     )
 
 
-def _check_memory(compiled: Any, count: int) -> None:
+def _check_memory(compiled: Any, values: int, seeds: int) -> None:
     """Raises MemoryError if the program's states and intermediate results need more than the device has left."""
     analysis, available = compiled.memory_analysis(), program.available_bytes()
     if analysis is None or available is None:
@@ -204,6 +226,7 @@ def _check_memory(compiled: Any, count: int) -> None:
     needed = int(analysis.temp_size_in_bytes) + int(analysis.output_size_in_bytes)
     if needed > available:
         raise MemoryError(
-            f"values must be at most {count * available // needed} to fit, got {count}: their states need about "
-            f"{needed / 1e9:.1f} GB beside the data and {available / 1e9:.1f} GB are free; run some at a time."
+            f"values must be at most {values * available // needed} to fit, got {values} (of {seeds} seeds): their "
+            f"states need about {needed / 1e9:.1f} GB beside the data and {available / 1e9:.1f} GB are free; run some "
+            "at a time."
         )

@@ -24,6 +24,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
 from jaxfl.sampling import Sampler
+from jaxfl.simulation.lanes import Lanes
 from jaxfl.typing import Array, Key
 
 CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks
@@ -96,6 +97,7 @@ def compile_rounds(
     limit: int = CAPACITY,
     sampler: Sampler = sampling.uniform,
     cohort: Cohort | None = None,
+    lanes: Lanes | None = None,
 ) -> Callable[..., tuple[Any, Log, Array, Array]]:
     """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
 
@@ -112,11 +114,12 @@ def compile_rounds(
         sampler: draws the cohorts.
         cohort: the shapes of one for each round `[limit, C]`, which the program takes as its last argument; None draws
             them.
+        lanes: of several seeds, whose keys and states are stacked; None is one.
 
     Raises:
         MemoryError: the program needs more memory than the device has left.
     """
-    memory = lower(method, key, state, data, size, plan, limit, sampler, cohort).compile()
+    memory = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes).compile()
     needed, available = program_bytes(memory) + tree.num_bytes(state), available_bytes()
     if available is not None and needed > available:
         told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
@@ -142,11 +145,13 @@ def lower(
     limit: int,
     sampler: Sampler,
     cohort: Cohort | None = None,
+    lanes: Lanes | None = None,
 ) -> Any:
     """Returns the rounds of `compile_rounds`, traced and lowered; they are told of as where they were traced first."""
-    program = _rounds(method, size, plan, limit, sampler, shapes_of(key, state, data, cohort))
-    if plan.mesh is not None:
-        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.place), state)
+    program = _rounds(method, size, plan, limit, sampler, lanes, shapes_of(key, state, data, cohort))
+    where = plan if lanes is None else lanes
+    if where.mesh is not None:
+        state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where.place), state)
     with factored.answers() as told:
         lowered = program.advance.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
     program.told = told or program.told  # nothing is told of what JAX has traced before
@@ -163,11 +168,15 @@ class _Rounds:
 
 
 @kept
-def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, shapes: Any) -> _Rounds:
+def _rounds(
+    method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, lanes: Lanes | None, shapes: Any
+) -> _Rounds:
     @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
     def one_round(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
         cohort = engine.by_size(data, sampler(key, state.round, data, size, plan) if given is None else given)
         new, info = method.round(key, state, data, cohort)
+        if lanes is not None:
+            info = info._replace(overflow=lanes.most(info.overflow))
         if method.grow is not None:  # a round that ran out of slots has not happened
             new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
         return new, Log(cohort.ids, cohort.mask, info)
@@ -194,7 +203,7 @@ def _rounds(method: Method, size: int, plan: Plan, limit: int, sampler: Sampler,
             state = jax.lax.with_sharding_constraint(state, plan.place)
         return state, *rest
 
-    return _Rounds(jax.jit(advance, donate_argnums=1))
+    return _Rounds(jax.jit(advance if lanes is None else lanes.lift(advance), donate_argnums=1))
 
 
 @kept

@@ -5,7 +5,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,22 +31,27 @@ class Diverged(RuntimeError):
     Attributes:
         state: the method's last; updates that are not finite were left out of it.
         history: the records until then.
+        outcomes: of several seeds, a result or such an error for each; empty for one.
     """
 
     def __init__(self, message: str, state: Any, history: History):
         super().__init__(message)
         self.state, self.history = state, history
+        self.outcomes: Sequence[Any] = ()
 
 
 class Clock:
-    """What the time of a run goes into, from now on.
+    """What the time of a run goes into.
+
+    Args:
+        began: when it did, by `time.perf_counter`; None is now.
 
     Attributes:
         evaluations: seconds of each; the first one compiles.
     """
 
-    def __init__(self):
-        self._began, self.evaluations = time.perf_counter(), []
+    def __init__(self, began: float | None = None):
+        self._began, self.evaluations = time.perf_counter() if began is None else began, []
 
     @property
     def seconds(self) -> float:
@@ -206,11 +211,6 @@ class Progress:
         """
         start, self._start = self._start, None  # its arrays are of no use after this
         return None if start is None else start.state(shapes)
-
-    @property
-    def last_pace(self) -> float | None:
-        """Returns the seconds per round of the last call; None before the first."""
-        return self.paces[-1] if self.paces else None
 
     @property
     def pace(self) -> float | None:

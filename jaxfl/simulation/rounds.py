@@ -1,7 +1,7 @@
 """The compiled rounds of a run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,8 +11,9 @@ from jaxfl import tree
 from jaxfl.client import factored
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method, doubled
+from jaxfl.methods.base import Grow, Method, doubled
 from jaxfl.sampling import Sampler
+from jaxfl.simulation.lanes import Lanes
 from jaxfl.simulation.program import CAPACITY, Made, compile_rounds, initialiser, kept, shapes_of
 from jaxfl.simulation.streaming import LIMIT, Stream
 from jaxfl.typing import Array, Key
@@ -33,6 +34,7 @@ class Rounds:
     Attributes:
         compile_seconds: what getting ready has taken so far: compilations, and the first state.
         factored: whether clients train in the shorter form of `jaxfl.client.factored`, or why not.
+        pace: seconds of a round in the last call; None before the first.
     """
 
     def __init__(
@@ -46,25 +48,24 @@ class Rounds:
         stream: Stream | None = None,
     ):
         self.compile_seconds, self.factored, self._stream = 0.0, "", stream
+        self.pace: float | None = None
         self._method, self._key, self._data = method, key, data
         self._size, self._plan, self._sampler = size, plan, sampler
+        self._lanes: Lanes | None = None
 
-    def start(self, shapes: Any, saved: Any = None) -> Any:
+    def start(self, shapes: Any, saved: Sequence[Any] = (None,)) -> Any:
         """Compiles the rounds, and returns the state that they start from.
 
         Args:
             shapes: of the method's first state.
-            saved: a checkpoint's state; its slots may have grown. None takes the method's first.
+            saved: of each seed, a checkpoint's state; its slots may have grown. None takes the method's first.
 
         Raises:
             MemoryError: the rounds need more memory than the device has left.
         """
         began = time.perf_counter()
-        self._compile(shapes if saved is None else saved)
-        init = initialiser(self._method, shapes_of(self._data))
-        # a first stage, which chooses devices by itself, may leave its results on several
-        state = jax.device_put(init(self._key, self._data) if saved is None else saved, self._plan.place)
-        state = jax.block_until_ready(state)
+        self._compile(self._shapes(shapes, saved))
+        state = jax.block_until_ready(self._first(saved))
         self.compile_seconds += time.perf_counter() - began
         return state
 
@@ -77,8 +78,9 @@ class Rounds:
             data, cohorts = self._stream.at(int(state.round))
             arguments = data, jnp.int32(min(count, 1)), cohorts
         state, log, done, overflow = self._advance(self._key, state, *arguments)
-        done = int(done)  # waits for the device
-        return state, Made(log, done, int(overflow), time.perf_counter() - began)
+        made = Made(log, int(done), int(overflow), time.perf_counter() - began)  # waits for the device
+        self.pace = made.pace if made.count else self.pace
+        return state, made
 
     def grow(self, state: Any, doublings: int, round: int) -> Any:
         """Returns the state with its slots doubled so often, and compiles the rounds for it.
@@ -95,7 +97,7 @@ class Rounds:
             raise RuntimeError(
                 f"round {round} needs more clusters than the method has slots, and it cannot grow; give it more."
             )
-        state = doubled(self._method.grow, state, doublings)
+        state = self._doubled(self._method.grow, state, doublings)
         began = time.perf_counter()
         self._compile(state)
         self.compile_seconds += time.perf_counter() - began
@@ -104,6 +106,28 @@ class Rounds:
     def serves(self, state: Any) -> bool:
         """Returns whether anybody is served a finite model; a state in which nobody is, is not worth keeping."""
         return bool(_serves(self._method, shapes_of(state))(state))
+
+    def parts(self, state: Any, made: Made) -> Iterable[tuple[Any, Made]]:
+        """Returns for each seed its state, and what was made of it; there is one."""
+        return [(state, made)]
+
+    def states(self, state: Any) -> Iterable[Any]:
+        """Returns the state of each seed."""
+        return [state]
+
+    def _shapes(self, shapes: Any, saved: Sequence[Any]) -> Any:
+        """Returns the shapes of the state to start from."""
+        return shapes if saved[0] is None else saved[0]
+
+    def _first(self, saved: Sequence[Any]) -> Any:
+        """Returns the state to start from."""
+        init = initialiser(self._method, shapes_of(self._data))
+        # a first stage, which chooses devices by itself, may leave its results on several
+        return jax.device_put(init(self._key, self._data) if saved[0] is None else saved[0], self._plan.place)
+
+    def _doubled(self, grow: Grow, state: Any, doublings: int) -> Any:
+        """Returns the state with its slots doubled so often."""
+        return doubled(grow, state, doublings)
 
     def _compile(self, state: Any) -> None:
         """Compiles the rounds for states of these shapes."""
@@ -118,6 +142,7 @@ class Rounds:
                 limit=CAPACITY if self._stream is None else LIMIT,
                 sampler=self._sampler,
                 cohort=None if self._stream is None else self._stream.cohorts,
+                lanes=self._lanes,
             )
         self.factored = factored.in_words(told)
 

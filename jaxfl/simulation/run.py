@@ -1,86 +1,51 @@
 """Runs a method on a federation: rounds inside one compiled program, Python entered to look and to save."""
 
-import contextlib
 import os
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
 
 import jax
-import numpy as np
 
 from jaxfl import engine, sampling
-from jaxfl.cohort import DevicesChoice, Plan, PlanChoice
+from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
-from jaxfl.models import rewriting
-from jaxfl.random import check_seed
+from jaxfl.random import check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation.directory import RunDirectory, identity_of
-from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.simulation.history import History
-from jaxfl.simulation.interrupts import Deferred, Stopped
-from jaxfl.simulation.metrics import Evaluation, in_a_line
+from jaxfl.simulation.loop import Asked, One, outcomes
 from jaxfl.simulation.program import initialiser, shapes_of
-from jaxfl.simulation.progress import Clock, Progress
-from jaxfl.simulation.rounds import Rounds
+from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.schedule import Schedule, check_kept
-from jaxfl.simulation.streaming import Resident, Stream, streams
-from jaxfl.simulation.summary import summary_of
+from jaxfl.simulation.seeds import alike, inside
+from jaxfl.simulation.streaming import Resident, streams
 from jaxfl.simulation.testers import sampled_clients
 
 
-class Event(NamedTuple):
-    """What a callback is told, about once a second and after every evaluation."""
-
-    round: int
-    rounds: int
-    num_clusters: int
-    train_loss: float  # of the last round in which somebody took part; NaN if no loss was finite
-    seconds_per_round: float
-    record: dict[str, Any] | None  # of the evaluation that was just made, if one was
-    seconds: float = 0.0  # since the run was started or resumed, with everything
-    seconds_left: float = 0.0  # about, evaluations included
-    compile_seconds: float = 0.0  # of these seconds; compiling the evaluation is part of the first one
-    evaluation_seconds: float = 0.0
+@overload
+def run(method: Method, data: FederatedData, *, rounds: int, seeds: None = None, **options: Any) -> Result: ...
 
 
-Callback = Callable[[Event], None]
-
-
-class Result(NamedTuple):
-    """A finished run.
-
-    Attributes:
-        state: the method's last state.
-        history: a record per evaluation.
-        evaluation: the last one, client by client.
-        data: the federation it ran on.
-        summary: one flat dictionary, ready for JSON: what ran, the last metrics, the times, the versions.
-    """
-
-    state: Any
-    history: History
-    evaluation: Evaluation
-    data: FederatedData
-    summary: dict[str, Any]
-
-    def __repr__(self) -> str:
-        """Returns a line: the arrays would fill pages."""
-        names = ("num_clients", "rounds", "micro_accuracy", "macro_accuracy", "num_clusters", "diverged")
-        return f"Result({self.data.name!r}, {in_a_line(self.summary, names)})"
+@overload
+def run(
+    method: Method, data: FederatedData | Sequence[FederatedData], *, rounds: int, seeds: Sequence[int], **options: Any
+) -> list[Result]: ...
 
 
 @checked
 def run(
     method: Method,
-    data: FederatedData,
+    data: FederatedData | Sequence[FederatedData],
     *,
     rounds: int,
     cohort: int | float = 1.0,
     seed: int = 0,
+    seeds: Sequence[int] | None = None,
     sampler: Sampler = sampling.uniform,
     eval_every: int | None = None,
     test_rows: int | None = None,
@@ -94,7 +59,7 @@ def run(
     devices: DevicesChoice = None,
     resident: Resident = "auto",
     config: dict[str, Any] | None = None,
-) -> Result:
+) -> Result | list[Result]:
     """Runs a method for a number of rounds.
 
     The result depends on the method, the data and the seed; not on how often it is evaluated or saved, nor on whether
@@ -105,10 +70,15 @@ def run(
 
     Args:
         method: from a factory of `jaxfl.methods`.
-        data: the federation.
+        data: the federation; or one for each of `seeds`, of the same shapes.
         rounds: communication rounds in all, those of the run that is resumed included.
         cohort: clients sampled in a round: a share (float in (0, 1]) or a count (int).
         seed: of the initial models, the cohorts and the batches.
+        seeds: several of them, a run for each: in one program where that is fast (an accelerator trains all seeds at
+            once, of the cores that `jaxfl.use_cores` has made devices each takes one) and where the memory allows it,
+            else one after another, compiled once. Data that are the same are shared. The results are those of runs
+            apart, but for rounding. `checkpoint_dir` gets a folder `seed-S` for each; a resume goes on from all of
+            them. The summaries say `seeds_together`; seconds of rounds are the seed's share.
         sampler: draws the cohorts, see `jaxfl.sampling`: `dropouts(...)`, `availability(...)`, or your own, which is
             told apart from others by its `__name__`.
         eval_every: rounds between evaluations; None evaluates ten times. The last round is always evaluated.
@@ -137,7 +107,7 @@ def run(
             optimisers of `finetune`.
 
     Returns:
-        The state, the history, the last evaluation and a summary.
+        The state, the history, the last evaluation and a summary; of several seeds a list, in their order.
 
     Raises:
         ValueError: an argument is out of range, `checkpoint_dir` holds another run, or rows cannot stay on the host for
@@ -147,7 +117,8 @@ def run(
         OSError: `checkpoint_dir` cannot be written to; the message says what is kept.
         MemoryError: the run needs more memory than the device has.
         Diverged: clients send nothing finite any more. Found out when the run is evaluated, and nothing is written of
-            it: `checkpoint_dir` keeps what was good, the error has the state and the history.
+            it: `checkpoint_dir` keeps what was good, the error has the state and the history. Of several seeds the
+            others are run to their end; the error has all `outcomes`.
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -155,130 +126,49 @@ def run(
     >>> result = run(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data, rounds=3, cohort=0.5, eval_every=1)
     >>> result.history.column("round")
     [1, 2, 3]
+    >>> one, other = run(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data, rounds=3, cohort=0.5, seeds=[0, 1])
+    >>> (one.summary["seed"], other.summary["seed"]), one.summary["loss"] == round(result.summary["loss"], 3)
+    ((0, 1), True)
     """
-    clock, schedule = Clock(), Schedule.of(rounds, eval_every, checkpoint_every, test_rows)
+    began, schedule = time.perf_counter(), Schedule.of(rounds, eval_every, checkpoint_every, test_rows)
     check_kept(checkpoint_every, checkpoint_dir)
+    several, numbers = seeds is not None, check_seeds([seed] if seeds is None else seeds)
+    of_each = _of_each(data, len(numbers))
+    data = of_each[0]
     size = cohort_size(cohort, data)
     init = initialiser(method, shapes_of(data))  # traced once, for the shapes and for the state
-    shapes = jax.eval_shape(init, jax.random.key(check_seed(seed)), data)
-    plan = engine.resolve_plan(plan, served_model(method, shapes), size, devices=devices)
-    identity = identity_of(config or {}, data, seed=seed, size=size, sampler=sampler, finetune=finetune)
-    identity |= {} if test_rows is None else {"test_rows": test_rows}
-    tested = sampled_clients(data, eval_clients, seed)
-    identity |= {} if tested is None else {"eval_clients": len(tested)}
+    shapes = jax.eval_shape(init, jax.random.key(numbers[0]), data)
+    model = served_model(method, shapes)
+    chosen = engine.resolve_plan(plan, model, size, devices=devices)
+    within = inside(plan, chosen, model, size, len(numbers))
     stream = streams(method, data, resident)
-    asked = _Asked(method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock, tested, stream)
-    directory = RunDirectory.at(checkpoint_dir, resume=resume)
-    with contextlib.nullcontext() if directory is None else directory.alone():
-        return _within_memory(asked, plan, resume, lambda resume: Progress(directory, identity, resume=resume))
+    asked = Asked(method, shapes, schedule, size, sampler, finetune, callbacks, began, stream, within, several)
+    ones = []
+    for number, own in zip(numbers, of_each, strict=True):
+        identity = identity_of(config or {}, own, seed=number, size=size, sampler=sampler, finetune=finetune)
+        identity |= {} if test_rows is None else {"test_rows": test_rows}
+        tested = sampled_clients(own, eval_clients, number)
+        identity |= {} if tested is None else {"eval_clients": len(tested)}
+        folder = Path(checkpoint_dir, f"seed-{number}") if several and checkpoint_dir is not None else checkpoint_dir
+        ones.append(One(number, own, tested, RunDirectory.at(folder, resume=resume), identity))
+    found = outcomes(asked, ones, chosen, resume)
+    for one in found:
+        if isinstance(one, Diverged):
+            one.outcomes = found
+            raise one
+    return [one for one in found if isinstance(one, Result)] if several else found[0]
 
 
-class _Asked(NamedTuple):
-    """What a run was asked for."""
+def _of_each(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[FederatedData]:
+    """Returns the federation of each seed; arrays that are equal are the same object.
 
-    method: Method
-    data: FederatedData
-    shapes: Any  # of the method's first state
-    schedule: Schedule
-    size: int  # clients of a cohort
-    seed: int
-    sampler: Sampler
-    finetune: FineTune | None
-    callbacks: Sequence[Callback]
-    clock: Clock
-    tested: np.ndarray | None  # who is tested; None is everybody
-    stream: bool  # whether rows stay on the host
-
-
-def _within_memory(asked: _Asked, plan: Plan, resume: bool, begin: Callable[[bool], Progress]) -> Result:
-    """Makes the rounds, with half the chunk if the device runs out of memory; once, and from the last checkpoint on."""
-    first = True
-    while True:
-        progress = begin(resume or not first)
-        try:
-            return _make(asked, plan, progress)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-        smaller = engine.halved(plan, asked.size)  # behind the handler, which would keep the first state alive
-        told = f"the device ran out of memory with {plan.chunk or asked.size} clients at a time; {progress.kept}"
-        if smaller is None or not first:
-            raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")
-        warnings.warn(
-            f"{told}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
-            "otherwise.",
-            stacklevel=3,
-        )
-        plan, first = smaller, False
-
-
-def _make(asked: _Asked, plan: Plan, progress: Progress) -> Result:
-    """Makes the rounds that are still to be made."""
-    method, data, shapes, schedule, size, seed, sampler, finetune, callbacks, clock, tested, streamed = asked
-    schedule.check_done(progress.done)
-    rounds, key = schedule.rounds, jax.random.key(seed)
-    stream = Stream(data, key, size, plan, sampler, rounds) if streamed else None
-    data = data if streamed else data.on_device(plan.mesh)
-    program = Rounds(method, key, data if stream is None else stream.blank, size, plan, sampler, stream)
-    rows = {"clients": tested, "stream": streamed}
-    look, evaluation = evaluator(method, data, plan, finetune, **rows), None
-    glance = look if schedule.test_rows is None else evaluator(method, data, plan, finetune, schedule.test_rows, **rows)
-    with Deferred(lambda: Stopped(progress.done, rounds, progress.saved)) as signals:
-        state = program.start(shapes, progress.restore(shapes))
-        while progress.done < rounds and not signals.asked:
-            state, made = program.advance(state, schedule.ahead(progress.done, progress.last_pace))
-            if made.count:
-                progress.add(made, data)
-                signals.at_stake, record = True, None
-                if schedule.evaluates(progress.done):
-                    evaluation = clock.evaluate(look if progress.done == rounds else glance, key, state)
-                    progress.check(evaluation, data, rounds, state)
-                    record = progress.record(evaluation)
-                if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
-                    progress.save(state, sound=program.serves if record is None else None)
-                event = _event(progress, schedule, clock, program, record)
-                for callback in callbacks:
-                    callback(event)
-            if made.overflow:
-                state = program.grow(state, made.overflow, progress.done + 1)
-        if signals.asked:
-            progress.save(state, sound=program.serves)
-    evaluation = evaluation or clock.evaluate(look, key, state)  # resumed at its end
-    summary = summary_of(
-        data,
-        evaluation,
-        progress,
-        seed=seed,
-        cohort=size,
-        seconds_per_round=progress.pace,
-        total_seconds=clock.seconds,
-        compile_seconds=program.compile_seconds,
-        evaluation_seconds=sum(clock.evaluations),
-        factored=program.factored,
-        fast_forms=rewriting.in_words(method.task.replaced),
-        chunk=plan.chunk,
-        devices=1 if plan.mesh is None else plan.mesh.size,
-        test_rows=schedule.test_rows,
-        eval_clients=data.num_clients if tested is None else len(tested),
-        resident=not streamed,
-    )
-    return Result(state, progress.history, evaluation, data, summary)
-
-
-def _event(
-    progress: Progress, schedule: Schedule, clock: Clock, program: Rounds, record: dict[str, Any] | None
-) -> Event:
-    """Returns what callbacks are told after some rounds."""
-    tally, pace = progress.tally, progress.paces[-1]
-    return Event(
-        progress.done,
-        schedule.rounds,
-        tally.num_clusters,
-        tally.last_loss,
-        pace,
-        record,
-        seconds=clock.seconds,
-        seconds_left=clock.left(schedule, progress.done, pace),
-        compile_seconds=program.compile_seconds,
-        evaluation_seconds=sum(clock.evaluations),
-    )
+    Raises:
+        ValueError: there are not as many as seeds, or their shapes differ.
+    """
+    if isinstance(data, FederatedData):
+        return [data] * seeds
+    if len(data) != seeds:
+        raise ValueError(f"data must be one federation, or one for each of {seeds} seeds, got {len(data)}.")
+    if (same := alike(data)) is None:
+        raise ValueError("data must have the same shapes at every seed, got others; run the seeds one after another.")
+    return same

@@ -25,7 +25,7 @@ from jaxfl.cli.app import app
 from jaxfl.plots import style
 from jaxfl.schema import Option
 from jaxfl.simulation.history import History
-from jaxfl.simulation.run import Result
+from jaxfl.simulation.result import Result
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,7 +10,7 @@ import pytest
 
 from jaxfl.simulation import callbacks
 from jaxfl.simulation.callbacks import ProgressBar
-from jaxfl.simulation.run import Event
+from jaxfl.simulation.result import Event
 
 RECORD = {"round": 4, "micro_accuracy": 0.75, "ari": None, "clusters": [{"cluster": 0}], "diverged": 3, "seconds": 1.0}
 TIMES = {"seconds": 47.8, "seconds_left": 4.0, "compile_seconds": 20.0, "evaluation_seconds": 24.0}

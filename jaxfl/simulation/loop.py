@@ -1,0 +1,269 @@
+"""What a run does between its compiled rounds: evaluate, record, save and tell; of one seed or of several at once."""
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxfl import engine
+from jaxfl.cohort import Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Method
+from jaxfl.models import rewriting
+from jaxfl.sampling import Sampler
+from jaxfl.simulation.directory import RunDirectory
+from jaxfl.simulation.evaluate import evaluator
+from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.interrupts import Deferred, Stopped
+from jaxfl.simulation.metrics import Evaluation
+from jaxfl.simulation.program import Made
+from jaxfl.simulation.progress import Clock, Diverged, Progress
+from jaxfl.simulation.result import Callback, Event, Result
+from jaxfl.simulation.rounds import Rounds
+from jaxfl.simulation.schedule import Schedule
+from jaxfl.simulation.seeds import RoundsInLanes, placed, together
+from jaxfl.simulation.streaming import Stream
+from jaxfl.simulation.summary import summary_of
+
+
+class Asked(NamedTuple):
+    """What runs were asked for that differ in their seed, and maybe in the data that were made with it."""
+
+    method: Method
+    shapes: Any  # of the method's first state
+    schedule: Schedule
+    size: int  # clients of a cohort
+    sampler: Sampler
+    finetune: FineTune | None
+    callbacks: Sequence[Callback]
+    began: float  # when, by `time.perf_counter`
+    stream: bool  # whether rows stay on the host
+    inside: Plan  # of one of several seeds in a program
+    several: bool  # whether several seeds were asked for
+
+
+class One(NamedTuple):
+    """What the run of one seed is, beside it."""
+
+    seed: int
+    data: FederatedData
+    tested: np.ndarray | None  # who is tested; None is everybody
+    directory: RunDirectory | None
+    identity: dict[str, Any]
+
+
+Outcome = Result | Diverged
+
+
+def outcomes(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) -> list[Outcome]:
+    """Makes the runs of all seeds: as many in one program as is fast, one program after another.
+
+    Args:
+        asked: of all.
+        ones: each seed's; their data have the same shapes.
+        plan: of a run of one seed.
+        resume: whether to go on with the runs that are there.
+    """
+    found: dict[int, Outcome] = {}
+    with contextlib.ExitStack() as stack:
+        for one in ones:
+            if one.directory is not None:
+                stack.enter_context(one.directory.alone())
+        for group in _groups(ones, 1 if asked.stream else together(len(ones), plan), resume):
+            made = _within_memory(asked, group, plan, resume)
+            found |= {one.seed: outcome for one, outcome in zip(group, made, strict=True)}
+    return [found[one.seed] for one in ones]
+
+
+def _groups(ones: Sequence[One], most: int, resume: bool) -> Iterator[list[One]]:
+    """Yields the seeds of one program each: those who have made as many rounds."""
+    if len(ones) == 1:
+        yield list(ones)
+        return
+
+    def done(one: One) -> int:
+        return one.directory.done() if resume and one.directory is not None else 0
+
+    for _, equal in itertools.groupby(sorted(ones, key=done), done):
+        alike = list(equal)
+        yield from (alike[first : first + most] for first in range(0, len(alike), most))
+
+
+def _within_memory(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) -> list[Outcome]:
+    """Makes the rounds, in less memory if the device runs out of it; once, and from the last checkpoint on.
+
+    Several seeds are made one after another then, and one with half the chunk.
+    """
+    first = True
+    while True:
+        progresses = [Progress(one.directory, one.identity, resume=resume or not first) for one in ones]
+        try:
+            return _make(asked, ones, plan, progresses)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+        except MemoryError:
+            if len(ones) == 1:
+                raise
+        kept = progresses[0].kept  # behind the handler, which would keep the first state alive
+        if len(ones) > 1:
+            warnings.warn(
+                f"the memory does not hold {len(ones)} seeds at a time; {kept}, and they go on one after another.",
+                stacklevel=4,
+            )
+            return [outcome for one in ones for outcome in _within_memory(asked, [one], plan, True)]
+        smaller = engine.halved(plan, asked.size)
+        told = f"the device ran out of memory with {plan.chunk or asked.size} clients at a time; {kept}"
+        if smaller is None or not first:
+            raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")
+        warnings.warn(
+            f"{told}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
+            "otherwise.",
+            stacklevel=4,
+        )
+        plan, first = smaller, False
+
+
+def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Progress]) -> list[Outcome]:
+    """Makes the rounds that are still to be made; of several seeds, all have as many behind them."""
+    schedule, first = asked.schedule, progresses[0]
+    schedule.check_done(first.done)
+    data = [one.data for one in ones] if asked.stream else placed([one.data for one in ones], plan)
+    program = _program(asked, ones, plan, data)
+    seeds = [
+        _Seed(asked, one, plan, own, progress, program, len(ones))
+        for one, own, progress in zip(ones, data, progresses, strict=True)
+    ]
+    stopped: Callable[[], Stopped] = lambda: Stopped(  # noqa: E731
+        first.done, schedule.rounds, min(progress.saved for progress in progresses)
+    )
+    with Deferred(stopped) as signals:
+        state = program.start(asked.shapes, [progress.restore(asked.shapes) for progress in progresses])
+        while first.done < schedule.rounds and not signals.asked and not all(seed.diverged for seed in seeds):
+            state, made = program.advance(state, schedule.ahead(first.done, program.pace))
+            if made.count:
+                signals.at_stake = True
+                for seed, part in zip(seeds, program.parts(state, made), strict=True):
+                    seed.look(*part)
+            if made.overflow:
+                state = program.grow(state, made.overflow, first.done + 1)
+        if signals.asked:
+            for seed, mine in zip(seeds, program.states(state), strict=True):
+                seed.save(mine)
+    return [seed.outcome(mine) for seed, mine in zip(seeds, program.states(state), strict=True)]
+
+
+def _program(asked: Asked, ones: Sequence[One], plan: Plan, data: Sequence[FederatedData]) -> Rounds:
+    """Returns the rounds of one seed, or of several."""
+    method, size, sampler = asked.method, asked.size, asked.sampler
+    if len(ones) > 1:
+        return RoundsInLanes(method, [one.seed for one in ones], data, size, plan, asked.inside, sampler)
+    key = jax.random.key(ones[0].seed)
+    if not asked.stream:
+        return Rounds(method, key, data[0], size, plan, sampler)
+    stream = Stream(data[0], key, size, plan, sampler, asked.schedule.rounds)
+    return Rounds(method, key, stream.blank, size, plan, sampler, stream)
+
+
+class _Seed:
+    """The run of one seed, between its rounds.
+
+    Attributes:
+        diverged: what it has come to nothing by; it is not looked at any more then.
+    """
+
+    def __init__(
+        self,
+        asked: Asked,
+        one: One,
+        plan: Plan,
+        data: FederatedData,
+        progress: Progress,
+        program: Rounds,
+        together: int,
+    ):
+        self._asked, self._one, self._plan, self._data = asked, one, plan, data
+        self._progress, self._program, self._together = progress, program, together
+        self._key, self._clock = jax.random.key(one.seed), Clock(asked.began)
+        self._evaluation: Evaluation | None = None
+        self.diverged: Diverged | None = None
+        rows = {"clients": one.tested, "stream": asked.stream}
+        few = asked.schedule.test_rows
+        self._look = evaluator(asked.method, data, plan, asked.finetune, **rows)
+        self._glance = self._look if few is None else evaluator(asked.method, data, plan, asked.finetune, few, **rows)
+
+    def look(self, state: Any, made: Made) -> None:
+        """Adds up what was made, and evaluates, records, saves and tells what is due."""
+        progress, schedule = self._progress, self._asked.schedule
+        progress.add(made, self._data)
+        if self.diverged is not None:
+            return
+        record = None
+        if schedule.evaluates(progress.done):
+            look = self._look if progress.done == schedule.rounds else self._glance
+            self._evaluation = self._clock.evaluate(look, self._key, state)
+            try:
+                progress.check(self._evaluation, self._data, schedule.rounds, state)
+            except Diverged as error:
+                self.diverged = error
+                return
+            record = progress.record(self._evaluation)
+        if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
+            progress.save(state, sound=self._program.serves if record is None else None)
+        event = self._event(record)
+        for callback in self._asked.callbacks:
+            callback(event)
+
+    def save(self, state: Any) -> None:
+        """Saves a run that is stopped."""
+        if self.diverged is None:
+            self._progress.save(state, sound=self._program.serves)
+
+    def outcome(self, state: Any) -> Outcome:
+        """Returns what came of the run."""
+        if self.diverged is not None:
+            return self.diverged
+        asked, one, plan, progress, clock = self._asked, self._one, self._plan, self._progress, self._clock
+        evaluation = self._evaluation or clock.evaluate(self._look, self._key, state)  # resumed at its end
+        shared = self._together > 1
+        summary = summary_of(
+            one.data,
+            evaluation,
+            progress,
+            seed=one.seed,
+            cohort=asked.size,
+            seconds_per_round=progress.pace,
+            total_seconds=clock.seconds,
+            compile_seconds=self._program.compile_seconds,
+            evaluation_seconds=sum(clock.evaluations),
+            factored=self._program.factored,
+            fast_forms=rewriting.in_words(asked.method.task.replaced),
+            chunk=(asked.inside if shared else plan).chunk,
+            devices=1 if plan.mesh is None else plan.mesh.size,
+            seeds_together=self._together,
+            test_rows=asked.schedule.test_rows,
+            eval_clients=one.data.num_clients if one.tested is None else len(one.tested),
+            resident=not asked.stream,
+        )
+        return Result(state, progress.history, evaluation, one.data, summary)
+
+    def _event(self, record: dict[str, Any] | None) -> Event:
+        """Returns what callbacks are told after some rounds."""
+        progress, clock, tally, pace = self._progress, self._clock, self._progress.tally, self._progress.paces[-1]
+        return Event(
+            progress.done,
+            self._asked.schedule.rounds,
+            tally.num_clusters,
+            tally.last_loss,
+            pace,
+            record,
+            seconds=clock.seconds,
+            seconds_left=self._together * clock.left(self._asked.schedule, progress.done, pace),
+            compile_seconds=self._program.compile_seconds,
+            evaluation_seconds=sum(clock.evaluations),
+            seed=self._one.seed if self._asked.several else None,
+        )
