@@ -27,6 +27,7 @@ class Point(NamedTuple):
         rounds: that are timed.
         devices: that share a round's clients; None takes all GPUs, or a device for each core.
         cores: that the process may use; None leaves it to the system.
+        seeds: runs that differ in their seed, trained together.
     """
 
     method: str
@@ -37,6 +38,7 @@ class Point(NamedTuple):
     rounds: int
     devices: int | None = None
     cores: int | None = None
+    seeds: int = 1
 
     @property
     def gflop(self) -> float:
@@ -47,7 +49,7 @@ class Point(NamedTuple):
         """
         multiplications = 2 * INPUTS * self.hidden + 3 * self.hidden * CLASSES
         passes = self.options.get("local_epochs", 1)
-        return 2 * multiplications * passes * ROWS * self.cohort / 1e9
+        return 2 * multiplications * passes * ROWS * self.cohort * self.seeds / 1e9
 
     @property
     def expected_seconds(self) -> float:
@@ -102,6 +104,13 @@ AXES = {
         (),
         -1.0,
         "-1.0 is half the time on twice the devices",
+    ),
+    "seeds": Axis(
+        "seeds",
+        "seeds that are trained together",
+        (1, 2, 4, 8),
+        1.0,
+        "1.0 is as long as one seed after another; below it, they take less together",
     ),
 }
 

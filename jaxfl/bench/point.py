@@ -18,12 +18,14 @@ import optax
 from jaxfl import engine, sampling
 from jaxfl.bench import machine
 from jaxfl.bench.axes import CLASSES, INPUTS, ROWS, Point
+from jaxfl.data.clients import FederatedData
 from jaxfl.data.synthetic import prototypes
 from jaxfl.methods import METHODS
-from jaxfl.methods.base import served_model
+from jaxfl.methods.base import Method, served_model
 from jaxfl.models import MLP
 from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import Rounds
+from jaxfl.simulation.seeds import RoundsInLanes, inside, placed, together
 from jaxfl.tasks import classification
 
 LEARNING_RATE = 0.05
@@ -44,20 +46,20 @@ def measure(point: Point, tell: Callable[[int], None] = lambda round: None) -> d
     data = prototypes(point.population, ROWS, (INPUTS,), CLASSES)
     task = classification(MLP((point.hidden,), CLASSES), data)
     method = METHODS[point.method].factory(task, optax.sgd(LEARNING_RATE), **point.options)
-    key = jax.random.key(0)
-    shapes = jax.eval_shape(method.init, key, data)
-    plan = engine.resolve_plan("auto", served_model(method, shapes), point.cohort, devices=point.devices)
-    program = Rounds(method, key, data.on_device(plan.mesh), point.cohort, plan, sampling.uniform)
-    state, done = program.start(shapes), 0
+    programs = _programs(point, method, data)
+    states, done = [state for _, state in programs], 0
 
     def one_round() -> float:
-        nonlocal state, done
-        state, made = program.advance(state, 1)
-        if made.overflow:  # the method needs more slots: a round of another program
-            state = program.grow(state, made.overflow, done + 1)
-            return one_round()
+        nonlocal done
+        seconds = 0.0
+        for place, (program, _) in enumerate(programs):
+            states[place], made = program.advance(states[place], 1)
+            while made.overflow:  # the method needs more slots: a round of another program
+                states[place] = program.grow(states[place], made.overflow, done + 1)
+                states[place], made = program.advance(states[place], 1)
+            seconds += made.seconds
         done += 1
-        return made.seconds
+        return seconds
 
     machine.keep_memory()
     one_round()
@@ -76,16 +78,32 @@ def measure(point: Point, tell: Callable[[int], None] = lambda round: None) -> d
     taken = machine.spread_of(seconds)
     return {
         "seconds": taken,
-        "clients_per_second": point.cohort / taken["median"],
-        "compile_seconds": program.compile_seconds,
+        "clients_per_second": point.cohort * point.seeds / taken["median"],
+        "compile_seconds": sum(program.compile_seconds for program, _ in programs),
         "peak_bytes": peak,
         "empty_bytes": empty,  # Python and JAX alone
         "gflops": point.gflop / taken["median"],
         "product_gflops": machine.spread_of(products),
         "share_of_product": machine.spread_of(shares),
-        "chunk": plan.chunk,
-        "devices": 1 if plan.mesh is None else plan.mesh.size,
     }
+
+
+def _programs(point: Point, method: Method, data: FederatedData) -> list[tuple[Rounds, Any]]:
+    """Returns the programs of all seeds and the states they start from: as many in a program as in `jaxfl.run`."""
+    shapes = jax.eval_shape(method.init, jax.random.key(0), data)
+    model, size = served_model(method, shapes), point.cohort
+    plan = engine.resolve_plan("auto", model, size, devices=point.devices)
+    lane = inside("auto", plan, model, size, point.seeds)
+    (rows,) = placed([data], plan)
+    most, found = together(point.seeds, plan), []
+    for first in range(0, point.seeds, most):
+        seeds = list(range(first, min(first + most, point.seeds)))
+        if len(seeds) > 1:
+            program = RoundsInLanes(method, seeds, [rows] * len(seeds), size, plan, lane, sampling.uniform)
+        else:
+            program = Rounds(method, jax.random.key(first), rows, size, plan, sampling.uniform)
+        found.append((program, program.start(shapes, [None] * len(seeds))))
+    return found
 
 
 def here() -> dict[str, Any]:

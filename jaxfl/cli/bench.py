@@ -22,7 +22,7 @@ def scaling_command(
     over: Annotated[
         list[str] | None,
         typer.Option(
-            help="What is made larger: cohort, population, width or devices. Repeat it. Default cohort.",
+            help="What is made larger: cohort, population, width, devices, seeds or all. Repeat it. Default cohort.",
             metavar="AXIS",
             show_default=False,
         ),

@@ -42,6 +42,7 @@ def bench_scaling(
     Raises:
         ValueError: an argument is out of range.
     """
+    over = list(AXES) if "all" in over else over
     for axis in over:
         check_name("axis", axis, AXES)
     check_name("method", method, METHODS)

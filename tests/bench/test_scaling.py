@@ -125,6 +125,31 @@ def test_operations_are_counted_as_by_hand():
     (point,) = axes.points("cohort", (3,), hidden=5, options={"local_epochs": 2})
     forward, weights, inputs = 784 * 5 + 5 * 10, 784 * 5 + 5 * 10, 5 * 10
     assert point.gflop == pytest.approx(2 * 2 * 50 * 3 * (forward + weights + inputs) / 1e9)
+    assert point._replace(seeds=4).gflop == pytest.approx(4 * point.gflop)
+
+
+def test_seeds_share_programs_as_in_a_run(monkeypatch):
+    """Five seeds on the four devices of the tests: four in one program, and one after them."""
+    point = importlib.import_module("jaxfl.bench.point")
+    made = []
+
+    def noted(kind):
+        def program(method, seeds, *arguments):
+            made.append((kind.__name__, np.shape(seeds)))
+            return kind(method, seeds, *arguments)
+
+        return program
+
+    for kind in (point.Rounds, point.RoundsInLanes):
+        monkeypatch.setattr(point, kind.__name__, noted(kind))
+    monkeypatch.setattr(point, "SIZE", {"cpu": 8})
+    (five,) = axes.points("seeds", (5,), hidden=2, rounds=2)
+    told = []
+    found = point.measure(five._replace(cohort=2, population=4, devices=4), told.append)
+    assert made == [("RoundsInLanes", (4,)), ("Rounds", ())]
+    assert told == [0, 1] and len(found["seconds"]["values"]) == len(found["product_gflops"]["values"]) == 2
+    assert found["clients_per_second"] == pytest.approx(2 * 5 / found["seconds"]["median"])
+    assert found["gflops"] * found["seconds"]["median"] == pytest.approx(five._replace(cohort=2).gflop)
 
 
 def test_a_process_that_dies_says_why(monkeypatch):
