@@ -129,8 +129,8 @@ def scaling_machine() -> str:
     versions = f"jax {machine['versions']['jax']}"
     return (
         f"{tables.device(machine)}, {versions}. A float32 matrix product ran at {statistics.median(products):.0f} "
-        "GFLOP/s in turn with the rounds (on fewer cores less: a point of the axis of devices has no others)."
-    )
+        f"GFLOP/s in turn with the rounds. {max((one.warning for one in results), key=len)}"
+    ).strip()
 
 
 def _spread(values: list[float], form: str) -> str:

@@ -17,6 +17,8 @@ from jaxfl.bench import axes
 from jaxfl.bench.axes import AXES, Point
 from jaxfl.schema import checked
 
+BUSY = 1.5  # processes a core: these measurements alone want all cores
+
 
 class Step(NamedTuple):
     """What is told while the points are measured.
@@ -53,7 +55,7 @@ class Scaling(NamedTuple):
         work: what is the same at all points, by the names of `Point`.
         points: for each its `value` and what `jaxfl.bench.point.measure` found, or the `error` that took its place.
         slope: of log seconds by log value; None of fewer than two points.
-        machine: versions, device, cores.
+        machine: versions, device, cores, and the largest `load` (processes that wanted a core, in the minute before).
     """
 
     over: str
@@ -73,6 +75,14 @@ class Scaling(NamedTuple):
         if self.slope is None:
             return "No slope: it takes two points that were measured."
         return f"Slope {self.slope:.2f}: seconds change like {self.over}^{self.slope:.2f}; {AXES[self.over].meaning}."
+
+    @property
+    def warning(self) -> str:
+        """What is to be said of other programs that ran meanwhile; empty where there were none."""
+        load, cores = self.machine.get("load", 0), self.machine.get("cores", 1)
+        if load < BUSY * cores:
+            return ""
+        return f"Other programs ran meanwhile (load {load:.0f} on {cores} cores): times and slope are not to be quoted."
 
 
 @checked
@@ -123,8 +133,9 @@ def scaling(
         found.append({"value": here[index]} | result.get("found", error))
         watch(Step(over, here, points, index + 1, 0, found))
     machines = [row.pop("machine") for row in found if "machine" in row]
+    machine = {**machines[-1], "load": max(one["load"] for one in machines)} if machines else {}
     work = {name: value for name, value in points[0]._asdict().items() if name not in (field, "cores", "devices")}
-    return Scaling(over, work, found, slope(found), machines[-1] if machines else {})
+    return Scaling(over, work, found, slope(found), machine)
 
 
 def slope(points: Sequence[dict[str, Any]]) -> float | None:

@@ -59,6 +59,8 @@ def bench_scaling(
             work = {"method": method, "options": given, "hidden": hidden, "rounds": rounds}
             results.append(scaling(axis, chosen, **work, watch=bar))
         write(stdout(), tables.scaling(results[-1]), results[-1].meaning, "")
+        if results[-1].warning:
+            stderr().print(f"warning: {results[-1].warning}", style="yellow", soft_wrap=True)
     if out is not None:
         words = ["jaxfl", "bench", "scaling", *(word for axis in over for word in ("--over", axis))]
         words += [] if values is None else ["--values", values]
@@ -156,7 +158,7 @@ def save(results: Sequence[Scaling], command: str, out: Path) -> None:
         blocks += [
             page.Heading(2, tables.scaling_title(result)),
             page.Table([result.over, *tables.SCALING_HEAD], tables.scaling_rows(result)),
-            page.Text(result.meaning),
+            page.Text(f"{result.meaning} {result.warning}"),
         ]
     blocks += [page.Picture(PICTURE, "seconds, memory and share of the machine's limit")] if drawn else []
     blocks += [page.Text(COUNTED), page.Table(["made by"], [[page.Code(command)]])]

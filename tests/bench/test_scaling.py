@@ -78,6 +78,12 @@ def test_one_that_fails_takes_no_other_with_it(processes):
     assert alone.slope is None and alone.machine == {} and "two points" in alone.meaning
 
 
+def test_other_programs_are_told(processes):
+    result = bench.scaling("cohort", [2, 20])
+    assert result.warning == ""
+    assert "load 9 on 2 cores" in result._replace(machine={**MACHINE, "load": 9.1}).warning
+
+
 def test_what_is_refused_ends_it(processes):
     with pytest.raises(ValueError, match="hidden must not be 7"):
         bench.scaling("width", [7, 9])
