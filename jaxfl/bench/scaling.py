@@ -77,6 +77,11 @@ class Scaling(NamedTuple):
         return f"Slope {self.slope:.2f}: seconds change like {self.over}^{self.slope:.2f}; {AXES[self.over].meaning}."
 
     @property
+    def failures(self) -> list[str]:
+        """A sentence for each point that failed."""
+        return [f"{self.over} {row['value']:,} failed: {row['error']}" for row in self.points if "error" in row]
+
+    @property
     def warning(self) -> str:
         """What is to be said of other programs that ran meanwhile; empty where there were none."""
         load, cores = self.machine.get("load", 0), self.machine.get("cores", 1)

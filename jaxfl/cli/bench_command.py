@@ -58,7 +58,7 @@ def bench_scaling(
         with Bar(stderr()) as bar:
             work = {"method": method, "options": given, "hidden": hidden, "rounds": rounds}
             results.append(scaling(axis, chosen, **work, watch=bar))
-        write(stdout(), tables.scaling(results[-1]), results[-1].meaning, "")
+        write(stdout(), tables.scaling(results[-1]), *results[-1].failures, results[-1].meaning, "")
         if results[-1].warning:
             stderr().print(f"warning: {results[-1].warning}", style="yellow", soft_wrap=True)
     if out is not None:
@@ -97,9 +97,7 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
             progress.TextColumn("{task.description}"),
             progress.BarColumn(24),
             progress.TimeElapsedColumn(),
-            progress.TextColumn("gone, about"),
-            progress.TimeRemainingColumn(compact=True),
-            progress.TextColumn("left"),
+            progress.TextColumn("{task.fields[left]}"),
             console=console,
             disable=not console.is_terminal,
             transient=True,
@@ -113,33 +111,43 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
         """Shows a step."""
         if not self.bar.task_ids:
             self.console.print(planned(step), soft_wrap=True)
-            self.bar.add_task("", total=1.0)
+            self.bar.add_task("", total=1.0, left="")
             self.bar.start()
         while self.told < len(step.found):
             row = step.found[self.told]
             self.told += 1
             if not self.console.is_terminal or "error" in row:
-                told = (
-                    f"failed: {row['error']}" if "error" in row else f"{1000 * row['seconds']['median']:.1f} ms a round"
-                )
+                told = "failed" if "error" in row else f"{1000 * row['seconds']['median']:.1f} ms a round"
                 self.console.print(
                     f"{self.told}/{len(step.points)}  {step.over} {row['value']:,}: {told}", markup=False
                 )
         if step.index < len(step.points):
             doing = f"round {step.round}/{step.points[0].rounds}" if step.round else "starting"
             words = f"{step.over} {step.values[step.index]:,} ({step.index + 1}/{len(step.points)}) {doing}"
-            self.bar.update(self.bar.task_ids[0], description=words, completed=step.share)
+            (task,) = self.bar.tasks
+            expected = sum(point.expected_seconds for point in step.points)
+            pace = (task.elapsed or 0) / (step.share * expected) if step.index else 1.0  # of this machine, once known
+            left = f"about {about(pace * expected * (1 - step.share))} left"
+            self.bar.update(task.id, description=words, completed=step.share, left=left)
 
 
 def planned(step: Step) -> str:
     """Returns what is going to be measured, in a sentence."""
     values = ", ".join(f"{value:,}" for value in step.values)
     seconds = sum(point.expected_seconds for point in step.points)
-    about = f"{10 * max(1, round(seconds / 10))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
     return (
         f"{step.over} {values}: {step.points[0].rounds} rounds of {step.points[0].method} at each, in a process of its "
-        f"own; about {about}"
+        f"own; about {about(seconds)}"
     )
+
+
+def about(seconds: float) -> str:
+    """Returns a guess in words.
+
+    >>> about(4), about(42), about(95)
+    ('10 s', '40 s', '2 min')
+    """
+    return f"{10 * max(1, round(seconds / 10))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def save(results: Sequence[Scaling], command: str, out: Path) -> None:
@@ -158,6 +166,7 @@ def save(results: Sequence[Scaling], command: str, out: Path) -> None:
         blocks += [
             page.Heading(2, tables.scaling_title(result)),
             page.Table([result.over, *tables.SCALING_HEAD], tables.scaling_rows(result)),
+            *map(page.Text, result.failures),
             page.Text(f"{result.meaning} {result.warning}"),
         ]
     blocks += [page.Picture(PICTURE, "seconds, memory and share of the machine's limit")] if drawn else []

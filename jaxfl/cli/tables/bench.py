@@ -38,7 +38,7 @@ def scaling_rows(result: Scaling) -> list[list[str]]:
     lines = []
     for row in result.points:
         if "error" in row:
-            lines.append([f"{row['value']:,}", "failed", row["error"], *[""] * (len(SCALING_HEAD) - 2)])
+            lines.append([f"{row['value']:,}", "failed", *[""] * (len(SCALING_HEAD) - 1)])
             continue
         seconds, share = row["seconds"], row["share_of_product"]["median"]
         lines.append(
@@ -59,14 +59,13 @@ def scaling_rows(result: Scaling) -> list[list[str]]:
 def scaling(result: Scaling) -> "Table":
     """Returns the table of an axis."""
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(title=scaling_title(result), title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column(result.over, justify="right", no_wrap=True)
     for name in SCALING_HEAD:
-        table.add_column(name, justify="right", no_wrap=name != SCALING_HEAD[1])
+        table.add_column(name, justify="right", no_wrap=True)
     for line in scaling_rows(result):
-        table.add_row(*map(Text, line))
+        table.add_row(*line)
     return table
 
 
