@@ -173,11 +173,11 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
     size = size if mesh is None else -(-size // mesh.size)
     model_bytes = COPIES * tree.num_bytes(model)
     if jax.default_backend() == "cpu":
-        chunk = min(size, WIDEST, max(1, CACHE_BYTES // model_bytes))
+        fits = min(WIDEST, CACHE_BYTES // model_bytes)
     else:
         limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
-        chunk = min(size, max(1, int(limit / 4) // model_bytes))
-    return Plan(chunk=max(1, chunk // models), mesh=mesh)
+        fits = int(limit / 4) // model_bytes
+    return Plan(chunk=min(size, max(1, fits // models)), mesh=mesh)
 
 
 def use_cores(count: int | None = None) -> int:

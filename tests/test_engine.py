@@ -117,7 +117,8 @@ def test_a_plan_for_this_machine_maps_small_models_only():
     if jax.default_backend() == "cpu":
         assert engine.resolve_plan("auto", small, 12).chunk == 12
         assert engine.resolve_plan("auto", large, 12).chunk == 1
-        assert engine.resolve_plan("auto", small, 12, models=5).chunk == 2
+        assert engine.resolve_plan("auto", small, 12, models=5).chunk == 12  # 60 models side by side
+        assert engine.resolve_plan("auto", small, 12, models=40).chunk == engine.WIDEST // 40
         assert engine.resolve_plan("auto", large, 12, models=5).chunk == 1
 
 

@@ -95,7 +95,7 @@ def _programs(point: Point, method: Method, data: FederatedData) -> list[tuple[R
     plan = engine.resolve_plan("auto", model, size, devices=point.devices)
     lane = inside("auto", plan, model, size, point.seeds)
     (rows,) = placed([data], plan)
-    most, found = together(point.seeds, plan), []
+    most, found = together(point.seeds), []
     for first in range(0, point.seeds, most):
         seeds = list(range(first, min(first + most, point.seeds)))
         if len(seeds) > 1:

@@ -13,7 +13,7 @@ from jaxfl.cli import bench, experiments, job, options, signals, tables
 from jaxfl.cli.arguments import AsJson, Clone, CohortSize, DataDir, DataItems, DataName, Items, MethodName
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
-from jaxfl.cli.run_command import run_job, seeds_of
+from jaxfl.cli.run_command import run_jobs, seeds_of
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.engine import use_cores
 from jaxfl.methods import METHODS
@@ -61,8 +61,8 @@ def run_command(
     seeds: Annotated[
         str | None,
         typer.Option(
-            help="Several runs, one after another, and their mean: a list of seeds, in which 0-4 are five. One "
-            "number is one seed and no number of runs.",
+            help="Several runs, and their mean: a list of seeds, in which 0-4 are five. One number is one seed and no "
+            "number of runs. An accelerator trains all of them at once.",
             metavar="0,1,2",
         ),
     ] = None,
@@ -118,8 +118,7 @@ def run_command(
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
         for one in jobs:
             job.check(one)
-        shared: list[job.Tools] = []
-        made = [(one, run_job(one, f"seed {one.seed}" if seeds is not None else "", shared)) for one in jobs]
+        made = list(zip(jobs, run_jobs(jobs, several=seeds is not None), strict=True))
         summaries = [summary for _, summary in made if summary is not None]
         if summaries:
             stdout().print(tables.results(summaries, job.across(summaries, out) if seeds is not None else None))

@@ -7,7 +7,7 @@ The directory holds `config.json` (before anything is computed), `history.jsonl`
 import contextlib
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from jaxfl.sampling import Sampler
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
+from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.run import run
 from jaxfl.simulation.schedule import Schedule, check_kept
@@ -125,41 +126,81 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = (), t
         The result, its summary completed with the method and all options.
     """
     tools = Tools.of(job, data, tools)
-    directory = job.directory()
-    with contextlib.nullcontext() if directory is None else directory.alone():
-        return _execute(job, tools, data, directory, callbacks)
+    with _directories([job]):
+        result = run(
+            tools.method, data, seed=job.seed, checkpoint_dir=job.out, callbacks=callbacks, **_arguments(job, tools)
+        )
+        return _finished(job, result)
 
 
-def _execute(
-    job: Job, tools: Tools, data: FederatedData, directory: RunDirectory | None, callbacks: Sequence[Callback]
-) -> Result:
-    """Runs a job whose directory, if it has one, is kept for it."""
-    if directory is not None:
-        directory.write_config(job.config())
-    result = run(
-        tools.method,
-        data,
-        rounds=job.rounds,
-        cohort=job.cohort,
-        seed=job.seed,
-        sampler=tools.sampler,
-        eval_every=job.eval_every,
-        test_rows=job.settings.run.get("test_rows"),
-        eval_clients=job.settings.run.get("eval_clients"),
-        finetune=tools.finetune,
-        checkpoint_every=job.checkpoint_every,
-        callbacks=callbacks,
-        checkpoint_dir=job.out,
-        resume=job.resume,
-        plan=options.plan(job.settings),
-        devices=job.settings.run.get("devices"),
-        resident=job.settings.run.get("resident", "auto"),
-        config=job.identity(),
-    )
+def execute_together(
+    jobs: Sequence[Job], data: Sequence[FederatedData], callbacks: Sequence[Callback], tools: Tools
+) -> list[Result | Diverged]:
+    """Runs jobs that differ in their seed alone, as `jaxfl.run` does with `seeds`, and writes their directories.
+
+    Args:
+        jobs: checked by `check`; their directories, if any, are `seed-S` of one.
+        data: of each, from `options.load` and `alike`.
+        callbacks: called with every `Event`.
+        tools: of all.
+
+    Returns:
+        What `execute` returns or raises, for each.
+    """
+    first = jobs[0]
+    out = None if first.out is None else first.out.parent
+    with _directories(jobs):
+        try:
+            found: Sequence[Any] = run(
+                tools.method,
+                data,
+                seeds=[job.seed for job in jobs],
+                checkpoint_dir=out,
+                callbacks=callbacks,
+                **_arguments(first, tools),
+            )
+        except Diverged as error:
+            found = error.outcomes
+        return [_finished(job, one) if isinstance(one, Result) else one for job, one in zip(jobs, found, strict=True)]
+
+
+def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
+    """Returns the arguments of a run that do not depend on the seed."""
+    return {
+        "rounds": job.rounds,
+        "cohort": job.cohort,
+        "sampler": tools.sampler,
+        "eval_every": job.eval_every,
+        "test_rows": job.settings.run.get("test_rows"),
+        "eval_clients": job.settings.run.get("eval_clients"),
+        "finetune": tools.finetune,
+        "checkpoint_every": job.checkpoint_every,
+        "resume": job.resume,
+        "plan": options.plan(job.settings),
+        "devices": job.settings.run.get("devices"),
+        "resident": job.settings.run.get("resident", "auto"),
+        "config": job.identity(),
+    }
+
+
+@contextlib.contextmanager
+def _directories(jobs: Sequence[Job]) -> Iterator[None]:
+    """Keeps the directories of jobs, where they have some, for them, and writes their configs."""
+    with contextlib.ExitStack() as stack:
+        for job in jobs:
+            if directory := job.directory():
+                stack.enter_context(directory.alone())
+                directory.write_config(job.config())
+        yield
+
+
+def _finished(job: Job, result: Result) -> Result:
+    """Returns the result with a complete summary, after it was written with the pictures."""
     complete = job.settings.complete()
     names = {"method": complete.pop("method"), "data": complete.pop("data")}
-    result = result._replace(summary={**names, **result.summary, "options": complete} | {"data": data.name})
-    if directory is not None:
+    summary = {**names, **result.summary, "options": complete} | {"data": result.data.name}
+    result = result._replace(summary=summary)
+    if directory := job.directory():
         directory.write_summary(result.summary)
         for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
             with directory.told("all but the pictures is kept"):

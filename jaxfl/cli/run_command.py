@@ -1,56 +1,107 @@
 """What `jaxfl run` does beside telling: a run under a progress bar, and what there is to say of it."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from jaxfl.cli import job, options
 from jaxfl.cli.tables.console import saying, stderr
+from jaxfl.data.clients import FederatedData
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.result import Result
+from jaxfl.simulation.seeds import alike, together
 
 MOST = 1000  # seeds of a range
 
 
-def run_job(one: job.Job, label: str, shared: list[job.Tools]) -> dict[str, Any] | None:
-    """Runs one job under a progress bar.
+def run_jobs(jobs: Sequence[job.Job], *, several: bool) -> list[dict[str, Any] | None]:
+    """Runs jobs that differ in their seed alone: as many in one program as is fast, where their data are alike.
 
     Args:
-        one: checked by `job.check`.
-        label: what the bar begins with; empty for a single run.
-        shared: what runs of other seeds were made with, empty for the first; it is kept there for the next.
+        jobs: checked by `job.check`.
+        several: whether several seeds were asked for, of which this may be one.
 
     Returns:
-        The summary, None if the run has diverged, which is said; state and data are let go, so that many runs take the
-        memory of one.
+        The summary of each, None if the run has diverged, which is said. State and data are let go: many runs take the
+        memory of those that are one program.
 
     Raises:
         Stopped: after it is said what is kept.
     """
-    console = stderr()
-    with saying(console, f"loading {one.settings.data_name}"):
+    shared, summaries, most = [], [], together(len(jobs))
+    for first in range(0, len(jobs), most):
+        group = jobs[first : first + most]
+        data = [_load(one) for one in group]
+        same = alike(data) if len(group) > 1 else None
+        if same is not None:
+            summaries += _run(group, same, f"{len(group)} seeds", shared)
+            continue
+        for one in group:
+            summaries += _run([one], [data.pop(0)], f"seed {one.seed}" if several else "", shared)
+    return summaries
+
+
+def _load(one: job.Job) -> FederatedData:
+    """Returns the data of a job; refuses a cohort that is too large, before anything is said to compile."""
+    with saying(stderr(), f"loading {one.settings.data_name}"):
         data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
-        cohort_size(one.cohort, data)  # refuses what is too large, before anything is said to compile
+        cohort_size(one.cohort, data)
+        return data
+
+
+def _run(
+    jobs: Sequence[job.Job], data: Sequence[FederatedData], label: str, shared: list[job.Tools]
+) -> list[dict[str, Any] | None]:
+    """Runs jobs in one program, under a progress bar.
+
+    Args:
+        jobs: one or more.
+        data: of each.
+        label: what the bar begins with; empty for a single run.
+        shared: what runs of other seeds were made with, empty for the first; it is kept there for the next.
+    """
+    console, first = stderr(), jobs[0]
     bar = ProgressBar(label=label)
     if not console.is_terminal:
-        console.print(f"{label} compiling {one.settings.method_name} on {data.num_clients} clients".strip())
+        console.print(f"{label} compiling {first.settings.method_name} on {data[0].num_clients} clients".strip())
     try:
         with bar:
-            shared[:] = [job.Tools.of(one, data, *shared)]
-            summary = job.execute(one, data, [bar], *shared).summary
+            shared[:] = [job.Tools.of(first, data[0], *shared)]
+            if len(jobs) > 1:
+                found = job.execute_together(jobs, data, [bar], *shared)
+            else:
+                found = [_one(first, data[0], bar, *shared)]
     except Stopped as stopped:
-        kept = "nothing was kept" if one.out is not None else "nothing was kept; --out DIR would keep checkpoints"
+        out = first.out if len(jobs) == 1 or first.out is None else first.out.parent
+        kept = "nothing was kept" if out is not None else "nothing was kept; --out DIR would keep checkpoints"
         if stopped.saved:
-            kept = f"it is saved in {one.out}, and the same command with --resume goes on from there"
+            kept = f"it is saved in {out}, and the same command with --resume goes on from there"
         console.print(
             f"interrupted after round {stopped.round} of {stopped.rounds}; {kept}", style="yellow", soft_wrap=True
         )
         raise
+    return [_told(one, label if len(jobs) == 1 else f"seed {mine.seed}") for mine, one in zip(jobs, found, strict=True)]
+
+
+def _one(one: job.Job, data: FederatedData, bar: ProgressBar, tools: job.Tools) -> Result | Diverged:
+    """Runs a single job."""
+    try:
+        return job.execute(one, data, [bar], tools)
     except Diverged as error:
-        console.print(f"error: {label + ': ' if label else ''}{error}", style="red", soft_wrap=True, markup=False)
+        return error
+
+
+def _told(outcome: Result | Diverged, label: str) -> dict[str, Any] | None:
+    """Returns the summary of a run after what there is to say of it; None if it has diverged."""
+    console, prefix = stderr(), f"{label}: " if label else ""
+    if isinstance(outcome, Diverged):
+        console.print(f"error: {prefix}{outcome}", style="red", soft_wrap=True, markup=False)
         return None
+    summary, clients = outcome.summary, outcome.summary["num_clients"]
     if count := summary["diverged"]:
         console.print(
             f"warning: {count} of {summary['updates']} updates of clients were not finite and were left out; "
@@ -63,7 +114,7 @@ def run_job(one: job.Job, label: str, shared: list[job.Tools]) -> dict[str, Any]
     if summary["micro_accuracy"] is None:
         console.print("note: nobody has test rows; nothing was tested.")
     if count := summary["empty_clients"]:
-        console.print(f"note: {count} of {data.num_clients} clients have no training rows; they train nothing.")
+        console.print(f"note: {count} of {clients} clients have no training rows; they train nothing.")
     return summary
 
 

@@ -34,8 +34,8 @@ class ProgressBar:
 
     def __init__(self, file: TextIO | None = None, label: str = ""):
         self.file, self.label = file or sys.stderr, label
-        self.record: dict[str, Any] = {}
-        self.diverged = 0
+        self.records: dict[int | None, dict[str, Any]] = {}  # the last of each seed
+        self.diverged: dict[int | None, int] = {}
         self._show: Callable[[Event], None] | None = None
         self._close: Callable[[], None] = lambda: None
 
@@ -52,8 +52,8 @@ class ProgressBar:
         """Shows an event."""
         show = self._show or self._open()
         if event.record is not None:
-            self.record = event.record
-            self.diverged += event.record.get("diverged", 0)
+            self.records[event.seed] = event.record
+            self.diverged[event.seed] = self.diverged.get(event.seed, 0) + event.record.get("diverged", 0)
         show(event)
         if event.round >= event.rounds:
             self._close()
@@ -84,7 +84,7 @@ class ProgressBar:
         def show(event: Event) -> None:
             bar.update(
                 task,
-                description=f"{self.label} round {event.round}/{event.rounds}".strip(),
+                description=self._place(event),
                 completed=event.round,
                 total=event.rounds,
                 text=self._text(event),
@@ -109,16 +109,21 @@ class ProgressBar:
             print(self._line(event), file=self.file, flush=True)
 
     def _line(self, event: Event) -> str:
-        return f"{self.label} round {event.round}/{event.rounds}  {self._text(event)}".strip()
+        return f"{self._place(event)}  {self._text(event)}"
+
+    def _place(self, event: Event) -> str:
+        label = self.label if event.seed is None else f"seed {event.seed}"
+        return f"{label} round {event.round}/{event.rounds}".strip()
 
     def _text(self, event: Event) -> str:
-        accuracy = self.record.get("micro_accuracy")
+        record, diverged = self.records.get(event.seed, {}), self.diverged.get(event.seed, 0)
+        accuracy = record.get("micro_accuracy")
         parts = [
             f"loss {event.train_loss:{'.3f' if event.train_loss < 1e6 else '.3g'}}",
-            f"accuracy {accuracy:.3f}" if accuracy is not None else "no test rows" if self.record else "",
+            f"accuracy {accuracy:.3f}" if accuracy is not None else "no test rows" if record else "",
             # of all clients, as evaluation assigns them; a round may see a few of them
-            f"clusters {self.record.get('num_clusters', event.num_clusters)}",
-            f"{self.diverged} diverged" if self.diverged else "",
+            f"clusters {record.get('num_clusters', event.num_clusters)}",
+            f"{diverged} diverged" if diverged else "",
             f"{1 / max(event.seconds_per_round, 1e-9):.3g} rounds/s",
             f"ETA {_clock(event.seconds_left)}" if event.round < event.rounds else _took(event),
         ]

@@ -49,14 +49,16 @@ class Lanes(NamedTuple):
         """Returns `(keys [S], states [S, ...], data, count)` of a program that advances one of them.
 
         Args:
-            advance: `(key, state, data, count) -> (state, log, done, overflow)`; the last two are `most` of all lanes.
+            advance: `(key, state, data, count) -> (state, log, done, overflow)`. Lanes wait for each other in a round
+                only where it asks for `most`.
         """
 
         def together(keys: Array, states: Any, data: FederatedData, count: Array) -> tuple:
             leaves, structure = jax.tree.flatten(data)
 
             def one(key: Array, state: Any, leaves: list[Array], count: Array) -> tuple:
-                return advance(key, state, jax.tree.unflatten(structure, leaves), count)
+                state, log, done, overflow = advance(key, state, jax.tree.unflatten(structure, leaves), count)
+                return state, log, -self.most(-done), self.most(overflow)
 
             def alone(keys: Array, states: Any, leaves: list[Array], count: Array) -> tuple:
                 mine = [leaf[0] if own else leaf for leaf, own in zip(leaves, self.own, strict=True)]

@@ -73,7 +73,7 @@ def outcomes(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) -> lis
         for one in ones:
             if one.directory is not None:
                 stack.enter_context(one.directory.alone())
-        for group in _groups(ones, 1 if asked.stream else together(len(ones), plan), resume):
+        for group in _groups(ones, 1 if asked.stream else together(len(ones)), resume):
             made = _within_memory(asked, group, plan, resume)
             found |= {one.seed: outcome for one, outcome in zip(group, made, strict=True)}
     return [found[one.seed] for one in ones]

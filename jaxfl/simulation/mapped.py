@@ -162,10 +162,8 @@ def run_mapped(
         good = np.flatnonzero(left_out < sent)
         lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())
         if reason := come_to_nothing(lost, int(sent.sum()), evaluation, data, ended=True):
-            warnings.warn(
-                f"the run at value {number} and seed {seed} has diverged: {reason}. Lower the learning rate.",
-                stacklevel=3,
-            )
+            where = f"value {number}{f' and seed {seed}' if len(seeds) > 1 else ''}"
+            warnings.warn(f"the run at {where} has diverged: {reason}. Lower the learning rate.", stacklevel=3)
         results.append(Mapped(number, state, evaluation, int(sent.sum()), int(left_out.sum()), seed))
     return results
 

@@ -175,7 +175,7 @@ def _rounds(
     def one_round(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
         cohort = engine.by_size(data, sampler(key, state.round, data, size, plan) if given is None else given)
         new, info = method.round(key, state, data, cohort)
-        if lanes is not None:
+        if lanes is not None and method.grow is not None:  # all stop where one has to grow
             info = info._replace(overflow=lanes.most(info.overflow))
         if method.grow is not None:  # a round that ran out of slots has not happened
             new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)

@@ -74,11 +74,10 @@ def run(
         rounds: communication rounds in all, those of the run that is resumed included.
         cohort: clients sampled in a round: a share (float in (0, 1]) or a count (int).
         seed: of the initial models, the cohorts and the batches.
-        seeds: several of them, a run for each: in one program where that is fast (an accelerator trains all seeds at
-            once, of the cores that `jaxfl.use_cores` has made devices each takes one) and where the memory allows it,
-            else one after another, compiled once. Data that are the same are shared. The results are those of runs
-            apart, but for rounding. `checkpoint_dir` gets a folder `seed-S` for each; a resume goes on from all of
-            them. The summaries say `seeds_together`; seconds of rounds are the seed's share.
+        seeds: several of them, a run for each: on an accelerator in one program, where the memory allows it; on a CPU,
+            which one run keeps busy, one after another, compiled once. Data that are the same are shared. The results
+            are those of runs apart, but for rounding. `checkpoint_dir` gets a folder `seed-S` for each; a resume goes
+            on from all of them. The summaries say `seeds_together`; seconds of rounds are then the seed's share.
         sampler: draws the cohorts, see `jaxfl.sampling`: `dropouts(...)`, `availability(...)`, or your own, which is
             told apart from others by its `__name__`.
         eval_every: rounds between evaluations; None evaluates ten times. The last round is always evaluated.
@@ -151,12 +150,13 @@ def run(
         identity |= {} if tested is None else {"eval_clients": len(tested)}
         folder = Path(checkpoint_dir, f"seed-{number}") if several and checkpoint_dir is not None else checkpoint_dir
         ones.append(One(number, own, tested, RunDirectory.at(folder, resume=resume), identity))
-    found = outcomes(asked, ones, chosen, resume)
+    found, results = outcomes(asked, ones, chosen, resume), []
     for one in found:
         if isinstance(one, Diverged):
-            one.outcomes = found
+            one.outcomes = found if several else ()
             raise one
-    return [one for one in found if isinstance(one, Result)] if several else found[0]
+        results.append(one)
+    return results if several else results[0]
 
 
 def _of_each(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[FederatedData]:

@@ -135,7 +135,7 @@ def test_operations_are_counted_as_by_hand():
 
 
 def test_seeds_share_programs_as_in_a_run(monkeypatch):
-    """Five seeds on the four devices of the tests: four in one program, and one after them."""
+    """Five seeds, of which a program takes four: those four on a device each, and one after them."""
     point = importlib.import_module("jaxfl.bench.point")
     made = []
 
@@ -148,6 +148,7 @@ def test_seeds_share_programs_as_in_a_run(monkeypatch):
 
     for kind in (point.Rounds, point.RoundsInLanes):
         monkeypatch.setattr(point, kind.__name__, noted(kind))
+    monkeypatch.setattr(point, "together", lambda count: min(count, 4))
     monkeypatch.setattr(point, "SIZE", {"cpu": 8})
     (five,) = axes.points("seeds", (5,), hidden=2, rounds=2)
     told = []

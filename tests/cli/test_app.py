@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl.cli import job
+from jaxfl.cli import job, run_command
 from jaxfl.cli.app import app
-from jaxfl.simulation import program, rounds
+from jaxfl.simulation import loop, program, rounds
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.progress import Diverged
 
@@ -329,6 +329,29 @@ def test_seeds_are_averaged(tmp_path, monkeypatch):
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.strip()}
     assert rows["mean"][0] == f"{both['micro_accuracy']['mean']:.4f}"
     assert rows["std"][0] == f"{both['micro_accuracy']['std']:.4f}"
+
+
+def test_seeds_share_a_program(tmp_path, monkeypatch):
+    """As on an accelerator: each folder is that of a run apart, and the runs go on together."""
+    for module in (run_command, loop):
+        monkeypatch.setattr(module, "together", lambda count: count)
+    command = ["run", "fedavg", *SMALL, "--rounds", "1", "--out"]
+    result = jaxfl(*command, tmp_path / "both", "--seeds", "0,3")
+    assert result.exit_code == 0, result.output
+    assert "2 seeds at a time, in one program" in result.stdout
+    assert jaxfl(*command, tmp_path / "seed-3", "--seed", "3").exit_code == 0
+    both, apart = tmp_path / "both" / "seed-3", tmp_path / "seed-3"
+    assert {path.name for path in both.iterdir()} == {path.name for path in apart.iterdir()}
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (both, apart)]
+    assert [one["seeds_together"] for one in summaries] == [2, 1]
+    assert summaries[0]["loss"] == pytest.approx(summaries[1]["loss"], rel=1e-5)
+    assert summaries[0]["micro_accuracy"] == summaries[1]["micro_accuracy"]
+    command[command.index("1")] = "2"
+    result = jaxfl(*command, tmp_path / "both", "--seeds", "0,3", "--resume")
+    assert result.exit_code == 0, result.output
+    for line in ("seed 0 round 2/2", "seed 3 round 2/2"):
+        assert line in result.stderr
+    assert json.loads((both / "summary.json").read_text())["rounds"] == 2
 
 
 def test_one_seed_has_no_deviation(tmp_path):

@@ -14,6 +14,7 @@ from jaxfl import methods, sampling
 from jaxfl.cohort import Plan
 from jaxfl.data import synthetic
 from jaxfl.simulation import mapped, program
+from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import linear_task
 
 WEIGHTS = (0.05, 1.5)
@@ -64,6 +65,17 @@ def test_mapped_digits_are_the_runs_one_after_the_other(name):
 )
 def test_mapped_with_other_methods_plans_and_samplers(name, options, plan):
     assert_same_runs(made(name, **options), DATA, rounds=3, cohort=5, seed=1, plan=plan, sampler=sampling.dropouts(0.3))
+
+
+def test_values_and_seeds_are_the_runs_one_by_one():
+    make, options = made("fedprox"), {"rounds": 2, "cohort": 5, "plan": Plan(chunk=3)}
+    found = jaxfl.run_mapped(make, WEIGHTS, DATA, seeds=[3, 0], **options)
+    assert [(one.value, one.seed) for one in found] == [(value, seed) for value in WEIGHTS for seed in (3, 0)]
+    for one in found:
+        alone = jaxfl.run(make(one.value), DATA, seed=one.seed, **options)
+        assert_close(one.state, alone.state, f"value {one.value} and seed {one.seed}")
+        assert one.evaluation.metrics["loss"] == pytest.approx(alone.summary["loss"], rel=1e-4)
+    assert len({one.evaluation.metrics["loss"] for one in found}) == 4
 
 
 def test_a_value_that_comes_to_nothing_is_told():
@@ -124,6 +136,7 @@ def never(*args):
         (made("stocfl"), {"values": [0.1, -0.5]}, "proximal_weight must be at least 0, got -0.5"),
         (made("stocfl"), {"values": []}, "values must be one or more finite numbers"),
         (made("stocfl"), {"values": [np.nan]}, "values must be one or more finite numbers"),
+        (made("stocfl"), {"seeds": [0, 0]}, "seeds must be one or more different numbers"),
         (made("stocfl"), {"rounds": 0}, "rounds must be at least 1, got 0"),
         (made("stocfl"), {"cohort": 9}, "cohort must be from 1"),
         (lambda weight: weight, {}, "make must return a method"),

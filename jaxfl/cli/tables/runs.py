@@ -54,8 +54,10 @@ def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | 
             ]
             how = [rest for _, *rest in columns.values()]
             table.add_row(statistic, *(_cell(value, *one) for value, one in zip(values, how, strict=True)))
-    if spread is not None and len(runs) == 1:
-        table.caption, table.caption_justify = "one seed, no deviation", "left"
+    if spread is not None:
+        most = max(run["seeds_together"] for run in runs)
+        several = f"{most} seeds at a time, in one program" if most > 1 else "seeds one after another"
+        table.caption, table.caption_justify = several if len(runs) > 1 else "one seed, no deviation", "left"
     return table
 
 

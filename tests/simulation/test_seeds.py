@@ -1,0 +1,180 @@
+"""Runs of several seeds in one program are the runs apart."""
+
+import functools
+import shutil
+import signal
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfl
+from jaxfl import methods
+from jaxfl.cohort import Plan
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.simulation import checkpoint, loop, program
+from jaxfl.testing.compare import assert_close, assert_equal
+from jaxfl.testing.small import linear_task
+
+DATA = clustered_linear(8, rows=8, features=4, ragged=True)
+TASK, OPTIMIZER = linear_task(), optax.sgd(0.3)
+OPTIONS = {"rounds": 4, "cohort": 4, "eval_every": 2}
+MADE = {  # once: programs are kept with their method
+    "fedavg": methods.fedavg(TASK, OPTIMIZER, local_epochs=1, batch_size=4),
+    "ditto": methods.ditto(TASK, OPTIMIZER, local_epochs=1),
+    "fesem": methods.fesem(TASK, OPTIMIZER, num_clusters=2, local_epochs=1),
+    "stocfl": methods.stocfl(TASK, OPTIMIZER, local_epochs=1, slots=2, threshold=0.6),
+}
+SEEDS = [3, 0]
+METHOD = MADE["fedavg"]
+TIMES = {"seconds", "seconds_per_round"}
+
+
+@pytest.fixture(scope="module")
+def apart():
+    """The runs of METHOD one by one."""
+    return [alone("fedavg", seed) for seed in SEEDS]
+
+
+@pytest.fixture
+def side_by_side(monkeypatch):
+    """All seeds are trained in one program, as on an accelerator."""
+    monkeypatch.setattr(loop, "together", lambda count: count)
+
+
+def untimed(history):
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in history]
+
+
+def slots_of(run):
+    return jax.tree.leaves(run.state.models)[0].shape[0]
+
+
+def assert_same_run(found, wanted, method):
+    """What comes of two runs is the same, but for rounding; slots that nobody has may be more."""
+    everybody = jnp.arange(DATA.num_clients)
+    assert_close(found.state.cluster, wanted.state.cluster, "the clusters")
+    models = [method.client_params(one.state, everybody) for one in (found, wanted)]
+    assert_close(*models, "the models")
+    assert found.summary["seed"] == wanted.summary["seed"]
+    for mine, other in zip(untimed(found.history), untimed(wanted.history), strict=True):
+        numbers = [{name: one[name] for name in mine if isinstance(one[name], (int, float))} for one in (mine, other)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-4, abs=1e-5)
+
+
+@functools.cache
+def alone(name, seed):
+    return jaxfl.run(MADE[name], DATA, seed=seed, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [("stocfl", 2), ("fedavg", None), ("stocfl", None), ("ditto", None), ("fesem", None)]
+)
+def test_seeds_in_one_program_are_the_runs_apart(name, devices, side_by_side):
+    """Where each has a device of its own, and where all are mapped on one."""
+    found = jaxfl.run(MADE[name], DATA, seeds=SEEDS, devices=devices, **OPTIONS)
+    for seed, one in zip(SEEDS, found, strict=True):
+        assert one.summary["seeds_together"] == 2 and one.summary["devices"] == (devices or 1)
+        assert_same_run(one, alone(name, seed), MADE[name])
+    if name == "stocfl":
+        assert slots_of(found[0]) == slots_of(found[1]) > 2, "all grow when one has to"
+
+
+def test_seeds_that_devices_do_not_divide_are_the_runs_apart(side_by_side):
+    for seed, one in zip([3, 0, 1], jaxfl.run(METHOD, DATA, seeds=[3, 0, 1], devices=2, **OPTIONS), strict=True):
+        assert_same_run(one, alone("fedavg", seed), METHOD)
+
+
+def test_seeds_one_after_another_are_the_runs_apart(apart):
+    events = []
+    found = jaxfl.run(METHOD, DATA, seeds=SEEDS, callbacks=[events.append], **OPTIONS)
+    for one, wanted in zip(found, apart, strict=True):
+        assert one.summary["seeds_together"] == 1
+        assert_equal(one.state, wanted.state, "a run among several")
+        assert untimed(one.history) == untimed(wanted.history)
+    assert [event.seed for event in events if event.record] == [3, 3, 0, 0]
+    assert found[0].evaluation.accuracy.tobytes() == apart[0].evaluation.accuracy.tobytes()
+
+
+def test_seeds_may_have_data_of_their_own(side_by_side):
+    """What is the same is there once; what is not decides every seed's own run."""
+    other = replace(DATA, labels=(DATA.labels + 1) % 3)
+    same = replace(other, inputs=DATA.inputs.copy())
+    found = jaxfl.run(METHOD, [DATA, same], seeds=SEEDS, **OPTIONS)
+    for seed, data, one in zip(SEEDS, (DATA, other), found, strict=True):
+        assert_same_run(one, jaxfl.run(METHOD, data, seed=seed, **OPTIONS), METHOD)
+        assert one.data.inputs is DATA.inputs and one.summary["seeds_together"] == 2
+
+
+def test_seeds_that_are_stopped_go_on(apart, side_by_side, tmp_path):
+    def press(event):
+        if event.round == 2 and event.seed == SEEDS[0]:
+            signal.raise_signal(signal.SIGINT)
+
+    options = {**OPTIONS, "seeds": SEEDS, "checkpoint_dir": tmp_path}
+    with pytest.raises(KeyboardInterrupt, match="after round 2 of 4; the checkpoint is of round 2"):
+        jaxfl.run(METHOD, DATA, callbacks=[press], **options)
+    for seed in SEEDS:
+        assert checkpoint.newest(tmp_path / f"seed-{seed}").header["round"] == 2
+    shutil.rmtree(tmp_path / "seed-0")  # as if it had been killed before this one was saved first
+    resumed = jaxfl.run(METHOD, DATA, resume=True, **options)
+    for one, wanted in zip(resumed, apart, strict=True):
+        assert_same_run(one, wanted, METHOD)
+        assert one.summary["seeds_together"] == 1, "they have not made as many rounds"
+    again = jaxfl.run(METHOD, DATA, resume=True, **options)
+    assert [one.summary["seeds_together"] for one in again] == [2, 2]
+    assert untimed(again[0].history) == untimed(resumed[0].history)
+    with pytest.raises(ValueError, match="holds another run"):
+        jaxfl.run(METHOD, DATA, **options)
+
+
+def test_states_whose_slots_grew_apart_go_on_together(side_by_side, tmp_path):
+    method, options, slots = MADE["stocfl"], OPTIONS | {"eval_every": 1}, []
+    for seed in SEEDS:
+        early = jaxfl.run(method, DATA, seed=seed, checkpoint_dir=tmp_path / f"seed-{seed}", **options | {"rounds": 1})
+        slots.append(slots_of(early))
+    assert slots == [4, 2]
+    found = jaxfl.run(method, DATA, seeds=SEEDS, checkpoint_dir=tmp_path, resume=True, **options)
+    for seed, one in zip(SEEDS, found, strict=True):
+        assert_same_run(one, jaxfl.run(method, DATA, seed=seed, **options), method)
+        assert one.summary["seeds_together"] == 2
+
+
+def test_a_seed_that_diverges_leaves_the_others_alone(apart, side_by_side, tmp_path):
+    bad = replace(DATA, inputs=np.full_like(DATA.inputs, 1e30))
+    with pytest.raises(jaxfl.Diverged, match="was finite") as raised:
+        jaxfl.run(METHOD, [DATA, bad], seeds=SEEDS, checkpoint_dir=tmp_path, **OPTIONS)
+    good, diverged = raised.value.outcomes
+    assert diverged is raised.value
+    assert_same_run(good, apart[0], METHOD)
+    assert checkpoint.newest(tmp_path / "seed-0") is None
+
+
+def test_seeds_that_do_not_fit_go_on_one_after_another(apart, side_by_side, monkeypatch):
+    free = iter([100])
+    monkeypatch.setattr(program, "available_bytes", lambda: next(free, None))
+    with pytest.warns(UserWarning, match="does not hold 2 seeds at a time; nothing is kept, and they go on one after"):
+        found = jaxfl.run(METHOD, DATA, seeds=SEEDS, resident=True, **OPTIONS)
+    for one, wanted in zip(found, apart, strict=True):
+        assert one.summary["seeds_together"] == 1
+        assert_equal(one.state, wanted.state, "a run after another")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"seeds": []}, r"seeds must be one or more different numbers, got \[\]"),
+        ({"seeds": [1, 1]}, r"seeds must be one or more different numbers, got \[1, 1\]"),
+        ({"seeds": [0, -1]}, "seed must be from 0 to 4294967295, got -1"),
+        ({"seeds": [0.5]}, "seed must be a whole number, got 0.5"),
+        ({"seeds": 3}, "seeds must be a list of whole numbers, got 3"),
+        ({"seeds": [0, 1], "data": [DATA]}, "data must be one federation, or one for each of 2 seeds, got 1"),
+        ({"seeds": [0, 1], "data": [DATA, clustered_linear(4)]}, "data must have the same shapes at every seed"),
+    ],
+)
+def test_bad_seeds_are_refused(arguments, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        jaxfl.run(**{"method": METHOD, "data": DATA, "plan": Plan()} | OPTIONS | arguments)
