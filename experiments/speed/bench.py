@@ -56,8 +56,8 @@ def run(name: str, given: Sequence[str], environments: Path | None) -> Measured:
         with contextlib.redirect_stdout(told):
             made = importlib.import_module(f"experiments.speed.{script}").main(arguments)
         records = made if isinstance(made, list) else [made]
-    except SystemExit as ended:  # losses that disagree, or a peer that did not start
-        error = str(ended)
+    except (SystemExit, Exception) as ended:  # losses that disagree, a peer that did not start: the others go on
+        error = str(ended) or type(ended).__name__
     lines = [line for line in told.getvalue().splitlines() if not line.startswith("{")]
     command = " ".join(["python -m", f"experiments.speed.{script}", *arguments])
     return Measured(name, command, "\n".join(lines).strip(), records, error)

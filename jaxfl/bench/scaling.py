@@ -108,7 +108,8 @@ def scaling(
     with them. Every point starts Python anew and sees nothing of this process but its environment.
 
     Args:
-        over: "cohort", "population", "width", "devices" or "seeds". On a CPU a point of n devices may use n cores only.
+        over: "cohort", "population", "width", "devices" or "seeds". On a CPU a point of n devices may use n
+            cores only, where the system lets a process choose (Linux).
         values: of the axis; None takes the usual ones of `jaxfl.bench.AXES`, of devices 1, 2, 4 ... and all.
         method: a key of `jaxfl.methods.METHODS`.
         options: of the method. It trains for one local epoch unless they say otherwise.

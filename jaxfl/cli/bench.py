@@ -95,4 +95,4 @@ def works_command(
 
 
 for _name, _what in WORKS.items():
-    group.command(_name, help=f"{_what} Beside the peers that are found, in turn.")(works_command)
+    group.command(_name, help=f"{_what} In turn with the peers that are found.", short_help=_what)(works_command)

@@ -38,8 +38,9 @@ def scaling(*results: Scaling) -> "Figure":
         draw_seconds(seconds, result)
         memory.plot(values, [row["peak_bytes"] / 1e6 for row in rows], "-o", color=style.BASE[0], ms=4)
         empty = max(row["empty_bytes"] for row in rows) / 1e6
-        memory.axhline(empty, color="#444444", lw=1, ls=":", label="Python and JAX alone")
-        memory.legend(fontsize=8, frameon=False)
+        if empty:  # of a GPU they take nothing
+            memory.axhline(empty, color="#444444", lw=1, ls=":", label="Python and JAX alone")
+            memory.legend(fontsize=8, frameon=False)
         memory.set_title("memory at most, MB")
         _band(share, values, [row["share_of_product"] for row in rows], 100)
         share.set_title("of the machine's matrix product, %")
