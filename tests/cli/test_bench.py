@@ -47,6 +47,7 @@ def test_a_page_of_two_points(tmp_path):
         (["--values", "ten"], 'values must be a list, .* got "ten"; write --values 10,100'),
         (["--values", "100,10"], "each larger than the one before"),
         (["--values", "1", "--over", "cohort", "--over", "width"], "values must be those of one axis, got 2"),
+        (["--values", "1", "--over", "all"], "values must be those of one axis, got 5"),
         (["--method", "fedavgg"], 'did you mean "fedavg"'),
         (["--set", "local_epochs=x"], "local_epochs must be a whole number"),
         (["--set", "server_optimizer=fedadam"], 'unknown option "server_optimizer" for method fedavg'),
