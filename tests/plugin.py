@@ -15,7 +15,7 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _XLA_FLAGS = {
     "--xla_force_host_platform_device_count": 4,
-    "--xla_cpu_parallel_codegen_split_count": 1,  # a tenth less: two workers fill two cores
+    "--xla_cpu_parallel_codegen_split_count": 1,  # a tenth less: the workers fill the cores
 }
 for _name, _value in _XLA_FLAGS.items():
     if _name not in os.environ.get("XLA_FLAGS", ""):

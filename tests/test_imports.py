@@ -41,6 +41,8 @@ HEAVY = {
     *("matplotlib", "mlflow", "pandas", "rich", "sklearn", "tensorboardX", "tensorflow_datasets", "typer", "wandb"),
     *("h5py", "PIL", "pyarrow", "requests"),
 }
+# The command line's commands, whose options typer reads.
+COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "compare_command")}
 
 
 class Module(NamedTuple):
@@ -211,7 +213,7 @@ def heavy_imports(modules: dict[str, Module]) -> list[str]:
     return [
         f"{name} imports {target} at its top level; import it where it is used"
         for name, module in modules.items()
-        if name.split(".")[0] == "jaxfl" and name not in ("jaxfl.cli.app", "jaxfl.cli.arguments", "jaxfl.cli.bench")
+        if name.split(".")[0] == "jaxfl" and name not in COMMANDS
         for target in top_level_imports(name, module, modules)
         if target.split(".")[0] in HEAVY
     ]

@@ -74,6 +74,9 @@ def cpu() -> str:
             f"{PEERS[peer]} {_spread([run['ratio'][peer]['median'] for run in runs], '{:.2f}')}"
             for peer in runs[0]["ratio"]
         ]
+        if not ratios:
+            peak = max(run["peak_bytes"] for run in runs) / 1e9
+            ratios = [f"no peer; {_seconds(runs)} s a round, at most {peak:.1f} GB"]
         share = _spread([100 * run["share_of_product"]["median"] for run in runs], "{:.0f}")
         what = f"{name.partition('-')[0].upper()}: {runs[0]['what']}"
         lines.append(f"| {what} | {', '.join(ratios)} | {share} % | `python -m experiments.speed.rounds {name}` |")
@@ -82,7 +85,7 @@ def cpu() -> str:
 
 def cpu_machine() -> str:
     """Returns what it was measured on, in a sentence."""
-    runs = [run for runs in cpu_runs().values() for run in runs]
+    runs = [run for runs in cpu_runs().values() for run in runs if run["peers"]]
     versions = {name: value for run in runs for name, value in {**run["versions"], **run["peers"]}.items()}
     told = ", ".join(f"{name} {versions[name]}" for name in ("jax", "fedjax", "pfl", "torch"))
     product = statistics.median(value for run in runs for value in run["product_gflops"])
@@ -131,6 +134,11 @@ def scaling_machine() -> str:
         f"{tables.device(machine)}, {versions}. A float32 matrix product ran at {statistics.median(products):.0f} "
         f"GFLOP/s in turn with the rounds. {max((one.warning for one in results), key=len)}"
     ).strip()
+
+
+def _seconds(runs: list[dict[str, Any]]) -> str:
+    """Returns jaxfl's seconds of a round, of all rounds of several runs."""
+    return _spread([seconds for run in runs for seconds in run["seconds"]["jaxfl"]], "{:.0f}")
 
 
 def _spread(values: list[float], form: str) -> str:

@@ -1,4 +1,4 @@
-"""The command line: `jaxfl run`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`."""
+"""The command line: `jaxfl run`, `compare`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ import typer
 from jaxfl import data as federations
 from jaxfl.cli import bench, experiments, job, options, signals, tables
 from jaxfl.cli.arguments import AsJson, Clone, CohortSize, DataDir, DataItems, DataName, Items, MethodName
+from jaxfl.cli.compare_command import compare_command
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
 from jaxfl.cli.run_command import run_jobs, seeds_of
@@ -128,6 +129,9 @@ def run_command(
                 print(f"pictures: {pictures}")
         if len(summaries) < len(jobs):  # it was said which diverged
             raise typer.Exit(1)
+
+
+app.command("compare")(compare_command)
 
 
 @app.command("methods")

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.data.clients import Split
 from jaxfl.random import Stream, key_for
-from jaxfl.typing import Key
+from jaxfl.typing import Array, Key
 
 
 def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
@@ -22,13 +23,20 @@ def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
         The rows that are left, and those held back.
     """
     size = jnp.asarray(split.size)
-    wanted = jnp.round(size.astype(jnp.float32) * share).astype(jnp.int32)
-    held = jnp.clip(jnp.maximum(wanted, 1), 0, jnp.maximum(size - 1, 0))
+    held = _held(size, share)
     # shuffle between any start and the next one, then hold back the last rows of every client
     place = jnp.arange(split.rows.shape[0], dtype=jnp.int32)
     piece = jnp.searchsorted(jnp.sort(jnp.asarray(split.start)), place, side="right")
     order = jnp.lexsort((jax.random.bits(key_for(key, Stream.VALIDATION), place.shape, jnp.uint32), piece))
     rows = jnp.asarray(split.rows)[order]
-    longest = min(split.max_size, int(share * split.max_size) + 1)
-    left = replace(split, rows=rows, size=size - held)
-    return left, replace(split, rows=rows, start=split.start + size - held, size=held, max_size=longest)
+    sizes = np.arange(split.max_size + 1, dtype=np.int32)
+    with jax.ensure_compile_time_eval():
+        helds = np.asarray(_held(jnp.asarray(sizes), share))
+    left = replace(split, rows=rows, size=size - held, max_size=int((sizes - helds).max()))
+    return left, replace(split, rows=rows, start=split.start + size - held, size=held, max_size=int(helds.max()))
+
+
+def _held(size: Array, share: float) -> Array:
+    """Returns how many of `size` rows are held back."""
+    wanted = jnp.round(size.astype(jnp.float32) * share).astype(jnp.int32)
+    return jnp.clip(jnp.maximum(wanted, 1), 0, jnp.maximum(size - 1, 0))

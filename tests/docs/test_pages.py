@@ -31,7 +31,7 @@ COMMANDS = sorted(
         line
         for name in WRITTEN
         for line in re.findall(
-            r"^jaxfl (?:run|data|methods|plan|reproduce|report|bench)\b.*$", _read(name), re.MULTILINE
+            r"^jaxfl (?:run|compare|data|methods|plan|reproduce|report|bench)\b.*$", _read(name), re.MULTILINE
         )
         if not re.search(r"[\[ ](METHOD|NAME|COMMAND)\b", line)
     }
@@ -48,7 +48,7 @@ def is_quick(words):
     """Whether a command needs no files but those of its page: it is run, the others are only checked."""
     elsewhere = [name for name in SOURCES if name not in ("digits", "npz")]
     needs = any(word == name or word.endswith(f"-{name}") for word in words for name in elsewhere)
-    return words[0] in ("run", "data", "methods", "plan") and not needs and "DIR" not in words
+    return words[0] in ("run", "compare", "data", "methods", "plan") and not needs and "DIR" not in words
 
 
 def call(words):
@@ -132,7 +132,7 @@ def test_cpu_numbers_are_beside_a_command():
     """A row of a table of speeds ends in what makes it."""
     text = _read("speed.md")
     rows = re.findall(r"^\| W\d.*\|$", text, re.MULTILINE)
-    assert len(rows) == 17
+    assert len(rows) >= 18
     assert [row for row in rows if not re.search(r"`python -m experiments\.speed\.\w+[^`]*` \|$", row)] == []
 
 

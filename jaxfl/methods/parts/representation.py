@@ -6,9 +6,10 @@ after some local epochs, and does not normalise it; one full-batch epoch is a gr
 direction. Clients are comparable only by the same anchor, loss and number of epochs; dropout is off.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,7 +136,11 @@ def observing(representation: Representation, *, agreement: bool) -> Observe:
     """
 
     def observe(key: Key, anchor: Params, data: FederatedData, cohort: Cohort, wanted: Array) -> Sent:
-        halves = tuple(replace(data, train=half) for half in divide_rows(key, data.train, 0.5)) if agreement else ()
+        halves = ()
+        if agreement:  # a round without newcomers sorts no rows
+            split = functools.partial(divide_rows, key, data.train, 0.5)
+            halves = jax.lax.cond(wanted.any(), split, functools.partial(zeros_of, split))
+            halves = tuple(replace(data, train=half) for half in halves)
 
         def client(shared, client: Array, wanted: Array):
             key, anchor, data, halves = shared
@@ -146,12 +151,16 @@ def observing(representation: Representation, *, agreement: bool) -> Observe:
                 )
                 return Sent(representation.psi(key, anchor, data, client), alike)
 
-            nothing = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(sent))
-            return (), jax.lax.cond(wanted, sent, lambda: nothing)
+            return (), jax.lax.cond(wanted, sent, functools.partial(zeros_of, sent))
 
         return over_clients(client, (key, anchor, data, halves), cohort, wanted)[1]
 
     return observe
+
+
+def zeros_of(made: Callable[[], Any]) -> Any:
+    """Returns zeros in the place of every array that `made()` returns."""
+    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(made))
 
 
 def of_clients(

@@ -1,0 +1,281 @@
+"""Settings beside each other: what each comes to over its seeds, and how far one is from another.
+
+Differences are paired: of two runs of one seed, which have the same clients, initial models and cohorts. Their mean is
+tested by Student's paired t-test; with few seeds it finds large effects only, and a p-value is of one comparison.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from jaxfl.schema import checked
+from jaxfl.simulation.history import History
+
+if TYPE_CHECKING:
+    import pandas
+
+# title: entry of the summary, factor, digits
+MEASURES = {
+    "micro": ("micro_accuracy", 100, 2),
+    "macro": ("macro_accuracy", 100, 2),
+    "tuned": ("finetuned_micro_accuracy", 100, 2),
+    "worst 10 %": ("worst_decile_accuracy", 100, 2),
+    "clusters": ("num_clusters", 1, 1),
+    "ARI": ("ari", 1, 3),
+    "s a round": ("seconds_per_round", 1, 3),
+}
+SPREAD = ("micro", "macro", "tuned", "worst 10 %")  # columns that tell the deviation
+BEST = (*SPREAD, "ARI")  # columns in which the largest mean is marked
+COSTS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
+PLUS_MINUS, MINUS = "±", "−"  # noqa: RUF001 a minus sign is none without its length
+
+
+class Run(Protocol):
+    """What a comparison needs of a `jaxfl.Result`, or of a run that was kept."""
+
+    @property
+    def history(self) -> History:
+        """The records."""
+        ...
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What came of it."""
+        ...
+
+
+class Difference(NamedTuple):
+    """How far two settings are from each other, over the seeds that both have."""
+
+    mean: float
+    std: float | None  # of a sample; None for one seed
+    p: float | None  # of the paired t-test; None for one seed, or where all differences are equal
+    seeds: int
+
+
+class Line(NamedTuple):
+    """A setting.
+
+    Attributes:
+        name: what the table calls it.
+        runs: by seed.
+    """
+
+    name: str
+    runs: dict[int, Run]
+
+    def values(self, measure: str) -> list[float]:
+        """Returns an entry of the summaries, of the runs that have it."""
+        found = [run.summary.get(measure) for run in self.runs.values()]
+        return [float(value) for value in found if value is not None]
+
+    def reached(self, metric: str, target: float, columns: Sequence[str]) -> list[float] | None:
+        """Returns the sum of some columns of the history where each run reaches the target; None if one never does."""
+        found = []
+        for run in self.runs.values():
+            records = [one for one in run.history if (one.get(metric) or -math.inf) >= target]
+            if not records:
+                return None
+            found.append(float(sum(records[0][name] for name in columns)))
+        return found
+
+
+class Comparison(NamedTuple):
+    """Several settings.
+
+    Attributes:
+        lines: the settings; the others are compared with the first one.
+        metric: by which they are compared, of the history and the summary.
+        target: a value of it.
+    """
+
+    lines: list[Line]
+    metric: str
+    target: float | None
+
+    def difference(self, line: Line) -> Difference | None:
+        """Returns how far the metric of a line is from that of the first one; None where they share no seed."""
+        from scipy import stats
+
+        first = self.lines[0]
+        seeds = [seed for seed in line.runs if seed in first.runs]
+        pairs = [
+            (line.runs[seed].summary.get(self.metric), first.runs[seed].summary.get(self.metric)) for seed in seeds
+        ]
+        found = [own - other for own, other in pairs if own is not None and other is not None]
+        if not found:
+            return None
+        std = statistics.stdev(found) if len(found) > 1 else None
+        mean, count = statistics.fmean(found), len(found)
+        p = float(2 * stats.t.sf(abs(mean) * math.sqrt(count) / std, count - 1)) if std else None
+        return Difference(mean, std, p, count)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Returns a row per setting, with the mean and the deviation of everything that `table` shows, as numbers."""
+        import pandas
+
+        rows = []
+        for line in self.lines:
+            row: dict[str, Any] = {"setting": line.name, "seeds": len(line.runs)}
+            for measure, _, _ in self._measures().values():
+                row |= _moments(measure, line.values(measure))
+            if self.target is not None:
+                for name, columns in COSTS.items():
+                    cost = line.reached(self.metric, self.target, columns)
+                    row |= _moments(f"{name} to {self.target:g}", cost or [])
+            found = None if line is self.lines[0] else self.difference(line)
+            told = Difference(math.nan, None, None, 0) if found is None else found
+            row |= {f"difference {name}": value for name, value in told._asdict().items()}
+            rows.append(row)
+        return pandas.DataFrame(rows)
+
+    def table(self, bold: str = "{}") -> list[list[str]]:
+        """Returns the table as text: a header, and a row per setting. Accuracies and differences are in percent.
+
+        Macro accuracy is left out where it is the micro accuracy, as with clients of equally many test rows.
+
+        Args:
+            bold: how the best mean of a column is marked, such as `"**{}**"`.
+        """
+        measures = self._measures()
+        if all(line.values("macro_accuracy") == line.values("micro_accuracy") for line in self.lines):
+            measures.pop("macro", None)
+        header = ["setting", "seeds", *measures]
+        if self.target is not None:
+            header += [f"rounds to {self._in_words(self.target)}", "GB until then"]
+        header += [f"{self._title()} {MINUS} {self.lines[0].name}", "p"] if len(self.lines) > 1 else []
+        best = {title: self._best(how[0]) for title, how in measures.items() if title in BEST}
+        rows = []
+        for line in self.lines:
+            row = [line.name, str(len(line.runs))]
+            for title, (measure, factor, digits) in measures.items():
+                values = line.values(measure)
+                cell = _cell([factor * value for value in values], digits, spread=title in SPREAD)
+                marked = len(self.lines) > 1 and values and statistics.fmean(values) == best.get(title)
+                row.append(bold.format(cell) if marked else cell)
+            if self.target is not None:
+                row.append(_cell(line.reached(self.metric, self.target, COSTS["rounds"]), 0))
+                sent = line.reached(self.metric, self.target, COSTS["bytes"])
+                row.append(_cell(None if sent is None else [one / 1e9 for one in sent], 2))
+            if len(self.lines) > 1:
+                row += ["", ""] if line is self.lines[0] else self._told(self.difference(line))
+            rows.append(row)
+        return [header, *rows]
+
+    def to_csv(self) -> str:
+        """Returns the numbers of `to_pandas`."""
+        return self.to_pandas().to_csv(index=False)
+
+    def to_markdown(self) -> str:
+        """Returns the table for a README."""
+        header, *rows = self.table(bold="**{}**")
+        rule = ["---", *["---:"] * (len(header) - 1)]
+        return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
+
+    def to_latex(self) -> str:
+        r"""Returns the table for a paper, a `tabular` that needs the package booktabs."""
+        header, *rows = ([_tex(cell) for cell in row] for row in self.table(bold="<b>{}</b>"))
+        body = [r"\midrule", *(f"{' & '.join(row)} \\\\" for row in rows)]
+        lines = [rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule", f"{' & '.join(header)} \\\\", *body]
+        return "\n".join(["% needs \\usepackage{booktabs}", *lines, r"\bottomrule", r"\end{tabular}", ""])
+
+    def _measures(self) -> dict[str, tuple[str, int, int]]:
+        """Returns the columns that some run has something for."""
+        return {title: how for title, how in MEASURES.items() if any(line.values(how[0]) for line in self.lines)}
+
+    def _best(self, measure: str) -> float:
+        return max(statistics.fmean(values) for line in self.lines if (values := line.values(measure)))
+
+    def _factor(self) -> int:
+        return 100 if self.metric.endswith(("accuracy", "f1")) else 1
+
+    def _title(self) -> str:
+        """Returns what the table calls the metric."""
+        return next((title for title, how in MEASURES.items() if how[0] == self.metric), self.metric)
+
+    def _in_words(self, value: float) -> str:
+        return f"{100 * value:g} %" if self._factor() == 100 else f"{value:g}"
+
+    def _told(self, found: Difference | None) -> list[str]:
+        """Returns a difference and its p-value as cells."""
+        if found is None:
+            return ["no common seed", ""]
+        factor = self._factor()
+        spread = "" if found.std is None else f" {PLUS_MINUS} {factor * found.std:.2f}"
+        mean = f"{factor * found.mean:+.2f}".replace("-", MINUS)
+        return [f"{mean}{spread}", "" if found.p is None else f"{found.p:.2g}"]
+
+
+@checked
+def compare(
+    settings: Mapping[str, Sequence[Run]], *, metric: str = "micro_accuracy", target: float | None = None
+) -> Comparison:
+    """Sets runs beside each other.
+
+    Args:
+        settings: by name, the runs of one setting, each of another seed: `jaxfl.Result`s, or what `kept.read` returns.
+        metric: an entry of the histories, larger if better; by it settings are compared.
+        target: its value that counts rounds and bytes until it is first reached; None takes the largest whole percent
+            that every run reaches.
+
+    Raises:
+        ValueError: there is no run, two of a setting have one seed, or no run has the metric.
+
+    >>> from jaxfl.simulation.history import History
+    >>> class Made(NamedTuple):
+    ...     history: History
+    ...     summary: dict
+    >>> def made(seed, accuracy):
+    ...     history = History()
+    ...     history.append({"round": 5, "micro_accuracy": accuracy, "bytes_up": 1e9, "bytes_down": 1e9})
+    ...     return Made(history, {"seed": seed, "micro_accuracy": accuracy})
+    >>> found = compare({"fedavg": [made(0, 0.80), made(1, 0.82)], "stocfl": [made(0, 0.90), made(1, 0.94)]})
+    >>> found.target, found.table()[2][:3]
+    (0.8, ['stocfl', '2', '92.00 ± 2.83'])
+    """
+    lines = []
+    for name, runs in settings.items():
+        by_seed = {run.summary["seed"]: run for run in runs}
+        if len(by_seed) < len(runs) or not runs:
+            raise ValueError(
+                f"settings must have runs of different seeds, got {[run.summary['seed'] for run in runs]} for {name!r}."
+            )
+        lines.append(Line(name, by_seed))
+    reached = [
+        max((one[metric] for one in run.history if one.get(metric) is not None), default=None)
+        for line in lines
+        for run in line.runs.values()
+    ]
+    known = [value for value in reached if value is not None]
+    if not known:
+        having = sorted({name for line in lines for run in line.runs.values() for one in run.history for name in one})
+        raise ValueError(f"metric must be one of the histories', got {metric!r}; they have {', '.join(having)}.")
+    if target is None and len(known) == len(reached) and min(known) > 0:
+        target = math.floor(100 * min(known)) / 100
+    return Comparison(lines, metric, target)
+
+
+def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Returns mean and standard deviation of a sample, NaN where there is none."""
+    return {
+        f"{name} mean": statistics.fmean(values) if values else math.nan,
+        f"{name} std": statistics.stdev(values) if len(values) > 1 else math.nan,
+    }
+
+
+def _cell(values: Sequence[float] | None, digits: int, *, spread: bool = False) -> str:
+    """Returns a mean, with the deviation if it is wanted."""
+    if not values:
+        return "-"
+    told = f" {PLUS_MINUS} {statistics.stdev(values):.{digits}f}" if spread and len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{told}"
+
+
+def _tex(cell: str) -> str:
+    """Returns a cell as LaTeX writes it."""
+    for sign, command in {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$"}.items():
+        cell = cell.replace(sign, command)
+    for sign, command in {PLUS_MINUS: r"$\pm$", MINUS: "$-$", "<b>": r"\textbf{", "</b>": "}"}.items():
+        cell = cell.replace(sign, command)
+    return cell

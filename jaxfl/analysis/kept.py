@@ -1,0 +1,123 @@
+"""Runs that were kept on the disk: found, read, and named by what tells them apart."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxfl.data import bounded
+from jaxfl.simulation.directory import HISTORY, SUMMARY
+from jaxfl.simulation.history import History
+
+# What a run's numbers do not depend on, but for rounding.
+ANYHOW = ("run.chunk", "run.devices", "run.resident", "run.fast_forms")
+
+
+class Kept(NamedTuple):
+    """A finished run.
+
+    Attributes:
+        path: its directory.
+        summary: what came of it.
+        history: a record per evaluation.
+    """
+
+    path: Path
+    summary: dict[str, Any]
+    history: History
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.summary["seed"]
+
+    def setting(self) -> dict[str, Any]:
+        """Returns everything it was asked for but its seed."""
+        own = {name: self.summary[name] for name in ("method", "data", "rounds", "cohort")}
+        options = {name: value for name, value in self.summary["options"].items() if name not in ANYHOW}
+        return {**options, **own, "data": options.get("data", own["data"])}
+
+
+def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], list[Path]]:
+    """Returns the finished runs in some folders and below them, by setting, and the directories of unfinished ones.
+
+    Runs that differ in their seed alone are of one setting, which is named by its method and by what tells it from the
+    others.
+
+    Args:
+        folders: directories of runs that the command line has written, or of several such directories.
+
+    Raises:
+        ValueError: a folder has no finished run, a file is none of a run, or two runs are of one setting and seed.
+    """
+    runs: dict[Path, Kept] = {}
+    unfinished: set[Path] = set()
+    for folder in map(Path, folders):
+        histories = sorted(folder.rglob(HISTORY))
+        found = {one.parent.resolve(): one.parent for one in histories if (one.parent / SUMMARY).exists()}
+        if not found:
+            going = f"; {len(histories)} unfinished, which --resume ends" if histories else ""
+            raise ValueError(
+                f"{str(folder)!r} has no finished run, which is a {SUMMARY} beside a {HISTORY}{going}; give the "
+                "directory of jaxfl run --out, or one above it."
+            )
+        runs |= {place: _kept(path) for place, path in found.items() if place not in runs}
+        unfinished |= {one.parent for one in histories if one.parent.resolve() not in found}
+    settings: dict[str, list[Kept]] = {}
+    for run in runs.values():
+        settings.setdefault(json.dumps(run.setting(), sort_keys=True), []).append(run)
+    for same in settings.values():
+        same.sort(key=lambda run: run.seed)
+        for one, other in zip(same, same[1:], strict=False):
+            if one.seed == other.seed:
+                raise ValueError(
+                    f"{str(one.path)!r} and {str(other.path)!r} are one run, of seed {one.seed}; give one of them."
+                )
+    named = names([same[0].setting() for same in settings.values()])
+    return dict(zip(named, settings.values(), strict=True)), sorted(unfinished)
+
+
+def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a name for each of several settings: its method, and the options that tell it from the others.
+
+    An option of a method is told where runs of that method differ in it; one of a data set, where runs on it do.
+
+    >>> small, large = {"method": "ifca", "method.num_clusters": 2}, {"method": "ifca", "method.num_clusters": 4}
+    >>> names([{"method": "fedavg"}, small, large])
+    ['fedavg', 'ifca num_clusters=2', 'ifca num_clusters=4']
+    """
+
+    def alike(one: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+        """Returns the settings that an option can be compared with."""
+        owner = key.partition(".")[0]
+        same = owner if owner in ("method", "data") and owner != key else None
+        return [other for other in settings if same is None or other[same] == one[same]]
+
+    def told(one: Mapping[str, Any]) -> list[str]:
+        keys = [key for key in one if key != "method" and any(other.get(key) != one[key] for other in alike(one, key))]
+        return [f"{key.rpartition('.')[2]}={_word(one[key])}" for key in keys]
+
+    return [" ".join([one["method"], *told(one)]) for one in settings]
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
+
+
+def _kept(path: Path) -> Kept:
+    """Returns the run of a directory.
+
+    Raises:
+        ValueError: it has files of something else.
+    """
+    needed = ("method", "data", "seed", "rounds", "cohort", "options")
+    try:
+        summary = bounded.parsed((path / SUMMARY).read_bytes())
+        if not isinstance(summary, dict) or not summary.keys() >= set(needed):
+            raise ValueError(f"it is no dictionary with {', '.join(needed)}")
+    except ValueError as error:
+        raise ValueError(
+            f"{path / SUMMARY} is no summary of a run of the command line ({error}); leave {str(path)!r} out."
+        ) from error
+    return Kept(path, summary, History(path / HISTORY))

@@ -1,0 +1,160 @@
+"""Runs beside each other: read from directories, named, compared at equal seeds, written as tables."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxfl.analysis import kept
+from jaxfl.analysis.comparison import compare
+from jaxfl.cli import main
+from jaxfl.plots.curves import curves
+
+FEDAVG, STOCFL = (0.60, 0.64, 0.62), (0.90, 0.93, 0.89)
+
+
+def record(round, accuracy):
+    return {"round": round, "micro_accuracy": accuracy, "bytes_up": 1e9 * round, "bytes_down": 2e9 * round}
+
+
+def write(folder, seed, accuracy, method="fedavg", **options):
+    """Writes what a run of 10 rounds leaves: half of its accuracy at the fifth."""
+    folder.mkdir(parents=True)
+    summary = {"method": method, "data": "digits", "seed": seed, "rounds": 10, "cohort": 5, "options": options}
+    summary |= {"micro_accuracy": accuracy, "macro_accuracy": accuracy, "num_clusters": 4, "seconds_per_round": 0.5}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    lines = [record(5, accuracy / 2), record(10, accuracy)]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two methods of three seeds, and what `--seeds` writes beside them: a summary of all, which is no run."""
+    for method, accuracies in {"fedavg": FEDAVG, "stocfl": STOCFL}.items():
+        for seed, accuracy in enumerate(accuracies):
+            write(tmp_path / method / f"seed-{seed}", seed, accuracy, method)
+        (tmp_path / method / "summary.json").write_text("{}")
+    return tmp_path
+
+
+def test_seeds_are_one_setting(runs):
+    settings, unfinished = kept.read([runs, runs / "stocfl"])  # a folder twice is read once
+    assert {name: [run.seed for run in found] for name, found in settings.items()} == {
+        "fedavg": [0, 1, 2],
+        "stocfl": [0, 1, 2],
+    }
+    assert unfinished == []
+
+
+def test_the_first_folder_is_the_first_row(runs):
+    settings, _ = kept.read([runs / "stocfl", runs])
+    assert list(settings) == ["stocfl", "fedavg"]
+
+
+def test_differences_are_paired(runs):
+    found = compare(kept.read([runs])[0])
+    difference = found.difference(found.lines[1])
+    apart = np.subtract(STOCFL, FEDAVG)
+    assert difference.mean == pytest.approx(apart.mean())
+    assert difference.std == pytest.approx(apart.std(ddof=1))
+    assert difference.p == pytest.approx(stats.ttest_rel(STOCFL, FEDAVG).pvalue)
+
+
+def test_only_common_seeds_are_paired(runs):
+    write(runs / "more" / "a", 2, 0.7, "ifca")
+    write(runs / "more" / "b", 9, 0.8, "ifca")
+    write(runs / "other", 9, 0.8, "local")
+    found = compare(kept.read([runs / "fedavg", runs / "more", runs / "other"])[0])
+    assert found.difference(found.lines[1]) == pytest.approx((0.7 - FEDAVG[2], None, None, 1))
+    assert found.difference(found.lines[2]) is None
+    assert [row[-2:] for row in found.table()[2:]] == [["+8.00", ""], ["no common seed", ""]]
+
+
+def test_costs_are_counted_to_what_all_reach(runs):
+    """0.60 is the best of the worst run; of StoCFL's, the second alone is above 0.46 in round 5."""
+    found = compare(kept.read([runs])[0])
+    assert found.target == 0.6
+    header, *rows = found.table()
+    place = header.index("rounds to 60 %")
+    assert [row[place : place + 2] for row in rows] == [["10", "30.00"]] * 2
+    early = compare(kept.read([runs])[0], target=0.46)
+    assert early.lines[1].reached("micro_accuracy", 0.46, ("round",)) == [10, 5, 10]
+    never = compare(kept.read([runs])[0], target=0.95)
+    assert never.table()[1][place : place + 2] == ["-", "-"]
+
+
+def test_names_tell_settings_apart(tmp_path):
+    """Options of a method where its own runs differ; speed is no part of a setting."""
+    write(tmp_path / "a", 0, 0.5, "stocfl", **{"method.threshold": 0.3, "optimizer.learning_rate": 0.1})
+    write(tmp_path / "b", 0, 0.5, "stocfl", **{"method.threshold": "auto", "optimizer.learning_rate": 0.1})
+    write(tmp_path / "c", 0, 0.5, "fedavg", **{"optimizer.learning_rate": 0.2, "run.chunk": 4})
+    write(tmp_path / "d", 1, 0.5, "fedavg", **{"optimizer.learning_rate": 0.2, "run.chunk": 8})
+    assert list(kept.read([tmp_path])[0]) == [
+        "stocfl threshold=0.3 learning_rate=0.1",
+        "stocfl threshold=auto learning_rate=0.1",
+        "fedavg learning_rate=0.2",
+    ]
+
+
+def test_files_hold_the_table(runs, capsys):
+    files = {name: runs / name for name in ("t.md", "t.tex", "t.csv", "c.png")}
+    write(runs / "odd", 0, 0.6, "local_&_co")
+    options = ["--markdown", "t.md", "--latex", "t.tex", "--csv", "t.csv", "--plot", "c.png"]
+    options = [str(files.get(one, one)) for one in options]
+    (runs / "going").mkdir()
+    (runs / "going" / "history.jsonl").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(runs), *options])
+    assert ended.value.code == 0
+    printed = capsys.readouterr()
+    assert "90.67 ± 2.08" in printed.out
+    assert "going" in printed.err
+    assert "| **90.67 ± 2.08** |" in files["t.md"].read_text()
+    tex = files["t.tex"].read_text()
+    assert r"\textbf{90.67 $\pm$ 2.08}" in tex
+    assert r"local\_\&\_co" in tex
+    columns, body = tex.partition("tabular}{")[2].partition("}")[0], tex.partition(r"\toprule")[2]
+    assert {line.replace(r"\&", "").count("&") + 1 for line in body.splitlines() if line.endswith(r"\\")} == {
+        len(columns)
+    }
+    assert "0.9066" in files["t.csv"].read_text()
+    assert files["c.png"].stat().st_size > 10_000
+
+
+def test_curves_have_a_line_and_a_band_for_each_setting(runs):
+    axes = curves(compare(kept.read([runs])[0], target=0.5)).axes[0]
+    assert [line.get_ydata()[-1] for line in axes.lines[:2]] == pytest.approx([np.mean(FEDAVG), np.mean(STOCFL)])
+    assert len(axes.collections) == 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "fedavg/seed-0/summary.json").unlink(), None),
+        (lambda folder: [(folder / f"fedavg/seed-{s}/summary.json").unlink() for s in range(3)], "3 unfinished"),
+        (lambda folder: write(folder / "fedavg/again", 0, 0.5), "are one run, of seed 0"),
+        (lambda folder: (folder / "fedavg/seed-0/summary.json").write_text("[]"), "no summary of a run"),
+        (lambda folder: (folder / "fedavg/seed-0/summary.json").write_text("{"), "summary.json"),
+    ],
+)
+def test_what_is_no_run_is_refused(runs, spoil, said):
+    spoil(runs)
+    if said is None:
+        settings, unfinished = kept.read([runs / "fedavg"])
+        assert [run.seed for run in settings["fedavg"]] == [1, 2]
+        assert unfinished == [runs / "fedavg" / "seed-0"]
+        return
+    with pytest.raises(ValueError, match=said):
+        kept.read([runs / "fedavg"])
+
+
+def test_a_metric_that_no_run_has_is_refused(runs):
+    with pytest.raises(ValueError, match="metric must be one of the histories', got 'auc'; they have bytes_down"):
+        compare(kept.read([runs])[0], metric="auc")
+
+
+def test_runs_of_one_seed_are_refused(runs):
+    same = kept.read([runs])[0]["fedavg"][:1]
+    with pytest.raises(ValueError, match="different seeds"):
+        compare({"twice": same * 2})
