@@ -35,7 +35,7 @@ def test_a_page_of_two_points(tmp_path):
         assert row["empty_bytes"] < row["peak_bytes"]
     page = (tmp_path / "b" / "index.html").read_text()
     assert 'src="data:image/png;base64,' in page and "http" not in page
-    for words in (f"Slope {scaling['slope']:.2f}", "784-4-10", record["command"]):
+    for words in (f"Slope {scaling['slope']:.2f}", "fedavg (batch_size=25), 784-4-10", record["command"]):
         assert words in page and (words in result.stdout or words == record["command"])
     assert (tmp_path / "b" / "scaling.png").stat().st_size > 0
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from jaxfl.bench import Scaling
+from jaxfl.bench.axes import LOCAL
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +21,9 @@ def scaling_title(result: Scaling) -> str:
     }
     same = [words for name, words in parts.items() if name in work]
     where = f" on {device(machine)}" if machine else ""
-    return f"{result.over}: {work['method']}, {', '.join(same)}{where}"
+    given = [f"{name}={value}" for name, value in work["options"].items() if (name, value) not in LOCAL.items()]
+    method = f"{work['method']} ({', '.join(given)})" if given else work["method"]
+    return f"{result.over}: {method}, {', '.join(same)}{where}"
 
 
 def device(machine: dict[str, Any]) -> str:
