@@ -12,6 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from docs.generate import speed
+from jaxfl.plots.scaling import draw_seconds, finish
 
 FOLDER = Path(__file__).parent / "pages" / "images"
 INK, GREY, PALE = "#222222", "#777777", "#eeeeee"
@@ -156,7 +157,25 @@ def bars() -> Figure:
     return figure
 
 
-PICTURES = {"round": round_, "plan": plan, "state": state, "seed": seed, "speed": bars}
+def scaling() -> Figure:
+    """Seconds a round along every axis that was measured."""
+    results = speed.scalings()
+    lines = -(-len(results) // 2)
+    figure = Figure(figsize=(WIDTH, 2.3 * lines), facecolor="white", layout="constrained")
+    places = list(figure.subplots(lines, 2, squeeze=False).flat)
+    for axes, result in zip(places, results.values(), strict=False):
+        draw_seconds(axes, result)
+        finish(axes, result.over, [row["value"] for row in result.points if "error" not in row])
+        axes.set_title(axes.get_title(), fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.xaxis.label.set_size(9)
+        axes.legend(fontsize=7.5, frameon=False)
+    for axes in places[len(results) :]:
+        axes.remove()
+    return figure
+
+
+PICTURES = {"round": round_, "plan": plan, "state": state, "seed": seed, "speed": bars, "scaling": scaling}
 
 if __name__ == "__main__":
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "jaxfl", "font.family": "sans-serif"})

@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from jaxfl import data, methods, models, plots, testing
+from jaxfl import bench, data, methods, models, plots, testing
 from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
 from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
 from jaxfl.analysis.local_sketches import Sketches, local_sketches
@@ -41,6 +41,7 @@ __all__ = [
     "Result",
     "Sketches",
     "Task",
+    "bench",
     "callbacks",
     "choose_num_clusters",
     "classification",

@@ -26,7 +26,7 @@ FLOORS = (
     ("engine",),
     ("methods",),
     ("simulation",),
-    ("analysis", "testing"),
+    ("analysis", "bench", "testing"),
     ("plots",),
     ("public",),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
@@ -41,6 +41,8 @@ HEAVY = {
     *("matplotlib", "mlflow", "pandas", "rich", "sklearn", "tensorboardX", "tensorflow_datasets", "typer", "wandb"),
     *("h5py", "PIL", "pyarrow", "requests"),
 }
+# The command line's commands, whose options typer reads.
+COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "compare_command")}
 
 
 class Module(NamedTuple):

@@ -35,8 +35,6 @@ def local_kernels(monkeypatch, tmp_path):
     """Lets the kernel be this interpreter, whatever is installed for the user."""
     for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    for name, value in notebooks.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.delenv("MPLBACKEND", raising=False)
 
 
@@ -46,7 +44,7 @@ def test_notebook_runs(path, local_kernels):
     notebook, saved = nbformat.read(path, as_version=4), nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=900, kernel_name="python3")
     first, second = {}, {}
-    with client.setup_kernel(cwd=os.fspath(path.parent)):
+    with client.setup_kernel(cwd=os.fspath(path.parent), env={**os.environ, **notebooks.environment(path)}):
         for seen in (first, second) if path == NOTEBOOKS[0] else (first,):
             for index, cell in notebooks.cells(notebook):
                 client.execute_cell(cell, index)

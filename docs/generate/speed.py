@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxfl.bench import AXES, Scaling
+from jaxfl.cli import tables
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "speed" / "results"
-RECORDS, CPU = RESULTS / "h100.jsonl", RESULTS / "cpu.jsonl"
+RECORDS, CPU, SCALING = RESULTS / "h100.jsonl", RESULTS / "cpu.jsonl", RESULTS / "scaling.json"
 PEERS = {
     "fedjax": "FedJAX",
     "pfl": "pfl",
@@ -105,6 +108,32 @@ def ratios() -> dict[str, dict[str, float]]:
         name: {peer: statistics.median(run["ratio"][peer]["median"] for run in runs) for peer in runs[0]["ratio"]}
         for name, runs in cpu_runs().items()
     }
+
+
+def scalings() -> dict[str, Scaling]:
+    """Returns what was measured along each axis."""
+    record = json.loads(SCALING.read_text(encoding="utf-8"))
+    return {one["over"]: Scaling(**one) for one in record["scalings"]}
+
+
+def scaling(over: str) -> str:
+    """Returns the table of an axis, and its slope in a sentence."""
+    result = scalings()[over]
+    head = [AXES[over].label, *tables.SCALING_HEAD]
+    lines = ["| " + " | ".join(words) + " |" for words in (head, *tables.scaling_rows(result))]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:], "", result.meaning])
+
+
+def scaling_machine() -> str:
+    """Returns what it was measured on, in a sentence."""
+    results = list(scalings().values())
+    machine = results[0].machine
+    products = [row["product_gflops"]["median"] for one in results for row in one.points if "error" not in row]
+    versions = f"jax {machine['versions']['jax']}"
+    return (
+        f"{tables.device(machine)}, {versions}. A float32 matrix product ran at {statistics.median(products):.0f} "
+        f"GFLOP/s in turn with the rounds. {max((one.warning for one in results), key=len)}"
+    ).strip()
 
 
 def _seconds(runs: list[dict[str, Any]]) -> str:

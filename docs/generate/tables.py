@@ -1,9 +1,11 @@
 """Tables that are made from results and stand in the README and in pages, between two comments."""
 
+import functools
 import re
 from pathlib import Path
 
 from docs.generate import reliability, results, speed
+from jaxfl.bench import AXES
 
 ROOT = Path(__file__).parents[2]
 TABLES = {
@@ -14,7 +16,9 @@ TABLES = {
     "h100": speed.h100,
     "machine": speed.machine,
     "reliability": reliability.counts,
+    "scaling machine": speed.scaling_machine,
     "table 1": results.table_1,
+    **{f"scaling {over}": functools.partial(speed.scaling, over) for over in AXES},
 }
 PLACE = re.compile(r"(<!-- made: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import base, figures, page, results, studies
+from experiments.harness import base, figures, results, studies
 from experiments.harness.base import Cell, Experiment, Study
 from experiments.harness.entries import EMPTY, Entry, collect, runs, tables
+from jaxfl.cli import page
 
 FOLDER, MARKDOWN, HTML = "report", "report.md", "report.html"
 

@@ -85,7 +85,8 @@ def precision(setting: Setting) -> None:
 
     import jaxfl
 
-    data = jaxfl.data.load("rotated-digits", num_clients=40, rows_per_client=80, seed=0)
+    clients, rows, rounds = (8, 20, 2) if setting.smoke else (40, 80, 10)
+    data = jaxfl.data.load("rotated-digits", num_clients=clients, rows_per_client=rows, seed=0)
     networks = {
         "mlp": jaxfl.models.MLP(hidden=(128,), num_classes=10),
         "leaf": jaxfl.models.LeafFemnistCNN(num_classes=10, hidden=64),
@@ -97,13 +98,14 @@ def precision(setting: Setting) -> None:
             data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=40, seed=0)
         found: dict[str, Any] = {}
         for where, device in {"cpu": jax.devices("cpu")[0], "device": jax.devices()[0]}.items():
-            for level in ("highest",) if where == "cpu" else ("default", "tensorfloat32", "highest"):
+            levels = ("default",) if setting.smoke else ("default", "tensorfloat32", "highest")
+            for level in ("highest",) if where == "cpu" else levels:
                 with jax.default_device(device), jax.default_matmul_precision(level):
-                    for method in ("fedavg", "stocfl"):
+                    for method in ("fedavg",) if setting.smoke else ("fedavg", "stocfl"):
                         task = jaxfl.classification(network, data)
                         made = jaxfl.methods.METHODS[method].factory(task, optax.sgd(0.1))
                         plan = jaxfl.Plan(chunk=1 if where == "cpu" else 4)  # mapped convolutions are slow on a CPU
-                        result = jaxfl.run(made, data, rounds=10, cohort=0.5, seed=0, plan=plan)
+                        result = jaxfl.run(made, data, rounds=rounds, cohort=0.5, seed=0, plan=plan)
                         served = made.client_params(result.state, jax.numpy.arange(data.num_clients))
                         found[f"{where} {level} {method}"] = (
                             [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(served)],

@@ -37,9 +37,10 @@ def w1(setting: Setting) -> None:
 
     import jaxfl
     from experiments.speed import ours
+    from jaxfl.data.synthetic import prototypes
 
     users, rounds, cohort = (8, 4, 2) if setting.smoke else (1000, 1500, 50)
-    data = ours.prototypes(users, 50, (32, 32, 3), 10)
+    data = prototypes(users, 50, (32, 32, 3), 10)
     task = jaxfl.classification(jaxfl.models.CifarBenchmarkCNN(num_classes=10), data)
     method = jaxfl.methods.fedavg(task, optax.sgd(0.1), local_epochs=1, batch_size=10)
     for chunk in (None, *(setting.chunks or ((1,) if setting.smoke else (10, 25)))):
@@ -76,9 +77,10 @@ def w5(setting: Setting) -> None:
 
     import jaxfl
     from experiments.speed import ours
+    from jaxfl.data.synthetic import prototypes
 
     clients, cohort = (8, 4) if setting.smoke else (1200, 120)
-    data = ours.prototypes(clients, 200, (28, 28), 10, rotation=np.arange(clients) % 4)
+    data = prototypes(clients, 200, (28, 28), 10, rotation=np.arange(clients) % 4)
     task = jaxfl.classification(jaxfl.models.MLP((200,), 10), data)
     method = jaxfl.methods.ifca(task, optax.sgd(0.05), num_clusters=4, local_epochs=1, batch_size=50)
     for chunk in (None, *(setting.chunks or ((1,) if setting.smoke else (1, 30, 60)))):
@@ -101,10 +103,11 @@ def w7(setting: Setting) -> None:
 
     import jaxfl
     from experiments.speed import ours
+    from jaxfl.data.synthetic import prototypes
     from jaxfl.simulation.program import peak_bytes
 
     clients, rows = (6, 10) if setting.smoke else (3550, 60)
-    data = ours.prototypes(clients, rows, (28, 28), 62)
+    data = prototypes(clients, rows, (28, 28), 62)
     hidden = 8 if setting.smoke else 2048
     task = jaxfl.classification(jaxfl.models.LeafFemnistCNN(num_classes=62, hidden=hidden), data)
     method = jaxfl.methods.fesem(task, optax.sgd(0.03), num_clusters=4, local_epochs=1, batch_size=20)

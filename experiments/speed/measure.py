@@ -7,14 +7,8 @@ pair by pair. A JSON line keeps everything; seconds measured on shared CPU cores
 """
 
 import argparse
-import contextlib
-import ctypes
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl.bench.machine import facts, keep_memory, matrix_product, spread_of
 from jaxfl.simulation.program import peak_bytes
 
 TOLERANCE = 1e-3  # of the loss after round 1, from the same initial parameters and batches
 COPY_BYTES = 128 << 20
-PACKAGES = ("jax", "jaxlib", "flax", "numpy")
 
 
 class Side(NamedTuple):
@@ -79,18 +73,6 @@ def agreement(sides: list[Side]) -> dict[str, Any]:
     return {"loss": losses, "difference": spread, "tolerance": TOLERANCE, "agrees": spread <= TOLERANCE}
 
 
-def keep_memory() -> None:
-    """Tells glibc to keep freed memory, or each side gives its memory back and takes it again because of the other.
-
-    It brings W6 nearer to what each side takes alone (without it, in turn: 1.8 and 1.5 times that); in some runs
-    the sides still slow each other down.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to tell
-        mallopt = ctypes.CDLL(None).mallopt
-        for parameter, value in ((-1, 2**31 - 1), (-2, 256 << 20), (-3, 32 << 20)):  # M_TRIM_, M_TOP_PAD, M_MMAP_
-            mallopt(parameter, value)
-
-
 def in_turn(sides: list[Side], rounds: int, size: int) -> dict[str, Any]:
     """Times `rounds` rounds of every side after one warm-up, and the machine's limits, in turn."""
     keep_memory()
@@ -121,19 +103,14 @@ def in_turn(sides: list[Side], rounds: int, size: int) -> dict[str, Any]:
 
 def limits(size: int) -> tuple[Callable[[], float], Callable[[], float]]:
     """Returns the machine's limits as functions to time: a square float32 product, 128 MiB read and written."""
-    left, right = jax.random.normal(jax.random.key(1), (2, size, size))
     held = {"rows": jnp.zeros(COPY_BYTES // 4)}
-    product = jax.jit(jnp.matmul)
     rewrite = jax.jit(lambda array: array + 1, donate_argnums=0)  # in place: fresh pages would be timed otherwise
-
-    def multiply() -> float:
-        return float(product(left, right)[0, 0])
 
     def copy() -> float:
         held["rows"] = rewrite(held["rows"])
         return float(held["rows"][0])
 
-    return multiply, copy
+    return matrix_product(size), copy
 
 
 def checked(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,11 +123,6 @@ def checked(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not record["after_round_1"]["agrees"]:
             raise SystemExit(f"{record['what']}: the losses after round 1 disagree: {record['after_round_1']}")
     return records
-
-
-def spread_of(values: list[float]) -> dict[str, Any]:
-    """Returns the median, the extremes and the values themselves."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": values}
 
 
 def report(record: dict[str, Any], *, gflop: float | None = None, out: Path | None = None) -> dict[str, Any]:
@@ -175,23 +147,15 @@ def report(record: dict[str, Any], *, gflop: float | None = None, out: Path | No
         record["share_of_product"] = spread_of(shares)
         print(f"  jaxfl reaches {statistics.median(shares):.0%} of the matrix product ({machine:.0f} GFLOP/s)")
     if "after_round_1" in record:
-        print(f"  loss after round 1: {record['after_round_1']}")
+        after = record["after_round_1"]
+        losses = ", ".join(f"{name} {loss:.5f}" for name, loss in after["loss"].items())
+        print(f"  loss after round 1: {losses}: {'equal' if after['agrees'] else 'NOT equal'} to {after['tolerance']}")
     return write(record, out)
 
 
 def write(record: dict[str, Any], out: Path | None) -> dict[str, Any]:
     """Prints the record as one JSON line, with where it was measured, and appends it to `out`; returns it."""
-    device = jax.devices()[0]
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
-    record = {
-        **record,
-        "versions": {"python": platform.python_version(), **versions},
-        "cores": os.cpu_count(),
-        "device": device.device_kind,
-        "platform": device.platform,
-        "load": os.getloadavg()[0],
-        "peak_bytes": peak_bytes(),
-    }
+    record = {**record, **facts(), "peak_bytes": peak_bytes()}
     line = json.dumps(record)
     print(line, flush=True)
     if out is not None:

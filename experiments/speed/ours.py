@@ -1,4 +1,4 @@
-"""jaxfl's side of every comparison, and the data that all sides train on."""
+"""jaxfl's side of every comparison."""
 
 import time
 from typing import Any
@@ -11,30 +11,10 @@ from experiments.speed.measure import Side
 from jaxfl import engine
 from jaxfl.client.passes import mean_loss
 from jaxfl.cohort import Plan
-from jaxfl.data import FederatedData, federate
+from jaxfl.data import FederatedData
 from jaxfl.methods import Method
 from jaxfl.methods.base import served_model
 from jaxfl.simulation.program import compile_rounds
-
-
-def prototypes(num_clients: int, rows: int, shape: tuple[int, ...], num_classes: int, **options: Any) -> FederatedData:
-    """Returns a federation that can be learned: noisy prototypes of the classes, uint8 pixels from a shared pool.
-
-    Args:
-        num_clients: N.
-        rows: training rows of a client, drawn from a pool of at most 60,000 rows (the size of MNIST).
-        shape: of one input.
-        num_classes: L.
-        **options: of `federate`, e.g. `rotation`.
-    """
-    rng = np.random.default_rng(0)
-    pool = min(60_000, num_clients * rows)
-    labels = rng.integers(0, num_classes, pool)
-    centre = rng.integers(0, 128, (num_classes, *shape), np.uint8)
-    inputs = centre[labels] + rng.integers(0, 128, (pool, *shape), np.uint8)
-    owned = rng.integers(0, pool, (num_clients, rows))
-    nothing = [np.zeros(0, int)] * num_clients
-    return federate(inputs, labels, list(owned), nothing, num_classes=num_classes, mean=127.0, std=64.0, **options)
 
 
 class Rounds:

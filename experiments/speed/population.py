@@ -31,11 +31,13 @@ import numpy as np
 import optax
 
 import jaxfl
-from experiments.speed import measure, ours
+from experiments.speed import measure
 from jaxfl import engine, sampling
 from jaxfl.data import FederatedData, Split, stored
+from jaxfl.data.synthetic import prototypes
 from jaxfl.methods import Method
 from jaxfl.methods.base import served_model
+from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.streaming import Stream
 
@@ -119,7 +121,7 @@ def make(folder: Path, population: int, cohort: int, rounds: int) -> None:
         for name, kind, shape in (("inputs", np.uint8, (28, 28)), ("labels", np.int32, ())):
             sparse = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", kind, (pool + TEST_POOL, *shape))
             said[name] = (sparse.dtype, sparse.shape)
-        blank = ours.prototypes(1, ROWS, (28, 28), 10)
+        blank = prototypes(1, ROWS, (28, 28), 10)
         blank = replace(blank, test=Split.pack([np.zeros(TESTED, int)]), name="population")
         stored.write_header(folder, blank, said)
     inputs, labels = (np.load(folder / f"{name}.npy", mmap_mode="r+") for name in ("inputs", "labels"))
@@ -153,7 +155,7 @@ def method_of(network: str, data: FederatedData) -> Method:
 
 def in_turns(options: Any, cohort: int) -> dict[str, Any]:
     """Returns the seconds of a round of both sides, turn by turn, and their ratios."""
-    saved, few = stored.load(options.folder), ours.prototypes(options.resident, ROWS, (28, 28), 10)
+    saved, few = stored.load(options.folder), prototypes(options.resident, ROWS, (28, 28), 10)
     key, total = jax.random.key(0), options.rounds * (options.turns + 1)
     sides = {}
     for name, data in (("streamed", saved), ("resident", few)):
@@ -209,16 +211,10 @@ def alone(options: Any, cohort: int) -> dict[str, Any]:
         "evaluation_seconds": result.summary["evaluation_seconds"],
         "micro_accuracy": result.summary["micro_accuracy"],
         "rounds": total,
-        "peak_bytes": peak_resident(),
+        "peak_bytes": peak_bytes(),
     }
     print(json.dumps(found))
     return found
-
-
-def peak_resident() -> int:
-    """Returns the most bytes that were resident of this program: `getrusage` counts the one that started it, too."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
 def began_at() -> float:

@@ -1,7 +1,7 @@
 """W1, W2, W3, W5, W6 and W7: rounds of local training, jaxfl beside its peers.
 
     python -m experiments.speed.rounds w3-mlp --clients 1000 --environments DIR
-    python -m experiments.speed.rounds            # all of them, those peers that this Python can import
+    python -m experiments.speed.rounds            # all of them, the peers that this Python can import
 
 All clients take part and have as many rows. The sides shuffle with generators of their own, so the loss after round 1
 is compared for five full-batch steps, where there is nothing to shuffle; the timed rounds shuffle. Peers: see `peers`.
@@ -24,6 +24,7 @@ from flax import linen as nn
 
 import jaxfl
 from experiments.speed import measure, ours, peers
+from jaxfl.data.synthetic import prototypes
 
 ROTATIONS = 4
 
@@ -185,7 +186,7 @@ def federation(work: Work, clients: int) -> Any:
     """Returns the data; square images are seen in four rotations."""
     square = len(work.shape) > 1 and work.shape[0] == work.shape[1]
     turned = {"rotation": np.arange(clients) % ROTATIONS} if square and not work.own else {}
-    return ours.prototypes(clients, work.rows, work.shape, work.classes, **turned)
+    return prototypes(clients, work.rows, work.shape, work.classes, **turned)
 
 
 def compare(name: str, clients: int | None, names: Sequence[str], options: Any) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the workloads; fails if the losses disagree."""
-    parser = measure.parser(__doc__, clients=None, peers="all")
+    parser = measure.parser(__doc__, clients=None, peers="found")
     # argparse asks of an empty list, too, whether it is among the choices
     parser.add_argument("works", nargs="*", choices=[*WORKS, []], default=list(WORKS), metavar="WORK")
     parser.add_argument("--hidden", type=int, help="width of the hidden dense layer, if not the workload's own")
@@ -249,7 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--cores", type=int, help="devices that jaxfl makes of the CPU's cores; all if not given")
     options = parser.parse_args(arguments)
     jaxfl.use_cores(options.cores)
-    names = list(peers.NAMES) if options.peers == "all" else measure.peer_names(options.peers, peers.NAMES)
+    known = peers.there(options.environments)
+    names = known if options.peers == "found" else measure.peer_names(options.peers, peers.NAMES)
     asked = [(work, clients) for work in options.works for clients in options.clients or [None]]
     return measure.checked([compare(work, clients, names, options) for work, clients in asked])
 

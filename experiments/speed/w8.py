@@ -18,6 +18,7 @@ import optax
 
 import jaxfl
 from experiments.speed import measure, ours
+from jaxfl.data.synthetic import prototypes
 from jaxfl.simulation.program import peak_bytes
 
 ROWS, BATCH, LEARNING_RATE = 50, 10, 0.05
@@ -37,7 +38,7 @@ class Compilations:
 
 def build(population: int, options) -> tuple[ours.Rounds, measure.Side, dict]:
     """Returns the rounds of one population, and what they take."""
-    data = ours.prototypes(population, ROWS, (784,), 10)
+    data = prototypes(population, ROWS, (784,), 10)
     task = jaxfl.classification(jaxfl.models.MLP((200,), 10), data)
     method = jaxfl.methods.fedavg(task, optax.sgd(LEARNING_RATE), local_epochs=1, batch_size=BATCH)
     cohort = min(options.clients[0], population)

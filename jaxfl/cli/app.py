@@ -1,4 +1,4 @@
-"""The command line: `jaxfl run`, `compare`, `sweep`, `methods`, `data`, `plan`, `reproduce`, `report`."""
+"""The command line: `jaxfl run`, `compare`, `sweep`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jaxfl.cli import experiments, job, options, signals, tables
+from jaxfl.cli import bench, experiments, job, options, signals, tables
 from jaxfl.cli.arguments import (
     AsJson,
     Clone,
@@ -42,6 +42,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Simulate clustered and personalised federated learning: all clients of a round in one compiled program.",
 )
+
+app.add_typer(bench.group, name="bench")
 
 
 @app.callback()
@@ -258,7 +260,7 @@ def reproduce_command(
     """
     with errors():
         signals.tell("; the same command goes on")
-        code = experiments.module("run", clone).reproduce(name, scale, data_dir=data_dir, only=only, out=out)
+        code = experiments.module("harness.run", clone).reproduce(name, scale, data_dir=data_dir, only=only, out=out)
     raise typer.Exit(code)
 
 
@@ -273,7 +275,7 @@ def report_command(
 ) -> None:
     """Set what was made beside what the papers say: tables, pictures and a page; nothing is trained."""
     with errors():
-        print(experiments.module("report", clone).reports(name, scale, out), end="")
+        print(experiments.module("harness.report", clone).reports(name, scale, out), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,10 +9,10 @@ NAME = "experiments"
 
 
 def module(name: str, folder: Path | None = None) -> ModuleType:
-    """Returns a module of `experiments/harness/`, imported from where `find` finds it.
+    """Returns a module of `experiments/`, imported from where `find` finds it.
 
     Args:
-        name: of the module, such as `"run"`.
+        name: of the module, such as `"harness.run"`.
         folder: as `find` takes it.
 
     Raises:
@@ -22,7 +22,7 @@ def module(name: str, folder: Path | None = None) -> ModuleType:
     place = find(folder)
     if sys.path[0] != str(place.parent):
         sys.path.insert(0, str(place.parent))  # before any other package of this name
-    found = importlib.import_module(f"{NAME}.harness.{name}")
+    found = importlib.import_module(f"{NAME}.{name}")
     origin = Path(str(found.__file__)).resolve().parents[1]
     if origin != place:
         raise ValueError(f"experiments must be those of {str(place)!r}, but Python has them from {str(origin)!r}.")

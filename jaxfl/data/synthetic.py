@@ -5,6 +5,8 @@
 ([0, 1, 0, 1], (48, 3))
 """
 
+from typing import Any
+
 import numpy as np
 
 from jaxfl.data import partition
@@ -93,3 +95,29 @@ def clustered_linear(
         name="clustered-linear",
         group_names=tuple(f"model {index}" for index in range(num_groups)),
     )
+
+
+def prototypes(num_clients: int, rows: int, shape: tuple[int, ...], num_classes: int, **options: Any) -> FederatedData:
+    """Returns a federation that can be learned, at any size: noisy prototypes of the classes, uint8 from a shared pool.
+
+    It is what speed is measured on; the same whenever it is made.
+
+    Args:
+        num_clients: N.
+        rows: training rows of a client, drawn from a pool of at most 60,000 rows (the size of MNIST); no test rows.
+        shape: of one input.
+        num_classes: L.
+        **options: of `federate`, e.g. `rotation`.
+
+    >>> data = prototypes(num_clients=3, rows=4, shape=(5,), num_classes=2)
+    >>> data.inputs.shape, data.train.size.tolist()
+    ((12, 5), [4, 4, 4])
+    """
+    rng = np.random.default_rng(0)
+    pool = min(60_000, num_clients * rows)
+    labels = rng.integers(0, num_classes, pool)
+    centre = rng.integers(0, 128, (num_classes, *shape), np.uint8)
+    inputs = centre[labels] + rng.integers(0, 128, (pool, *shape), np.uint8)
+    owned = rng.integers(0, pool, (num_clients, rows))
+    nothing = [np.zeros(0, int)] * num_clients
+    return federate(inputs, labels, list(owned), nothing, num_classes=num_classes, mean=127.0, std=64.0, **options)

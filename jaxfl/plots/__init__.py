@@ -2,7 +2,7 @@
 
 Of what clients send of themselves (`representations`), and which clusters they are at every threshold
 (`threshold_sweep`). Of who is similar to whom: matrices (`heatmap`, `heatmaps`) and how well they tell the true groups
-apart (`layer_gaps`, `gap_curves`, `bars`). These take plain arrays.
+apart (`layer_gaps`, `gap_curves`, `bars`). These take plain arrays. Of what was measured on a machine: `scaling`.
 
 They are matplotlib figures that nothing but the caller holds: without pyplot, no figure stays open and no setting
 changes. `figure.savefig(path, dpi=150)` writes a file; a notebook shows a figure that ends a cell.
@@ -16,6 +16,7 @@ from jaxfl.plots.gaps import bars, gap_curves, layer_gaps
 from jaxfl.plots.maps import models
 from jaxfl.plots.representations import representations, threshold_sweep
 from jaxfl.plots.runs import Run, clusters, convergence
+from jaxfl.plots.scaling import scaling
 from jaxfl.plots.style import NOBODY, OTHERS, palette
 
 __all__ = [
@@ -37,5 +38,6 @@ __all__ = [
     "montage",
     "palette",
     "representations",
+    "scaling",
     "threshold_sweep",
 ]

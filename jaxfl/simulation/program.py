@@ -234,12 +234,7 @@ def available_bytes() -> int | None:
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
-    try:
-        meminfo = Path("/proc/meminfo").read_text()
-    except OSError:  # not Linux
-        return None
-    fields = dict(line.split(":", 1) for line in meminfo.splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+    return _told("meminfo", "MemAvailable")
 
 
 def peak_bytes() -> int:
@@ -247,5 +242,15 @@ def peak_bytes() -> int:
     stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats and "peak_bytes_in_use" in stats:
         return int(stats["peak_bytes_in_use"])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # counts the program that started this one, too
+    return _told("self/status", "VmHWM") or (peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _told(file: str, name: str) -> int | None:
+    """Returns the bytes that a file of Linux's `/proc` says under a name; None on another system."""
+    try:
+        lines = Path("/proc", file).read_text().splitlines()
+    except OSError:
+        return None
+    found = (line.partition(":")[2] for line in lines if line.startswith(f"{name}:"))
+    return next((int(value.split()[0]) * 1024 for value in found), None)

@@ -31,7 +31,7 @@ COMMANDS = sorted(
         line
         for name in WRITTEN
         for line in re.findall(
-            r"^jaxfl (?:run|sweep|compare|data|methods|plan|reproduce|report)\b.*$", _read(name), re.MULTILINE
+            r"^jaxfl (?:run|sweep|compare|data|methods|plan|reproduce|report|bench)\b.*$", _read(name), re.MULTILINE
         )
         if not re.search(r"[\[ ](METHOD|NAME|COMMAND)\b", line)
     }
@@ -83,6 +83,8 @@ def test_command_is_accepted(command):
     group = typer.main.get_command(app)
     with group.make_context("jaxfl", list(words), resilient_parsing=False) as context:
         name, one, rest = group.resolve_command(context, list(words))
+        if name == "bench":
+            name, one, rest = one.resolve_command(context, rest)
         given = one.make_context(name, rest, parent=context).params
     if name in ("run", "plan"):
         settings = options.route(given["method"], given["data"], given.get("items") or ())

@@ -142,6 +142,13 @@ def test_unknown_peer_is_named():
         measure.peer_names("fedjax,flower", ("fedjax", "torch"))
 
 
+def test_peers_are_those_that_have_an_environment(tmp_path):
+    here = peers.there(None)
+    (tmp_path / "pfl" / "bin").mkdir(parents=True)
+    (tmp_path / "pfl" / "bin" / "python").touch()
+    assert peers.there(tmp_path) == [name for name in peers.NAMES if name == "pfl" or name in here]
+
+
 def test_kit_makes_a_part_once(tmp_path, capsys):
     kit = importlib.import_module("experiments.speed.accelerator")
     arguments = ["--smoke", "--out", str(tmp_path), "--only", "machine"]
@@ -153,3 +160,13 @@ def test_kit_makes_a_part_once(tmp_path, capsys):
     assert kit.main(arguments) == 0 and capsys.readouterr().out == "", "what has a line is not made again"
     with pytest.raises(SystemExit):
         kit.main(["--out", str(tmp_path), "--only", "w9"])
+
+
+@pytest.mark.parametrize("part", ["precision", "reductions", "w1", "w2", "w3", "w5", "w6", "w7", "w8"])
+def test_parts_of_the_kit_run_at_toy_size(part, tmp_path, capsys):
+    """All that the kit's `--smoke` runs, but for the battery and the table, which have tests of their own."""
+    kit, parts = (importlib.import_module(f"experiments.speed.{name}") for name in ("accelerator", "accelerator_parts"))
+    kit.PARTS[part][0](parts.Setting(smoke=True, data_dir=None, out=tmp_path, seconds=60, chunks=None))
+    lines = [line.removeprefix(parts.MARK) for line in capsys.readouterr().out.splitlines() if parts.MARK in line]
+    records = [json.loads(line) for line in lines]
+    assert records and [record["error"] for record in records if "error" in record] == []

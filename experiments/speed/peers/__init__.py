@@ -7,6 +7,7 @@ timed on the peer's side: 0.1 ms of its round.
     python -m experiments.speed.peers DIR      # makes the environments, DIR/fedjax and so on
 """
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -26,6 +27,12 @@ def python_of(name: str, environments: Path | None) -> str:
     """Returns the Python that runs a peer: of its environment, or this one if there is none."""
     own = None if environments is None else environments / name / "bin" / "python"
     return str(own) if own is not None and own.exists() else sys.executable
+
+
+def there(environments: Path | None) -> list[str]:
+    """Returns the peers that can run: they have an environment, or this Python can import them."""
+    made = [name for name in NAMES if environments is not None and python_of(name, environments) != sys.executable]
+    return [name for name in NAMES if name in made or importlib.util.find_spec(name) is not None]
 
 
 class Peer:

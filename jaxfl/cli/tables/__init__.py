@@ -1,19 +1,25 @@
-"""What the command line prints: methods, data sets, their options, a federation, and the table at the end of a run."""
+"""What the command line prints: methods, data sets, their options, a federation, tables of runs and of measurements."""
 
+from jaxfl.cli.tables.bench import SCALING_HEAD, device, scaling, scaling_rows, scaling_title
 from jaxfl.cli.tables.choices import method_options, method_rows
 from jaxfl.cli.tables.federations import data, data_rows, dataset, description, place, source, source_row
 from jaxfl.cli.tables.runs import methods, results
 
 __all__ = [
+    "SCALING_HEAD",
     "data",
     "data_rows",
     "dataset",
     "description",
+    "device",
     "method_options",
     "method_rows",
     "methods",
     "place",
     "results",
+    "scaling",
+    "scaling_rows",
+    "scaling_title",
     "source",
     "source_row",
 ]

@@ -26,6 +26,7 @@ div { overflow-x: auto }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
 th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem .25rem 0; text-align: left; vertical-align: top }
 thead th { border-bottom: 2px solid #888 }
+pre { font-size: 12px; line-height: 1.4 }
 code { font-size: 12px; background: #f4f4f4; padding: 0 .2em }
 img { max-width: 100%; margin: .5rem 0 }
 """
@@ -55,6 +56,12 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+class Listing(NamedTuple):
+    """Lines as a program has printed them."""
+
+    text: str
+
+
 class Picture(NamedTuple):
     """A PNG beside the report."""
 
@@ -62,7 +69,7 @@ class Picture(NamedTuple):
     text: str
 
 
-Block = Heading | Text | Table | Picture
+Block = Heading | Text | Table | Listing | Picture
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -92,6 +99,8 @@ def _markdown(block: Block) -> str:
             return f"{'#' * level} {text}"
         case Text(text):
             return text
+        case Listing(text):
+            return f"```text\n{text}\n```"
         case Picture(name, text):
             return f"![{text}]({name})"
         case Table(head, rows):
@@ -111,6 +120,8 @@ def _html(block: Block, folder: Path) -> str:
             return f"<h{level}>{escape(text)}</h{level}>"
         case Text(text):
             return f"<p>{escape(text)}</p>"
+        case Listing(text):
+            return f"<div><pre>{escape(text)}</pre></div>"
         case Picture(name, text):
             content = base64.b64encode((folder / name).read_bytes()).decode()
             return f'<img alt="{escape(text)}" src="data:image/png;base64,{content}">'

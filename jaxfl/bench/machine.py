@@ -1,0 +1,57 @@
+"""What a machine can do, to set beside what a program does on it, and how times are told."""
+
+import contextlib
+import ctypes
+import importlib.metadata
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PACKAGES = ("jax", "jaxlib", "flax", "numpy")
+
+
+def matrix_product(size: int) -> Callable[[], float]:
+    """Returns the machine's limit as a function to time: a square float32 product, `2 * size**3` operations."""
+    left, right = jax.random.normal(jax.random.key(1), (2, size, size))
+    product = jax.jit(jnp.matmul)
+    return lambda: float(product(left, right)[0, 0])
+
+
+def keep_memory() -> None:
+    """Tells glibc to keep freed memory, or what runs in turn gives its memory back and takes it again.
+
+    It brings W6 of `experiments/speed` nearer to what each side takes alone (without it, in turn: 1.8 and 1.5 times
+    that); in some runs the sides still slow each other down.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to tell
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, value in ((-1, 2**31 - 1), (-2, 256 << 20), (-3, 32 << 20)):  # M_TRIM_, M_TOP_PAD, M_MMAP_
+            mallopt(parameter, value)
+
+
+def spread_of(values: list[float]) -> dict[str, Any]:
+    """Returns the median, the extremes and the values themselves.
+
+    >>> spread_of([3.0, 1.0, 2.0])
+    {'median': 2.0, 'min': 1.0, 'max': 3.0, 'values': [3.0, 1.0, 2.0]}
+    """
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": values}
+
+
+def facts() -> dict[str, Any]:
+    """Returns what it is measured on, ready for JSON: versions, device, cores, and what else they do (`load`)."""
+    device = jax.devices()[0]
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "cores": os.cpu_count(),
+        "device": device.device_kind,
+        "platform": device.platform,
+        "load": os.getloadavg()[0],
+    }
