@@ -42,7 +42,7 @@ HEAVY = {
     *("h5py", "PIL", "pyarrow", "requests"),
 }
 # The command line's commands, whose options typer reads.
-COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "compare_command")}
+COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "compare_command", "sweep_command")}
 
 
 class Module(NamedTuple):
@@ -206,10 +206,6 @@ def test_sound_imports_pass():
     assert faults(modules) == []
     assert import_graph(modules)["jaxfl"] == {"jaxfl.engine", "jaxfl.simulation.run"}
     assert import_graph(modules)["jaxfl.methods.base"] == {"jaxfl.tree"}
-
-
-# What declares the command line's commands needs typer to do so.
-COMMANDS = [f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "compare_command", "sweep_command")]
 
 
 def heavy_imports(modules: dict[str, Module]) -> list[str]:
