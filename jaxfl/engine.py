@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import processes, tree
+from jaxfl import tree
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data import windows
 from jaxfl.data.clients import FederatedData
@@ -188,7 +188,7 @@ def mesh_of(plan: PlanChoice, devices: DevicesChoice = None) -> jax.sharding.Mes
     Raises:
         ValueError: as there.
     """
-    if isinstance(plan, Plan) and devices is None and (plan.mesh is not None or not processes.several()):
+    if isinstance(plan, Plan) and devices is None and (plan.mesh is not None or jax.process_count() == 1):
         return plan.mesh
     if isinstance(plan, Plan) and plan.mesh is not None:
         raise ValueError(f"devices must be None where the plan has a mesh, got {devices!r}; leave one of them out.")
@@ -247,7 +247,7 @@ def _mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
         devices = len(there)
     if not isinstance(devices, int) or not 1 <= devices <= len(there):
         raise ValueError(f'devices must be 1 to {len(there)}, those of this process, or "all", got {devices!r}.')
-    if devices == 1 and not processes.several():
+    if devices == 1 and jax.process_count() == 1:
         return None
     by_process = [jax.local_devices(process) for process in range(jax.process_count())]
     if len({*map(len, by_process)}) > 1:

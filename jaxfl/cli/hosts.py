@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxfl import processes
 from jaxfl.cli.tables.console import stderr
 from jaxfl.schema import quoted
+from jaxfl.simulation import processes
 
 HOW = (
     "write --processes auto under SLURM, Open MPI or on a TPU pod, elsewhere --processes 2 --process 0 --coordinator "

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxfl import engine, processes
+from jaxfl import engine
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.models import rewriting
 from jaxfl.sampling import Sampler
+from jaxfl.simulation import processes
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune

@@ -23,9 +23,9 @@ from jaxfl.client import factored
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
-from jaxfl.processes import least
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.lanes import Lanes
+from jaxfl.simulation.processes import least
 from jaxfl.typing import Array, Key
 
 CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks

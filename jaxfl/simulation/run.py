@@ -8,13 +8,14 @@ from typing import Any, overload
 
 import jax
 
-from jaxfl import engine, processes, sampling
+from jaxfl import engine, sampling
 from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.random import check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
+from jaxfl.simulation import processes
 from jaxfl.simulation.directory import identity_of
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.loop import Asked, One, outcomes

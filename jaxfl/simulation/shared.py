@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl import processes
+from jaxfl.simulation import processes
 from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.history import History

@@ -20,8 +20,8 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method
-from jaxfl.processes import least
 from jaxfl.sampling import Sampler
+from jaxfl.simulation.processes import least
 from jaxfl.simulation.program import available_bytes, kept, shapes_of
 from jaxfl.typing import Array, Key
 
