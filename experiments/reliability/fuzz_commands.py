@@ -124,7 +124,16 @@ def run(index: int, words: list[str], *, full: bool) -> Outcome:
 
 
 def _trace(
-    method: Any, key: Any, state: Any, data: Any, size: int, plan: Any, limit: int, sampler: Any, cohort: Any = None
+    method: Any,
+    key: Any,
+    state: Any,
+    data: Any,
+    size: int,
+    plan: Any,
+    limit: int,
+    sampler: Any,
+    cohort: Any = None,
+    lanes: Any = None,
 ) -> Any:
     """Stands in for what compiles a run: traces a round, and ends."""
     import jax
@@ -134,7 +143,7 @@ def _trace(
     def once(key: Any, state: Any, data: Any) -> Any:  # of streamed rows as well: the cohort has the same shapes
         return method.round(key, state, data, engine.by_size(data, sampler(key, state.round, data, size, plan)))
 
-    del cohort, limit
+    del cohort, limit, lanes
     jax.eval_shape(once, key, state, data)
     raise Reached
 
