@@ -8,7 +8,7 @@ from scipy import stats
 
 from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import compare
-from jaxfl.cli import main
+from jaxfl.cli.app import main
 from jaxfl.plots.curves import curves
 
 FEDAVG, STOCFL = (0.60, 0.64, 0.62), (0.90, 0.93, 0.89)

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from jaxfl.cli import grid, main
+from jaxfl.cli import grid
+from jaxfl.cli.app import main
 
 DIGITS = ["--data", "rotated-digits", "--rounds", "2", "--set", "num_clients=8", "--set", "rows_per_client=20"]
 DIGITS += ["--set", "model=logistic"]
