@@ -106,7 +106,8 @@ def test_seeds_may_have_data_of_their_own(side_by_side):
     found = jaxfl.run(METHOD, [DATA, same], seeds=SEEDS, **OPTIONS)
     for seed, data, one in zip(SEEDS, (DATA, other), found, strict=True):
         assert_same_run(one, jaxfl.run(METHOD, data, seed=seed, **OPTIONS), METHOD)
-        assert one.data.inputs is DATA.inputs and one.summary["seeds_together"] == 2
+        assert one.data.inputs is found[0].data.inputs and one.summary["seeds_together"] == 2
+    assert found[1].data.labels is not found[0].data.labels
 
 
 def test_seeds_that_are_stopped_go_on(apart, side_by_side, tmp_path):
