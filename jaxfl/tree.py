@@ -73,7 +73,15 @@ def along(vector: Array, leaf: Array) -> Array:
 
 def ravel(model: Params) -> Array:
     """Returns all parameters as one vector `[d]`, leaves in the order of `jax.tree.leaves`."""
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(model)])
+    leaves = [leaf.ravel() for leaf in jax.tree.leaves(model)]
+    if jax.default_backend() != "cpu" or len(leaves) == 1:
+        return jnp.concatenate(leaves)
+    # Of a gradient of 784-2048-10, XLA's concatenation takes 40 ms on two cores, and the gradient 5.
+    vector, place = jnp.zeros(sum(leaf.size for leaf in leaves), jnp.result_type(*leaves)), 0
+    for leaf in leaves:
+        vector = jax.lax.dynamic_update_slice(vector, jnp.asarray(leaf, vector.dtype), (place,))
+        place += leaf.size
+    return vector
 
 
 def norm(model: Params) -> Array:

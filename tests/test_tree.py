@@ -66,3 +66,11 @@ def test_combining_the_parts_is_the_whole(patterns):
         whole = tree.combine(*parts)
         assert jax.tree.structure(whole) == jax.tree.structure(MODEL)
         assert all(a is b for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(MODEL), strict=True))
+
+
+def test_ravel_is_the_leaves_one_after_another(key):
+    model = {"w": jax.random.normal(key, (3, 2)), "b": jnp.arange(2.0), "empty": jnp.zeros((0, 4))}
+    wanted = np.concatenate([np.ravel(model[name]) for name in ("b", "empty", "w")])
+    np.testing.assert_array_equal(jax.jit(tree.ravel)(model), wanted)
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), model)
+    np.testing.assert_array_equal(jax.vmap(tree.ravel)(stacked), [wanted, 2 * wanted])

@@ -28,7 +28,7 @@ MEASURES = {
 SPREAD = ("micro", "macro", "tuned", "worst 10 %")  # columns that tell the deviation
 BEST = (*SPREAD, "ARI")  # columns in which the largest mean is marked
 COSTS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
-PLUS_MINUS, MINUS = "±", "−"  # noqa: RUF001 a minus sign is none without its length
+PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"
 
 
 class Run(Protocol):

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -139,9 +139,10 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
         _Seed(asked, one, plan, own, progress, program, len(ones))
         for one, own, progress in zip(ones, data, progresses, strict=True)
     ]
-    stopped: Callable[[], Stopped] = lambda: Stopped(  # noqa: E731
-        first.done, schedule.rounds, min(progress.saved for progress in progresses)
-    )
+
+    def stopped() -> Stopped:
+        return Stopped(first.done, schedule.rounds, min(progress.saved for progress in progresses))
+
     with Deferred(stopped) as signals:
         state = program.start(asked.shapes, [progress.restore(asked.shapes) for progress in progresses])
         while (ahead := _ahead(signals, schedule.ahead(first.done, program.pace))) and not all(
