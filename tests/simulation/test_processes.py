@@ -98,7 +98,7 @@ def pair(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_cpu_use_fusion_emitters=false",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # as the other tests: it compiles sooner
     }
