@@ -35,7 +35,7 @@ class Kept(NamedTuple):
         """Returns everything it was asked for but its seed."""
         own = {name: self.summary[name] for name in ("method", "data", "rounds", "cohort")}
         options = {name: value for name, value in self.summary["options"].items() if name not in ANYHOW}
-        return {**options, **own, "data": options.get("data", own["data"])}
+        return {**options, **own}
 
 
 def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], list[Path]]:
