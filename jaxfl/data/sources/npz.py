@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data import bounded
-from jaxfl.data.building import check_type
+from jaxfl.data.sources import checks
 from jaxfl.data.sources.base import Folder, Row, Source, folders, warn_of_gaps
 
 NAMES = ("class", "group", "domain")
@@ -91,24 +91,24 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
             raise ValueError(f"{path}: {key} must be a list of names, got shape {arrays[key].shape}.")
     names = {key: tuple(map(str, arrays[f"{key}_names"])) for key in NAMES if f"{key}_names" in arrays}
     origin = _parsed(path, arrays["origin"]) if "origin" in arrays else None
-    check(path, arrays, own)
-    check(path, arrays, own, prefix="test_")
+    checks.check_rows(path, arrays, own)
+    checks.check_rows(path, arrays, own, prefix="test_")
     if not len(arrays["x"]):
         raise ValueError(f"{path}: {own.get('x', 'x')} must have at least one row, got shape {arrays['x'].shape}.")
     highest = max(int(arrays[key].max(initial=0)) for key in ("y", "test_y") if key in arrays)
-    known = _count(path, arrays["num_classes"]) if "num_classes" in arrays else len(names.get("class", ()))
+    known = checks.count(path, arrays["num_classes"]) if "num_classes" in arrays else len(names.get("class", ()))
     num_classes = known or highest + 1
     if not {"num_classes", "class_names"} & set(arrays):
         labels = [arrays[key] for key in ("y", "test_y") if key in arrays]
         warn_of_gaps(f"{path}: {own.get('y', 'y')}", labels, num_classes, "add num_classes or class_names")
     if highest >= num_classes:
         raise ValueError(f"{path}: {own.get('y', 'y')} must be below the {num_classes} classes, got {highest}.")
-    mean, std = (_normaliser(path, key, arrays[key]) if key in arrays else None for key in ("mean", "std"))
+    mean, std = (checks.normaliser(path, key, arrays[key]) if key in arrays else None for key in ("mean", "std"))
     if arrays["x"].dtype == np.uint8 and origin is None:  # a file that `save` wrote says what it means
         mean, std = (0.0 if mean is None else mean), (255.0 if std is None else std)
     for key in ("group", "domain"):
         for column in (column for column in (key, f"test_{key}") if column in arrays and key in names):
-            check_numbers(path, own.get(column, column), arrays[column], f"{key}_names", len(names[key]))
+            checks.check_numbers(path, own.get(column, column), arrays[column], f"{key}_names", len(names[key]))
     groups = arrays.get("group")
     if groups is not None and "group" not in names and origin is None:
         values, groups = np.unique(groups, return_inverse=True)
@@ -152,49 +152,6 @@ def read(path: Path, wanted: Collection[str]) -> tuple[dict[str, np.ndarray], li
         raise ValueError(
             f"{path} must be an .npz file of plain arrays, and is not ({error}); write it with np.savez."
         ) from error
-
-
-def check(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], *, prefix: str = "") -> None:
-    """Raises if examples, labels and columns do not fit each other.
-
-    Args:
-        path: of the file, for the messages.
-        arrays: `x`, `y` and any of `client`, `group`, `domain`, each after the prefix.
-        own: what the file calls them where it has other names.
-        prefix: `"test_"` for the official test set, which must be like the training examples, too.
-    """
-    images = arrays.get(f"{prefix}x")
-    if images is not None and not images.shape:
-        raise ValueError(f"{path}: {own.get(f'{prefix}x', f'{prefix}x')} must be [P, ...], a row for each example.")
-    for column in (f"{prefix}{key}" for key in ("y", "client", "group", "domain") if f"{prefix}{key}" in arrays):
-        values, name = arrays[column], own.get(column, column)
-        if images is None:
-            raise ValueError(f"{path}: {name} belongs to examples of a test set, and there are none; leave it out.")
-        if values.shape != (len(images),):
-            raise ValueError(
-                f"{path}: {name} must be [{len(images)}], one entry for each row of {own.get(f'{prefix}x', 'x')}, got "
-                f"shape {values.shape}."
-            )
-        if column.endswith("y") and values.dtype.kind not in "iu":
-            raise ValueError(f"{path}: {name} must be integers, got {values.dtype}; use astype(int).")
-        if column.endswith("y") and values.min(initial=0) < 0:
-            raise ValueError(f"{path}: {name} must be classes from 0, got {values.min()}; number them from 0.")
-    if images is None:
-        return
-    name, first = own.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
-    check_type(f"{path}: {name}", images)
-    if (images.dtype, images.shape[1:]) != (first.dtype, first.shape[1:]):
-        raise ValueError(f"{path}: {name} must have the type and the shape of {own.get('x', 'x')}, row by row.")
-
-
-def check_numbers(path: Path, name: str, values: np.ndarray, names: str, count: int) -> None:
-    """Raises unless the values of a column are numbers of the entries of `names`, of which there are `count`."""
-    wrong = np.setdiff1d(values, np.arange(count)) if values.dtype.kind in "iu" else values
-    if len(wrong):
-        raise ValueError(
-            f"{path}: {name} must hold numbers 0..{count - 1}, one for each entry of {names}, got "
-            f"{wrong.tolist()[0]!r}; correct one of the two arrays."
-        )
 
 
 def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = None) -> None:
@@ -281,21 +238,6 @@ def _parsed(path: Path, text: np.ndarray) -> dict[str, Any]:
             f"{path}: origin must be JSON with source and options ({error}); give that array another name."
         ) from error
     return origin
-
-
-def _count(path: Path, value: np.ndarray) -> int:
-    """Returns the number of classes that a file says."""
-    if value.shape or value.dtype.kind not in "iu" or value < 1:
-        raise ValueError(f"{path}: num_classes must be one whole number above 0, got {value.tolist()!r}.")
-    return int(value)
-
-
-def _normaliser(path: Path, key: str, values: np.ndarray) -> float | np.ndarray:
-    """Returns a mean or a standard deviation: a number, or one per channel."""
-    if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (key == "std" and (values <= 0).any()):
-        positive = " above 0" if key == "std" else ""
-        raise ValueError(f"{path}: {key} must be finite numbers{positive}, got {values.tolist()}.")
-    return float(values) if values.ndim == 0 else values
 
 
 ROW = Row(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.data.sources import npz
+from jaxfl.data.sources import checks, npz
 from jaxfl.data.sources.base import Folder, Row, Source, folders, locate, require
 
 FILE = "unipen_62.npz"
@@ -40,9 +40,9 @@ def unipen(data_dir: Folder = None) -> Source:
     if missing := [name for name in ARRAYS if name not in arrays]:
         raise ValueError(f"{path} must hold the array {missing[0]}, found only {found}; it is another file.")
     columns = {"client": arrays["writer"], "group": arrays["site"]}
-    npz.check(path, {"x": arrays["x"], "y": arrays["y"], **columns}, OWN)
+    checks.check_rows(path, {"x": arrays["x"], "y": arrays["y"], **columns}, OWN)
     for column, names in (("y", "classes"), ("site", "site_names")):
-        npz.check_numbers(path, column, arrays[column], names, len(arrays[names]))
+        checks.check_numbers(path, column, arrays[column], names, len(arrays[names]))
     if len(arrays["classes"]) != NUM_DIGITS + 2 * NUM_LETTERS:
         raise ValueError(
             f"{path}: classes must be 62 (0-9, A-Z, a-z), got {len(arrays['classes'])}; it is another file."

@@ -1,0 +1,66 @@
+"""What the arrays of a file of examples must be, whatever its format: each raises ValueError, which names the file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jaxfl.data.building import check_type
+
+
+def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], *, prefix: str = "") -> None:
+    """Raises if examples, labels and columns do not fit each other.
+
+    Args:
+        path: of the file, for the messages.
+        arrays: `x`, `y` and any of `client`, `group`, `domain`, each after the prefix.
+        own: what the file calls them where it has other names.
+        prefix: `"test_"` for the official test set, which must be like the training examples, too.
+    """
+    images = arrays.get(f"{prefix}x")
+    if images is not None and not images.shape:
+        raise ValueError(f"{path}: {own.get(f'{prefix}x', f'{prefix}x')} must be [P, ...], a row for each example.")
+    for column in (f"{prefix}{key}" for key in ("y", "client", "group", "domain") if f"{prefix}{key}" in arrays):
+        values, name = arrays[column], own.get(column, column)
+        if images is None:
+            raise ValueError(f"{path}: {name} belongs to examples of a test set, and there are none; leave it out.")
+        if values.shape != (len(images),):
+            raise ValueError(
+                f"{path}: {name} must be [{len(images)}], one entry for each row of {own.get(f'{prefix}x', 'x')}, got "
+                f"shape {values.shape}."
+            )
+        if column.endswith("y") and values.dtype.kind not in "iu":
+            raise ValueError(f"{path}: {name} must be integers, got {values.dtype}; use astype(int).")
+        if column.endswith("y") and values.min(initial=0) < 0:
+            raise ValueError(f"{path}: {name} must be classes from 0, got {values.min()}; number them from 0.")
+    if images is None:
+        return
+    name, first = own.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
+    check_type(f"{path}: {name}", images)
+    if (images.dtype, images.shape[1:]) != (first.dtype, first.shape[1:]):
+        raise ValueError(f"{path}: {name} must have the type and the shape of {own.get('x', 'x')}, row by row.")
+
+
+def check_numbers(path: Path, name: str, values: np.ndarray, names: str, count: int) -> None:
+    """Raises unless the values of a column are numbers of the entries of `names`, of which there are `count`."""
+    wrong = np.setdiff1d(values, np.arange(count)) if values.dtype.kind in "iu" else values
+    if len(wrong):
+        raise ValueError(
+            f"{path}: {name} must hold numbers 0..{count - 1}, one for each entry of {names}, got "
+            f"{wrong.tolist()[0]!r}; correct one of the two arrays."
+        )
+
+
+def count(path: Path, value: np.ndarray) -> int:
+    """Returns the number of classes that a file says."""
+    if value.shape or value.dtype.kind not in "iu" or value < 1:
+        raise ValueError(f"{path}: num_classes must be one whole number above 0, got {value.tolist()!r}.")
+    return int(value)
+
+
+def normaliser(path: Path, key: str, values: np.ndarray) -> float | np.ndarray:
+    """Returns a mean or a standard deviation: a number, or one per channel."""
+    if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (key == "std" and (values <= 0).any()):
+        positive = " above 0" if key == "std" else ""
+        raise ValueError(f"{path}: {key} must be finite numbers{positive}, got {values.tolist()}.")
+    return float(values) if values.ndim == 0 else values
