@@ -14,6 +14,8 @@ TABLES = {
     "cpu machine": speed.cpu_machine,
     "five results": results.five_rows,
     "h100": speed.h100,
+    "h100 scaling": speed.h100_scaling,
+    "h100 seeds": speed.h100_seeds,
     "machine": speed.machine,
     "reliability": reliability.counts,
     "scaling machine": speed.scaling_machine,
