@@ -2,14 +2,16 @@
 
     <!-- made: stocfl paper | Table 1 | MNIST 4800 x 50, 10 %; MNIST 2400 x 100, 10 % | clusters -->
 
-is the experiment and its scale, the table, the columns, and, if they are wanted, the clusters that were found.
+is the experiment and its scale, the table, the columns, and, if they are wanted, the clusters that were found;
+`stocfl paper | claims` is which of two rows is better.
 """
 
 import functools
 
 from docs.generate.results import EXPERIMENTS
-from experiments.harness import base, entries
+from experiments.harness import base, claims, entries
 from experiments.harness.entries import Entry
+from jaxfl.cli import page
 
 BETWEEN = " | "
 
@@ -20,9 +22,12 @@ def table(place: str) -> str:
     Raises:
         ValueError: the experiment has no such table or column at this scale.
     """
-    (where, name, columns), more = place.split(BETWEEN)[:3], place.split(BETWEEN)[3:]
+    where, name, *more = place.split(BETWEEN)
     experiment, scale = where.split(" ")
     found = numbers(experiment, scale)
+    if name == "claims":
+        return page.markdown([claims.table(base.load(experiment), found) or page.Text("None was tested.")]).strip()
+    columns, *more = more
     wanted = columns.split("; ")
     cells = {(one.cell.row, one.cell.column): one for one in found if one.cell.table == name}
     if unknown := [column for column in wanted if column not in {column for _, column in cells}]:

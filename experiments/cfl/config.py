@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from experiments.cfl.studies import BOTH, RELATIVE, of
-from experiments.harness.base import Cell, Experiment, Scale
+from experiments.harness.base import Cell, Claim, Experiment, Scale
 
 METHODS = {
     "FedAvg": ("fedavg", ()),
@@ -101,4 +101,5 @@ EXPERIMENT = Experiment(
             ],
         ),
     },
+    claims=(Claim("Accuracy", "*", "CFL", "FedAvg"), Claim("Accuracy", "*", "FL+HC", "FedAvg")),
 )

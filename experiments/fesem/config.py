@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.fesem import studies
-from experiments.harness.base import Cell, Experiment, Scale
+from experiments.harness.base import Cell, Claim, Experiment, Scale
 
 METHODS = {
     "NoFed": ("local", ()),
@@ -170,4 +170,9 @@ EXPERIMENT = Experiment(
             ),
         ),
     },
+    claims=tuple(
+        Claim(table, "M?cro-Acc", better, worse)
+        for table in ("Table 2", "Table 3")
+        for better, worse in (("FeSEM(4)", "FedAvg"), ("FeSEM(4)", "FeSEM(2)"), ("FedAvg", "NoFed"))
+    ),
 )

@@ -171,6 +171,20 @@ class Scale:
 One = TypeVar("One", Cell, Study, Cell | Study)
 
 
+class Claim(NamedTuple):
+    """An order of two rows that a paper claims; it is tested over the seeds that both have.
+
+    Attributes:
+        table, column: where; `column` may be a pattern, as `--only` takes it.
+        better, worse: rows.
+    """
+
+    table: str
+    column: str
+    better: str
+    worse: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """The tables of one paper.
@@ -180,14 +194,21 @@ class Experiment:
         title: of the paper, short.
         paper: authors, title, place, year.
         scales: by name, all of `SCALES`.
+        claims: orders of rows.
     """
 
     name: str
     title: str
     paper: str
     scales: Mapping[str, Scale]
+    claims: tuple[Claim, ...] = ()
 
     def __post_init__(self):
+        rows = {(one.table, one.row) for scale in self.scales.values() for one in scale.cells}
+        for claim in self.claims:
+            for row in (claim.better, claim.worse):
+                if (claim.table, row) not in rows:
+                    raise ValueError(f"claims of {self.name} must be of its rows, got {row!r} of {claim.table!r}.")
         if tuple(self.scales) != SCALES:
             raise ValueError(f"scales of {self.name} must be {', '.join(SCALES)}, got {', '.join(self.scales)}.")
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import base, figures, results, studies
+from experiments.harness import base, claims, figures, results, studies
 from experiments.harness.base import Cell, Experiment, Study
 from experiments.harness.entries import EMPTY, Entry, collect, runs, tables
 from jaxfl.cli import page
@@ -44,6 +44,7 @@ def write(experiment: Experiment, scale: str, folder: Path) -> Path:
         page.Text(f"{experiment.paper} {experiment.scale(scale).cuts}"),
         *(block for table in tables(entries) for block in _table_blocks(experiment, scale, entries, table, out, drawn)),
         *(block for study in experiment.scale(scale).studies for block in _study(experiment, scale, study, folder)),
+        *_claims(experiment, entries),
         *_elsewhere(experiment, scale, entries),
     ]
     (out / MARKDOWN).write_text(page.markdown(blocks), encoding="utf-8")
@@ -150,6 +151,12 @@ def _study(experiment: Experiment, scale: str, study: Study, folder: Path) -> li
         blocks.append(page.Table(head, [[_word(row[name]) for name in head] for row in found["table"]]))
     blocks += [page.Picture(f"../{studies.FOLDER}/{file}", text) for text, file in found["pictures"].items()]
     return [*blocks, how]
+
+
+def _claims(experiment: Experiment, entries: Sequence[Entry]) -> list[page.Block]:
+    """Returns which of two rows is better, as far as the seeds say it."""
+    found = claims.table(experiment, entries)
+    return [] if found is None else [page.Heading(2, "Which is better"), page.Text(claims.WORDS), found]
 
 
 def _word(value: Any) -> str:

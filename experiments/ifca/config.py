@@ -4,7 +4,7 @@ As the official code sets it: 784-200-10, pixels / 255, 4 rotations, full-batch 
 round, eta = 0.1, 300 rounds, everyone in every round, 5 seeds, K = 4 independent random initial models.
 """
 
-from experiments.harness.base import Cell, Experiment, Scale
+from experiments.harness.base import Cell, Claim, Experiment, Scale
 
 TABLE = "Rotated MNIST"
 SIZES = {
@@ -78,4 +78,5 @@ EXPERIMENT = Experiment(
             tuple(mnist(column, row, laptop=False) for column in SIZES for row in METHODS),
         ),
     },
+    claims=(Claim(TABLE, "*", "IFCA", "global model"), Claim(TABLE, "*", "IFCA", "local models")),
 )

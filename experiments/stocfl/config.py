@@ -18,7 +18,7 @@ splits a cluster of which all have sent an update, and a sample never is.
 
 from typing import Any
 
-from experiments.harness.base import Cell, Experiment, Scale
+from experiments.harness.base import Cell, Claim, Experiment, Scale
 from experiments.stocfl import studies
 
 METHODS = {
@@ -309,4 +309,14 @@ EXPERIMENT = Experiment(
             ),
         ),
     },
+    claims=(
+        Claim("Table 1", "MNIST*", "StoCFL", "IFCA M=4"),
+        Claim("Table 1", "MNIST*", "StoCFL, official", "IFCA M=4"),
+        Claim("Table 1", "MNIST*", "StoCFL, official", "FedAvg, chain"),
+        Claim("Table 1", "*", "StoCFL", "FedAvg"),
+        Claim("Table 1", "MNIST*", "IFCA M=4", "IFCA M=2"),
+        Claim("Table 6", "*", "StoCFL", "FedAvg"),
+        Claim("Table 6", "*", "StoCFL", "IFCA"),
+        Claim("Table 6", "*", "CFL", "StoCFL"),
+    ),
 )

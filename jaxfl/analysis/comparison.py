@@ -54,6 +54,23 @@ class Difference(NamedTuple):
     seeds: int
 
 
+def paired(differences: Sequence[float]) -> Difference | None:
+    """Returns the mean of the differences of pairs, and Student's paired t-test; None of no pairs.
+
+    >>> found = paired([1.0, 2.0, 3.0])
+    >>> found.mean, found.std, round(found.p, 3), found.seeds
+    (2.0, 1.0, 0.074, 3)
+    """
+    from scipy import stats
+
+    if not differences:
+        return None
+    std = statistics.stdev(differences) if len(differences) > 1 else None
+    mean, count = statistics.fmean(differences), len(differences)
+    p = float(2 * stats.t.sf(abs(mean) * math.sqrt(count) / std, count - 1)) if std else None
+    return Difference(mean, std, p, count)
+
+
 class Line(NamedTuple):
     """A setting.
 
@@ -96,20 +113,12 @@ class Comparison(NamedTuple):
 
     def difference(self, line: Line) -> Difference | None:
         """Returns how far the metric of a line is from that of the first one; None where they share no seed."""
-        from scipy import stats
-
         first = self.lines[0]
         seeds = [seed for seed in line.runs if seed in first.runs]
         pairs = [
             (line.runs[seed].summary.get(self.metric), first.runs[seed].summary.get(self.metric)) for seed in seeds
         ]
-        found = [own - other for own, other in pairs if own is not None and other is not None]
-        if not found:
-            return None
-        std = statistics.stdev(found) if len(found) > 1 else None
-        mean, count = statistics.fmean(found), len(found)
-        p = float(2 * stats.t.sf(abs(mean) * math.sqrt(count) / std, count - 1)) if std else None
-        return Difference(mean, std, p, count)
+        return paired([own - other for own, other in pairs if own is not None and other is not None])
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Returns a row per setting, with the mean and the deviation of everything that `table` shows, as numbers."""

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.harness import base, entries, figures, report, results, run, studies, targets
-from experiments.harness.base import Cell, Experiment, Made, Scale, Study
+from experiments.harness import base, claims, entries, figures, report, results, run, studies, targets
+from experiments.harness.base import Cell, Claim, Experiment, Made, Scale, Study
 from jaxfl import data
 from jaxfl.cli import experiments, job, options
 from jaxfl.cli.app import app
@@ -72,7 +72,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "module", [base, entries, figures, report, results, run, studies, targets], ids=lambda one: one.__name__
+    "module", [base, claims, entries, figures, report, results, run, studies, targets], ids=lambda one: one.__name__
 )
 def test_doctests(module):
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -389,6 +389,22 @@ def test_numbers_of_the_report(small, tmp_path):
     assert "| FedAvg | C | 92.00 ± 1.41 | 91.50 ± 0.20 | +0.50 | 2 of 2 | 1.0 | – | 2 | `jaxfl reproduce small" in text
     assert "FedAvg: as the paper says." in text
     assert "Nobody, 2000. Cuts nothing." in text
+
+
+def test_claims_are_tested_over_the_seeds_that_both_rows_have():
+    def entry(row, values):
+        one = Cell("T", row, "C", "ifca", "rotated-digits", (), rounds=1, cohort=1, seeds=(0, 1, 2, 3))
+        lines = [{"seed": seed, "summary": {"micro_accuracy": value}} for seed, value in values.items()]
+        return entries.Entry(one, None, lines, None)
+
+    found = [entry("A", {0: 0.5, 1: 0.61, 2: 0.72, 3: 0.9}), entry("B", {2: 0.7, 1: 0.6, 0: 0.5}), entry("C", {0: 0.1})]
+    scales = {name: Scale("", tuple(one.cell for one in found)) for name in base.SCALES}
+    made = Experiment("x", "X", "X", scales, (Claim("T", "*", "A", "B"), Claim("T", "*", "C", "A")))
+    first, second = claims.table(made, found).rows
+    assert first == ["T, C", "A above B", "+1.00 ± 1.00", "0.23", "3", "undecided"]
+    assert second == ["T, C", "C above A", "-40.00", "–", "1", "undecided"]
+    with pytest.raises(ValueError, match="claims of x must be of its rows, got 'D' of 'T'"):
+        Experiment("x", "X", "X", scales, (Claim("T", "*", "A", "D"),))
 
 
 def test_missing_cells_show_the_command_that_makes_them(tmp_path):
