@@ -26,6 +26,7 @@ FLOORS = (
     ("engine",),
     ("methods",),
     ("simulation",),
+    ("settings",),
     ("analysis", "bench", "testing"),
     ("plots",),
     ("public",),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.base import Cell
-from jaxfl.cli import options
 from jaxfl.cli.job import Job
+from jaxfl.settings import options
 from jaxfl.simulation.history import json_ready
 from jaxfl.simulation.result import Result
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jaxfl.cli import bench, experiments, job, options, signals, tables
+from jaxfl.cli import bench, experiments, job, signals, tables
 from jaxfl.cli.arguments import (
     AsJson,
     Clone,
@@ -32,6 +32,7 @@ from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.engine import use_cores
 from jaxfl.methods import METHODS
 from jaxfl.schema import check_name
+from jaxfl.settings import options
 from jaxfl.simulation.cache import keep_programs
 from jaxfl.simulation.footprint import footprint
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import jaxfl
 from jaxfl.bench import AXES, Scaling, Step, scaling
-from jaxfl.cli import options, page, tables
+from jaxfl.cli import page, tables
 from jaxfl.cli.tables.console import stderr, stdout, write
 from jaxfl.methods import METHODS
 from jaxfl.plots.scaling import scaling as draw
 from jaxfl.schema import check_name, options_of
+from jaxfl.settings import options
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxfl import data as federations
 from jaxfl import plots
-from jaxfl.cli import options, tables
+from jaxfl.cli import tables
 from jaxfl.cli.tables.console import Transfer, saying, write
 from jaxfl.data import sources
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
 from jaxfl.schema import Option
+from jaxfl.settings import options
 
 if TYPE_CHECKING:
     from rich.console import Console

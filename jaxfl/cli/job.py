@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl import plots
-from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
+from jaxfl.settings import options
 from jaxfl.simulation import processes
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.finetune import FineTune

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxfl import data as federations
-from jaxfl.cli import job, options
+from jaxfl.cli import job
 from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.data.clients import FederatedData
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
+from jaxfl.settings import options
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.progress import Diverged

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxfl.cli import literals, options
 from jaxfl.methods import METHODS
 from jaxfl.schema import REQUIRED, Option, describe, listed, options_of, quoted, words_of
+from jaxfl.settings import literals, options
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from jaxfl import data as federations
 from jaxfl import sampling
-from jaxfl.cli import literals, options
 from jaxfl.methods import METHODS, Row, fedavg
 from jaxfl.schema import Option
+from jaxfl.settings import literals, options
 
 
 @pytest.mark.parametrize(

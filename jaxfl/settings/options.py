@@ -13,15 +13,15 @@ import optax
 
 from jaxfl import data as federations
 from jaxfl import sampling
-from jaxfl.cli import literals, optimizers, own
-from jaxfl.cli.optimizers import OPTIMIZERS, SERVERS
-from jaxfl.cli.run_options import RUN
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
 from jaxfl.models import networks
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, options_of, quoted, words_of
+from jaxfl.settings import literals, optimizers, own
+from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
+from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.tasks import classification
 
