@@ -19,7 +19,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.settings import options
 from jaxfl.simulation.callbacks import ProgressBar
-from jaxfl.simulation.directory import read_json, write_json
+from jaxfl.simulation.history import read_json, write_json
 from jaxfl.simulation.result import Result
 
 FOLDER = "studies"

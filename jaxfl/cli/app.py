@@ -30,9 +30,7 @@ from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
 from jaxfl.cli.sweep_command import sweep_command
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.engine import use_cores
-from jaxfl.methods import METHODS
-from jaxfl.schema import check_name
-from jaxfl.settings import options
+from jaxfl.settings import methods, options
 from jaxfl.simulation.cache import keep_programs
 from jaxfl.simulation.footprint import footprint
 
@@ -161,9 +159,9 @@ def methods_command(
     """List the methods, or the options of one."""
     with errors():
         if name is not None:
-            check_name("method", name, METHODS)
+            methods.row(name)
         if as_json:
-            print(json.dumps(tables.method_rows(list(METHODS) if name is None else [name]), indent=2))
+            print(json.dumps(tables.method_rows(list(methods.rows()) if name is None else [name]), indent=2))
         elif name is not None:
             write(stdout(), *tables.method_options(name))
         else:

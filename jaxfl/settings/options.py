@@ -16,10 +16,9 @@ from jaxfl import sampling
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
-from jaxfl.models import networks
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, options_of, quoted, words_of
-from jaxfl.settings import literals, optimizers, own
+from jaxfl.settings import literals, methods, models, optimizers, own
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.finetune import FineTune
@@ -47,24 +46,28 @@ class Settings(NamedTuple):
     def complete(self) -> dict[str, Any]:
         """Returns every option with its value, defaults filled in, flat and ready for JSON."""
         flat: dict[str, Any] = {
-            "method": self.method_name,
+            "method": own.label(self.method_name),
             "data": self.data_name,
-            "model": self.model_name,
+            "model": own.label(self.model_name),
             "optimizer": self.optimizer_name,
         }
-        if "server_optimizer" in METHODS[self.method_name].options:
+        flat |= {f"{owner}_checksum": own.checksum(address) for owner, address in self.files().items()}
+        if "server_optimizer" in methods.row(self.method_name).options:
             flat["server_optimizer"] = self.server_name
-        if own.is_own(self.model_name):
-            flat["model_checksum"] = own.checksum(self.model_name)
         for option in known(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name):
             given = getattr(self, option.owner)
             flat[f"{option.owner}.{option.name}"] = given.get(option.name, option.default)
         return flat
 
+    def files(self) -> dict[str, str]:
+        """Returns what stands in a user's files, `FILE.py:NAME` by owner."""
+        names = {"method": self.method_name, "model": self.model_name}
+        return {owner: name for owner, name in names.items() if own.is_own(name)}
+
 
 def known(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
     """Returns all options that apply to this choice of method, data, model and optimisers, with their defaults."""
-    of_method, of_model = options_of(METHODS[method].factory), own.model_options(model)
+    of_method, of_model = options_of(methods.row(method).factory), models.options(model)
     of_method.pop("server_optimizer", None)  # it has a name and options of its own
     suits, suited = federations.dataset(data).model
     for name, default in suited.items() if model == suits else ():
@@ -89,7 +92,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     """Returns the settings of a run from its names and its options; nothing is loaded.
 
     Args:
-        method: a key of `jaxfl.methods.METHODS`.
+        method: a name that `jaxfl.settings.methods.row` knows.
         data: a name of the catalogue.
         items: `key=value`, or `owner.key=value` where two owners know the key. `model`,
             `optimizer` and `server_optimizer` choose those; everything else is an option of what was chosen.
@@ -99,12 +102,11 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         ValueError: a name or an option that nobody knows, an ambiguous one, one that is set twice, or a value of the
             wrong type.
     """
-    check_name("method", method, METHODS)
+    methods.row(method)
     row = federations.dataset(data)
     wanted: dict[str, Any] = {**split(items), **given}
     model = wanted.pop("model", row.model[0])
-    if not own.is_own(model):
-        check_name("model", model, networks.MODELS)
+    models.options(model)
     optimizer = wanted.pop("optimizer", "sgd")
     check_name("optimizer", optimizer, OPTIMIZERS)
     server = _choose_server(method, wanted)
@@ -132,7 +134,7 @@ def build(settings: Settings, data: FederatedData) -> Method:
     chosen = dict(settings.method)
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)
-    return METHODS[settings.method_name].factory(task, optimizer(settings), **chosen)
+    return methods.make(settings.method_name, task, optimizer(settings), **chosen)
 
 
 def model(settings: Settings, num_classes: int) -> Network:
@@ -143,7 +145,7 @@ def model(settings: Settings, num_classes: int) -> Network:
     """
     suits, suited = federations.dataset(settings.data_name).model
     options = (suited if settings.model_name == suits else {}) | settings.model
-    return own.create_model(settings.model_name, num_classes, **options)
+    return models.create(settings.model_name, num_classes, **options)
 
 
 def plan(settings: Settings) -> PlanChoice:
@@ -172,7 +174,7 @@ def finetune(settings: Settings) -> FineTune | None:
         return None
     if epochs < 1:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")
-    local = METHODS[settings.method_name].options | settings.method  # a method without batches takes all rows
+    local = methods.row(settings.method_name).options | settings.method  # a method without batches takes all rows
     return FineTune(optimizer(settings), epochs, local.get("batch_size"))
 
 
@@ -286,7 +288,7 @@ def _choose_server(method: str, wanted: dict[str, Any]) -> str | None:
             ways = "|".join(SERVERS)
             raise ValueError(f"{orphan} is an option of a server optimiser; add --set server_optimizer={ways}.")
         return None
-    if "server_optimizer" not in METHODS[method].options:
+    if "server_optimizer" not in methods.row(method).options:
         able = ", ".join(other for other, row in METHODS.items() if "server_optimizer" in row.options)
         raise ValueError(f"method {method} takes no server_optimizer, got {quoted(name)}; those that do: {able}.")
     check_name("server_optimizer", name, ["none", *SERVERS])

@@ -1,24 +1,21 @@
-"""What a user wrote: the network `FILE.py:NAME` where a model's name stands.
+"""What a user wrote: `FILE.py:NAME`, where the name of a method or of a model stands.
 
-NAME is a module of flax.linen, the class of one of flax.nnx, or a function that makes either; see `classification`. Its
-attributes, or what it takes beside `rngs`, are its options; `num_classes` is given to it if it takes that.
+The file is executed as a module of its own; what lies beside it can be imported. A checksum of its content goes into
+the runs that use it, and a copy into their folders: a run is not gone on with under other code of the same name.
 """
 
 import functools
 import importlib.util
-import inspect
 import re
+import sys
 import zlib
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from jaxfl.models import networks
-from jaxfl.models.adapters import Network
-from jaxfl.schema import REQUIRED, Option, did_you_mean, lines_of, quoted
+from jaxfl.schema import did_you_mean, quoted
 
 ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
-GIVEN = ("self", "num_classes", "rngs", "parent", "name")  # not chosen by options
 
 
 def is_own(name: Any) -> bool:
@@ -26,73 +23,81 @@ def is_own(name: Any) -> bool:
     return isinstance(name, str) and ADDRESS.fullmatch(name) is not None
 
 
-def checksum(address: str) -> str:
-    """Returns that of the file: a run is not resumed with another network of the same name."""
-    return f"{zlib.crc32(_file(address).read_bytes()):08x}"
+def label(name: str) -> str:
+    """Returns what a run calls what it was given: of an address the file's name, wherever it lies.
+
+    >>> label("../mine/my_method.py:factory"), label("ifca")
+    ('my_method.py:factory', 'ifca')
+    """
+    return f"{Path(name.rpartition(':')[0]).name}:{name.rpartition(':')[2]}" if is_own(name) else name
 
 
-def model_options(name: str) -> dict[str, Option]:
-    """Returns the options of a model: of a user's, or of one of `jaxfl.models`.
+def file_of(address: str) -> Path:
+    """Returns the file of an address.
 
     Raises:
-        ValueError: there is no such model.
+        ValueError: there is no such file.
     """
-    if not is_own(name):
-        return networks.options(name)
-    return {option.name: option for option in _takes(load(name)) if option.name not in GIVEN}
-
-
-def create_model(name: str, num_classes: int, **chosen: Any) -> Network:
-    """Returns a network with its options chosen."""
-    if not is_own(name):
-        return networks.create(name, num_classes, **chosen)
-    made = load(name)
-    takes = [option.name for option in _takes(made)]
-    chosen |= {"num_classes": num_classes} if "num_classes" in takes else {}
-    if "rngs" not in takes:
-        return made(**chosen)
-    return lambda rngs: made(**chosen, rngs=rngs)
-
-
-@functools.cache
-def load(address: str) -> Callable[..., Any]:
-    """Returns what stands in a file under a name. The file is executed.
-
-    Raises:
-        ValueError: there is no such file, it cannot be executed, or it has no such name.
-    """
-    path, name = _file(address), address.rpartition(":")[2]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be executed: {type(error).__name__}: {error}") from error
-    if not callable(found := getattr(module, name, None)):
-        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{path} has no {quoted(name)} that can be called{did_you_mean(name, names)}")
-    return found
-
-
-def _file(address: str) -> Path:
     path = Path(address.rpartition(":")[0]).expanduser()
     if not path.is_file():
         raise ValueError(f"there is no file {str(path)!r}; write FILE.py:NAME, the path from where you are.")
     return path
 
 
-def _takes(made: Callable[..., Any]) -> list[Option]:
-    """Returns what a function takes, or a class when an instance is made."""
-    function = made.__init__ if isinstance(made, type) else made  # flax.nnx hides the signature of its classes
-    lines = lines_of(made)
-    return [
-        Option(
-            word.name,
-            REQUIRED if word.default is word.empty else word.default,
-            Any if word.annotation is word.empty else word.annotation,
-            lines.get(word.name, ""),
-        )
-        for word in inspect.signature(function, eval_str=True).parameters.values()
-        if word.kind in (word.POSITIONAL_OR_KEYWORD, word.KEYWORD_ONLY)
-    ]
+def checksum(address: str) -> str:
+    """Returns that of the file's content."""
+    return _checksum(file_of(address).read_bytes())
+
+
+def load(address: str) -> Any:
+    """Returns what stands in a file under a name. The file is executed, once while its content is the same.
+
+    Raises:
+        ValueError: there is no such file, it cannot be executed, or it has no such name.
+    """
+    path, name = file_of(address), address.rpartition(":")[2]
+    module = _module(path.resolve(), _checksum(path.read_bytes()))
+    if not hasattr(module, name):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"{path} has no {quoted(name)}{did_you_mean(name, own)}")
+    return getattr(module, name)
+
+
+def place(error: BaseException) -> str:
+    """Returns where in a user's file an error comes from, as the end of a message; empty where in none.
+
+    The last line of the traceback that is in such a file is meant: what it called is not the user's.
+    """
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename in _executed:
+            found = f" ({Path(code.co_filename).name}, line {trace.tb_lineno}, in {code.co_name})"
+        trace = trace.tb_next
+    return found
+
+
+_executed: set[str] = set()  # the files
+
+
+@functools.cache
+def _module(path: Path, content: str) -> ModuleType:
+    """Returns the module of a file, executed; another one where its content has another checksum."""
+    name = f"{path.stem}_{content}"  # not the stem alone, which may be the name of an installed package
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    _executed.add(str(path))
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # as of a script, but behind what is installed
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"{path} cannot be executed: {type(error).__name__}: {error}{place(error)}.") from error
+    return module
+
+
+def _checksum(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"
