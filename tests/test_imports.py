@@ -43,7 +43,9 @@ HEAVY = {
     *("h5py", "PIL", "pyarrow", "requests"),
 }
 # The command line's commands, whose options typer reads.
-COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "compare_command", "sweep_command")}
+COMMANDS = {
+    f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "check_command", "compare_command", "sweep_command")
+}
 
 
 class Module(NamedTuple):

@@ -1,4 +1,4 @@
-"""The command line: `jaxfl run`, `compare`, `sweep`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`."""
+"""The command line: `run`, `sweep`, `compare`, `check`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`."""
 
 import json
 import sys
@@ -22,6 +22,7 @@ from jaxfl.cli.arguments import (
     Process,
     Processes,
 )
+from jaxfl.cli.check_command import check_command
 from jaxfl.cli.compare_command import compare_command
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
@@ -149,6 +150,7 @@ def run_command(
 
 app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)
+app.command("check")(check_command)
 
 
 @app.command("methods")
