@@ -29,6 +29,7 @@ FLOORS = (
     ("settings",),
     ("analysis", "bench", "testing"),
     ("plots",),
+    ("jobs",),
     ("public",),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
     ("cli",),

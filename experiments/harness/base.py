@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from experiments.harness.targets import Target, label, read
 from jaxfl import data as federations
-from jaxfl.cli.job import Job, check
+from jaxfl.jobs.job import Job, check
 from jaxfl.schema import check_name
 from jaxfl.settings import options
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.base import Cell, Made, Study
-from jaxfl.cli.job import execute
 from jaxfl.cli.tables.console import stderr
 from jaxfl.data.clients import FederatedData
+from jaxfl.jobs.job import execute
 from jaxfl.methods.base import Method
 from jaxfl.settings import options
 from jaxfl.simulation.callbacks import ProgressBar

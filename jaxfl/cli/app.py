@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jaxfl.cli import bench, experiments, job, signals, tables
+from jaxfl.cli import bench, experiments, signals, tables
 from jaxfl.cli.arguments import (
     AsJson,
     Clone,
@@ -31,6 +31,7 @@ from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
 from jaxfl.cli.sweep_command import sweep_command
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.engine import use_cores
+from jaxfl.jobs import job
 from jaxfl.settings import methods, options
 from jaxfl.simulation.cache import keep_programs
 from jaxfl.simulation.footprint import footprint

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxfl import data as federations
-from jaxfl.cli import job
 from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.data.clients import FederatedData
+from jaxfl.jobs import job
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.settings import options

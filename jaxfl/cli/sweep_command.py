@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxfl.cli import grid, job
+from jaxfl.cli import grid
 from jaxfl.cli.arguments import CohortSize, DataDir
 from jaxfl.cli.compare_command import tell
 from jaxfl.cli.errors import errors
 from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
 from jaxfl.cli.tables.console import stderr
+from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option
 from jaxfl.settings import options
 

@@ -12,8 +12,9 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl.cli import job, run_command
+from jaxfl.cli import run_command
 from jaxfl.cli.app import app
+from jaxfl.jobs import job
 from jaxfl.simulation import loop, program, rounds
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.progress import Diverged

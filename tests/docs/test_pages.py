@@ -10,9 +10,9 @@ import typer
 
 from docs.generate import methods, reliability, results, speed, tables
 from jaxfl import data
-from jaxfl.cli import job
 from jaxfl.cli.app import app, main
 from jaxfl.data.sources import SOURCES
+from jaxfl.jobs import job
 from jaxfl.methods import METHODS
 from jaxfl.settings import options
 

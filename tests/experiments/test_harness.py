@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 from experiments.harness import base, entries, figures, report, results, run, studies, targets
 from experiments.harness.base import Cell, Experiment, Made, Scale, Study
 from jaxfl import data
-from jaxfl.cli import experiments, job
+from jaxfl.cli import experiments
 from jaxfl.cli.app import app
+from jaxfl.jobs import job
 from jaxfl.plots import style
 from jaxfl.schema import Option
 from jaxfl.settings import options

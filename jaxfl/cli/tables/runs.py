@@ -29,7 +29,7 @@ def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | 
 
     Args:
         runs: the summary of one, or of one for each seed.
-        spread: of several, from `jaxfl.cli.job.across`.
+        spread: of several, from `jaxfl.jobs.job.across`.
     """
     from rich.table import Table
 
