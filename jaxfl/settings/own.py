@@ -38,15 +38,24 @@ def file_of(address: str) -> Path:
     Raises:
         ValueError: there is no such file.
     """
-    path = Path(address.rpartition(":")[0]).expanduser()
+    return there(address.rpartition(":")[0], "write FILE.py:NAME, the path from where you are")
+
+
+def there(name: str, remedy: str = "write its path from where you are") -> Path:
+    """Returns the path of a file.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(name).expanduser()
     if not path.is_file():
-        raise ValueError(f"there is no file {str(path)!r}; write FILE.py:NAME, the path from where you are.")
+        raise ValueError(f"there is no file {str(path)!r}; {remedy}.")
     return path
 
 
-def checksum(address: str) -> str:
-    """Returns that of the file's content."""
-    return _checksum(file_of(address).read_bytes())
+def checksum(path: Path) -> str:
+    """Returns that of a file's content."""
+    return _checksum(path.read_bytes())
 
 
 def load(address: str) -> Any:
@@ -56,7 +65,7 @@ def load(address: str) -> Any:
         ValueError: there is no such file, it cannot be executed, or it has no such name.
     """
     path, name = file_of(address), address.rpartition(":")[2]
-    module = _module(path.resolve(), _checksum(path.read_bytes()))
+    module = _module(path.resolve(), checksum(path))
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"{path} has no {quoted(name)}{did_you_mean(name, own)}")

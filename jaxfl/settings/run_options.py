@@ -19,4 +19,5 @@ RUN = (
         "resident", "auto", bool | Literal["auto"], "whether all rows lie on the device, or a round's are sent ahead"
     ),
     Option("finetune", None, int | None, "epochs of every client before a second test, as --finetune"),
+    Option("weights", None, str | None, "FILE.safetensors with the model that all start from, see jaxfl.start_from"),
 )

@@ -226,10 +226,12 @@ class RunDirectory:
         """Raises if two descriptions of a run differ; says in what."""
         for name in _differing(saved, wanted)[:1]:
             owner, _, checksum = name.partition("_")
-            if checksum == "checksum" and saved.get(owner) == wanted.get(owner):
+            if checksum == "checksum" and saved.get(name) and wanted.get(name):
+                copy = self.path / str(saved.get(owner, "")).rpartition(":")[0]
+                back = f"put it back (a copy is {copy})" if copy.is_file() else "put it back"
                 raise ValueError(
-                    f"{self.argument} {str(self.path)!r} holds a run of {saved[owner]}, whose file has changed; put it "
-                    f"back (a copy is {self.path / owner}.py), or choose another directory."
+                    f"{self.argument} {str(self.path)!r} holds a run whose {owner} is in a file that has changed; "
+                    f"{back}, or choose another directory."
                 )
             raise ValueError(
                 f"{self.argument} {str(self.path)!r} holds a run with {name}={saved.get(name)!r}, got "

@@ -261,7 +261,7 @@ class _Seed:
             eval_clients=one.data.num_clients if one.tested is None else len(one.tested),
             resident=not asked.stream,
         )
-        return Result(state, progress.history, evaluation, self._data, summary)
+        return Result(state, progress.history, evaluation, self._data, summary, asked.method)
 
     def _event(self, record: dict[str, Any] | None) -> Event:
         """Returns what callbacks are told after some rounds."""

@@ -61,7 +61,7 @@ def test_a_factory_and_a_row_are_methods(mine):
     assert options.build(settings, options.load(settings)).task is not None
     complete = settings.complete()
     assert (complete["method"], complete["method.local_epochs"]) == ("mine.py:ROW", 5)
-    assert complete["method_checksum"] == own.checksum("mine.py:ROW")
+    assert complete["method_checksum"] == own.checksum(mine / "mine.py")
     (mine / "elsewhere").mkdir()
     (mine / "elsewhere" / "mine.py").write_text(MINE)
     moved = settings._replace(method_name="elsewhere/mine.py:ROW")
@@ -116,12 +116,12 @@ def test_a_run_keeps_the_file_and_goes_on_with_no_other(mine):
     assert jaxfl(*words, "--rounds", 1).exit_code == 0
     config = json.loads((mine / "out" / "config.json").read_text())
     assert (config["method"], config["method_file"]) == ("mine.py:example", str(mine / "mine.py"))
-    assert (mine / "out" / "method.py").read_text() == MINE
+    assert (mine / "out" / "mine.py").read_text() == MINE
     (mine / "mine.py").write_text(MINE + "# changed\n")
     result = jaxfl(*words, "--rounds", 2, "--resume")
     assert result.exit_code == 2
     assert (
-        "holds a run of mine.py:example, whose file has changed; put it back (a copy is out/method.py)" in result.stderr
+        "holds a run whose method is in a file that has changed; put it back (a copy is out/mine.py)" in result.stderr
     )
     (mine / "mine.py").write_text(MINE)
     assert jaxfl(*words, "--rounds", 2, "--resume").exit_code == 0
