@@ -33,6 +33,7 @@ FLOORS = (
     ("public",),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
     ("cli",),
+    ("__main__",),
     ("experiments.harness",),
     ("experiments",),
 )
@@ -45,7 +46,10 @@ HEAVY = {
 }
 # The command line's commands, whose options typer reads.
 COMMANDS = {
-    f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "check_command", "compare_command", "sweep_command")
+    f"jaxfl.cli.{name}"
+    for name in (
+        *("app", "arguments", "bench", "check_command", "compare_command", "reproduce_command", "sweep_command"),
+    )
 }
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,9 +33,10 @@ class Event(NamedTuple):
     compile_seconds: float = 0.0  # of these seconds; compiling the evaluation is part of the first one
     evaluation_seconds: float = 0.0
     seed: int | None = None  # of the run, where there are several seeds
+    keep: Callable[[Path], None] | None = None  # writes a checkpoint of this moment into a folder
 
 
-Callback = Callable[[Event], None]
+Callback = Callable[[Event], bool | None]  # True ends the run
 
 
 class Result(NamedTuple):

@@ -170,3 +170,27 @@ def test_weights_of_another_network_are_refused(held, said, tmp_path, monkeypatc
         jaxfl.models.load_weights("w.safetensors", like)
     with pytest.raises(ValueError, match="there is no file 'gone.safetensors' of weights"):
         jaxfl.models.load_weights("gone.safetensors", like)
+
+
+def test_a_callback_ends_a_run_which_goes_on_later(finished, tmp_path):
+    there = {"rounds": 6, "cohort": 4, "eval_every": 2, "checkpoint_every": 6, **SMALL}
+    seen, best = [], jaxfl.callbacks.BestCheckpoint(tmp_path / "a" / "best")
+
+    def third(event):
+        seen.append((event.round, event.rounds, event.record is not None))
+        return event.round >= 3
+
+    result = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "a", callbacks=[best, third], **there)
+    assert result.summary["rounds"] < 6 and seen[-1][0] == seen[-1][1] == result.history[-1]["round"]
+    kept = jaxfl.load(tmp_path / "a")
+    assert kept.round == result.summary["rounds"] == kept.summary["rounds"]  # saved out of turn
+    kept.resume()
+    whole = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "b", **there)
+    assert {name: leaf.tobytes() for name, leaf in state_in(tmp_path / "a").items()} == {
+        name: leaf.tobytes() for name, leaf in state_in(tmp_path / "b").items()
+    }
+    top = jaxfl.load(tmp_path / "a" / "best")
+    values = [record["micro_accuracy"] for record in result.history]
+    assert top.history[-1]["round"] == top.round == result.history[values.index(max(values))]["round"]
+    assert top.evaluation.metrics["micro_accuracy"] == max(values)
+    assert whole.summary["rounds"] == 6
