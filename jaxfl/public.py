@@ -9,6 +9,7 @@ from jaxfl.analysis.local_sketches import Sketches, local_sketches
 from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.cohort import Plan
 from jaxfl.engine import use_cores
+from jaxfl.jobs.kept import KeptRun, load, run_named
 from jaxfl.methods.parts import matching
 from jaxfl.methods.parts.representation import of_clients as representations
 from jaxfl.methods.parts.representation import represent
@@ -22,7 +23,7 @@ from jaxfl.simulation.mapped import Mapped, run_mapped
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Event, Result
 from jaxfl.simulation.run import run
-from jaxfl.tasks import Task, classification
+from jaxfl.tasks import Task, classification, start_from
 
 try:
     __version__ = version("jaxfl")
@@ -35,6 +36,7 @@ __all__ = [
     "Event",
     "FineTune",
     "History",
+    "KeptRun",
     "LayerProfile",
     "Mapped",
     "Plan",
@@ -51,6 +53,7 @@ __all__ = [
     "keep_programs",
     "layer_profile",
     "layers",
+    "load",
     "local_sketches",
     "matching",
     "methods",
@@ -60,6 +63,8 @@ __all__ = [
     "representations",
     "run",
     "run_mapped",
+    "run_named",
+    "start_from",
     "testing",
     "threshold_sweep",
     "use_cores",

@@ -26,6 +26,7 @@ import numbers
 import re
 import types
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 P = ParamSpec("P")
@@ -208,6 +209,33 @@ def did_you_mean(name: Any, known: Iterable[Any]) -> str:
     small = {str(one).lower(): one for one in known}
     near = difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=0.5)
     return f"; did you mean {quoted(small[near[0]])}?" if near else "."
+
+
+@functools.cache
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Returns what installed packages bring, by name: the entry points of a group, none of which is imported.
+
+    Args:
+        group: `"jaxfl.methods"`, `"jaxfl.models"` or `"jaxfl.data"`.
+    """
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def brought(group: str, name: str) -> Any:
+    """Returns what an entry point names, imported.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
+    point = installed(group)[name]
+    try:
+        return point.load()
+    except Exception as error:
+        package = point.dist.name if point.dist else "an installed package"
+        raise ValueError(
+            f"{name} of {package} ({point.value}) cannot be imported: {type(error).__name__}: {error}; repair or "
+            f"uninstall {package}."
+        ) from error
 
 
 def words_of(hint: Any) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """What is learned: the initial model, the loss of a batch and the outputs that metrics are computed from."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models import dense_layers, rewriting
 from jaxfl.models.adapters import TRAINING, Network, functions_of
+from jaxfl.models.weights import load_weights
 from jaxfl.schema import checked
 from jaxfl.typing import Array, Key, Params
 
@@ -172,3 +174,25 @@ def masked_mean(values: Array, mask: Array) -> Array:
     """
     # where before the sum: 0 * NaN of a padding row would poison the mean
     return jnp.where(mask, values, 0).sum() / jnp.maximum(mask.sum(), 1).astype(values.dtype)
+
+
+def start_from(task: Task, path: str | os.PathLike) -> Task:
+    """Returns the task whose models all start as the one in a file, whatever the seed.
+
+    A method that draws several models gets the same one several times: what finds its clusters by their different
+    starts (IFCA) cannot tell them apart then.
+
+    Args:
+        task: what is learned.
+        path: of a safetensors file with the leaves of a model by name, see `jaxfl.models.load_weights`.
+
+    Raises:
+        ValueError: as `jaxfl.models.load_weights`.
+    """
+    model = load_weights(path, jax.eval_shape(task.init, jax.random.key(0)))
+
+    def init(key: Key) -> Params:
+        del key
+        return jax.lax.optimization_barrier(jax.tree.map(jnp.asarray, model))  # XLA would fold it, for minutes
+
+    return task._replace(init=init)

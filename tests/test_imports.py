@@ -26,11 +26,14 @@ FLOORS = (
     ("engine",),
     ("methods",),
     ("simulation",),
+    ("settings",),
     ("analysis", "bench", "testing"),
     ("plots",),
+    ("jobs",),
     ("public",),
     ("jaxfl",),  # the package's own namespace: nothing below may lean on it
     ("cli",),
+    ("__main__",),
     ("experiments.harness",),
     ("experiments",),
 )
@@ -42,7 +45,12 @@ HEAVY = {
     *("h5py", "PIL", "pyarrow", "requests"),
 }
 # The command line's commands, whose options typer reads.
-COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "compare_command", "sweep_command")}
+COMMANDS = {
+    f"jaxfl.cli.{name}"
+    for name in (
+        *("app", "arguments", "bench", "check_command", "compare_command", "reproduce_command", "sweep_command"),
+    )
+}
 
 
 class Module(NamedTuple):

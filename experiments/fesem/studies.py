@@ -13,11 +13,11 @@ import numpy as np
 from experiments.harness import studies
 from experiments.harness.base import Cell, Made, Study
 from jaxfl import choose_num_clusters, elbow, local_sketches, plots
-from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import label_counts
 from jaxfl.methods.base import Method
 from jaxfl.plots import style
+from jaxfl.settings import options
 
 Cells = Mapping[str, Cell]  # FeSEM, by what the data are called
 CANDIDATES = (1, 2, 3, 4, 5, 6)

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from experiments.harness.targets import Target, label, read
 from jaxfl import data as federations
-from jaxfl.cli import options
-from jaxfl.cli.job import Job, check
+from jaxfl.jobs.job import Job, check
 from jaxfl.schema import check_name
+from jaxfl.settings import options
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.base import Cell
-from jaxfl.cli import options
-from jaxfl.cli.job import Job
+from jaxfl.jobs.job import Job
+from jaxfl.settings import options
 from jaxfl.simulation.history import json_ready
 from jaxfl.simulation.result import Result
 
@@ -87,7 +87,7 @@ def result_line(cell: Cell, job: Job, result: Result) -> dict[str, Any]:
     Args:
         cell: the first cell that the run is for.
         job: the run.
-        result: of `jaxfl.cli.job.execute`.
+        result: of `jaxfl.jobs.job.execute`.
     """
     summary = {name: value for name, value in result.summary.items() if name != "options"}
     versions = summary.pop("versions") | {"jaxfl": importlib.metadata.version("jaxfl")}

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from experiments.harness import base, report, results, studies
 from experiments.harness.base import Cell, Study
-from jaxfl.cli import job as jobs
-from jaxfl.cli import options
-from jaxfl.cli.job import Job
 from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.data.clients import FederatedData
+from jaxfl.jobs import job as jobs
+from jaxfl.jobs.job import Job
 from jaxfl.sampling import cohort_size
+from jaxfl.settings import options
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.result import Result

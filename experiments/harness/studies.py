@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.base import Cell, Made, Study
-from jaxfl.cli import options
-from jaxfl.cli.job import execute
 from jaxfl.cli.tables.console import stderr
 from jaxfl.data.clients import FederatedData
+from jaxfl.jobs.job import execute
 from jaxfl.methods.base import Method
+from jaxfl.settings import options
 from jaxfl.simulation.callbacks import ProgressBar
-from jaxfl.simulation.directory import read_json, write_json
+from jaxfl.simulation.history import read_json, write_json
 from jaxfl.simulation.result import Result
 
 FOLDER = "studies"

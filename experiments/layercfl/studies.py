@@ -20,8 +20,8 @@ from experiments.harness.entries import EMPTY
 from jaxfl import LayerProfile, layer_profile, plots
 from jaxfl import data as federations
 from jaxfl.analysis.layer_profile import ALL, Distance
-from jaxfl.cli import options
 from jaxfl.clustering import distances
+from jaxfl.settings import options
 
 FMTL, LAYERCFL = "Δcos (FMTL)", "Δcos^p (LayerCFL)"
 COLORS = {  # as in the paper: blue, gold, black, light blue, red

@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args, get_origin
 import numpy as np
 
 from jaxfl import data as federations
-from jaxfl.cli import options
 from jaxfl.methods import METHODS
 from jaxfl.models import networks
 from jaxfl.schema import Option, parts_of
+from jaxfl.settings import options
 
 WEIRD = (
     *(

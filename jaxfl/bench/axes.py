@@ -6,8 +6,8 @@ batches of 10. Unless its axis is measured, a hundred of a thousand clients take
 
 from typing import Any, NamedTuple
 
-from jaxfl.methods import METHODS
 from jaxfl.schema import check_name
+from jaxfl.settings import methods
 
 INPUTS, CLASSES, ROWS = 784, 10, 50
 LOCAL = {"local_epochs": 1, "batch_size": 10}  # of methods that have them
@@ -19,7 +19,7 @@ class Point(NamedTuple):
     """One point: everything that its process is told.
 
     Attributes:
-        method: a key of `jaxfl.methods.METHODS`.
+        method: a name that `jaxfl.settings.methods.row` knows.
         options: of the method.
         cohort: C, clients of a round.
         population: N.
@@ -129,7 +129,7 @@ def points(
     Args:
         over: a key of `AXES`.
         values: increasing.
-        method: a key of `jaxfl.methods.METHODS`.
+        method: a name that `jaxfl.settings.methods.row` knows.
         options: of the method, in place of one pass in batches of 10.
         hidden: width of the hidden layer.
         rounds: that are timed.
@@ -141,8 +141,7 @@ def points(
     ([5, 50], 0.511...)
     """
     check_name("axis", over, AXES)
-    check_name("method", method, METHODS)
-    known = METHODS[method].options
+    known = methods.row(method).options
     for name in options or {}:
         check_name(f"option of {method}", name, known)
     for name, value in {"hidden": hidden, "rounds": rounds}.items():

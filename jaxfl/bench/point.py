@@ -20,9 +20,9 @@ from jaxfl.bench import machine
 from jaxfl.bench.axes import CLASSES, INPUTS, ROWS, Point
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.synthetic import prototypes
-from jaxfl.methods import METHODS
 from jaxfl.methods.base import Method, served_model
 from jaxfl.models import MLP
+from jaxfl.settings import methods
 from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.seeds import RoundsInLanes, inside, placed, together
@@ -45,7 +45,7 @@ def measure(point: Point, tell: Callable[[int], None] = lambda round: None) -> d
     empty = peak_bytes()
     data = prototypes(point.population, ROWS, (INPUTS,), CLASSES)
     task = classification(MLP((point.hidden,), CLASSES), data)
-    method = METHODS[point.method].factory(task, optax.sgd(LEARNING_RATE), **point.options)
+    method = methods.make(point.method, task, optax.sgd(LEARNING_RATE), **point.options)
     programs = _programs(point, method, data)
     states, done = [state for _, state in programs], 0
 

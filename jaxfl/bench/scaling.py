@@ -111,7 +111,7 @@ def scaling(
         over: "cohort", "population", "width", "devices" or "seeds". On a CPU a point of n devices may use n
             cores only, where the system lets a process choose (Linux).
         values: of the axis; None takes the usual ones of `jaxfl.bench.AXES`, of devices 1, 2, 4 ... and all.
-        method: a key of `jaxfl.methods.METHODS`.
+        method: a name that `jaxfl.settings.methods.row` knows.
         options: of the method. It trains for one local epoch unless they say otherwise.
         hidden: H, the width of the hidden layer.
         rounds: that are timed at each point.

@@ -1,4 +1,4 @@
-"""The command line: `jaxfl run`, `compare`, `sweep`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`."""
+"""The command line: `run`, `sweep`, `compare`, `check`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`."""
 
 import json
 import sys
@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from jaxfl.cli import bench, experiments, job, options, signals, tables
+from jaxfl.cli import bench, signals, tables
 from jaxfl.cli.arguments import (
     AsJson,
-    Clone,
     CohortSize,
     Coordinator,
     DataDir,
@@ -21,29 +20,41 @@ from jaxfl.cli.arguments import (
     MethodName,
     Process,
     Processes,
+    Quiet,
 )
+from jaxfl.cli.check_command import check_command
 from jaxfl.cli.compare_command import compare_command
 from jaxfl.cli.data_command import Wanted, show
 from jaxfl.cli.errors import errors
 from jaxfl.cli.hosts import together
+from jaxfl.cli.reproduce_command import report_command, reproduce_command
 from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
 from jaxfl.cli.sweep_command import sweep_command
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
+from jaxfl.cli.watch import watchers
 from jaxfl.engine import use_cores
-from jaxfl.methods import METHODS
-from jaxfl.schema import check_name
+from jaxfl.jobs import job
+from jaxfl.settings import methods, options
 from jaxfl.simulation.cache import keep_programs
 from jaxfl.simulation.footprint import footprint
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Simulate clustered and personalised federated learning: all clients of a round in one compiled program.",
 )
 
 app.add_typer(bench.group, name="bench")
+
+
+def _version(asked: bool) -> None:
+    """Prints the version, and ends."""
+    if asked:
+        from importlib.metadata import version
+
+        print(f"jaxfl {version('jaxfl')}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -55,6 +66,9 @@ def with_options(
             help="Keep compiled programs in the user's cache folder, so that the same run starts at once next time.",
         ),
     ] = True,
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", is_eager=True, callback=_version)
+    ] = False,
 ) -> None:
     """Takes the options of all commands."""
     use_cores()
@@ -111,6 +125,18 @@ def run_command(
     chunk: Annotated[
         str | None, typer.Option(help="Clients trained side by side; default auto.", metavar="C|auto|none")
     ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(help="Write each evaluation there, too. Repeat it.", metavar="csv|tensorboard|wandb|mlflow"),
+    ] = None,
+    stop_early: Annotated[
+        int | None,
+        typer.Option(help="End the run after so many evaluations without a better accuracy.", metavar="PATIENCE"),
+    ] = None,
+    time_limit: Annotated[
+        str | None, typer.Option(help="End each run after this time, and keep what is done.", metavar="30m|2h|90s")
+    ] = None,
+    quiet: Quiet = False,
     processes: Processes = None,
     process: Process = None,
     coordinator: Coordinator = None,
@@ -136,12 +162,13 @@ def run_command(
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
         for one in jobs:
             job.check(one)
-        made = list(zip(jobs, run_jobs(jobs, several=seeds is not None), strict=True))
+        looking = watchers(log or (), stop_early, time_limit, jobs)
+        made = list(zip(jobs, run_jobs(jobs, several=seeds is not None, quiet=quiet, watchers=looking), strict=True))
         summaries = [summary for _, summary in made if summary is not None]
         if summaries:
             stdout().print(tables.results(summaries, job.across(summaries, out) if seeds is not None else None))
         for one, summary in made:
-            if one.out is not None and summary is not None:
+            if one.out is not None and summary is not None and not quiet:
                 pictures = " and ".join(str(one.out / name) for name in job.PICTURES)
                 print(f"pictures: {pictures}")
         if len(summaries) < len(jobs):  # it was said which diverged
@@ -150,6 +177,9 @@ def run_command(
 
 app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)
+app.command("check")(check_command)
+app.command("reproduce")(reproduce_command)
+app.command("report")(report_command)
 
 
 @app.command("methods")
@@ -160,9 +190,9 @@ def methods_command(
     """List the methods, or the options of one."""
     with errors():
         if name is not None:
-            check_name("method", name, METHODS)
+            methods.row(name)
         if as_json:
-            print(json.dumps(tables.method_rows(list(METHODS) if name is None else [name]), indent=2))
+            print(json.dumps(tables.method_rows(list(methods.rows()) if name is None else [name]), indent=2))
         elif name is not None:
             write(stdout(), *tables.method_options(name))
         else:
@@ -235,47 +265,6 @@ def plan_command(
             made, chosen = options.build(settings, federation), settings.run.get("devices")
             taken = footprint(made, federation, cohort=share, plan=options.plan(settings), devices=chosen)
         print(taken)
-
-
-@app.command("reproduce")
-def reproduce_command(
-    name: Annotated[str, typer.Argument(help="A folder of experiments/, such as [bold]ifca[/].", metavar="NAME")],
-    scale: Annotated[str, typer.Option(help="smoke (seconds a row, no files), laptop or paper.")] = "smoke",
-    data_dir: DataDir = None,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            help="Only cells whose [bold]table / row / column[/] holds this; * is anything.", metavar="PATTERN"
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory of the results, if not the experiment's own.", metavar="DIR")
-    ] = None,
-    clone: Clone = None,
-) -> None:
-    """Make the numbers of a paper's tables that are still missing, and the report.
-
-    Try [bold]jaxfl reproduce ifca[/]. Results are appended to results.jsonl; the same command goes on after an
-    interruption, and does nothing where nothing is missing. The exit code is 1 if a run failed.
-    """
-    with errors():
-        signals.tell("; the same command goes on")
-        code = experiments.module("harness.run", clone).reproduce(name, scale, data_dir=data_dir, only=only, out=out)
-    raise typer.Exit(code)
-
-
-@app.command("report")
-def report_command(
-    name: Annotated[str | None, typer.Argument(help="One experiment; all if not given.", metavar="[NAME]")] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="smoke, laptop or paper; all with results if not given.", show_default=False)
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory that reproduce --out wrote to.", metavar="DIR")] = None,
-    clone: Clone = None,
-) -> None:
-    """Set what was made beside what the papers say: tables, pictures and a page; nothing is trained."""
-    with errors():
-        print(experiments.module("harness.report", clone).reports(name, scale, out), end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

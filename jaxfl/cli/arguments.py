@@ -53,4 +53,7 @@ Clone = Annotated[
     Path | None,
     typer.Option("--experiments", help="A clone of the repository, if this is not run inside one.", metavar="DIR"),
 ]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Say nothing on the way: results, warnings and errors alone.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

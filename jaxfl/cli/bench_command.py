@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import jaxfl
 from jaxfl.bench import AXES, Scaling, Step, scaling
-from jaxfl.cli import options, page, tables
+from jaxfl.cli import page, tables
 from jaxfl.cli.tables.console import stderr, stdout, write
-from jaxfl.methods import METHODS
 from jaxfl.plots.scaling import scaling as draw
 from jaxfl.schema import check_name, options_of
+from jaxfl.settings import methods, options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,12 +45,13 @@ def bench_scaling(
     over = list(AXES) if "all" in over else over
     for axis in over:
         check_name("axis", axis, AXES)
-    check_name("method", method, METHODS)
     if values is not None and len(over) > 1:
         raise ValueError(f"values must be those of one axis, got {len(over)} axes; name one with --over.")
     chosen = None if values is None else numbers(values, "values")
-    of_method = [option for option in options_of(METHODS[method].factory).values() if option.name != "server_optimizer"]
-    given = {option.name: value for option, value in options.read(options.split(items), of_method, f"method {method}")}
+    of_method = options_of(methods.row(method).factory)
+    of_method.pop("server_optimizer", None)
+    items_of = options.read(options.split(items), list(of_method.values()), f"method {method}")
+    given = {option.name: value for option, value in items_of}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # refuses a path that cannot be written to before anything is measured
     results = []

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxfl import data as federations
 from jaxfl import plots
-from jaxfl.cli import options, tables
+from jaxfl.cli import tables
 from jaxfl.cli.tables.console import Transfer, saying, write
 from jaxfl.data import sources
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
 from jaxfl.schema import Option
+from jaxfl.settings import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,9 +117,15 @@ def _show_all(wanted: Wanted, out: "Console") -> None:
         if given:
             raise ValueError(f"{option} needs the NAME of a data set; jaxfl data lists them.")
     if wanted.as_json:
-        print(json.dumps(tables.data_rows(list(federations.DATASETS), wanted.data_dir), indent=2))
+        print(json.dumps(tables.data_rows(_all(), wanted.data_dir), indent=2))
         return
     write(out, *tables.data(wanted.data_dir))
+
+
+def _all() -> list[str]:
+    """Returns the names of all data sets, those of sources that installed packages bring included."""
+    brought = [name for name in sources.names() if name not in sources.SOURCES]
+    return [*federations.DATASETS, *(one for name in brought for one in federations.cut(name))]
 
 
 def _download(source: str, data_dir: str | None, err: "Console") -> None:
@@ -165,12 +172,12 @@ def names(name: str, chosen: dict[str, Any]) -> list[str]:
     if is_source(name):
         return [name]
     other = chosen.get("other", federations.options(name).get("other"))
-    return [federations.dataset(name).source, *([other] if other in sources.SOURCES else [])]
+    return [federations.dataset(name).source, *([other] if other in sources.names() else [])]
 
 
 def is_source(name: str) -> bool:
     """Returns whether a name is that of a source that is no data set by itself."""
-    return name in sources.SOURCES and name not in federations.DATASETS
+    return name in sources.names() and name not in federations.DATASETS
 
 
 def terms(source: str, data_dir: str | None) -> str:

@@ -10,6 +10,7 @@ import jax
 
 from jaxfl.cli.hosts import leave
 from jaxfl.cli.tables.console import stderr
+from jaxfl.settings import own
 from jaxfl.simulation.interrupts import Stopped
 
 
@@ -28,7 +29,8 @@ def errors() -> Iterator[None]:
     except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
         raise
     except (ValueError, OSError, MemoryError, ImportError) as error:
-        stderr().print(f"error: {' '.join(str(error).split())}", style="red", soft_wrap=True, markup=False)
+        told = f"error: {' '.join(str(error).split())}{own.place(error)}"
+        stderr().print(told, style="red", soft_wrap=True, markup=False)
         if jax.distributed.is_initialized():
             leave(2)
         raise typer.Exit(2) from None

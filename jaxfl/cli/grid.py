@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.methods import METHODS
-from jaxfl.schema import check_name, did_you_mean, quoted
+from jaxfl.schema import did_you_mean, quoted
+from jaxfl.settings import methods as known
+from jaxfl.settings.own import label
 
 KEYS = ("methods", "data", "seeds", "rounds", "cohort", "eval_every", "set")  # of a file, beside the methods' tables
 MOST = 10_000  # settings
@@ -46,17 +47,17 @@ def points(methods: Sequence[str], wanted: Values) -> list[Point]:
     ['fedavg', 'ifca-num_clusters=2', 'ifca-num_clusters=4']
     """
     for method in methods:
-        check_name("method", method, METHODS)
-    if len(set(methods)) < len(methods) or not methods:
+        known.row(method)
+    if len(set(map(label, methods))) < len(methods) or not methods:
         raise ValueError(f"methods must be one or more different ones, got {', '.join(methods) or 'none'}.")
     found = []
-    wanted = dict(sorted(wanted.items(), key=lambda item: _owner(item[0]) in METHODS))  # the later one wins
+    wanted = dict(sorted(wanted.items(), key=lambda item: known.is_method(_owner(item[0]))))  # the later one wins
     for method in methods:
         own = {_bare(key): values for key, values in wanted.items() if _concerns(key, method, methods)}
         varied = [key for key, values in own.items() if len(values) > 1]
         for chosen in itertools.product(*own.values()):
             items = dict(zip(own, chosen, strict=True))
-            name = "-".join([method, *(f"{key}={items[key]}" for key in varied)])
+            name = "-".join([label(method), *(f"{key}={items[key]}" for key in varied)])
             found.append(Point(method, tuple(f"{key}={value}" for key, value in items.items()), _file_name(name)))
             if len(found) > MOST:
                 raise ValueError(f"a sweep must have at most {MOST:,} settings; give fewer values.")
@@ -94,16 +95,16 @@ def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be TOML, got: {error}.") from error
-    plain = {key: value for key, value in content.items() if key not in METHODS}
+    plain = {key: value for key, value in content.items() if not known.is_method(key)}
     for key, value in plain.items():
         if key not in KEYS or (key == "set") != isinstance(value, dict):
             raise ValueError(
-                f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*KEYS, *METHODS])} Known: "
+                f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*KEYS, *known.names()])} Known: "
                 f"{', '.join(KEYS)}, and a table for each method; options stand in the table [set]."
             )
     options = dict(plain.pop("set", {}))
     for method, own in content.items():
-        if method in METHODS:
+        if known.is_method(method):
             options |= {f"{method}.{key}": value for key, value in own.items()}
     return {key: _text(value) for key, value in plain.items()}, {
         key: [_text(one) for one in (value if isinstance(value, list) else [value])] for key, value in options.items()
@@ -123,7 +124,7 @@ def _owner(key: str) -> str:
 
 def _bare(key: str) -> str:
     """Returns the key as `options.route` knows it."""
-    return key.rpartition(".")[2] if _owner(key) in METHODS else key
+    return key.rpartition(".")[2] if known.is_method(_owner(key)) else key
 
 
 def _concerns(key: str, method: str, methods: Sequence[str]) -> bool:
@@ -133,11 +134,11 @@ def _concerns(key: str, method: str, methods: Sequence[str]) -> bool:
         ValueError: it is of a method that is not swept.
     """
     owner, name = _owner(key), key.rpartition(".")[2]
-    if owner in METHODS:
+    if known.is_method(owner):
         if owner not in methods:
             raise ValueError(f"{key} is an option of {owner}, which is none of the sweep's methods.")
         return owner == method
-    having = [other for other in methods if owner in ("", "method") and name in METHODS[other].options]
+    having = [other for other in methods if owner in ("", "method") and name in known.row(other).options]
     return not having or method in having
 
 

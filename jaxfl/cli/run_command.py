@@ -1,30 +1,37 @@
 """What `jaxfl run` does beside telling: a run under a progress bar, and what there is to say of it."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from jaxfl import data as federations
-from jaxfl.cli import job, options
 from jaxfl.cli.tables.console import saying, stderr
+from jaxfl.cli.watch import Watchers
 from jaxfl.data.clients import FederatedData
+from jaxfl.jobs import job
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
+from jaxfl.settings import options
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.progress import Diverged
-from jaxfl.simulation.result import Result
+from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.seeds import alike, together
 
 MOST = 1000  # seeds of a range
 
 
-def run_jobs(jobs: Sequence[job.Job], *, several: bool) -> list[dict[str, Any] | None]:
+def run_jobs(
+    jobs: Sequence[job.Job], *, several: bool, quiet: bool = False, watchers: Watchers | None = None
+) -> list[dict[str, Any] | None]:
     """Runs jobs that differ in their seed alone: as many in one program as is fast, where their data are alike.
 
     Args:
         jobs: checked by `job.check`.
         several: whether several seeds were asked for, of which this may be one.
+        quiet: whether nothing is said on the way.
+        watchers: what looks on beside the progress bar, of the runs of one program.
 
     Returns:
         The summary of each, None if the run has diverged, which is said. State and data are let go: many runs take the
@@ -36,26 +43,31 @@ def run_jobs(jobs: Sequence[job.Job], *, several: bool) -> list[dict[str, Any] |
     shared, summaries, most = [], [], together(len(jobs))
     for first in range(0, len(jobs), most):
         group = jobs[first : first + most]
-        data = [_load(one) for one in group]
+        data = [_load(one, quiet) for one in group]
         same = alike(data) if len(group) > 1 else None
         if same is not None:
-            summaries += _run(group, same, f"{len(group)} seeds", shared)
+            summaries += _run(group, same, f"{len(group)} seeds", shared, quiet, watchers)
             continue
         for one in group:
-            summaries += _run([one], [data.pop(0)], f"seed {one.seed}" if several else "", shared)
+            summaries += _run([one], [data.pop(0)], f"seed {one.seed}" if several else "", shared, quiet, watchers)
     return summaries
 
 
-def _load(one: job.Job) -> FederatedData:
+def _load(one: job.Job, quiet: bool) -> FederatedData:
     """Returns the data of a job; refuses a cohort that is too large, before anything is said to compile."""
-    with saying(stderr(), f"loading {one.settings.data_name}"):
+    with saying(stderr(quiet=quiet), f"loading {one.settings.data_name}"):
         data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
         cohort_size(one.cohort, data)
         return data
 
 
 def _run(
-    jobs: Sequence[job.Job], data: Sequence[FederatedData], label: str, shared: list[job.Tools]
+    jobs: Sequence[job.Job],
+    data: Sequence[FederatedData],
+    label: str,
+    shared: list[job.Tools],
+    quiet: bool,
+    watchers: Watchers | None,
 ) -> list[dict[str, Any] | None]:
     """Runs jobs in one program, under a progress bar.
 
@@ -64,41 +76,47 @@ def _run(
         data: of each.
         label: what the bar begins with; empty for a single run.
         shared: what runs of other seeds were made with, empty for the first; it is kept there for the next.
+        quiet: whether nothing is said on the way.
+        watchers: what looks on beside the bar.
     """
-    console, first = stderr(), jobs[0]
+    console, first = stderr(quiet=quiet), jobs[0]
     bar = ProgressBar(label=label)
+    callbacks = [*([] if quiet else [bar]), *(watchers(jobs) if watchers else ())]
     if not console.is_terminal:
         console.print(f"{label} compiling {first.settings.method_name} on {data[0].num_clients} clients".strip())
     try:
-        with bar:
+        with contextlib.nullcontext() if quiet else bar:
             shared[:] = [job.Tools.of(first, data[0], *shared)]
             if len(jobs) > 1:
-                found = job.execute_together(jobs, data, [bar], *shared)
+                found = job.execute_together(jobs, data, callbacks, *shared)
             else:
-                found = [_one(first, data[0], bar, *shared)]
+                found = [_one(first, data[0], callbacks, *shared)]
     except Stopped as stopped:
         out = first.out if len(jobs) == 1 or first.out is None else first.out.parent
         kept = "nothing was kept" if out is not None else "nothing was kept; --out DIR would keep checkpoints"
         if stopped.saved:
             kept = f"it is saved in {out}, and the same command with --resume goes on from there"
-        console.print(
+        stderr().print(
             f"interrupted after round {stopped.round} of {stopped.rounds}; {kept}", style="yellow", soft_wrap=True
         )
         raise
-    return [_told(one, label if len(jobs) == 1 else f"seed {mine.seed}") for mine, one in zip(jobs, found, strict=True)]
+    return [
+        _told(one, mine, label if len(jobs) == 1 else f"seed {mine.seed}", quiet)
+        for mine, one in zip(jobs, found, strict=True)
+    ]
 
 
-def _one(one: job.Job, data: FederatedData, bar: ProgressBar, tools: job.Tools) -> Result | Diverged:
+def _one(one: job.Job, data: FederatedData, callbacks: Sequence[Callback], tools: job.Tools) -> Result | Diverged:
     """Runs a single job."""
     try:
-        return job.execute(one, data, [bar], tools)
+        return job.execute(one, data, callbacks, tools)
     except Diverged as error:
         return error
 
 
-def _told(outcome: Result | Diverged, label: str) -> dict[str, Any] | None:
+def _told(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -> dict[str, Any] | None:
     """Returns the summary of a run after what there is to say of it; None if it has diverged."""
-    console, prefix = stderr(), f"{label}: " if label else ""
+    console, notes, prefix = stderr(), stderr(quiet=quiet), f"{label}: " if label else ""
     if isinstance(outcome, Diverged):
         console.print(f"error: {prefix}{outcome}", style="red", soft_wrap=True, markup=False)
         return None
@@ -110,12 +128,15 @@ def _told(outcome: Result | Diverged, label: str) -> dict[str, Any] | None:
             style="yellow",
             soft_wrap=True,
         )
+    if summary["rounds"] < asked.rounds:
+        on = "" if asked.out is None else "; the same command with --resume goes on"
+        notes.print(f"note: {prefix}ended after round {summary['rounds']} of {asked.rounds}{on}.", soft_wrap=True)
     if not summary["resident"]:
-        console.print("note: the clients' rows stayed on the host, and a round's were sent ahead (resident).")
+        notes.print("note: the clients' rows stayed on the host, and a round's were sent ahead (resident).")
     if summary["micro_accuracy"] is None:
-        console.print("note: nobody has test rows; nothing was tested.")
+        notes.print("note: nobody has test rows; nothing was tested.")
     if count := summary["empty_clients"]:
-        console.print(f"note: {count} of {clients} clients have no training rows; they train nothing.")
+        notes.print(f"note: {count} of {clients} clients have no training rows; they train nothing.")
     return summary
 
 

@@ -6,13 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxfl.cli import grid, job, options
-from jaxfl.cli.arguments import CohortSize, DataDir
+from jaxfl.cli import grid
+from jaxfl.cli.arguments import CohortSize, DataDir, Quiet
 from jaxfl.cli.compare_command import tell
 from jaxfl.cli.errors import errors
 from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
 from jaxfl.cli.tables.console import stderr
+from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option
+from jaxfl.settings import options
 
 
 def sweep_command(
@@ -38,6 +40,7 @@ def sweep_command(
     cohort: CohortSize = None,
     eval_every: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
     data_dir: DataDir = None,
+    quiet: Quiet = False,
 ) -> None:
     """Run several methods with several values of options and several seeds, and compare them.
 
@@ -54,7 +57,7 @@ def sweep_command(
         for jobs in settings.values():
             for one in jobs:
                 job.check(one)
-        complete = [_make(name, jobs, out / name) for name, jobs in settings.items()]
+        complete = [_make(name, jobs, out / name, quiet) for name, jobs in settings.items()]
         if made := [out / name for name, jobs in settings.items() if any(one.done() for one in jobs)]:
             tell(made)
         if not all(complete):  # it was said which diverged
@@ -85,20 +88,21 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
     return found
 
 
-def _make(name: str, jobs: Sequence[job.Job], folder: Path) -> bool:
+def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool) -> bool:
     """Makes the runs of a setting that are missing; returns whether all of them are done then.
 
     Args:
         name: of the setting.
         jobs: of each seed, checked.
         folder: of the setting.
+        quiet: whether to say nothing on the way.
     """
-    missing, console = [one for one in jobs if one.done() is None], stderr()
+    missing, console = [one for one in jobs if one.done() is None], stderr(quiet=quiet)
     said = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
     console.print(f"{name}: {said}", highlight=False, markup=False)
     for resume in (True, False):  # those that were begun are ended first
         if some := [one for one in missing if one.resume is resume]:
-            run_jobs(some, several=True)
+            run_jobs(some, several=True, quiet=quiet)
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
     if missing and summaries:
         job.across(summaries, folder)

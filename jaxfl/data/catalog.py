@@ -107,9 +107,18 @@ def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
         shifts=shifts,
         num_classes=origin.num_classes,
         needs_files=source != "digits",
-        defaults=DEFAULTS.get(source, SMALL if source.startswith("tfds:") else USUAL)[skew],
+        defaults=DEFAULTS.get(source, USUAL if source in sources.SOURCES else SMALL)[skew],
         model=origin.model,
     )
+
+
+def cut(source: str) -> list[str]:
+    """Returns the names of the data sets that a source can be cut into, without shifts and its own name.
+
+    >>> cut("digits")[:3]
+    ['rotated-digits', 'shifted-digits', 'hybrid-digits']
+    """
+    return [f"{skew}-{source}" for skew in _cuts(source)]
 
 
 def _cuts(source: str) -> list[str]:
@@ -149,12 +158,12 @@ def dataset(name: str) -> Dataset:
         return DATASETS.get(name, SAVED)
     skew, _, source = name.partition("-")
     *shifts, skew = skew.split("+")
-    known = source in sources.SOURCES or (source.startswith("tfds:") and len(source) > len("tfds:"))
+    known = source in sources.names() or (source.startswith("tfds:") and len(source) > len("tfds:"))
     distinct = len({*shifts, skew}) == len(shifts) + 1
     if known and skew in _cuts(source) and distinct and all(one in SHIFTS for one in shifts):
         return _dataset(skew, source, tuple(shifts))
     alone = [source for source in sources.SOURCES if source in DATASETS]
-    if name in sources.SOURCES:
+    if name in sources.names():
         ways = ", ".join(f"{skew}-{name}" for skew in _cuts(name))
         raise ValueError(f"data {quoted(name)} is a source, and who has what of it is open; choose one of {ways}.")
     if name in SKEWS:
@@ -163,7 +172,7 @@ def dataset(name: str) -> Dataset:
     raise ValueError(
         f"unknown data {quoted(name)}{did_you_mean(name, DATASETS)} A name is <skew>-<source>. "
         f"Skews: {', '.join(SKEWS)}, and before another one {' or '.join(f'{one}+' for one in SHIFTS)}. Sources: "
-        f"{', '.join(sources.SOURCES)}, or tfds:<name> for what tensorflow-datasets has prepared. "
+        f"{', '.join(sources.names())}, or tfds:<name> for what tensorflow-datasets has prepared. "
         f"By their own name: {', '.join(alone)}, and saved for a federation that jaxfl data NAME --save DIR wrote."
     )
 
@@ -249,7 +258,7 @@ def _other(source: sources.Source, other: str, data_dir: str | Path | None) -> s
     """Returns the second domain."""
     if other == "negative":
         return domains.negative(source)
-    check_name("source for other", other, ["negative", *sources.SOURCES])
+    check_name("source for other", other, ["negative", *sources.names()])
     return sources.load(other, data_dir)
 
 

@@ -14,6 +14,7 @@ from jaxfl.models.networks import (
     create,
 )
 from jaxfl.models.vgg import VGG16
+from jaxfl.models.weights import load_weights, save_weights
 
 __all__ = [
     "MLP",
@@ -28,4 +29,6 @@ __all__ = [
     "StoCFLCifarCNN",
     "StoCFLFemnistCNN",
     "create",
+    "load_weights",
+    "save_weights",
 ]

@@ -1,4 +1,6 @@
-"""What looks on while a run goes: a progress bar, and loggers of the metrics. A callback is called with an `Event`.
+"""What looks on while a run goes: a progress bar, loggers of the metrics, and what ends a run or keeps its best round.
+
+A callback is called with an `Event`; one that returns True ends the run, which is evaluated and saved there.
 
 >>> import io, jaxfl, optax
 >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -13,7 +15,15 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from jaxfl.simulation.result import Callback, Event
+from jaxfl.simulation.loggers import csv as csv
+from jaxfl.simulation.loggers import mlflow as mlflow
+from jaxfl.simulation.loggers import scalars as scalars
+from jaxfl.simulation.loggers import tensorboard as tensorboard
+from jaxfl.simulation.loggers import wandb as wandb
+from jaxfl.simulation.result import Event
+from jaxfl.simulation.stopping import BestCheckpoint as BestCheckpoint
+from jaxfl.simulation.stopping import EarlyStopping as EarlyStopping
+from jaxfl.simulation.stopping import TimeLimit as TimeLimit
 
 LONG = 60  # seconds after which a run's last line says how evaluations could take less of them
 
@@ -161,82 +171,3 @@ def _clock(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
-
-
-def tensorboard(directory: str) -> Callback:
-    """Returns a callback that writes each evaluation's numbers for TensorBoard.
-
-    Args:
-        directory: the log directory.
-
-    Raises:
-        ImportError: the extra is not installed.
-    """
-    writer = _optional("tensorboardX", "tensorboard").SummaryWriter(directory)
-
-    def log(event: Event) -> None:
-        for name, value in scalars(event).items():
-            writer.add_scalar(name, value, event.round)
-        writer.flush()
-
-    return log
-
-
-def wandb(**options: Any) -> Callback:
-    """Returns a callback that writes each evaluation's numbers to Weights & Biases.
-
-    Args:
-        **options: of `wandb.init`, e.g. `project="federations"`.
-
-    Raises:
-        ImportError: the extra is not installed.
-    """
-    run = _optional("wandb", "wandb").init(**options)
-
-    def log(event: Event) -> None:
-        if values := scalars(event):
-            run.log(values, step=event.round)
-
-    return log
-
-
-def mlflow(**options: Any) -> Callback:
-    """Returns a callback that writes each evaluation's numbers to MLflow, into the active run or a new one.
-
-    Args:
-        **options: of `mlflow.start_run`, e.g. `run_name="first"`; used if no run is active.
-
-    Raises:
-        ImportError: the extra is not installed.
-    """
-    client = _optional("mlflow", "mlflow")
-    if client.active_run() is None:
-        client.start_run(**options)
-
-    def log(event: Event) -> None:
-        if values := scalars(event):
-            client.log_metrics(values, step=event.round)
-
-    return log
-
-
-def scalars(event: Event) -> dict[str, float]:
-    """Returns the numbers of the evaluation that was just made; nothing if none was.
-
-    >>> scalars(Event(1, 2, 4, 0.5, 0.1, {"round": 1, "micro_accuracy": 0.5, "ari": None, "clusters": []}))
-    {'micro_accuracy': 0.5}
-    """
-    record = event.record or {}
-    return {
-        name: float(value)
-        for name, value in record.items()
-        if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-
-
-def _optional(module: str, extra: str) -> Any:
-    """Imports a logger, or says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"the {extra} callback needs {module}: pip install 'jaxfl[{extra}]'.") from error

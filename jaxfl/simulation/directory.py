@@ -6,7 +6,6 @@ and checkpoints are whole or not there: written beside the old one and renamed o
 """
 
 import contextlib
-import json
 import os
 import shutil
 import warnings
@@ -19,20 +18,26 @@ import jax
 import numpy as np
 
 from jaxfl import sampling
-from jaxfl.data import bounded
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import take_rows
 from jaxfl.sampling import Sampler
 from jaxfl.simulation import checkpoint, lock
 from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.simulation.history import History, json_ready, read, write_text
+from jaxfl.simulation.history import History, json_ready, read, read_json, write_json
 from jaxfl.typing import Params
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
 HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 LOOKED_AT = 1000  # rows of a mapped file that say which file it is
-FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir")  # of a config: what may change when a run is resumed
+FREE = (
+    "rounds",
+    "eval_every",
+    "checkpoint_every",
+    "data_dir",
+    "method_file",
+    "model_file",
+)  # of a config: what may change when a run is resumed
 
 
 class RunDirectory:
@@ -220,6 +225,14 @@ class RunDirectory:
     def _refuse_another(self, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
         """Raises if two descriptions of a run differ; says in what."""
         for name in _differing(saved, wanted)[:1]:
+            owner, _, checksum = name.partition("_")
+            if checksum == "checksum" and saved.get(name) and wanted.get(name):
+                copy = self.path / str(saved.get(owner, "")).rpartition(":")[0]
+                back = f"put it back (a copy is {copy})" if copy.is_file() else "put it back"
+                raise ValueError(
+                    f"{self.argument} {str(self.path)!r} holds a run whose {owner} is in a file that has changed; "
+                    f"{back}, or choose another directory."
+                )
             raise ValueError(
                 f"{self.argument} {str(self.path)!r} holds a run with {name}={saved.get(name)!r}, got "
                 f"{wanted.get(name)!r}; resume it with the configuration that wrote it, or choose another directory."
@@ -268,25 +281,6 @@ def fingerprint(data: FederatedData) -> str:
         checksum = zlib.crc32(looked_at.data, checksum) if looked_at.size else checksum
     name = data.name if data.attack is None else f"{data.name}-{data.attack.kind}"
     return f"{name}-{checksum:08x}"
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON, whole or not at all."""
-    write_text(path, json.dumps(json_ready(content), indent=2, allow_nan=False) + "\n")
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns what a JSON file holds; None if there is no file.
-
-    Raises:
-        ValueError: the file holds something else.
-    """
-    if not path.exists():
-        return None
-    try:
-        return bounded.table(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); remove it or choose another directory.") from error
 
 
 def _fixed(config: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from jaxfl.simulation.finetune import FineTune, trainer
 from jaxfl.simulation.metrics import Evaluation, summarise
 from jaxfl.simulation.program import kept, program_bytes, shapes_of
 from jaxfl.simulation.testers import Block, in_windows, of_all, resident
-from jaxfl.typing import Array, Key
+from jaxfl.typing import Array, Key, Params
 
 BLOCK = 1000  # test rows of a client taken at once
 TOGETHER = 16_000  # and of all clients that are tested side by side: enough to keep an accelerator busy
@@ -91,6 +91,32 @@ def evaluator(
         return result._replace(metrics=result.metrics | metrics, finetuned=second)
 
     return evaluate
+
+
+def model_of(
+    method: Method, state: Any, data: FederatedData, client: int, seed: int, *, stream: bool = False
+) -> Params:
+    """Returns the model that a client is served, in host memory: that which an evaluation tests.
+
+    Args:
+        method: the method.
+        state: after any round.
+        data: the federation.
+        client: its id.
+        seed: of the run.
+        stream: whether the rows stay on the host.
+    """
+    ids, plan = np.array([client]), Plan()
+    state = jax.tree.map(np.asarray, state)  # of one device or of several
+    if method.assign is not keep_clusters:
+        blocks = (
+            in_windows(data, ids, plan, None, assigns=True, trains=False) if stream else resident(data, ids, plan, None)
+        )
+        (block,) = blocks()
+        assign = _assigner(method, plan, shapes_of(block.data, block.tested, block.ids))
+        state = assign(jax.random.key(seed), state, block.data, block.ids, block.real)
+    models = method.client_params(jax.tree.map(jnp.asarray, state), jnp.asarray(ids, jnp.int32))
+    return jax.tree.map(np.asarray, tree.take(models, 0))
 
 
 def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan) -> int:

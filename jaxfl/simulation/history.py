@@ -127,6 +127,25 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes JSON, whole or not at all."""
+    write_text(path, json.dumps(json_ready(content), indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns what a JSON file holds; None if there is no file.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        return bounded.table(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); remove it or choose another directory.") from error
+
+
 def json_ready(value: Any) -> Any:
     """Returns a value as JSON can say it: NaN and infinity, which JSON does not know, become null.
 

@@ -1,6 +1,7 @@
 """What a run does between its compiled rounds: evaluate, record, save and tell; of one seed or of several at once."""
 
 import contextlib
+import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,10 +23,10 @@ from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import Made
-from jaxfl.simulation.progress import Clock, Diverged, Progress
+from jaxfl.simulation.progress import Diverged, Progress
 from jaxfl.simulation.result import Callback, Event, Result
 from jaxfl.simulation.rounds import Rounds
-from jaxfl.simulation.schedule import Schedule
+from jaxfl.simulation.schedule import Clock, Schedule
 from jaxfl.simulation.seeds import RoundsInLanes, placed, together
 from jaxfl.simulation.streaming import Stream
 from jaxfl.simulation.summary import summary_of
@@ -145,9 +146,7 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
 
     with Deferred(stopped) as signals:
         state = program.start(asked.shapes, [progress.restore(asked.shapes) for progress in progresses])
-        while (ahead := _ahead(signals, schedule.ahead(first.done, program.pace))) and not all(
-            seed.diverged for seed in seeds
-        ):
+        while ahead := _ahead(signals, schedule.ahead(first.done, program.pace), seeds):
             state, made = program.advance(state, ahead)
             if made.count:
                 signals.at_stake = True
@@ -158,12 +157,15 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
         if signals.asked:
             for seed, mine in zip(seeds, program.states(state), strict=True):
                 seed.save(mine)
+        elif first.done < schedule.rounds:
+            for seed, mine in zip(seeds, program.states(state), strict=True):
+                seed.end(mine)
     return [seed.outcome(mine) for seed, mine in zip(seeds, program.states(state), strict=True)]
 
 
-def _ahead(signals: Deferred, count: int) -> int:
+def _ahead(signals: Deferred, count: int, seeds: "Sequence[_Seed]") -> int:
     """Returns how many rounds to make now, the same at every process; none where one of them was asked to stop."""
-    said = processes.gathered(count, signals.number)
+    said = processes.gathered(0 if all(one.diverged or one.ended for one in seeds) else count, signals.number)
     signals.hear(int(said[:, 1].max()))
     return 0 if said[:, 1].any() else int(said[0, 0])  # by the clock of the first
 
@@ -185,6 +187,7 @@ class _Seed:
 
     Attributes:
         diverged: what it has come to nothing by; it is not looked at any more then.
+        ended: whether a callback has ended it; of several in one program the last one ends them all.
     """
 
     def __init__(
@@ -202,6 +205,7 @@ class _Seed:
         self._key, self._clock = jax.random.key(one.seed), Clock(asked.began)
         self._evaluation: Evaluation | None = None
         self.diverged: Diverged | None = None
+        self.ended = False
         rows = {"clients": one.tested, "stream": asked.stream}
         few = asked.schedule.test_rows
         self._look = evaluator(asked.method, data, plan, asked.finetune, **rows)
@@ -225,9 +229,23 @@ class _Seed:
             record = progress.record(self._evaluation)
         if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
             progress.save(state, sound=self._program.serves if record is None else None)
-        event = self._event(record)
+        self._tell(self._event(record, state))
+
+    def end(self, state: Any) -> None:
+        """Evaluates, records and saves a run that a callback has ended, and tells that it is over."""
+        if self.diverged is not None:
+            return
+        progress, record = self._progress, None
+        if not progress.history.records or progress.history[-1]["round"] < progress.done:
+            self._evaluation = self._clock.evaluate(self._look, self._key, state)
+            record = progress.record(self._evaluation)
+        progress.save(state, sound=self._program.serves)
+        self._tell(self._event(record, state)._replace(rounds=progress.done))
+
+    def _tell(self, event: Event) -> None:
+        """Calls the callbacks."""
         for callback in self._asked.callbacks if processes.first() else ():
-            callback(event)
+            self.ended |= callback(event) is True
 
     def save(self, state: Any) -> None:
         """Saves a run that is stopped."""
@@ -261,9 +279,9 @@ class _Seed:
             eval_clients=one.data.num_clients if one.tested is None else len(one.tested),
             resident=not asked.stream,
         )
-        return Result(state, progress.history, evaluation, self._data, summary)
+        return Result(state, progress.history, evaluation, self._data, summary, asked.method)
 
-    def _event(self, record: dict[str, Any] | None) -> Event:
+    def _event(self, record: dict[str, Any] | None, state: Any) -> Event:
         """Returns what callbacks are told after some rounds."""
         progress, clock, tally, pace = self._progress, self._clock, self._progress.tally, self._progress.paces[-1]
         return Event(
@@ -278,4 +296,5 @@ class _Seed:
             compile_seconds=self._program.compile_seconds,
             evaluation_seconds=sum(clock.evaluations),
             seed=self._one.seed if self._asked.several else None,
+            keep=functools.partial(progress.keep, state=state),
         )

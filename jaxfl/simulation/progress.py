@@ -4,8 +4,8 @@ import contextlib
 import functools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import takes_part
-from jaxfl.simulation.directory import RunDirectory
+from jaxfl.simulation import checkpoint
+from jaxfl.simulation.directory import HISTORY, RunDirectory
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import Log, Made
-from jaxfl.simulation.schedule import Schedule
 from jaxfl.typing import Params
 
 HOPELESS = 100  # updates in a row that are not finite, or one of every client where there are fewer: a run is stopped
@@ -38,37 +38,6 @@ class Diverged(RuntimeError):
         super().__init__(message)
         self.state, self.history = state, history
         self.outcomes: Sequence[Any] = ()
-
-
-class Clock:
-    """What the time of a run goes into.
-
-    Args:
-        began: when it did, by `time.perf_counter`; None is now.
-
-    Attributes:
-        evaluations: seconds of each; the first one compiles.
-    """
-
-    def __init__(self, began: float | None = None):
-        self._began, self.evaluations = time.perf_counter() if began is None else began, []
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds since the run began, with everything: compilation, rounds, evaluations, checkpoints."""
-        return time.perf_counter() - self._began
-
-    def evaluate(self, look: Callable[..., Evaluation], *args: Any) -> Evaluation:
-        """Returns what `look` returns, and keeps how long it took."""
-        began = time.perf_counter()
-        evaluation = look(*args)
-        self.evaluations.append(time.perf_counter() - began)
-        return evaluation
-
-    def left(self, schedule: Schedule, done: int, seconds_per_round: float) -> float:
-        """Returns about how many seconds the rounds and evaluations after `done` will take."""
-        usual = statistics.median(self.evaluations[1:] or self.evaluations or [0.0])
-        return (schedule.rounds - done) * seconds_per_round + schedule.evaluations_after(done) * usual
 
 
 class Tally:
@@ -279,11 +248,19 @@ class Progress:
             OSError: it cannot be written; the message says what is kept.
         """
         if self._directory is not None and self.saved < self.done and (sound is None or sound(state)):
-            header = {"identity": self._identity, "round": self.done, "tally": vars(self.tally)}
             with self._told():
-                header["records"] = len(self.history)
-                self._directory.save(state, header)
+                self._directory.save(state, self._header())
             self.saved = self.done
+
+    def keep(self, folder: Path, state: Params) -> None:
+        """Writes a checkpoint of these rounds into a folder beside the run's own, and the history until then."""
+        folder.mkdir(parents=True, exist_ok=True)
+        History.writing(folder / HISTORY, self.history)
+        checkpoint.save(folder, state, self._header())
+
+    def _header(self) -> dict[str, Any]:
+        """Returns what a checkpoint belongs to."""
+        return {"identity": self._identity, "round": self.done, "tally": vars(self.tally), "records": len(self.history)}
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

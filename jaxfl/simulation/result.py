@@ -1,13 +1,19 @@
 """What is told of a run while it goes on, and what comes of it."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Method
+from jaxfl.models.weights import save_weights
+from jaxfl.simulation.evaluate import model_of
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import Evaluation, in_a_line
+from jaxfl.typing import Params
 
 if TYPE_CHECKING:
     import pandas
@@ -27,9 +33,10 @@ class Event(NamedTuple):
     compile_seconds: float = 0.0  # of these seconds; compiling the evaluation is part of the first one
     evaluation_seconds: float = 0.0
     seed: int | None = None  # of the run, where there are several seeds
+    keep: Callable[[Path], None] | None = None  # writes a checkpoint of this moment into a folder
 
 
-Callback = Callable[[Event], None]
+Callback = Callable[[Event], bool | None]  # True ends the run
 
 
 class Result(NamedTuple):
@@ -41,6 +48,7 @@ class Result(NamedTuple):
         evaluation: the last one, client by client.
         data: the federation it ran on.
         summary: one flat dictionary, ready for JSON: what ran, the last metrics, the times, the versions.
+        method: that has run.
     """
 
     state: Any
@@ -48,6 +56,26 @@ class Result(NamedTuple):
     evaluation: Evaluation
     data: FederatedData
     summary: dict[str, Any]
+    method: Method | None = None
+
+    def params(self, *, client: int | None = None, cluster: int | None = None) -> Params:
+        """Returns the model that a client is served, or the clients of a cluster.
+
+        Args:
+            client: from 0 to N - 1.
+            cluster: one of `evaluation.cluster`.
+
+        Raises:
+            ValueError: both or none are given, or there is no such client or cluster.
+        """
+        if self.method is None:
+            raise ValueError("the result must know its method, got None; Method.client_params gives models of a state.")
+        found, stream = chosen_client(self.evaluation.cluster, client, cluster), not self.summary["resident"]
+        return model_of(self.method, self.state, self.data, found, self.summary["seed"], stream=stream)
+
+    def export(self, path: str | os.PathLike, *, client: int | None = None, cluster: int | None = None) -> None:
+        """Writes the model of `params` as safetensors, see `jaxfl.models.save_weights`."""
+        save_weights(path, self.params(client=client, cluster=cluster), about(self.summary, client, cluster))
 
     def clients(self) -> "pandas.DataFrame":
         """Returns a row per client: id, true group, cluster, training and test rows, accuracy, F1 and loss.
@@ -80,3 +108,37 @@ class Result(NamedTuple):
         """Returns a line: the arrays would fill pages."""
         names = ("num_clients", "rounds", "micro_accuracy", "macro_accuracy", "num_clusters", "diverged")
         return f"Result({self.data.name!r}, {in_a_line(self.summary, names)})"
+
+
+def chosen_client(clusters: np.ndarray, client: int | None, cluster: int | None) -> int:
+    """Returns a client who is served what is asked for.
+
+    Args:
+        clusters: of all clients `[N]`.
+        client: its id, or None.
+        cluster: that of the client, or None.
+
+    Raises:
+        ValueError: both or none are given, or there is no such client or cluster.
+
+    >>> chosen_client(np.array([1, 0, 0]), client=None, cluster=0)
+    1
+    """
+    if (client is None) == (cluster is None):
+        raise ValueError(f"client or cluster must be given, and not both, got client={client}, cluster={cluster}.")
+    if client is not None:
+        if not 0 <= client < len(clusters):
+            raise ValueError(f"client must be one of 0 to {len(clusters) - 1}, got {client}.")
+        return client
+    if not (found := np.flatnonzero(clusters == cluster)).size:
+        known = ", ".join(map(str, np.unique(clusters)))
+        raise ValueError(f"cluster must be one that somebody is in, got {cluster}; they are {known}.")
+    return int(found[0])
+
+
+def about(summary: Mapping[str, Any], client: int | None, cluster: int | None) -> dict[str, str]:
+    """Returns what a file of weights says of itself."""
+    told = {name: summary[name] for name in ("method", "data", "rounds", "seed") if name in summary}
+    return {
+        name: str(value) for name, value in {**told, "client": client, "cluster": cluster}.items() if value is not None
+    }

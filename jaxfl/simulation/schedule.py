@@ -1,7 +1,11 @@
-"""When a run stops to look: how far the compiled rounds go before Python is entered again."""
+"""When a run stops to look: how far the compiled rounds go before Python is entered again, and what time has passed."""
 
+import statistics
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import CAPACITY
 
 GLANCE = 1.0  # seconds after which Python looks, so that a progress bar moves
@@ -89,6 +93,37 @@ class Schedule(NamedTuple):
         due = min(self.rounds, *(done + every - done % every for every in (self.eval_every, self.checkpoint_every)))
         wish = 1 if seconds_per_round is None else max(1, int(GLANCE / max(seconds_per_round, 1e-9)))
         return min(due - done, wish, CAPACITY)
+
+
+class Clock:
+    """What the time of a run goes into.
+
+    Args:
+        began: when it did, by `time.perf_counter`; None is now.
+
+    Attributes:
+        evaluations: seconds of each; the first one compiles.
+    """
+
+    def __init__(self, began: float | None = None):
+        self._began, self.evaluations = time.perf_counter() if began is None else began, []
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds since the run began, with everything: compilation, rounds, evaluations, checkpoints."""
+        return time.perf_counter() - self._began
+
+    def evaluate(self, look: Callable[..., Evaluation], *args: Any) -> Evaluation:
+        """Returns what `look` returns, and keeps how long it took."""
+        began = time.perf_counter()
+        evaluation = look(*args)
+        self.evaluations.append(time.perf_counter() - began)
+        return evaluation
+
+    def left(self, schedule: Schedule, done: int, seconds_per_round: float) -> float:
+        """Returns about how many seconds the rounds and evaluations after `done` will take."""
+        usual = statistics.median(self.evaluations[1:] or self.evaluations or [0.0])
+        return (schedule.rounds - done) * seconds_per_round + schedule.evaluations_after(done) * usual
 
 
 def check_kept(checkpoint_every: int | None, directory: Any, argument: str = "checkpoint_dir") -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfl import tree
 from jaxfl.typing import Params
 
 # What another order of adding up at most eight float32 clients (6e-8 each) may grow to in two rounds of a few steps.
@@ -13,13 +14,13 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-5
 
 
 def leaves(values: Any) -> dict[str, np.ndarray]:
-    """Returns the leaves of a tree by their path."""
-    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(values)}
+    """Returns the leaves of a tree by name, see `jaxfl.tree.names`."""
+    return dict(zip(tree.names(values), map(np.asarray, jax.tree.leaves(values)), strict=True))
 
 
 def but_cluster(state: Any) -> dict[str, np.ndarray]:
     """Returns the leaves of a state other than `cluster`."""
-    return {path: leaf for path, leaf in leaves(state).items() if path != ".cluster"}
+    return {path: leaf for path, leaf in leaves(state).items() if path != "cluster"}
 
 
 def _compare(left: Any, right: Any, law: str, same: Callable[[np.ndarray, np.ndarray], bool]) -> None:
@@ -28,8 +29,8 @@ def _compare(left: Any, right: Any, law: str, same: Callable[[np.ndarray, np.nda
         assert same(a, b), f"{law}: {path or 'it'} differs, by up to {_difference(a, b)}"
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a.astype(float) - b.astype(float)).max(initial=0))
+def _difference(a: np.ndarray, b: np.ndarray) -> str:
+    return f"{np.abs(a.astype(float) - b.astype(float)).max(initial=0):.3g}"
 
 
 def assert_equal(left: Any, right: Any, law: str) -> None:

@@ -1,10 +1,12 @@
 """The command line: what it refuses, in one line and before anything compiles, and what a run leaves behind."""
 
 import gzip
+import importlib.metadata
 import json
 import re
 import signal
 import struct
+import sys
 import warnings
 
 import numpy as np
@@ -12,8 +14,9 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl.cli import job, run_command
+from jaxfl.cli import run_command
 from jaxfl.cli.app import app
+from jaxfl.jobs import job
 from jaxfl.simulation import loop, program, rounds
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.progress import Diverged
@@ -443,3 +446,36 @@ def test_plan_says_what_it_takes():
     result = jaxfl("plan", "ifca", *SMALL)
     assert result.exit_code == 0, result.output
     assert re.search(r"total +[\d.,]+ MB", result.stdout)
+
+
+def test_a_quiet_run_says_results_alone_and_logs_them(tmp_path):
+    small = [*SMALL, "--rounds", 6, "--eval-every", 1, "--set", "learning_rate=1e-30", "--out", tmp_path / "a"]
+    result = jaxfl("run", "fedavg", *small, "--quiet", "--stop-early", 2, "--log", "csv", "--time-limit", "2h")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(
+        "fedavg on rotated-digits: 8 clients, 3 rounds of 4"
+    )  # the first, and two no better
+    assert "pictures" not in result.stdout
+    rows = (tmp_path / "a" / "log.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["round", "1", "2", "3"]
+    told = jaxfl("run", "fedavg", *small, "--resume", "--stop-early", 1)
+    assert "note: ended after round 5 of 6; the same command with --resume goes on." in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--log", "tensorbord"], 'unknown log "tensorbord"; did you mean "tensorboard"?'),
+        (["--log", "csv"], "log=csv writes into the folder of the run; add --out DIR"),
+        (["--log", "wandb"], "the wandb callback needs wandb: pip install 'jaxfl[wandb]'"),
+        (["--stop-early", "0"], "patience must be at least 1 evaluation, got 0"),
+        (["--time-limit", "soon"], 'time_limit must be a time above 0, got "soon"; write 30m, 2h'),
+    ],
+)
+def test_what_cannot_look_on_is_refused(never_compiles, monkeypatch, words, said):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert said in refused("run", "fedavg", *SMALL, *words)
+
+
+def test_version_is_that_of_the_package():
+    assert jaxfl("--version").stdout == f"jaxfl {importlib.metadata.version('jaxfl')}\n"

@@ -10,10 +10,11 @@ import typer
 
 from docs.generate import methods, reliability, results, speed, tables
 from jaxfl import data
-from jaxfl.cli import job, options
 from jaxfl.cli.app import app, main
 from jaxfl.data.sources import SOURCES
+from jaxfl.jobs import job
 from jaxfl.methods import METHODS
+from jaxfl.settings import options
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "pages"

@@ -20,10 +20,12 @@ from typer.testing import CliRunner
 from experiments.harness import base, claims, entries, figures, report, results, run, studies, targets
 from experiments.harness.base import Cell, Claim, Experiment, Made, Scale, Study
 from jaxfl import data
-from jaxfl.cli import experiments, job, options
+from jaxfl.cli import experiments
 from jaxfl.cli.app import app
+from jaxfl.jobs import job
 from jaxfl.plots import style
 from jaxfl.schema import Option
+from jaxfl.settings import options
 from jaxfl.simulation.history import History
 from jaxfl.simulation.result import Result
 

@@ -7,7 +7,7 @@ import typer
 
 from experiments.reliability import fuzz_commands as fuzz
 from jaxfl.cli import app as command_line
-from jaxfl.cli import job
+from jaxfl.jobs import job
 
 SEED, LINES = 1, 30
 

@@ -79,10 +79,14 @@ class Fake(types.SimpleNamespace):
             add_scalar=lambda name, value, step: self.told.append((name, value, step)), flush=lambda: None
         )
         self.log = lambda values, step: self.told.extend((name, value, step) for name, value in values.items())
-        self.init = lambda **options: types.SimpleNamespace(log=self.log)
+        self.ended = 0
+        self.init = lambda **options: types.SimpleNamespace(log=self.log, finish=self.end_run)
         self.active_run = lambda: None
-        self.start_run = lambda **options: None
+        self.start_run = lambda **options: "a run"
         self.log_metrics = self.log
+
+    def end_run(self):
+        self.ended += 1
 
 
 LOGGERS = [
@@ -101,6 +105,7 @@ def test_loggers_get_scalars(monkeypatch, factory, module, extra, options):
         log(event)
     expected = [(name, value, step) for step in (4, 8) for name, value in TOLD.items()]
     assert fake.told == [*expected, ("num_clusters", 4.0, 8)]
+    assert fake.ended == (module != "tensorboardX")
 
 
 @pytest.mark.parametrize(("factory", "module", "extra", "options"), LOGGERS)
@@ -108,3 +113,28 @@ def test_a_missing_logger_says_what_to_install(monkeypatch, factory, module, ext
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"pip install 'jaxfl\[{extra}\]'"):
         factory(**options)
+
+
+def test_a_table_goes_on_with_the_columns_that_it_has(tmp_path):
+    log = callbacks.csv(tmp_path / "log.csv")
+    for event in EVENTS:
+        log(event)
+    head, *rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert head.split(",") == ["round", *TOLD] and [row.split(",")[0] for row in rows] == ["4", "8"]
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="must be a table of a run, with a column round, or new"):
+        callbacks.csv(tmp_path / "other.csv")(EVENTS[-1])
+
+
+def test_seeds_wait_apart_and_a_loss_should_fall():
+    stop = callbacks.EarlyStopping(1, "loss")
+    told = [(0, 1.0), (1, 1.0), (0, 0.5), (1, 1.0), (0, 0.5)]
+    events = [Event(1, 9, 1, 0.5, 1.0, {"loss": loss}, seed=seed) for seed, loss in told]
+    assert [stop(event) for event in events] == [False, False, False, True, True]
+    assert not stop(events[0]._replace(record=None, seed=2))
+    with pytest.raises(ValueError, match="metric must be a number of every evaluation, got 'accuracy'; there are loss"):
+        callbacks.EarlyStopping(1, "accuracy")(events[0])
+    with pytest.raises(ValueError, match="patience must be at least 1 evaluation, got 0"):
+        callbacks.EarlyStopping(0)
+    with pytest.raises(ValueError, match="seconds must be above 0, got 0"):
+        callbacks.TimeLimit(0)

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 import jaxfl
 from jaxfl import methods
-from jaxfl.cli import options
 from jaxfl.cli.app import app
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import FederatedData, conditions, federate
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.random import Stream, key_for
+from jaxfl.settings import options
 from jaxfl.simulation import evaluate, finetune
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxfl.cli import literals, options
 from jaxfl.methods import METHODS
 from jaxfl.schema import REQUIRED, Option, describe, listed, options_of, quoted, words_of
+from jaxfl.settings import literals, methods, options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,9 +25,9 @@ def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "summary": METHODS[name].summary,
-            "paper": METHODS[name].paper,
-            "options": option_rows(of_method(name).values(), METHODS[name].presets),
+            "summary": methods.row(name).summary,
+            "paper": methods.row(name).paper,
+            "options": option_rows(of_method(name).values(), methods.row(name).presets),
         }
         for name in names
     ]
@@ -35,7 +35,7 @@ def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
 
 def of_method(name: str) -> dict[str, Option]:
     """Returns the options of a method; of those that are `as in` another method, it has the line of that one."""
-    own = options_of(METHODS[name].factory)
+    own = options_of(methods.row(name).factory)
     for option in own.values():
         other = re.match(r"as in `(\w+)`", option.line)
         if other and other[1] in METHODS:
@@ -78,7 +78,7 @@ def resolved(option: Option, presets: Presets) -> tuple[Any, dict[str, Any]]:
 
 def method_options(name: str) -> "list[Table | str]":
     """Returns the page of a method: its options and those of every run."""
-    row = METHODS[name]
+    row = methods.row(name)
     own = of_method(name)
     server = own.pop("server_optimizer", None)
     entries = [_entry(option, row.presets) for option in own.values()]

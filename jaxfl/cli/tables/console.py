@@ -19,11 +19,11 @@ def stdout() -> "Console":
     return console if console.is_terminal else Console(highlight=False, width=PIPED)
 
 
-def stderr() -> "Console":
-    """Returns the console for what is not a result."""
+def stderr(*, quiet: bool = False) -> "Console":
+    """Returns the console for what is not a result; a quiet one prints nothing."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, quiet=quiet)
 
 
 def write(console: "Console", *parts: "Table | str") -> None:

@@ -45,7 +45,7 @@ def source_row(name: str, data_dir: str | None = None) -> dict[str, Any]:
     row = sources.row(name)
     known = {"name": name, "description": row.summary, "classes": row.num_classes, "model": row.model[0]}
     own = {key: one.default for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
-    cuts = [cut for cut, of in federations.DATASETS.items() if of.source == name and cut != name]
+    cuts = federations.cut(name)
     return {**known, **place(name, data_dir), "options": own, **_terms(name), "datasets": cuts}
 
 
@@ -53,7 +53,7 @@ def data(data_dir: str | None = None) -> "list[Table | str]":
     """Returns all sources and skews, how their names make data sets, and what to put where for what is missing."""
     from rich.table import Table
 
-    rows = [source_row(name, data_dir) for name in sources.SOURCES]
+    rows = [source_row(name, data_dir) for name in sources.names()]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("source", no_wrap=True)
     table.add_column("what it is")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxfl.methods import METHODS
+from jaxfl.settings import methods as known
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,7 +29,7 @@ def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | 
 
     Args:
         runs: the summary of one, or of one for each seed.
-        spread: of several, from `jaxfl.cli.job.across`.
+        spread: of several, from `jaxfl.jobs.job.across`.
     """
     from rich.table import Table
 
@@ -73,6 +73,6 @@ def methods() -> "Table":
     from rich.table import Table
 
     table = Table("name", "summary", "paper")
-    for name, row in METHODS.items():
+    for name, row in known.rows().items():
         table.add_row(name, row.summary, row.paper)
     return table

@@ -1,8 +1,9 @@
 """Sources: where examples come from, before any skew is cut into them.
 
-A source is one module with a loader and one `Row` in `SOURCES`. A loader takes the place where its files lie and
-returns a `Source`. Nothing is downloaded unless it is asked for; a missing file is named, with the folders looked in
-and the place to get it. Heavy libraries are imported only by the loader that needs them.
+A source is one module with a loader and one `Row` in `SOURCES`; a package brings one by an entry point `jaxfl.data`,
+which names its `Row`. A loader takes the place where its files lie and returns a `Source`. Nothing is downloaded unless
+it is asked for; a missing file is named, with the folders looked in and the place to get it. Heavy libraries are
+imported only by the loader that needs them.
 """
 
 import inspect
@@ -10,7 +11,9 @@ from typing import Any
 
 from jaxfl.data.sources import celeba, cifar10, digits, emnist, femnist, mnist, npz, parquet, saved, tfds, unipen
 from jaxfl.data.sources.base import Folder, Remote, Row, Source, home
+from jaxfl.schema import brought, installed
 
+GROUP = "jaxfl.data"
 SOURCES: dict[str, Row] = {
     "digits": digits.ROW,
     "mnist": mnist.MNIST,
@@ -30,7 +33,19 @@ def row(name: str) -> Row:
     """Returns the row of a source; `tfds:<name>` reads what tensorflow-datasets has prepared, `saved` a federation."""
     if name == saved.NAME:
         return saved.ROW
-    return tfds.row(name.removeprefix("tfds:")) if name.startswith("tfds:") else SOURCES[name]
+    if name.startswith("tfds:"):
+        return tfds.row(name.removeprefix("tfds:"))
+    if name in SOURCES:
+        return SOURCES[name]
+    found = brought(GROUP, name)
+    if not isinstance(found, Row):
+        raise ValueError(f"source {name} must be a jaxfl.data.sources.Row, got a {type(found).__name__}.")
+    return found
+
+
+def names() -> list[str]:
+    """Returns the names of all sources: of jaxfl, and of installed packages (entry points `jaxfl.data`)."""
+    return [*SOURCES, *(name for name in installed(GROUP) if name not in SOURCES)]
 
 
 def defaults(name: str) -> dict[str, Any]:
@@ -82,4 +97,4 @@ def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str 
     return str(place)
 
 
-__all__ = ["SOURCES", "Folder", "Remote", "Row", "Source", "defaults", "home", "load", "located", "row"]
+__all__ = ["SOURCES", "Folder", "Remote", "Row", "Source", "defaults", "home", "load", "located", "names", "row"]

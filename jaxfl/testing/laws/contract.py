@@ -61,8 +61,18 @@ def check_stable_state(row: Row) -> None:
     one, data, cohort, key = case(row), federation(), cohort_of(), jax.random.key(0)
     before = jax.eval_shape(one.init, key, data)
     after, _ = jax.eval_shape(one.round, key, before, data, cohort)
-    same = jax.tree.structure(before) == jax.tree.structure(after) and tree.shapes(before) == tree.shapes(after)
-    assert same, f"a round must keep the state's structure, shapes and dtypes: {before} became {after}"
+    were, are = (
+        {
+            name: f"{kind}{list(shape)}"
+            for name, (shape, kind) in zip(tree.names(state), tree.shapes(state), strict=True)
+        }
+        for state in (before, after)
+    )
+    names = [name for name in {**were, **are} if were.get(name) != are.get(name)]
+    changed = [f"{name} {were.get(name, 'nothing')} became {are.get(name, 'nothing')}" for name in names]
+    law = "a round must keep the state's structure, shapes and dtypes"
+    assert not changed, f"{law}: {'; '.join(changed[:3])}"
+    assert jax.tree.structure(before) == jax.tree.structure(after), f"{law}: {type(before)} became {type(after)}"
     traces = []
 
     @jax.jit

@@ -5,7 +5,7 @@
 ({'threshold': 0.6}, {'hidden': (64,)}, {'learning_rate': 0.05})
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,19 +13,21 @@ import optax
 
 from jaxfl import data as federations
 from jaxfl import sampling
-from jaxfl.cli import literals, optimizers, own
-from jaxfl.cli.optimizers import OPTIMIZERS, SERVERS
-from jaxfl.cli.run_options import RUN
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
-from jaxfl.models import networks
 from jaxfl.models.adapters import Network
-from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, options_of, quoted, words_of
+from jaxfl.schema import REQUIRED, Option, check_name, options_of, quoted
+from jaxfl.settings import methods, models, optimizers, own
+from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
+from jaxfl.settings.reading import convert as convert
+from jaxfl.settings.reading import find as find
+from jaxfl.settings.reading import read as read
+from jaxfl.settings.reading import split as split
+from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.tasks import classification
+from jaxfl.tasks import classification, start_from
 
-LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
 
 
@@ -47,24 +49,35 @@ class Settings(NamedTuple):
     def complete(self) -> dict[str, Any]:
         """Returns every option with its value, defaults filled in, flat and ready for JSON."""
         flat: dict[str, Any] = {
-            "method": self.method_name,
+            "method": own.label(self.method_name),
             "data": self.data_name,
-            "model": self.model_name,
+            "model": own.label(self.model_name),
             "optimizer": self.optimizer_name,
         }
-        if "server_optimizer" in METHODS[self.method_name].options:
+        flat |= {f"{owner}_checksum": own.checksum(path) for owner, path in self.files().items()}
+        if "server_optimizer" in methods.row(self.method_name).options:
             flat["server_optimizer"] = self.server_name
-        if own.is_own(self.model_name):
-            flat["model_checksum"] = own.checksum(self.model_name)
         for option in known(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name):
             given = getattr(self, option.owner)
             flat[f"{option.owner}.{option.name}"] = given.get(option.name, option.default)
+        if "weights" in self.files():
+            flat["run.weights"] = self.files()["weights"].name
         return flat
+
+    def files(self) -> dict[str, Path]:
+        """Returns the user's files that the run depends on: of method, model and weights.
+
+        Raises:
+            ValueError: one is not there.
+        """
+        names = {"method": self.method_name, "model": self.model_name}
+        found = {owner: own.file_of(name) for owner, name in names.items() if own.is_own(name)}
+        return found | ({"weights": own.there(self.run["weights"])} if self.run.get("weights") else {})
 
 
 def known(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
     """Returns all options that apply to this choice of method, data, model and optimisers, with their defaults."""
-    of_method, of_model = options_of(METHODS[method].factory), own.model_options(model)
+    of_method, of_model = options_of(methods.row(method).factory), models.options(model)
     of_method.pop("server_optimizer", None)  # it has a name and options of its own
     suits, suited = federations.dataset(data).model
     for name, default in suited.items() if model == suits else ():
@@ -89,7 +102,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     """Returns the settings of a run from its names and its options; nothing is loaded.
 
     Args:
-        method: a key of `jaxfl.methods.METHODS`.
+        method: a name that `jaxfl.settings.methods.row` knows.
         data: a name of the catalogue.
         items: `key=value`, or `owner.key=value` where two owners know the key. `model`,
             `optimizer` and `server_optimizer` choose those; everything else is an option of what was chosen.
@@ -99,12 +112,11 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         ValueError: a name or an option that nobody knows, an ambiguous one, one that is set twice, or a value of the
             wrong type.
     """
-    check_name("method", method, METHODS)
+    methods.row(method)
     row = federations.dataset(data)
     wanted: dict[str, Any] = {**split(items), **given}
     model = wanted.pop("model", row.model[0])
-    if not own.is_own(model):
-        check_name("model", model, networks.MODELS)
+    models.options(model)
     optimizer = wanted.pop("optimizer", "sgd")
     check_name("optimizer", optimizer, OPTIMIZERS)
     server = _choose_server(method, wanted)
@@ -129,10 +141,11 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
     task = classification(model(settings, data.num_classes), data, fast_forms=settings.run.get("fast_forms", True))
+    task = start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
     chosen = dict(settings.method)
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)
-    return METHODS[settings.method_name].factory(task, optimizer(settings), **chosen)
+    return methods.make(settings.method_name, task, optimizer(settings), **chosen)
 
 
 def model(settings: Settings, num_classes: int) -> Network:
@@ -143,7 +156,7 @@ def model(settings: Settings, num_classes: int) -> Network:
     """
     suits, suited = federations.dataset(settings.data_name).model
     options = (suited if settings.model_name == suits else {}) | settings.model
-    return own.create_model(settings.model_name, num_classes, **options)
+    return models.create(settings.model_name, num_classes, **options)
 
 
 def plan(settings: Settings) -> PlanChoice:
@@ -175,7 +188,7 @@ def finetune(settings: Settings) -> FineTune | None:
     if epochs < 1:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")
     if batch_size == "local":
-        local = METHODS[settings.method_name].options | settings.method  # a method without batches takes all rows
+        local = methods.row(settings.method_name).options | settings.method  # a method without batches takes all rows
         batch_size = local.get("batch_size")
     return FineTune(optimizer(settings), epochs, batch_size)
 
@@ -190,97 +203,6 @@ def server_optimizer(settings: Settings) -> optax.GradientTransformation | None:
     return optimizers.of_server(settings.server_name, settings.server) if settings.server_name else None
 
 
-def split(items: Iterable[str]) -> dict[str, str]:
-    """Returns `key=value` items by key.
-
-    Raises:
-        ValueError: an item that is not of this form, or a key that is there twice.
-
-    >>> split(["local_epochs=5", " threshold = 0.6"])
-    {'local_epochs': '5', 'threshold': '0.6'}
-    """
-    texts = {}
-    for item in items:
-        key, _, value = (part.strip() for part in item.partition("="))
-        if not key or not value:
-            raise ValueError(f"--set must be key=value, got {quoted(item)}; write --set local_epochs=5.")
-        if key in texts:
-            raise ValueError(f"{key} must be set once, got {quoted(texts[key])} and {quoted(value)}; leave one out.")
-        texts[key] = value
-    return texts
-
-
-def read(
-    wanted: Mapping[str, Any], options: Sequence[Option], where: str, others: Sequence[str] = ()
-) -> list[tuple[Option, Any]]:
-    """Returns the options that are wanted, with their values.
-
-    Args:
-        wanted: text or values, by key.
-        options: those that there are.
-        where: whose they are, for messages.
-        others: names that choose something else, and may be meant by an unknown key.
-
-    Raises:
-        ValueError: an option that is not there, or a value of the wrong type.
-    """
-    found = {key: find(key, options, where, others) for key in wanted}
-    values = {key: convert(key, wanted[key], option) for key, option in found.items()}
-    for key, value in values.items():
-        for one in value if isinstance(value, tuple) else (value,):
-            if (limit := LARGEST.get(type(one))) is not None and abs(one) > limit:
-                raise ValueError(f"{key} must be at most {limit}, got {value}.")
-    return [(option, values[key]) for key, option in found.items()]
-
-
-def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
-    """Returns the value of an option in the option's type: the only place where text becomes one.
-
-    Args:
-        key: what the option is called in messages.
-        given: text, or a value. One number is a tuple of one where there may be several.
-        option: whose type counts.
-        remedy: the end of the message; if empty, it tells the default.
-
-    Raises:
-        ValueError: it is not of the option's type.
-
-    >>> convert("sizes", "64", Option("sizes", (128,), tuple[int, ...]))
-    (64,)
-    """
-    fits, value = literals.fit(literals.parse(given) if isinstance(given, str) else given, option.hint)
-    if not fits:
-        if not remedy and option.default is not REQUIRED:
-            remedy = f"its default is {quoted(option.default)}"
-        near = did_you_mean(given, words_of(option.hint))
-        end = f"; {remedy}." if near == "." and remedy else near
-        raise ValueError(f"{key} must be {describe(option.hint)}, got {quoted(given)}{end}")
-    one_of_many = isinstance(option.default, tuple) and not isinstance(value, tuple) and value is not None
-    return (value,) if one_of_many else value
-
-
-def find(key: str, options: Sequence[Option], where: str, others: Sequence[str] = ()) -> Option:
-    """Returns the option that a key means, `name` or `owner.name`.
-
-    Raises:
-        ValueError: there is none, or there are several.
-    """
-    owner, dot, name = key.rpartition(".")
-    found = [option for option in options if option.name == name and (not dot or option.owner == owner)]
-    if len(found) > 1:
-        ways = " or ".join(f"{option.owner}.{option.name}" for option in found)
-        raise ValueError(f"option {quoted(key)} is ambiguous; write {ways}.")
-    if found:
-        return found[0]
-    near = did_you_mean(name, [*(option.name for option in options), *others])
-    by_owner: dict[str, list[str]] = {}
-    for option in options:
-        by_owner.setdefault(option.owner, []).append(option.name)
-    listing = "; ".join(f"{owner}: {', '.join(names)}" for owner, names in by_owner.items())
-    also = f"; and {', '.join(others)} to choose those" if others else ""
-    raise ValueError(f"unknown option {quoted(key)} for {where}{near} Known: {listing}{also}.")
-
-
 def _choose_server(method: str, wanted: dict[str, Any]) -> str | None:
     """Takes `server_optimizer` out of what is wanted and returns its name, None for plain averaging."""
     name = str(wanted.pop("server_optimizer", None)).lower()
@@ -290,7 +212,7 @@ def _choose_server(method: str, wanted: dict[str, Any]) -> str | None:
             ways = "|".join(SERVERS)
             raise ValueError(f"{orphan} is an option of a server optimiser; add --set server_optimizer={ways}.")
         return None
-    if "server_optimizer" not in METHODS[method].options:
+    if "server_optimizer" not in methods.row(method).options:
         able = ", ".join(other for other, row in METHODS.items() if "server_optimizer" in row.options)
         raise ValueError(f"method {method} takes no server_optimizer, got {quoted(name)}; those that do: {able}.")
     check_name("server_optimizer", name, ["none", *SERVERS])

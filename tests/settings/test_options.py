@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from jaxfl import data as federations
 from jaxfl import sampling
-from jaxfl.cli import literals, options
 from jaxfl.methods import METHODS, Row, fedavg
 from jaxfl.schema import Option
+from jaxfl.settings import literals, options
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_network_of_ones_own(name, tmp_path):
     shapes = jax.eval_shape(options.build(settings, data).task.init, jax.random.key(0))
     assert sorted(leaf.shape for leaf in jax.tree.leaves(shapes)) == [(6,), (6, 10), (10,), (64, 6)]
     before = settings.complete()
-    assert before["model"] == address and before["model.width"] == 6
+    assert before["model"] == f"mine.py:{name}" and before["model.width"] == 6
     (tmp_path / "mine.py").write_text(OWN.replace("relu", "gelu"))
     assert settings.complete() != before
 
@@ -251,8 +251,8 @@ def test_a_network_of_ones_own(name, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("model=mine.py:Nnx", 'has no "Nnx" that can be called; did you mean "NNX"'),
-        ("model=mine.py:shape", 'has no "shape" that can be called'),
+        ("model=mine.py:Nnx", 'has no "Nnx"; did you mean "NNX"'),
+        ("model=mine.py:shape", "must be a class or a function that makes a network, got 3"),
         ("model=gone.py:NNX", "there is no file 'gone.py'"),
         ("model=broken.py:NNX", "cannot be executed: ZeroDivisionError"),
         ("model=mine.py", 'unknown model "mine.py"'),

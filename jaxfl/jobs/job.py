@@ -1,22 +1,24 @@
 """A run with a directory of its own: what was asked for, what came of it, and the pictures.
 
-The directory holds `config.json` (before anything is computed), `history.jsonl` and the checkpoints (while it runs),
+The directory holds `config.json` (before anything is computed; beside it copies of a user's files of
+Python), `history.jsonl` and the checkpoints (while it runs),
 `summary.json`, `clients.csv` (a row per client), `convergence.png` and `clusters.png` (at the end).
 """
 
 import contextlib
 import json
+import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl import plots
-from jaxfl.cli import options
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
+from jaxfl.settings import options
 from jaxfl.simulation import processes
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.finetune import FineTune
@@ -53,6 +55,7 @@ class Job(NamedTuple):
             "eval_every": self.eval_every,
             "checkpoint_every": self.checkpoint_every,
             "data_dir": self.data_dir,
+            **{f"{owner}_file": str(path.resolve()) for owner, path in self.settings.files().items()},
         }
 
     def directory(self) -> RunDirectory | None:
@@ -204,6 +207,10 @@ def _directories(jobs: Sequence[Job]) -> Iterator[None]:
             if directory := job.directory():
                 stack.enter_context(directory.alone())
                 directory.write_config(job.config())
+                for path in job.settings.files().values() if processes.first() else ():
+                    if path.suffix == ".py" and not (directory.path / path.name).exists():
+                        with directory.told("nothing was begun"):
+                            shutil.copyfile(path, directory.path / path.name)
         yield
 
 

@@ -10,6 +10,7 @@ OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[st
     "sgd": (optax.sgd, {"learning_rate": 0.1}),
     "momentum": (optax.sgd, {"learning_rate": 0.1, "momentum": 0.9}),
     "adam": (optax.adam, {"learning_rate": 0.001}),
+    "adamw": (optax.adamw, {"learning_rate": 0.001, "weight_decay": 0.01}),
 }
 # For methods whose factory takes a `server_optimizer`: the papers' defaults, but for rates, which they tune.
 SERVERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, float]]] = {
@@ -37,6 +38,8 @@ def of_clients(name: str, given: Mapping[str, float]) -> optax.GradientTransform
     numbers = {**defaults, **given}
     if not numbers["learning_rate"] > 0:
         raise ValueError(f"learning_rate must be above 0, got {numbers['learning_rate']}; 0.1 is usual.")
+    if not numbers.get("weight_decay", 0) >= 0:
+        raise ValueError(f"weight_decay must be 0 or more, got {numbers['weight_decay']}; 0.01 is usual.")
     _check_momentum("momentum", numbers)
     return make(**numbers)
 

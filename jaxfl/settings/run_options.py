@@ -22,4 +22,5 @@ RUN = (
     Option(
         "finetune_batch_size", "local", int | None | Literal["local"], "of these epochs; none takes all rows at once"
     ),
+    Option("weights", None, str | None, "FILE.safetensors with the model that all start from, see jaxfl.start_from"),
 )

@@ -1,0 +1,276 @@
+"""A run that is kept in a folder, given back: `jaxfl.load(DIR)`."""
+
+import functools
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxfl import engine, tree
+from jaxfl.cohort import PlanChoice
+from jaxfl.data.clients import FederatedData
+from jaxfl.jobs import job as jobs
+from jaxfl.methods.base import Method, served_model
+from jaxfl.models.weights import save_weights
+from jaxfl.settings import options, own
+from jaxfl.simulation import checkpoint
+from jaxfl.simulation.checkpoint import Saved
+from jaxfl.simulation.directory import CONFIG, HISTORY, RunDirectory
+from jaxfl.simulation.evaluate import evaluator, model_of
+from jaxfl.simulation.history import History, json_ready
+from jaxfl.simulation.metrics import Evaluation, in_a_line
+from jaxfl.simulation.program import initialiser, shapes_of
+from jaxfl.simulation.result import Callback, Result, about, chosen_client
+from jaxfl.simulation.streaming import streams
+from jaxfl.simulation.testers import sampled_clients
+from jaxfl.typing import Params
+
+NAMES = ("method", "data", "model", "optimizer", "server_optimizer")  # of a config: what chooses the options' owners
+
+
+class KeptRun:
+    """A run in a folder, finished or interrupted. Data, method, state and evaluation are made when they are asked for.
+
+    Attributes:
+        path: the folder.
+        config: what was asked for; None where `jaxfl.run` began the run, which is given objects and no names.
+        history: a record per evaluation.
+        summary: what came of it; None where it has not ended.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        method: Method | None = None,
+        data: FederatedData | None = None,
+        data_dir: str | os.PathLike | None = None,
+    ):
+        self.path, self._method, self._data, self._data_dir = Path(path), method, data, data_dir
+        directory = RunDirectory(self.path, "path")
+        if not directory.held():
+            below = sorted(one.parent.name for one in self.path.glob(f"*/{HISTORY}"))
+            remedy = f"below it are {', '.join(below[:5])}" if below else "give what --out or checkpoint_dir was"
+            raise ValueError(f"path must be the folder of a run, {str(path)!r} has none; {remedy}.")
+        self.config, self.summary = directory.config(), directory.summary()
+        self.history = History(self.path / HISTORY) if (self.path / HISTORY).exists() else History()
+
+    @functools.cached_property
+    def job(self) -> jobs.Job:
+        """The run as it was asked for, by names.
+
+        Raises:
+            ValueError: `jaxfl.run` began it.
+        """
+        if self.config is None:
+            raise ValueError(
+                f"{str(self.path)!r} has no {CONFIG}: jaxfl.run began the run; give load its method and its data, and "
+                "go on with jaxfl.run(..., resume=True)."
+            )
+        wanted = {name: self.config[name] for name in ("rounds", "cohort", "seed", "eval_every", "checkpoint_every")}
+        data_dir = self.config["data_dir"] if self._data_dir is None else str(self._data_dir)
+        return jobs.Job(_settings(self.path, self.config), **wanted, data_dir=data_dir, out=self.path, resume=True)
+
+    @functools.cached_property
+    def data(self) -> FederatedData:
+        """The federation that it ran on."""
+        if self._data is not None:
+            return self._data
+        return options.load(self.job.settings, data_dir=self.job.data_dir, seed=self.job.seed)
+
+    @functools.cached_property
+    def method(self) -> Method:
+        """The method."""
+        return options.build(self.job.settings, self.data) if self._method is None else self._method
+
+    @functools.cached_property
+    def state(self) -> Any:
+        """The method's state of the newest checkpoint, in host memory.
+
+        Raises:
+            ValueError: there is none, or it is of another method or network.
+        """
+        init = initialiser(self.method, shapes_of(self.data))
+        return self._saved.state(jax.eval_shape(init, jax.random.key(self.seed), self.data))
+
+    @functools.cached_property
+    def evaluation(self) -> Evaluation:
+        """The evaluation of that state, client by client; it is made anew."""
+        settings = None if self.config is None else self.job.settings
+        plan: PlanChoice = "auto" if settings is None else options.plan(settings)
+        run = {} if settings is None else settings.run
+        model = served_model(self.method, self.state)
+        size = self._saved.header["identity"]["cohort"]
+        chosen = engine.resolve_plan(plan, model, size, devices=run.get("devices"))
+        stream = streams(self.method, self.data, run.get("resident", "auto"))
+        data = self.data if stream else self.data.on_device(chosen.mesh)
+        tested = sampled_clients(self.data, run.get("eval_clients"), self.seed)
+        tuned = None if settings is None else options.finetune(settings)
+        look = evaluator(self.method, data, chosen, tuned, clients=tested, stream=stream)
+        return look(jax.random.key(self.seed), tree.placed(self.state, chosen.place))
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self._saved.header["identity"]["seed"]
+
+    @property
+    def round(self) -> int:
+        """The round of the newest checkpoint."""
+        return self._saved.header["round"]
+
+    @functools.cached_property
+    def _saved(self) -> Saved:
+        saved = checkpoint.newest(self.path)
+        if saved is None:
+            raise ValueError(f"{str(self.path)!r} has no checkpoint; the run was stopped before its first.")
+        return saved
+
+    def params(self, *, client: int | None = None, cluster: int | None = None) -> Params:
+        """Returns the model that a client is served, or the clients of a cluster.
+
+        Args:
+            client: from 0 to N - 1.
+            cluster: one of `evaluation.cluster`.
+
+        Raises:
+            ValueError: both or none are given, or there is no such client or cluster.
+        """
+        clusters = self.evaluation.cluster if client is None else self.state.cluster
+        found, stream = chosen_client(clusters, client, cluster), streams(self.method, self.data, "auto")
+        return model_of(self.method, self.state, self.data, found, self.seed, stream=stream)
+
+    def export(self, path: str | os.PathLike, *, client: int | None = None, cluster: int | None = None) -> None:
+        """Writes the model of `params` as safetensors, see `jaxfl.models.save_weights`."""
+        told = {**(self.config or {}), "rounds": self.round}
+        save_weights(path, self.params(client=client, cluster=cluster), about(told, client, cluster))
+
+    def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> Result:
+        """Goes on with the run in its folder, as `jaxfl run ... --resume` does: the same bits.
+
+        Args:
+            rounds: in all, those that are made included; None is what was asked for.
+            callbacks: called with every `Event`.
+
+        Raises:
+            ValueError: `jaxfl.run` began the run, it has made more rounds, or somebody else goes on with it.
+        """
+        job = self.job if rounds is None else self.job._replace(rounds=rounds)
+        jobs.check(job)
+        return jobs.execute(job, self.data, callbacks)
+
+    def __repr__(self) -> str:
+        """Returns a line."""
+        if self.summary is None:
+            return f"KeptRun({str(self.path)!r}, not finished, {len(self.history)} evaluations)"
+        names = ("method", "data", "rounds", "seed", "micro_accuracy", "num_clusters")
+        return (
+            f"KeptRun({str(self.path)!r}, {in_a_line(self.summary, [name for name in names if name in self.summary])})"
+        )
+
+
+def load(
+    path: str | os.PathLike,
+    *,
+    method: Method | None = None,
+    data: FederatedData | None = None,
+    data_dir: str | os.PathLike | None = None,
+) -> KeptRun:
+    """Returns a run that was kept: by `jaxfl run --out`, by `jaxfl.run_named(out=...)` or by `checkpoint_dir`.
+
+    Args:
+        path: its folder.
+        method: of a run that `jaxfl.run` began, which keeps no names; None makes it as it was asked for.
+        data: the same.
+        data_dir: where the data's files lie, if not where they were.
+
+    Raises:
+        ValueError: there is no run.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     small = {"num_clients": 8, "rows_per_client": 20, "model": "logistic"}
+    ...     result = run_named("fedavg", "rotated-digits", rounds=2, cohort=0.5, out=folder, **small)
+    ...     again = load(folder)
+    ...     again.round, sorted(again.params(client=3)["Dense_0"]), again.resume(rounds=3).summary["rounds"]
+    (2, ['bias', 'kernel'], 3)
+    """
+    return KeptRun(path, method, data, data_dir)
+
+
+def run_named(
+    method: str,
+    data: str,
+    *,
+    rounds: int,
+    cohort: int | float,
+    seed: int = 0,
+    out: str | os.PathLike | None = None,
+    resume: bool = False,
+    data_dir: str | os.PathLike | None = None,
+    eval_every: int | None = None,
+    checkpoint_every: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Result:
+    """Runs what names say, as `jaxfl run` does, and keeps what it keeps: either goes on with the other's runs.
+
+    Args:
+        method: a method's name, or `FILE.py:NAME`.
+        data: a data set's name.
+        rounds: communication rounds in all.
+        cohort: clients of a round: a share (float in (0, 1]) or a count (int).
+        seed: of the data, the initial models, the cohorts and the batches.
+        out: the folder, which gets all that `jaxfl run --out` writes; None keeps nothing.
+        resume: go on with the run that is in the folder.
+        data_dir: where the data's files lie.
+        eval_every: rounds between evaluations; None evaluates ten times.
+        checkpoint_every: rounds between checkpoints; None saves after every evaluation.
+        callbacks: called with every `Event`.
+        **settings: what `--set` takes: `model="mlp"`, `num_clusters=4`.
+
+    Raises:
+        ValueError: a name, an option or a number is not possible, or the folder holds another run.
+        Diverged: clients send nothing finite any more.
+    """
+    job = jobs.Job(
+        options.route(method, data, **settings),
+        rounds,
+        cohort,
+        seed,
+        None if data_dir is None else str(data_dir),
+        eval_every,
+        checkpoint_every,
+        None if out is None else Path(out),
+        resume,
+    )
+    jobs.check(job)
+    return jobs.execute(job, options.load(job.settings, data_dir=job.data_dir, seed=seed), callbacks)
+
+
+def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:
+    """Returns the settings of a config: what differs from the defaults is given."""
+    config = {**config, **{owner: _address(folder, config, owner) for owner in ("method", "model")}}
+    names: list[Any] = [config.get(name) for name in NAMES]
+    defaults = {f"{one.owner}.{one.name}": one.default for one in options.known(*names)}
+    given = {
+        key: value
+        for key, value in config.items()
+        if "." in key and (key not in defaults or value != json.loads(json.dumps(json_ready(defaults[key]))))
+    }
+    if "weights_file" in config:
+        given["run.weights"] = config["weights_file"]
+    chosen = {name: config[name] for name in NAMES[2:] if config.get(name) is not None}
+    return options.route(config["method"], config["data"], **chosen, **given)
+
+
+def _address(folder: Path, config: dict[str, Any], owner: str) -> str:
+    """Returns the name of a method or a model; of one in a file, where the file is as it was, if need be the copy."""
+    name = config[owner]
+    if not own.is_own(name):
+        return name
+    file, function = Path(config[f"{owner}_file"]), name.rpartition(":")[2]
+    as_it_was = file.is_file() and own.checksum(file) == config[f"{owner}_checksum"]
+    return f"{file if as_it_was else folder / file.name}:{function}"

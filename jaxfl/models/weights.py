@@ -1,0 +1,81 @@
+"""A model in a file: safetensors, which any library reads and nothing is executed of.
+
+A leaf is stored under its name as `jaxfl.tree.names` has it, `Dense_0/kernel`.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxfl import tree
+from jaxfl.schema import did_you_mean
+from jaxfl.typing import Params
+
+SUFFIX = ".safetensors"
+
+
+def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str] | None = None) -> None:
+    """Writes a model, whole or not at all.
+
+    Args:
+        path: of the file.
+        model: pytree of arrays.
+        about: text that the file carries.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights(f"{folder}/a.safetensors", {"Dense_0": {"bias": np.ones(2)}})
+    ...     load_weights(f"{folder}/a.safetensors", {"Dense_0": {"bias": np.zeros(2)}})
+    {'Dense_0': {'bias': array([1., 1.])}}
+    """
+    from safetensors.numpy import save
+
+    arrays = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(model)]
+    content = save(dict(zip(tree.names(model), arrays, strict=True)), metadata=dict(about or {}))
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+def load_weights(path: str | os.PathLike, like: Params) -> Params:
+    """Returns the model of a file.
+
+    Args:
+        path: of the file.
+        like: a model of the same network, or its shapes.
+
+    Raises:
+        ValueError: there is no such file, it is no safetensors, or names, shapes or types are others; the message names
+            the first.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r} of weights; result.export writes one, as do other libraries.")
+    try:
+        held = load_file(path)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{path} must be safetensors of NumPy's types, got: {error}.") from error
+    wanted = dict(zip(tree.names(like), jax.tree.leaves(like), strict=True))
+    for name, leaf in wanted.items():
+        if name not in held:
+            near = did_you_mean(name, held)
+            raise ValueError(f"{path} must have the parameter {name} {_kind(leaf)}, and has none{near}")
+        if (got := _kind(held[name])) != _kind(leaf):
+            raise ValueError(f"{name} must be {_kind(leaf)}, is {got} in {path}; take the network of that file.")
+    if more := sorted(set(held) - set(wanted)):
+        raise ValueError(
+            f"{path} has the parameter {more[0]}, and the network has none{did_you_mean(more[0], wanted)} Leave it out."
+        )
+    return jax.tree.unflatten(jax.tree.structure(like), [held[name] for name in wanted])
+
+
+def _kind(leaf: np.ndarray) -> str:
+    """Returns type and shape of an array, as messages say them."""
+    return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"

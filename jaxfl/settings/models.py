@@ -1,0 +1,69 @@
+"""Networks by name: those of `jaxfl.models`, of installed packages (entry points `jaxfl.models`), and a user's.
+
+A user's is a module of flax.linen, the class of one of flax.nnx, or a function that makes either; see `classification`.
+Its attributes, or what it takes beside `rngs`, are its options; `num_classes` is given to it if it takes that.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from jaxfl.models import networks
+from jaxfl.models.adapters import Network
+from jaxfl.schema import REQUIRED, Option, brought, check_name, installed, lines_of, quoted
+from jaxfl.settings import own
+
+GROUP = "jaxfl.models"
+GIVEN = ("self", "num_classes", "rngs", "parent", "name")  # not chosen by options
+
+
+def options(name: str) -> dict[str, Option]:
+    """Returns the options of a model.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    if (made := _others(name)) is None:
+        return networks.options(name)
+    return {option.name: option for option in _takes(made) if option.name not in GIVEN}
+
+
+def create(name: str, num_classes: int, **chosen: Any) -> Network:
+    """Returns a network with its options chosen."""
+    if (made := _others(name)) is None:
+        return networks.create(name, num_classes, **chosen)
+    takes = [option.name for option in _takes(made)]
+    chosen |= {"num_classes": num_classes} if "num_classes" in takes else {}
+    if "rngs" not in takes:
+        return made(**chosen)
+    return lambda rngs: made(**chosen, rngs=rngs)
+
+
+def _others(name: str) -> Callable[..., Any] | None:
+    """Returns what makes a network that is not of jaxfl; None where it is."""
+    if own.is_own(name):
+        found = own.load(name)
+    elif name in networks.MODELS or name not in installed(GROUP):
+        check_name("model", name, [*networks.MODELS, *installed(GROUP)])
+        return None
+    else:
+        found = brought(GROUP, name)
+    if not callable(found):
+        raise ValueError(f"{name} must be a class or a function that makes a network, got {quoted(found)}.")
+    return found
+
+
+def _takes(made: Callable[..., Any]) -> list[Option]:
+    """Returns what a function takes, or a class when an instance is made."""
+    function = made.__init__ if isinstance(made, type) else made  # flax.nnx hides the signature of its classes
+    lines = lines_of(made)
+    return [
+        Option(
+            word.name,
+            REQUIRED if word.default is word.empty else word.default,
+            Any if word.annotation is word.empty else word.annotation,
+            lines.get(word.name, ""),
+        )
+        for word in inspect.signature(function, eval_str=True).parameters.values()
+        if word.kind in (word.POSITIONAL_OR_KEYWORD, word.KEYWORD_ONLY)
+    ]

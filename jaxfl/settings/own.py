@@ -1,0 +1,112 @@
+"""What a user wrote: `FILE.py:NAME`, where the name of a method or of a model stands.
+
+The file is executed as a module of its own; what lies beside it can be imported. A checksum of its content goes into
+the runs that use it, and a copy into their folders: a run is not gone on with under other code of the same name.
+"""
+
+import functools
+import importlib.util
+import re
+import sys
+import zlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jaxfl.schema import did_you_mean, quoted
+
+ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
+
+
+def is_own(name: Any) -> bool:
+    """Returns whether a name is an address in a file."""
+    return isinstance(name, str) and ADDRESS.fullmatch(name) is not None
+
+
+def label(name: str) -> str:
+    """Returns what a run calls what it was given: of an address the file's name, wherever it lies.
+
+    >>> label("../mine/my_method.py:factory"), label("ifca")
+    ('my_method.py:factory', 'ifca')
+    """
+    return f"{Path(name.rpartition(':')[0]).name}:{name.rpartition(':')[2]}" if is_own(name) else name
+
+
+def file_of(address: str) -> Path:
+    """Returns the file of an address.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    return there(address.rpartition(":")[0], "write FILE.py:NAME, the path from where you are")
+
+
+def there(name: str, remedy: str = "write its path from where you are") -> Path:
+    """Returns the path of a file.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ValueError(f"there is no file {str(path)!r}; {remedy}.")
+    return path
+
+
+def checksum(path: Path) -> str:
+    """Returns that of a file's content."""
+    return _checksum(path.read_bytes())
+
+
+def load(address: str) -> Any:
+    """Returns what stands in a file under a name. The file is executed, once while its content is the same.
+
+    Raises:
+        ValueError: there is no such file, it cannot be executed, or it has no such name.
+    """
+    path, name = file_of(address), address.rpartition(":")[2]
+    module = _module(path.resolve(), checksum(path))
+    if not hasattr(module, name):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"{path} has no {quoted(name)}{did_you_mean(name, own)}")
+    return getattr(module, name)
+
+
+def place(error: BaseException) -> str:
+    """Returns where in a user's file an error comes from, as the end of a message; empty where in none.
+
+    The last line of the traceback that is in such a file is meant: what it called is not the user's.
+    """
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename in _executed:
+            found = f" ({Path(code.co_filename).name}, line {trace.tb_lineno}, in {code.co_name})"
+        trace = trace.tb_next
+    return found
+
+
+_executed: set[str] = set()  # the files
+
+
+@functools.cache
+def _module(path: Path, content: str) -> ModuleType:
+    """Returns the module of a file, executed; another one where its content has another checksum."""
+    name = f"{path.stem}_{content}"  # not the stem alone, which may be the name of an installed package
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    _executed.add(str(path))
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # as of a script, but behind what is installed
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"{path} cannot be executed: {type(error).__name__}: {error}{place(error)}.") from error
+    return module
+
+
+def _checksum(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"

@@ -1,0 +1,130 @@
+"""Callbacks that write each evaluation's numbers somewhere else: TensorBoard, Weights & Biases, MLflow, a table."""
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+from jaxfl.simulation.result import Callback, Event
+
+MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}  # by the extra that installs it
+
+
+def csv(path: str | os.PathLike) -> Callback:
+    """Returns a callback that writes each evaluation's numbers into a table: a row as soon as it exists.
+
+    The columns are those of the first evaluation. Of a file that is there the columns count, and rows are added to it.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ValueError: the file is another table.
+    """
+    file = Path(path)
+
+    def log(event: Event) -> None:
+        if not (values := scalars(event)):
+            return
+        head = ["round", *([] if event.seed is None else ["seed"]), *values]
+        line = ",".join(head) + "\n"
+        with file.open("a+", encoding="utf-8") as table:
+            table.seek(0)
+            columns = table.readline()
+            if not columns:
+                table.write(line)
+            elif "round" not in columns.strip().split(","):
+                raise ValueError(f"{file} must be a table of a run, with a column round, or new; choose another name.")
+            names = (columns or line).strip().split(",")
+            row = {"round": event.round, "seed": event.seed, **values}
+            table.write(",".join("" if row.get(name) is None else str(row[name]) for name in names) + "\n")
+
+    return log
+
+
+def tensorboard(directory: str) -> Callback:
+    """Returns a callback that writes each evaluation's numbers for TensorBoard.
+
+    Args:
+        directory: the log directory.
+
+    Raises:
+        ImportError: the extra is not installed.
+    """
+    writer = _optional("tensorboard").SummaryWriter(directory)
+
+    def log(event: Event) -> None:
+        for name, value in scalars(event).items():
+            writer.add_scalar(name, value, event.round)
+        writer.flush()
+
+    return log
+
+
+def wandb(**options: Any) -> Callback:
+    """Returns a callback that writes each evaluation's numbers to Weights & Biases.
+
+    Args:
+        **options: of `wandb.init`, e.g. `project="federations"`.
+
+    Raises:
+        ImportError: the extra is not installed.
+    """
+    run = _optional("wandb").init(**options)
+
+    def log(event: Event) -> None:
+        if values := scalars(event):
+            run.log(values, step=event.round)
+        if event.round >= event.rounds:
+            run.finish()
+
+    return log
+
+
+def mlflow(**options: Any) -> Callback:
+    """Returns a callback that writes each evaluation's numbers to MLflow, into the active run or a new one.
+
+    Args:
+        **options: of `mlflow.start_run`, e.g. `run_name="first"`; used if no run is active.
+
+    Raises:
+        ImportError: the extra is not installed.
+    """
+    client = _optional("mlflow")
+    mine = None if client.active_run() is not None else client.start_run(**options)
+
+    def log(event: Event) -> None:
+        if values := scalars(event):
+            client.log_metrics(values, step=event.round)
+        if mine is not None and event.round >= event.rounds:
+            client.end_run()
+
+    return log
+
+
+def scalars(event: Event) -> dict[str, float]:
+    """Returns the numbers of the evaluation that was just made; nothing if none was.
+
+    >>> scalars(Event(1, 2, 4, 0.5, 0.1, {"round": 1, "micro_accuracy": 0.5, "ari": None, "clusters": []}))
+    {'micro_accuracy': 0.5}
+    """
+    record = event.record or {}
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def check(name: str) -> None:
+    """Raises ImportError if a logger is not installed."""
+    if name in MODULES:
+        _optional(name)
+
+
+def _optional(name: str) -> Any:
+    """Returns the module of a logger, or says how to install it."""
+    try:
+        return importlib.import_module(MODULES[name])
+    except ImportError as error:
+        raise ImportError(f"the {name} callback needs {MODULES[name]}: pip install 'jaxfl[{name}]'.") from error

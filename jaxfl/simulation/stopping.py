@@ -1,0 +1,107 @@
+"""Callbacks that end a run before its last round, or keep the round that was the best."""
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+from jaxfl.simulation.directory import CONFIG
+from jaxfl.simulation.result import Event
+
+
+class _Best:
+    """The best value of a metric so far, of each seed."""
+
+    def __init__(self, metric: str):
+        self.metric, self._sign = metric, -1.0 if metric.endswith("loss") else 1.0
+        self._best: dict[int | None, float] = {}
+
+    def improves(self, event: Event) -> bool:
+        """Returns whether an evaluation is better than all before.
+
+        Raises:
+            ValueError: an evaluation has no such number.
+        """
+        assert event.record is not None
+        if self.metric not in event.record:
+            known = ", ".join(name for name, value in event.record.items() if isinstance(value, float))
+            raise ValueError(f"metric must be a number of every evaluation, got {self.metric!r}; there are {known}.")
+        value = event.record[self.metric]
+        value = -math.inf if value is None or math.isnan(value) else self._sign * value
+        if value <= self._best.get(event.seed, -math.inf):
+            return False
+        self._best[event.seed] = value
+        return True
+
+
+class EarlyStopping:
+    """Ends a run whose metric has not become better for some evaluations.
+
+    Args:
+        patience: evaluations in a row that are not better than the best before them.
+        metric: of the records of a history; the smaller the better if its name ends in `loss`, else the larger.
+
+    Raises:
+        ValueError: less than one evaluation.
+
+    >>> stop = EarlyStopping(2)
+    >>> [stop(Event(i, 9, 1, 0.5, 1.0, {"micro_accuracy": value})) for i, value in enumerate((0.5, 0.6, 0.6, 0.4))]
+    [False, False, False, True]
+    """
+
+    def __init__(self, patience: int, metric: str = "micro_accuracy"):
+        if patience < 1:
+            raise ValueError(f"patience must be at least 1 evaluation, got {patience}.")
+        self.patience, self._best = patience, _Best(metric)
+        self._waited: dict[int | None, int] = {}
+
+    def __call__(self, event: Event) -> bool:
+        """Returns whether to end the run."""
+        if event.record is not None:
+            better = self._best.improves(event)
+            self._waited[event.seed] = 0 if better else self._waited.get(event.seed, 0) + 1
+        return self._waited.get(event.seed, 0) >= self.patience
+
+
+class TimeLimit:
+    """Ends a run after some time; a round that has begun is ended first.
+
+    Args:
+        seconds: since the run was begun or resumed, compilation included.
+
+    Raises:
+        ValueError: no time at all.
+    """
+
+    def __init__(self, seconds: float):
+        if not seconds > 0:
+            raise ValueError(f"seconds must be above 0, got {seconds}.")
+        self.seconds = seconds
+
+    def __call__(self, event: Event) -> bool:
+        """Returns whether to end the run."""
+        return event.seconds >= self.seconds
+
+
+class BestCheckpoint:
+    """Keeps the round whose metric was the best, in a folder of its own that `jaxfl.load` gives back.
+
+    Args:
+        folder: gets the checkpoint, and the history until then; of several seeds `seed-S` in it.
+        metric: as for `EarlyStopping`.
+
+    In the folder of a run (`runs/a/best`) the run's config is copied, so that `jaxfl.load` needs nothing else.
+    """
+
+    def __init__(self, folder: str | os.PathLike, metric: str = "micro_accuracy"):
+        self.folder, self._best = Path(folder), _Best(metric)
+
+    def __call__(self, event: Event) -> None:
+        """Keeps the state if it is the best so far."""
+        if event.record is None or event.keep is None or not self._best.improves(event):
+            return
+        folder = self.folder if event.seed is None else self.folder / f"seed-{event.seed}"
+        event.keep(folder)
+        above = self.folder.parent if event.seed is None else self.folder.parent / f"seed-{event.seed}"
+        if (config := above / CONFIG).exists():
+            shutil.copyfile(config, folder / CONFIG)

@@ -1,0 +1,90 @@
+"""`jaxfl check`: what it says of laws that hold and that are broken, in files of a user's own."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from jaxfl.cli.app import app
+from jaxfl.testing import CHECKS
+from tests.methods import example_method
+
+MINE = (
+    Path(example_method.__file__).read_text(encoding="utf-8")
+    + """
+def counts_in_floats(task, optimizer, *, num_clusters: int):
+    made = example(task, optimizer, num_clusters=num_clusters)
+
+    def round(key, state, data, cohort):
+        if num_clusters == 1 and state.round > 0:  # a branch on a traced value
+            return state, None
+        state, info = made.round(key, state, data, cohort)
+        return state._replace(round=state.round.astype(jnp.float32)), info
+
+    return made._replace(round=round)
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def few_laws(monkeypatch, tmp_path):
+    """The laws that compile nothing, and one that stands for the others; the whole battery runs elsewhere."""
+    for law in set(CHECKS) - {"argument names", "stable state", "growth"}:
+        monkeypatch.delitem(CHECKS, law)
+    monkeypatch.setitem(CHECKS, "last", lambda row: None)
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+
+
+def check(*words):
+    result = CliRunner().invoke(app, ["check", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_good_method_keeps_all_laws():
+    code, told, _ = check("mine.py:example", "--set", "num_clusters=3")
+    assert code == 0
+    *laws, _, last = told.splitlines()
+    assert [line[:25].split("  ")[0] for line in laws] == ["holds", "holds", "not run", "holds"]
+    assert "stable state      Shapes and dtypes of the state never change" in laws[1]
+    assert laws[2].endswith("the method's slots always suffice")
+    assert last == "mine.py:example keeps all 4 laws, 1 of which say nothing here"
+
+
+def test_names_of_the_registry_are_checked():
+    assert check("fedavg")[0] == 0
+
+
+def test_it_goes_on_behind_a_broken_law():
+    code, told, _ = check("mine.py:counts_in_floats", "--set", "num_clusters=2")
+    assert code == 1
+    *laws, _, last = told.splitlines()
+    assert [line.split("  ")[0] for line in laws] == ["holds", "BROKEN", "not run", "holds"]
+    assert laws[1].endswith("structure, shapes and dtypes: round int32[] became float32[]")
+    assert last == "mine.py:counts_in_floats breaks 1 of 4 laws"
+
+
+def test_errors_are_told_once_and_with_their_line(monkeypatch):
+    monkeypatch.setitem(CHECKS, "last", CHECKS["stable state"])
+    code, told, _ = check("mine.py:counts_in_floats", "--set", "num_clusters=1")
+    assert code == 1
+    first, again = [line for line in told.splitlines() if line.startswith("BROKEN")]
+    assert re.search(r"it raised TracerBoolConversionError: Attempted .* \(mine.py, line \d+, in round\)$", first)
+    assert again.endswith("it raised the TracerBoolConversionError of 'stable state'")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mine.py:counts_in_floats"], "num_clusters must be given for method mine.py:counts_in_floats; add --set"),
+        (["mine.py:example", "--set", "num_clusters=x"], 'num_clusters must be a whole number, got "x"'),
+        (["mine.py:example", "--set", "clusters=2"], 'unknown option "clusters" for method mine.py:example'),
+        (["mine.py:exampel"], 'mine.py has no "exampel"; did you mean "example"?'),
+        (["fedavgg"], 'unknown method "fedavgg"'),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(words, said):
+    code, told, error = check(*words)
+    assert (code, told) == (2, "")
+    assert said in error and error.count("\n") == 1

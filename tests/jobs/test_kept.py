@@ -1,0 +1,196 @@
+"""Kept runs are given back: the same state, evaluation and models, and gone on with from either side."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import optax
+import pytest
+from typer.testing import CliRunner
+
+import jaxfl
+from jaxfl.cli.app import app
+from jaxfl.simulation import checkpoint
+from tests.settings.test_methods import MINE
+
+SMALL = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "num_clusters": 2}
+WORDS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+
+
+def command(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def state_in(folder):
+    return checkpoint.load(folder / checkpoint.NAME).arrays
+
+
+def records(folder):
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if "seconds" not in name} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of the command line, and the result of the same run in Python."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    words = ["--rounds", 4, "--cohort", 4, "--eval-every", 2, "--out", folder]
+    command("run", "ifca", "--data", "rotated-digits", *WORDS, *words)
+    return folder, jaxfl.run_named("ifca", "rotated-digits", rounds=4, cohort=4, eval_every=2, **SMALL)
+
+
+def test_everything_is_given_back(finished):
+    folder, result = finished
+    kept = jaxfl.load(folder)
+    assert (kept.round, kept.seed, kept.summary["rounds"], len(kept.history)) == (4, 0, 4, 2)
+    jax.tree.map(np.testing.assert_array_equal, kept.state, jax.tree.map(np.asarray, result.state))
+    np.testing.assert_array_equal(kept.evaluation.cluster, result.evaluation.cluster)
+    np.testing.assert_array_equal(kept.evaluation.accuracy, result.evaluation.accuracy)
+    assert kept.evaluation.metrics["micro_accuracy"] == kept.history[-1]["micro_accuracy"]
+    assert kept.config["method.num_clusters"] == 2
+    assert kept.data.num_clients == 8 and kept.job.settings.complete() == {
+        key: value for key, value in _tuples(kept.config).items() if key in kept.job.settings.complete()
+    }
+    assert "ifca" in repr(kept) and "rounds=4" in repr(kept)
+
+
+def _tuples(config):
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}
+
+
+def test_models_of_clients_and_clusters(finished, tmp_path):
+    folder, result = finished
+    kept, clusters = jaxfl.load(folder), result.evaluation.cluster
+    for client in range(8):
+        mine = kept.params(client=client)
+        slot = jax.tree.map(lambda leaf, k=clusters[client]: np.asarray(leaf[k]), result.state.models)
+        jax.tree.map(np.testing.assert_array_equal, mine, slot)
+        jax.tree.map(np.testing.assert_array_equal, mine, result.params(cluster=int(clusters[client])))
+    kept.export(tmp_path / "a.safetensors", cluster=int(clusters[0]))
+    held = jaxfl.models.load_weights(tmp_path / "a.safetensors", kept.params(client=0))
+    jax.tree.map(np.testing.assert_array_equal, held, kept.params(client=0))
+    for wrong, said in (
+        ({}, "client or cluster must be given, and not both"),
+        ({"client": 8}, "client must be one of 0 to 7, got 8"),
+        ({"cluster": 9}, "cluster must be one that somebody is in, got 9; they are "),
+    ):
+        for one in (kept, result):
+            with pytest.raises(ValueError, match=said):
+                one.params(**wrong)
+
+
+def test_either_side_goes_on_with_the_other_s_run(finished, tmp_path):
+    whole, words = (
+        tmp_path / "whole",
+        ["run", "ifca", "--data", "rotated-digits", *WORDS, "--cohort", 4, "--eval-every", 2],
+    )
+    command(*words, "--rounds", 6, "--out", whole)
+    begun, there = tmp_path / "begun", {"cohort": 4, "eval_every": 2, **SMALL}
+    shutil.copytree(finished[0], begun)  # by the command line
+    result = jaxfl.load(begun).resume(rounds=6)
+    python = tmp_path / "python"
+    jaxfl.run_named("ifca", "rotated-digits", rounds=4, out=python, **there)
+    command(*words, "--rounds", 6, "--out", python, "--resume")
+    for folder in (begun, python):
+        found, wanted = state_in(folder), state_in(whole)
+        assert {name: leaf.tobytes() for name, leaf in found.items()} == {
+            name: leaf.tobytes() for name, leaf in wanted.items()
+        }
+        assert records(folder) == records(whole)
+        assert json.loads((folder / "summary.json").read_text())["rounds"] == 6
+    assert result.summary["method"] == "ifca"
+
+
+def test_a_method_in_a_file_is_taken_from_the_copy_where_the_file_has_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    there = {"rounds": 1, "cohort": 4, "out": "a", **SMALL}
+    jaxfl.run_named("mine.py:example", "rotated-digits", **there)
+    (tmp_path / "mine.py").write_text("")
+    monkeypatch.chdir(tmp_path / "a")
+    kept = jaxfl.load(".")
+    assert kept.params(client=0)["Dense_0"]["bias"].shape == (10,)
+    assert kept.resume(rounds=2).summary["method"] == "mine.py:example"
+
+
+def test_a_run_of_objects_is_given_back_with_them(tmp_path):
+    data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    result = jaxfl.run(method, data, rounds=2, checkpoint_dir=tmp_path / "a")
+    kept = jaxfl.load(tmp_path / "a", method=method, data=data)
+    jax.tree.map(np.testing.assert_array_equal, kept.params(client=1), result.params(client=1))
+    with pytest.raises(ValueError, match=r"has no config.json: jaxfl.run began the run; give load its method"):
+        jaxfl.load(tmp_path / "a").resume()
+    with pytest.raises(ValueError, match=r"path must be the folder of a run, .* has none; below it are a\."):
+        jaxfl.load(tmp_path)
+
+
+def test_runs_start_from_weights(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kept = jaxfl.load(finished[0])
+    kept.export("w.safetensors", client=0)
+    small = {name: value for name, value in SMALL.items() if name != "num_clusters"}
+    there = {"rounds": 1, "cohort": 4, "learning_rate": 1e-30, **small}
+    result = jaxfl.run_named("fedavg", "rotated-digits", out="b", weights="w.safetensors", **there)
+    same = jax.tree.map(np.allclose, result.params(client=0), kept.params(client=0))  # but for the rounding of a mean
+    assert all(jax.tree.leaves(same))
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert (config["run.weights"], config["weights_file"]) == ("w.safetensors", str(tmp_path / "w.safetensors"))
+    assert jaxfl.load("b").resume(rounds=2).summary["rounds"] == 2
+    kept.export("w.safetensors", client=int(np.argmax(kept.state.cluster != kept.state.cluster[0])))
+    with pytest.raises(ValueError, match="holds a run whose weights is in a file that has changed; put it back, or"):
+        jaxfl.load("b").resume(rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"a/w": (2, 3), "a/b": (4,)}, r"a/b must be float32\[3\], is float32\[4\] in w.safetensors"),
+        ({"a/w": (2, 3)}, r"must have the parameter a/b float32\[3\], and has none; did you mean \"a/w\"\?"),
+        ({"a/w": (2, 3), "a/b": (3,), "c": ()}, r"has the parameter c, and the network has none"),
+        (None, "w.safetensors must be safetensors of NumPy's types, got: "),
+    ],
+)
+def test_weights_of_another_network_are_refused(held, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    like = {"a": {"w": np.zeros((2, 3), np.float32), "b": np.zeros(3, np.float32)}}
+    if held is None:
+        (tmp_path / "w.safetensors").write_text("no weights")
+    else:
+        tree = {}
+        for name, shape in held.items():
+            *folder, leaf = name.split("/")
+            (tree.setdefault(*folder, {}) if folder else tree)[leaf] = np.zeros(shape, np.float32)
+        jaxfl.models.save_weights("w.safetensors", tree)
+    with pytest.raises(ValueError, match=said):
+        jaxfl.models.load_weights("w.safetensors", like)
+    with pytest.raises(ValueError, match="there is no file 'gone.safetensors' of weights"):
+        jaxfl.models.load_weights("gone.safetensors", like)
+
+
+def test_a_callback_ends_a_run_which_goes_on_later(finished, tmp_path):
+    there = {"rounds": 6, "cohort": 4, "eval_every": 2, "checkpoint_every": 6, **SMALL}
+    seen, best = [], jaxfl.callbacks.BestCheckpoint(tmp_path / "a" / "best")
+
+    def third(event):
+        seen.append((event.round, event.rounds, event.record is not None))
+        return event.round >= 3
+
+    result = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "a", callbacks=[best, third], **there)
+    assert result.summary["rounds"] < 6 and seen[-1][0] == seen[-1][1] == result.history[-1]["round"]
+    kept = jaxfl.load(tmp_path / "a")
+    assert kept.round == result.summary["rounds"] == kept.summary["rounds"]  # saved out of turn
+    kept.resume()
+    whole = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "b", **there)
+    assert {name: leaf.tobytes() for name, leaf in state_in(tmp_path / "a").items()} == {
+        name: leaf.tobytes() for name, leaf in state_in(tmp_path / "b").items()
+    }
+    top = jaxfl.load(tmp_path / "a" / "best")
+    values = [record["micro_accuracy"] for record in result.history]
+    assert top.history[-1]["round"] == top.round == result.history[values.index(max(values))]["round"]
+    assert top.evaluation.metrics["micro_accuracy"] == max(values)
+    assert whole.summary["rounds"] == 6
