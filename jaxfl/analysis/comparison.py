@@ -20,12 +20,13 @@ MEASURES = {
     "micro": ("micro_accuracy", 100, 2),
     "macro": ("macro_accuracy", 100, 2),
     "tuned": ("finetuned_micro_accuracy", 100, 2),
+    "validation": ("validation_micro_accuracy", 100, 2),
     "worst 10 %": ("worst_decile_accuracy", 100, 2),
     "clusters": ("num_clusters", 1, 1),
     "ARI": ("ari", 1, 3),
     "s a round": ("seconds_per_round", 1, 3),
 }
-SPREAD = ("micro", "macro", "tuned", "worst 10 %")  # columns that tell the deviation
+SPREAD = ("micro", "macro", "tuned", "validation", "worst 10 %")  # columns that tell the deviation
 BEST = (*SPREAD, "ARI")  # columns in which the largest mean is marked
 COSTS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
 PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"

@@ -147,7 +147,7 @@ def check_lists(data: FederatedData) -> None:
 
 def _check_rows(data: FederatedData) -> None:
     """Raises if a client's row is not in the pool."""
-    for name, split in (("train", data.train), ("test", data.test)):
+    for name, split in data.splits.items():
         rows, pool = split.rows, len(data.inputs)
         if len(rows) and not (0 <= rows.min() and rows.max() < pool):
             worst = rows.min() if rows.min() < 0 else rows.max()

@@ -1,6 +1,6 @@
 """The rows of all clients, packed: one pool of examples and, per client, the rows that are its own.
 
-A federation is a pool `inputs [P, ...]`, `labels [P]` and two splits. A split lists, back to back, the pool rows of
+A federation is a pool `inputs [P, ...]`, `labels [P]` and its splits. A split lists, back to back, the pool rows of
 every client: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal
 sizes costs its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four
 rotations of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied
@@ -28,6 +28,7 @@ from jaxfl.typing import AnyArray, Array
 SHARED: dict[str, Any] = {"per_client": False, "seen": False}
 SEEN: dict[str, Any] = {"per_client": True, "seen": True}  # [N], part of the client's batches
 KNOWN: dict[str, Any] = {"per_client": True, "seen": False}  # [N], said of the client: no batch depends on it
+SPLITS = ("train", "test", "validation")  # of a federation, see `splits`
 
 
 class Batch(NamedTuple):
@@ -123,6 +124,8 @@ class FederatedData:
             `jaxfl.data.conditions`.
         attack: who attacks, or None.
         dealt: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
+        validation: rows set apart from each client's training rows, or None, see `jaxfl.data.divide.set_apart`; nobody
+            trains on them, and metrics of them are reported beside those of the test rows.
     """
 
     inputs: AnyArray = struct.field(metadata=SHARED)
@@ -143,6 +146,7 @@ class FederatedData:
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
     dealt: bool = struct.field(pytree_node=False, default=False)
+    validation: Split | None = None
 
     def __repr__(self) -> str:
         """Returns a line: the examples would fill pages."""
@@ -150,8 +154,14 @@ class FederatedData:
         groups = f", {len(self.group_names)} groups" if self.group_names else ""
         return (
             f"FederatedData({self.name!r}, {self.num_clients} clients, {self.num_classes} classes{groups}, "
-            f"inputs {inputs}, train {self.train.rows.shape[0]} rows, test {self.test.rows.shape[0]} rows)"
+            f"inputs {inputs}, {', '.join(f'{name} {one.rows.shape[0]} rows' for name, one in self.splits.items())})"
         )
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """Returns the splits that there are, by name: `train`, `test`, and `validation` where rows were set apart."""
+        found = {name: getattr(self, name) for name in SPLITS}
+        return {name: split for name, split in found.items() if split is not None}
 
     @property
     def num_clients(self) -> int:
@@ -188,7 +198,7 @@ class FederatedData:
         """Returns the arrays that have a row for each client `[N]`, by name; those that are None are left out.
 
         Args:
-            split: `"train"` or `"test"`: only what the batches of this split depend on.
+            split: `"train"`, `"test"` or `"validation"`: only what the batches of this split depend on.
 
         >>> from jaxfl.data import synthetic
         >>> data = synthetic.clustered_linear(4)
@@ -200,7 +210,7 @@ class FederatedData:
         found = {}
         for name, metadata in array_fields(self):
             value = functools.reduce(getattr, name.split("."), self)
-            wanted = split is None or (metadata["seen"] and name.split(".")[0] not in {"train", "test"} - {split})
+            wanted = split is None or (metadata["seen"] and name.split(".")[0] not in {*SPLITS} - {split})
             if metadata["per_client"] and value is not None and wanted:
                 found[name] = value
         return found
@@ -225,8 +235,8 @@ class FederatedData:
             raise ValueError(f"ids must be clients from 0 to {self.num_clients - 1}, got {outside[0]}.")
         for name, values in self.per_client().items():
             few = replaced(few, name, values[ids])
-        for split in ("train", "test"):
-            few = replaced(few, f"{split}.max_size", int(np.max(getattr(few, split).size, initial=0)))
+        for name, split in few.splits.items():
+            few = replaced(few, f"{name}.max_size", int(np.max(split.size, initial=0)))
         return few
 
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":

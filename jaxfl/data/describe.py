@@ -22,12 +22,12 @@ class Description(NamedTuple):
         name: of the data.
         num_clients: N.
         num_rows: P, rows of the pool.
-        train, test: of each split `rows` (over all clients), `distinct` (rows of the pool), and `min`, `median`,
-            `mean`, `max` (rows of a client).
+        train, test, validation: of each split `rows` (over all clients), `distinct` (rows of the pool), and `min`,
+            `median`, `mean`, `max` (rows of a client); validation is None where no rows are set apart.
         empty_clients: clients without training rows.
         held_out_clients: clients kept out of training.
         num_classes: L.
-        classes_present: classes that some client sees, in training or test.
+        classes_present: classes that some client sees, in any split.
         class_names: one per class, or empty.
         groups: of each true group `name`, `clients` and `train_rows`; empty where the groups are unknown.
         input_shape: of one example.
@@ -52,6 +52,7 @@ class Description(NamedTuple):
     input_dtype: str
     pool_bytes: int
     histogram: dict[str, list[int]]
+    validation: dict[str, float] | None = None
 
 
 def describe(data: FederatedData) -> Description:
@@ -63,7 +64,7 @@ def describe(data: FederatedData) -> Description:
     (8, 160, {'name': '90°', 'clients': 2, 'train_rows': 40})
     """
     sizes = np.asarray(data.train.size)
-    seen = sum(label_counts(data, split).sum(0) for split in ("train", "test"))
+    seen = sum(_counts(data, split).sum(0) for split in data.splits.values())
     groups: list[dict[str, Any]] = []
     if data.group is not None:
         group = np.asarray(data.group)
@@ -92,16 +93,17 @@ def describe(data: FederatedData) -> Description:
         input_dtype=str(data.inputs.dtype),
         pool_bytes=int(data.inputs.nbytes + data.labels.nbytes),
         histogram=histogram(sizes),
+        validation=None if data.validation is None else _sizes(data.validation, len(data.labels)),
     )
 
 
 @checked
-def label_counts(data: FederatedData, split: Literal["train", "test"] = "train") -> np.ndarray:
+def label_counts(data: FederatedData, split: Literal["train", "test", "validation"] = "train") -> np.ndarray:
     """Returns how many rows of each class every client has, as the client sees them: shifted labels are shifted.
 
     Args:
         data: N clients, L classes.
-        split: `"train"` or `"test"`.
+        split: `"train"`, `"test"` or `"validation"`.
 
     Returns:
         Counts `[N, L]`, int64.
@@ -110,7 +112,11 @@ def label_counts(data: FederatedData, split: Literal["train", "test"] = "train")
     >>> label_counts(load("pathological-digits", num_clients=4))[1].nonzero()[0].tolist()
     [3, 4]
     """
-    part = data.train if split == "train" else data.test
+    return _counts(data, data.splits[split])
+
+
+def _counts(data: FederatedData, part: Split) -> np.ndarray:
+    """Returns `label_counts` of a split."""
     # Clients that share a range (one test set for a group) are counted once.
     ranges, member = np.unique(
         np.stack([np.asarray(part.start), np.asarray(part.size)], axis=1), axis=0, return_inverse=True

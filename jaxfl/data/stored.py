@@ -18,18 +18,22 @@ import numpy as np
 
 from jaxfl.data import bounded, conditions
 from jaxfl.data.building import check_lists, check_square, check_type
-from jaxfl.data.clients import Attack, FederatedData, Split, array_fields, replaced
+from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replaced
 from jaxfl.data.sources import saved
 from jaxfl.data.windows import let_go
 
 HEADER, SCHEMA = saved.HEADER, 1
-MAPPED = ("inputs", "labels", "train.rows", "test.rows")  # as long as the pool or its lists; all else is read
+MAPPED = (
+    "inputs",
+    "labels",
+    *(f"{split}.rows" for split in SPLITS),
+)  # as long as the pool or its lists; all else is read
 LABELS = 1 << 24  # looked at in one go
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
 TYPES = {  # of the arrays whose type is always the same
     **dict.fromkeys(("labels", "rotation", "label_shift", "group"), "int32"),
-    **{f"{split}.{part}": "int32" for split in ("train", "test") for part in ("rows", "start", "size")},
-    **dict.fromkeys(("held_out", "attack.attacker", "train.flipped", "test.flipped"), "bool"),
+    **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
+    **dict.fromkeys(("held_out", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
     **dict.fromkeys(("stragglers", "attack.scale"), "float32"),
 }
 
@@ -76,7 +80,7 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
         arrays: type and shape of every array there is.
     """
     header = {"schema": SCHEMA, **{name: getattr(data, name) for name in PLAIN}}
-    header |= {"max_size": {name: getattr(data, name).max_size for name in ("train", "test")}}
+    header |= {"max_size": {name: split.max_size for name, split in data.splits.items()}}
     header |= {"attack": None if data.attack is None else data.attack.kind}
     header |= {
         "arrays": {name: {"dtype": np.dtype(kind).name, "shape": shape} for name, (kind, shape) in arrays.items()}
@@ -128,12 +132,13 @@ def load(folder: str | Path | None) -> FederatedData:
 
 def _blank(header: dict[str, Any]) -> FederatedData:
     """Returns the federation of a header, without arrays."""
-    numbers = [header["num_classes"], *(header["max_size"][name] for name in ("train", "test"))]
+    sizes = {name: header["max_size"][name] for name in SPLITS if name != "validation" or name in header["max_size"]}
+    numbers = [header["num_classes"], *sizes.values()]
     if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31 for one in numbers):
         raise ValueError(f"num_classes and max_size must be numbers, got {numbers}")
     names = {name: tuple(map(str, header[name])) for name in ("group_names", "class_names")}
     nothing: Any = None  # in the place of arrays that are still to be read
-    splits = {name: Split(nothing, nothing, nothing, header["max_size"][name]) for name in ("train", "test")}
+    splits = {name: Split(nothing, nothing, nothing, size) for name, size in sizes.items()}
     attack = header["attack"]
     if attack not in (None, *conditions.KINDS):
         raise ValueError(f"attack is {attack!r}")
@@ -179,8 +184,8 @@ def _check(folder: Path, data: FederatedData) -> None:
         low, high = _extremes(data.labels)
         if low < 0 or high >= max(data.num_classes, 1):
             raise ValueError(f"labels must be in 0..{data.num_classes - 1}, got {low if low < 0 else high}.")
-        for name in ("train", "test"):
-            _check_split(name, getattr(data, name), len(data.inputs))
+        for name, split in data.splits.items():
+            _check_split(name, split, len(data.inputs))
         check_lists(data)
         _check_scale(data)
         groups = np.asarray(data.group if data.group is not None else [])

@@ -18,6 +18,7 @@ from jaxfl import engine, tree
 from jaxfl.client.passes import fold_rows
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.data.divide import on_validation
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.simulation.finetune import FineTune, trainer
@@ -27,6 +28,7 @@ from jaxfl.simulation.testers import Block, in_windows, of_all, resident
 from jaxfl.typing import Array, Key
 
 BLOCK = 1000  # test rows taken at once
+NOT_VALIDATED = ("clusters", "num_clusters", "ari", "nmi", "purity", "eval_clients", "attackers")  # not of test rows
 FINETUNED = (  # of the metrics, those that are reported of fine-tuned models too
     *("micro_accuracy", "macro_accuracy", "micro_f1", "macro_f1", "unseen_micro_accuracy", "unseen_macro_accuracy"),
 )
@@ -44,6 +46,9 @@ def evaluator(
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
+    Where the federation has validation rows, a second pass tests the models on them, without fine-tuning: the metrics
+    whose names begin with `validation_`. The pass sees no test row, not even where a method assigns clients by them.
+
     Args:
         method: gives the models (`assign`, then `client_params`) and the task.
         data: the federation.
@@ -53,6 +58,29 @@ def evaluator(
         clients: who is tested `[M]`, in ascending order; None tests all.
         stream: whether the rows stay on the host, and are sent in windows.
     """
+    look = _of_test_rows(method, data, plan, finetune, test_rows, clients, stream)
+    if data.validation is None:
+        return look
+    look_apart = _of_test_rows(method, on_validation(data), plan, None, test_rows, clients, stream)
+
+    def both(key: Key, state: Any) -> Evaluation:
+        found, apart = look(key, state), look_apart(key, state).metrics
+        apart = {f"validation_{name}": value for name, value in apart.items() if name not in NOT_VALIDATED}
+        return found._replace(metrics=found.metrics | apart)
+
+    return both
+
+
+def _of_test_rows(
+    method: Method,
+    data: FederatedData,
+    plan: Plan,
+    finetune: FineTune | None,
+    test_rows: int | None,
+    clients: np.ndarray | None,
+    stream: bool,
+) -> Callable[[Key, Any], Evaluation]:
+    """Returns the evaluation on the test rows alone; arguments as of `evaluator`."""
     ids = np.arange(data.num_clients) if clients is None else clients
     if stream:
         assigns, trains = method.assign is not keep_clusters, finetune is not None

@@ -15,6 +15,8 @@ What is reported, of the clients with test rows:
   `finetuned_unseen_micro_accuracy`, `finetuned_unseen_macro_accuracy` are of held-out clients, who do so as well.
   `finetuned_diverged` counts clients whose model was not finite then; they, and clients without training rows, are
   tested with the model that they are served.
+- `validation_micro_accuracy`, `validation_loss` and so on: the same of validation rows, where rows are set apart (see
+  `jaxfl.data.divide`), under the models that clients are served; for choices that must not look at test rows.
 - `eval_clients`: how many, where a sample of the clients is tested. All numbers are theirs, those of clusters too.
 """
 

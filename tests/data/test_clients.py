@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxfl import data
-from jaxfl.data import conditions, images
+from jaxfl.data import clients, conditions, divide, images
 from jaxfl.data.clients import array_fields
 
 RNG = np.random.Generator(np.random.PCG64(0))
@@ -134,7 +136,9 @@ def full_federation():
         "label-flip",
         0.5,
     )
-    return replace(fed, test=replace(fed.test, flipped=np.array([False, True, False, True])))
+    flipped = np.array([False, True, False, True])
+    apart = data.Split.pack([np.array([0]), np.array([], int), np.array([10, 6, 9]), np.array([2])])
+    return replace(fed, test=replace(fed.test, flipped=flipped), validation=replace(apart, flipped=flipped))
 
 
 def parts(part, prefix=""):
@@ -171,7 +175,7 @@ def changed_at(fed, name):
     return replace(fed, **{first: replace(part, **{rest: other(getattr(part, rest))}) if rest else other(part)})
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("split", clients.SPLITS)
 @pytest.mark.parametrize("name", list(full_federation().per_client()))
 def test_batches_depend_on_what_is_seen_and_on_nothing_that_is_known(name, split):
     def batch(fed):
@@ -189,6 +193,7 @@ def test_a_subset_is_the_federation_of_these_clients_alone():
     few = fed.subset(ids)
     assert few.num_clients == 3 and (few.train.max_size, few.test.max_size) == (4, 2)
     assert fed.subset([1, 2]).train.max_size == 2
+    assert few.validation.max_size == 3 and fed.subset([0, 3]).validation.max_size == 1
     for name, value in few.per_client().items():
         np.testing.assert_array_equal(value, fed.per_client()[name][np.array(ids)], err_msg=name)
     positions = jnp.arange(4, dtype=jnp.int32)
@@ -203,3 +208,51 @@ def test_a_subset_is_the_federation_of_these_clients_alone():
     with pytest.raises(ValueError, match="ids must be clients from 0 to 3, got 4"):
         fed.subset([0, 4])
     assert fed.subset([]).num_clients == 0
+
+
+def own_rows(split):
+    return [split.rows[start : start + size].tolist() for start, size in zip(split.start, split.size, strict=True)]
+
+
+def test_rows_set_apart_are_a_share_of_each_clients_training_rows_and_test_rows_stay():
+    sizes = [20, 1, 0, 2, 7]
+    parts = np.split(np.arange(30), np.cumsum(sizes)[:-1])
+    fed = data.federate(IMAGES[np.arange(40) % 12], np.arange(40) % 4, parts, [np.arange(30, 40)] * 5, num_classes=4)
+    apart = divide.set_apart(fed, 0.2, seed=3)
+    assert apart.validation.size.tolist() == [4, 0, 0, 1, 1]
+    for own, left, validated in zip(parts, own_rows(apart.train), own_rows(apart.validation), strict=True):
+        assert sorted(left + validated) == own.tolist() and left == sorted(left)
+    assert (apart.train.max_size, apart.validation.max_size) == (16, 4)
+    assert apart.test is fed.test and apart.inputs is fed.inputs
+    same, other = (divide.set_apart(fed, 0.2, seed=seed).validation.rows.tolist() for seed in (3, 4))
+    assert same == apart.validation.rows.tolist() != other
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 99), share=st.floats(0.05, 0.9))
+def test_nobody_trains_on_a_row_that_somebody_validates_on(seed, share):
+    rng = np.random.default_rng(seed)
+    parts = [rng.choice(12, size, replace=False) for size in (6, 0, 9)]
+    split = data.Split.shared(parts, np.array([0, 1, 2, 0]))  # 0 and 3 share all rows, with 2 some
+    fed = data.federate(IMAGES, LABELS, split, TEST, num_classes=4)
+    apart = divide.set_apart(fed, share)
+    train, validation = own_rows(apart.train), own_rows(apart.validation)
+    assert not set(sum(train, [])) & set(sum(validation, []))
+    assert (train[0], validation[0]) == (train[3], validation[3])
+    for own, left, validated in zip(own_rows(fed.train), train, validation, strict=True):
+        assert set(left) | set(validated) <= set(own)
+        assert len(validated) == min(max(round(len(own) * share), 1), max(len(own) - 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: divide.set_apart(federation(), 1.0), "validation must be a share .* got 1.0"),
+        (lambda: divide.set_apart(federation(), float("nan")), "validation must be a share .* got nan"),
+        (lambda: divide.set_apart(full_federation(), 0.1), "validation must be set apart once"),
+        (lambda: divide.set_apart(federation().subset([1]), 0.1), "validation needs clients with 2 training rows"),
+    ],
+)
+def test_what_cannot_be_set_apart_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

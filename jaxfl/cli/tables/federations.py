@@ -128,6 +128,7 @@ def description(found: Description) -> str:
         "Federation:",
         f"  clients   {found.num_clients:,}" + (f" ({marks})" if marks else ""),
         f"  training  {_split(found.train)}",
+        *([] if found.validation is None else [f"  validate  {_split(found.validation)}"]),
         f"  test      {_split(found.test)}",
         f"  pool      {count(found.num_rows, 'row')} of {shape} {found.input_dtype}, {_megabytes(found.pool_bytes)} MB",
         f"  classes   {found.num_classes:,}" + (f" ({absent:,} without a row)" if absent else "") + names,

@@ -13,6 +13,7 @@ COLUMNS = {
     "micro": ("micro_accuracy", 1, "{:.4f}"),
     "macro": ("macro_accuracy", 1, "{:.4f}"),
     "tuned": ("finetuned_micro_accuracy", 1, "{:.4f}"),
+    "validation": ("validation_micro_accuracy", 1, "{:.4f}"),
     "worst 10%": ("worst_decile_accuracy", 1, "{:.4f}"),
     "clusters": ("num_clusters", 1, "{:g}"),
     "ARI": ("ari", 1, "{:.3f}"),
@@ -21,7 +22,7 @@ COLUMNS = {
     "compile": ("compile_seconds", 1, "{:.1f} s"),
     "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
-SELDOM = ("tuned", "diverged")
+SELDOM = ("tuned", "validation", "diverged")
 
 
 def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | None]] | None) -> "Table":
