@@ -75,7 +75,7 @@ def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) ->
                 "are integers: labels.astype(int)."
             )
         num_classes = width
-    elif num_classes is None:
+    if num_classes is None:
         raise ValueError(f"num_classes must be given: how many {_plural(kind)} there are.")
     check_values(inputs, labels, num_classes)
     return labels if kind in ("regression", "multilabel") else labels.astype(np.int32), num_classes
@@ -124,8 +124,8 @@ def check_classes(argument: str, labels: AnyArray) -> None:
     """
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise ValueError(
-            f"{argument} needs labels that are classes, integers [P], got {labels.dtype} of shape {labels.shape}; leave "
-            "it out (the skews iid, quantity, rotated and writers need no classes)."
+            f"{argument} needs labels that are classes, integers [P], got {labels.dtype} of shape {labels.shape}; "
+            "leave it out (the skews iid, quantity, rotated and writers need no classes)."
         )
 
 
