@@ -23,6 +23,7 @@ from flax import struct
 
 from jaxfl import tree
 from jaxfl.data import images
+from jaxfl.data import labels as kinds
 from jaxfl.typing import AnyArray, Array
 
 SHARED: dict[str, Any] = {"per_client": False, "seen": False}
@@ -35,7 +36,7 @@ class Batch(NamedTuple):
     """Rows ready for a model."""
 
     x: Array  # [B, ...] float, or int32 of tokens
-    y: Array  # [B] int32
+    y: Array  # [B] int32 of classes, or what else the labels are, see `jaxfl.data.labels`
     mask: Array  # [B] bool, False on padding
 
 
@@ -107,7 +108,7 @@ class FederatedData:
 
     Attributes:
         inputs: the pool of examples `[P, ...]`, uint8 pixels, floats, or int32 tokens.
-        labels: classes `[P]`, int32.
+        labels: classes `[P]`, int32; or float, bool or int32 `[P, T]` of other kinds, see `jaxfl.data.labels`.
         train, test: each client's rows.
         rotation: quarter turns, counter-clockwise, per client `[N]`, or None; exact.
         tilt: degrees, counter-clockwise, on top of the quarter turns, per client `[N]` float, or None; interpolated.
@@ -116,7 +117,7 @@ class FederatedData:
         held_out: True for clients kept out of training and served as unseen ones `[N]`, or None.
         mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None leaves floats
             alone.
-        num_classes: L.
+        num_classes: L, how many numbers a network gives for a label: classes, targets, or tokens.
         name: what plots and tables call the data.
         group_names: one name per true group.
         class_names: one name per class, or empty.
@@ -151,9 +152,10 @@ class FederatedData:
     def __repr__(self) -> str:
         """Returns a line: the examples would fill pages."""
         inputs = f"{self.inputs.dtype}{list(self.inputs.shape)}"
+        words = kinds.counted(self.kind, self.num_classes)
         groups = f", {len(self.group_names)} groups" if self.group_names else ""
         return (
-            f"FederatedData({self.name!r}, {self.num_clients} clients, {self.num_classes} classes{groups}, "
+            f"FederatedData({self.name!r}, {self.num_clients} clients, {words}{groups}, "
             f"inputs {inputs}, {', '.join(f'{name} {one.rows.shape[0]} rows' for name, one in self.splits.items())})"
         )
 
@@ -167,6 +169,11 @@ class FederatedData:
     def num_clients(self) -> int:
         """Returns N."""
         return self.train.start.shape[0]
+
+    @property
+    def kind(self) -> kinds.Kind:
+        """Returns the name of the task that the labels are for."""
+        return kinds.kind_of(self.labels)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.labels import check_classes
 from jaxfl.schema import checked
 
 WIDE = 20  # from this ratio of largest to smallest client, a histogram has bins that grow
@@ -26,8 +27,10 @@ class Description(NamedTuple):
             `median`, `mean`, `max` (rows of a client); validation is None where no rows are set apart.
         empty_clients: clients without training rows.
         held_out_clients: clients kept out of training.
+        kind: of the labels, see `jaxfl.data.labels`.
         num_classes: L.
-        classes_present: classes that some client sees, in any split.
+        classes_present: classes that some client sees, in any split; of other kinds than classification those in the
+            pool (all L of regression).
         class_names: one per class, or empty.
         groups: of each true group `name`, `clients` and `train_rows`; empty where the groups are unknown.
         input_shape: of one example.
@@ -44,6 +47,7 @@ class Description(NamedTuple):
     test: dict[str, float]
     empty_clients: int
     held_out_clients: int
+    kind: str
     num_classes: int
     classes_present: int
     class_names: list[str]
@@ -64,7 +68,6 @@ def describe(data: FederatedData) -> Description:
     (8, 160, {'name': '90°', 'clients': 2, 'train_rows': 40})
     """
     sizes = np.asarray(data.train.size)
-    seen = sum(_counts(data, split).sum(0) for split in data.splits.values())
     groups: list[dict[str, Any]] = []
     if data.group is not None:
         group = np.asarray(data.group)
@@ -85,8 +88,9 @@ def describe(data: FederatedData) -> Description:
         test=_sizes(data.test, len(data.labels)),
         empty_clients=int((sizes == 0).sum()),
         held_out_clients=0 if data.held_out is None else int(np.asarray(data.held_out).sum()),
+        kind=data.kind,
         num_classes=data.num_classes,
-        classes_present=int(np.count_nonzero(seen)),
+        classes_present=_present(data),
         class_names=list(data.class_names),
         groups=groups,
         input_shape=[int(size) for size in data.input_shape],
@@ -108,10 +112,14 @@ def label_counts(data: FederatedData, split: Literal["train", "test", "validatio
     Returns:
         Counts `[N, L]`, int64.
 
+    Raises:
+        ValueError: the labels are no classes.
+
     >>> from jaxfl.data import load
     >>> label_counts(load("pathological-digits", num_clients=4))[1].nonzero()[0].tolist()
     [3, 4]
     """
+    check_classes("label_counts", data.labels)
     return _counts(data, data.splits[split])
 
 
@@ -133,6 +141,20 @@ def _counts(data: FederatedData, part: Split) -> np.ndarray:
         classes = np.arange(data.num_classes)[None, :] - np.asarray(data.label_shift)[:, None]
         counts = np.take_along_axis(counts, classes % data.num_classes, axis=1)
     return counts if part.flipped is None else np.where(np.asarray(part.flipped)[:, None], counts[:, ::-1], counts)
+
+
+def _present(data: FederatedData) -> int:
+    """Returns how many of the L there are."""
+    labels = np.asarray(data.labels)
+    match data.kind:
+        case "classification":
+            return int(np.count_nonzero(sum(_counts(data, split).sum(0) for split in data.splits.values())))
+        case "multilabel":
+            return int(labels.any(0).sum())
+        case "next_token":
+            return len(np.unique(labels[labels >= 0]))
+        case "regression":
+            return data.num_classes
 
 
 def histogram(sizes: np.ndarray) -> dict[str, list[int]]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data import bounded, conditions
+from jaxfl.data import labels as kinds
 from jaxfl.data.building import check_lists, check_square, check_type
 from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replaced
 from jaxfl.data.sources import saved
@@ -31,7 +32,7 @@ MAPPED = (
 LABELS = 1 << 24  # looked at in one go
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
 TYPES = {  # of the arrays whose type is always the same
-    **dict.fromkeys(("labels", "rotation", "label_shift", "group"), "int32"),
+    **dict.fromkeys(("rotation", "label_shift", "group"), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
     **dict.fromkeys(("held_out", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
     **dict.fromkeys(("stragglers", "attack.scale"), "float32"),
@@ -174,16 +175,12 @@ def _array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarr
 def _check(folder: Path, data: FederatedData) -> None:
     """Raises unless the arrays of a folder fit each other; nothing of the inputs is read."""
     try:
-        if data.inputs.ndim < 1 or data.labels.shape != data.inputs.shape[:1]:
-            raise ValueError(f"labels must be one per row of inputs, got {data.labels.shape} for {data.inputs.shape}.")
         if data.inputs.dtype.kind in "iu" and data.inputs.dtype not in (np.uint8, np.int32):
             raise ValueError(f"inputs must be uint8, int32, float32 or float64, got {data.inputs.dtype}.")
         check_type("inputs", data.inputs[:0])
         if data.rotation is not None or data.tilt is not None:
             check_square(data.inputs[:0])
-        low, high = _extremes(data.labels)
-        if low < 0 or high >= max(data.num_classes, 1):
-            raise ValueError(f"labels must be in 0..{data.num_classes - 1}, got {low if low < 0 else high}.")
+        _check_labels(data)
         for name, split in data.splits.items():
             _check_split(name, split, len(data.inputs))
         check_lists(data)
@@ -195,6 +192,26 @@ def _check(folder: Path, data: FederatedData) -> None:
             )
     except ValueError as error:
         raise ValueError(f"{folder}: {error} Save the federation again.") from error
+
+
+def _check_labels(data: FederatedData) -> None:
+    """Raises unless the labels are of a kind and fit inputs and classes; whether floats are finite is not looked at."""
+    inputs, values = data.inputs, data.labels
+    if inputs.ndim < 1 or values.ndim not in (1, 2) or len(values) != len(inputs):
+        raise ValueError(f"labels must be one per row of inputs, got {values.shape} for {inputs.shape}.")
+    if values.dtype not in (np.int32, bool, np.float32, np.float64) or (values.dtype == bool and values.ndim == 1):
+        raise ValueError(f"labels must be int32, float or bool [P, L], got {values.dtype} of shape {values.shape}.")
+    if data.kind in ("regression", "multilabel"):
+        width = 1 if values.ndim == 1 else values.shape[1]
+        if data.num_classes != width:
+            raise ValueError(f"num_classes must be {width}, the labels of a row, got {data.num_classes}.")
+    else:
+        low, high = _extremes(values)
+        if low < (0 if data.kind == "classification" else kinds.MASKED) or high >= max(data.num_classes, 1):
+            raise ValueError(f"labels must be in 0..{data.num_classes - 1}, got {low if low < 0 else high}.")
+        kinds.check_positions(inputs, values)
+    if data.label_shift is not None or any(split.flipped is not None for split in data.splits.values()):
+        kinds.check_classes("label_shift", values)
 
 
 def _check_split(name: str, split: Split, pool: int) -> None:

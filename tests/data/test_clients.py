@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfl import data
-from jaxfl.data import clients, conditions, divide, images
+from jaxfl.data import clients, conditions, describe, divide, images
 from jaxfl.data.clients import array_fields
 
 RNG = np.random.Generator(np.random.PCG64(0))
@@ -85,7 +85,17 @@ def test_shared_split_stores_a_part_once():
     ("change", "message"),
     [
         ({"labels": LABELS[:-1]}, r"labels must be \[12\]"),
-        ({"labels": LABELS.astype(float)}, "labels must be integers, got float64"),
+        (
+            {"labels": LABELS.astype(float)},
+            "num_classes must be 1, the regression labels .* got 4; leave it out. Classes",
+        ),
+        ({"labels": LABELS.astype(str)}, r"labels must be \[12\], one per row of inputs, or \[12, L\]"),
+        ({"labels": LABELS > 0}, r"labels of type bool must be \[12, L\]"),
+        ({"labels": np.full((12, 2), np.nan), "num_classes": None}, "labels must be finite, got NaN .* in row 0"),
+        ({"labels": np.full((12, 3), 3)}, r"one for every position of inputs .* \(12, 3\) for \(12, 5, 5, 2\)"),
+        ({"labels": np.full((12, 5), -2)}, r"0\.\.3 .*, or -1 where nothing is to be learned, got -2 in row 0"),
+        ({"num_classes": None}, "num_classes must be given: how many classes there are"),
+        ({"labels": LABELS / 7, "num_classes": None, "label_shift": np.arange(4)}, "label_shift needs .* classes"),
         ({"labels": np.where(np.arange(12) == 7, 4, LABELS)}, r"labels must be in 0\.\.3 .* got 4 in row 7"),
         ({"labels": np.where(np.arange(12) == 2, -1, LABELS)}, r"got -1 in row 2"),
         (
@@ -111,6 +121,46 @@ def test_federate_names_the_row_that_is_not_finite(bad):
     inputs[5, 1] = bad
     with pytest.raises(ValueError, match="NaN or infinity in row 5"):
         data.federate(inputs, LABELS, TRAIN, TEST, num_classes=4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "inputs", "kind", "count", "dtype"),
+    [
+        (RNG.normal(size=12), IMAGES, "regression", 1, np.float32),
+        (RNG.normal(size=(12, 3)), RNG.normal(size=(12, 2)), "regression", 3, np.float64),
+        (RNG.integers(0, 2, (12, 3)), IMAGES, "multilabel", 3, bool),
+        (RNG.integers(0, 2, (12, 3)) > 0, np.zeros((12, 3), int), "multilabel", 3, bool),
+        (RNG.integers(-1, 2, (12, 3)), RNG.integers(0, 7, (12, 3)), "next_token", 7, np.int32),
+        (RNG.integers(0, 2, (12, 3)), RNG.integers(0, 7, (12, 3)), "next_token", 7, np.int32),
+    ],
+)
+def test_the_kind_of_labels_is_their_type_and_shape(labels, inputs, kind, count, dtype, tmp_path):
+    fed = data.federate(inputs, labels, TRAIN, TEST, num_classes=7 if kind == "next_token" else None)
+    assert (fed.kind, fed.num_classes, fed.labels.dtype) == (kind, count, dtype)
+    batch = jax.device_put(fed).batch(fed.train, jnp.int32(2), jnp.arange(2))
+    np.testing.assert_array_equal(batch.y, jnp.asarray(fed.labels)[np.array([7, 8])])
+    assert f" {count} " in repr(fed) and describe.describe(fed).kind == kind
+    data.stored.save(fed, tmp_path / "a")
+    again = data.stored.load(tmp_path / "a")
+    assert (again.kind, again.num_classes) == (kind, count)
+    np.testing.assert_array_equal(again.labels, fed.labels)
+    for needs in (describe.label_counts, data.relabel, lambda fed: conditions.attack(fed, "label-flip", 0.5)):
+        with pytest.raises(ValueError, match=r"needs labels that are classes, integers \[P\], got"):
+            needs(fed)
+    for skew in ("dirichlet", "shards", "pathological", "dominant"):
+        more = {"alpha": 1.0} if skew == "dirichlet" else {"beta": 0.5} if skew == "dominant" else {}
+        with pytest.raises(ValueError, match=f"{skew} needs labels that are classes"):
+            getattr(data.partition, skew)(fed.labels, 2, **more)
+
+
+def test_what_kind_a_saved_federation_has_is_checked(tmp_path):
+    labels = RNG.integers(-1, 7, (12, 3))
+    fed = data.federate(RNG.integers(0, 7, (12, 3)), labels, TRAIN, TEST, num_classes=7)
+    wrong = {"below": np.full((12, 3), -2, np.int32), "short": labels[:, :2].astype(np.int32), "flags": labels > 0}
+    for name, values in wrong.items():
+        data.stored.save(replace(fed, labels=values), tmp_path / name)
+        with pytest.raises(ValueError, match="Save the federation again"):
+            data.stored.load(tmp_path / name)
 
 
 def full_federation():

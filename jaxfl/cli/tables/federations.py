@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 BAR = 40  # characters of the longest bar of a histogram
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MOST_GROUPS = 24  # of more, the rest is counted
+KINDS = {"classification": "classes", "regression": "targets", "multilabel": "labels", "next_token": "tokens"}
 
 
 def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[str, Any]]:
@@ -131,7 +132,7 @@ def description(found: Description) -> str:
         *([] if found.validation is None else [f"  validate  {_split(found.validation)}"]),
         f"  test      {_split(found.test)}",
         f"  pool      {count(found.num_rows, 'row')} of {shape} {found.input_dtype}, {_megabytes(found.pool_bytes)} MB",
-        f"  classes   {found.num_classes:,}" + (f" ({absent:,} without a row)" if absent else "") + names,
+        f"  {KINDS[found.kind]:<9} {found.num_classes:,}" + (f" ({absent:,} without a row)" if absent else "") + names,
         f"  groups    {len(found.groups) or 'unknown'}",
     ]
     wide = max([len(group["name"]) for group in found.groups[:MOST_GROUPS]], default=0)
