@@ -65,6 +65,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "unipen-letters": USUAL | {"dominant": {"num_clients": 20}},
     "npz": SMALL,
     "parquet": SMALL,
+    "table": SMALL,
 }
 # The other domain of `hybrid`, a source or "negative".
 OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # StoCFL
@@ -114,7 +115,8 @@ def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
 
 def _cuts(source: str) -> list[str]:
     """Returns the skews that a source can be cut by: by writer only where writers are known."""
-    return [skew for skew in SKEWS if skew != "writers" or sources.row(source).makers]
+    row = sources.row(source)
+    return [skew for skew in SKEWS if skew in (row.skews or SKEWS) and (skew != "writers" or row.makers)]
 
 
 DATASETS: dict[str, Dataset] = {

@@ -264,6 +264,8 @@ def pack(
     held_out: np.ndarray | None = None,
 ) -> FederatedData:
     """Builds a federation from its parts and what the source knows about the examples."""
+    if source.fit is not None:
+        inputs, labels = source.fit(inputs, labels, np.unique(np.concatenate(train)))
     return federate(
         inputs,
         labels,

@@ -1,5 +1,6 @@
 """The lists of sources and skews, the page of a source, the page of a data set, and a federation in the terminal."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def data(data_dir: str | None = None) -> "list[Table | str]":
         "A data set is <skew>-<source>, as in rotated-mnist.",
         f"{shifts} also go before another skew, as in rotated+pathological-mnist.",
         "<skew>-tfds:<name> reads what tensorflow-datasets has prepared.",
-        f"By their own name, a client for each maker: {', '.join(alone)}.",
+        *textwrap.wrap(f"By their own name, a client for each maker: {', '.join(alone)}.", 100, break_on_hyphens=False),
         "jaxfl data NAME tells more about a source or a data set.",
     ]
     found = [f"  {row['name']}: {row['found']}" for row in rows if row["found"] not in (None, "embedded")]

@@ -8,7 +8,23 @@ and the place to get it. Heavy libraries are imported only by the loader that ne
 import inspect
 from typing import Any
 
-from jaxfl.data.sources import celeba, cifar10, digits, emnist, femnist, mnist, npz, parquet, saved, tfds, unipen
+from jaxfl.data.sources import (
+    celeba,
+    cifar10,
+    digits,
+    emnist,
+    femnist,
+    fortunes,
+    mnist,
+    npz,
+    parquet,
+    ratings,
+    saved,
+    shakespeare,
+    table,
+    tfds,
+    unipen,
+)
 from jaxfl.data.sources.base import Folder, Remote, Row, Source, home
 
 SOURCES: dict[str, Row] = {
@@ -21,8 +37,12 @@ SOURCES: dict[str, Row] = {
     "unipen": unipen.UNIPEN,
     "unipen-letters": unipen.LETTERS,
     "celeba": celeba.ROW,
+    "fortunes": fortunes.ROW,
+    "shakespeare": shakespeare.ROW,
+    "ratings": ratings.ROW,
     "npz": npz.ROW,
     "parquet": parquet.ROW,
+    "table": table.ROW,
 }
 
 
