@@ -22,7 +22,7 @@ from jaxfl.simulation.mapped import Mapped, run_mapped
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Event, Result
 from jaxfl.simulation.run import run
-from jaxfl.tasks import Task, classification
+from jaxfl.tasks import Metrics, Task, classification, multilabel, next_token, regression, supervised
 
 try:
     __version__ = version("jaxfl")
@@ -37,6 +37,7 @@ __all__ = [
     "History",
     "LayerProfile",
     "Mapped",
+    "Metrics",
     "Plan",
     "Result",
     "Sketches",
@@ -55,11 +56,15 @@ __all__ = [
     "matching",
     "methods",
     "models",
+    "multilabel",
+    "next_token",
     "plots",
+    "regression",
     "represent",
     "representations",
     "run",
     "run_mapped",
+    "supervised",
     "testing",
     "threshold_sweep",
     "use_cores",

@@ -58,7 +58,7 @@ def test_a_module_is_told_whether_it_trains_whatever_it_calls_it():
     model = task.init(jax.random.key(0))
     task.loss(model, BATCH, jax.random.key(1))
     assert SEEN == [True, True, True, False, False, (12,)]
-    task.logits(model, BATCH)
+    task.outputs(model, BATCH)
     assert SEEN == [False, False, False, True, True, (12,)]
 
 
@@ -91,7 +91,7 @@ def test_tokens_reach_the_model_as_they_are(dtype):
     np.testing.assert_array_equal(batch.x, tokens[6:])
     task = jaxfl.classification(Bag(), data)
     table = task.init(jax.random.key(0))
-    np.testing.assert_allclose(task.logits(table, batch), table["Embed_0"]["embedding"][tokens[6:]].sum(1), rtol=1e-6)
+    np.testing.assert_allclose(task.outputs(table, batch), table["Embed_0"]["embedding"][tokens[6:]].sum(1), rtol=1e-6)
 
 
 def test_integers_that_do_not_fit_are_refused():

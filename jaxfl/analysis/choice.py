@@ -39,13 +39,15 @@ class Choice(NamedTuple):
         num_clusters: the chosen K.
         criterion: `"accuracy"` or `"distance"`.
         table: one row for every candidate, by K and ready for JSON: `num_clusters` (K), `accuracy` (micro, on the rows
-            set aside), `distance` (FeSEM's objective in the last round; None if the method has none), `clusters`
-            (those that have clients at the end), `seconds` (compilation included).
+            set aside; of another task its main metric), `distance` (FeSEM's objective in the last round; None if the
+            method has none), `clusters` (those that have clients at the end), `seconds` (compilation included).
+        metric: the task's main metric.
     """
 
     num_clusters: int
     criterion: Criterion
     table: list[dict[str, Any]]
+    metric: str = "accuracy"
 
 
 @checked
@@ -72,10 +74,10 @@ def choose_num_clusters(
         num_clients: clients that are sampled, of those who are not held out and have at least two training rows (one,
             where rows are set aside already); all of these where they are fewer.
         rounds: communication rounds for every K.
-        criterion: `"accuracy"`: the highest micro accuracy on the rows set aside, each client under the model of its
-            own cluster; among equals the smallest K. `"distance"`: the elbow of FeSEM's intra-cluster distance
-            (equation 6), which is neither the first nor the last K of a curve that falls; of a curve that is nowhere
-            below its chord, the first.
+        criterion: `"accuracy"`: the highest micro accuracy on the rows set aside (or the best of another task's main
+            metric), each client under the model of its own cluster; among equals the smallest K. `"distance"`: the
+            elbow of FeSEM's intra-cluster distance (equation 6), which is neither the first nor the last K of a curve
+            that falls; of a curve that is nowhere below its chord, the first.
         validation: share of a client's training rows that is set aside, at least one of them; None takes the
             federation's validation rows, and sets 0.2 aside where it has none.
         seed: of the sampled clients and of the rows set aside, and of every run.
@@ -102,13 +104,15 @@ def choose_num_clusters(
     methods = {number: method(number) for number in numbers}  # all of them are made, and refused, before one runs
     if criterion == "distance":
         _check_objective(methods[numbers[0]], sample)
-    table = [_try(number, methods[number], sample, rounds, seed) for number in numbers]
+    tried = [_try(number, methods[number], sample, rounds, seed) for number in numbers]
+    table, main = [row for row, _ in tried], tried[0][1]
     if criterion == "accuracy":
+        sign = -1 if main in methods[numbers[0]].task.metrics.lower else 1
         # rounded: the same hits, added up by other clusters, are the same accuracy
-        best = max(table, key=lambda row: (round(row["accuracy"], 12), -row["num_clusters"]))["num_clusters"]
+        best = max(table, key=lambda row: (round(sign * row[main], 12), -row["num_clusters"]))["num_clusters"]
     else:
         best = numbers[elbow(numbers, [row["distance"] for row in table])]
-    return Choice(best, criterion, table)
+    return Choice(best, criterion, table, main)
 
 
 def elbow(x: Sequence[float], y: Sequence[float]) -> int:
@@ -238,18 +242,19 @@ def _parts(split: Split) -> list[np.ndarray]:
     return [rows[first : first + count] for first, count in zip(start, size, strict=True)]
 
 
-def _try(number: int, method: Method, data: FederatedData, rounds: int, seed: int) -> dict[str, Any]:
-    """Returns the row of one candidate."""
+def _try(number: int, method: Method, data: FederatedData, rounds: int, seed: int) -> tuple[dict[str, Any], str]:
+    """Returns the row of one candidate, and the name of the task's main metric."""
     began = time.perf_counter()
     try:
         result = run(method, data, rounds=rounds, seed=seed, eval_every=rounds)
     except Diverged as error:
         raise RuntimeError(f"with K = {number} clusters {error}") from error
-    record = result.history[-1]
-    return {
+    record, main = result.history[-1], result.evaluation.main
+    row = {
         "num_clusters": number,
-        "accuracy": record["micro_accuracy"],
+        main: record[f"micro_{main}"],
         "distance": record.get("objective"),
         "clusters": record["num_clusters"],
         "seconds": time.perf_counter() - began,
     }
+    return row, main

@@ -12,6 +12,7 @@ from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.interrupts import Stopped
+from jaxfl.simulation.metrics import main_metric
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Result
 from jaxfl.simulation.seeds import alike, together
@@ -112,7 +113,7 @@ def _told(outcome: Result | Diverged, label: str) -> dict[str, Any] | None:
         )
     if not summary["resident"]:
         console.print("note: the clients' rows stayed on the host, and a round's were sent ahead (resident).")
-    if summary["micro_accuracy"] is None:
+    if summary[f"micro_{main_metric(summary)}"] is None:
         console.print("note: nobody has test rows; nothing was tested.")
     if count := summary["empty_clients"]:
         console.print(f"note: {count} of {clients} clients have no training rows; they train nothing.")

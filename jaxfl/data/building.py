@@ -41,8 +41,8 @@ def federate(
         name, group_names, class_names: for plots and tables.
 
     Raises:
-        ValueError: the shapes disagree, labels are outside the classes or of no kind, a number is NaN or infinite, a row
-            index is outside the pool, or images that a rotation turns are not square.
+        ValueError: the shapes disagree, labels are outside the classes or of no kind, a number is NaN or infinite, a
+            row index is outside the pool, or images that a rotation turns are not square.
 
     >>> data = federate(np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1]), [np.array([0, 1]), np.array([2])],
     ...                 [np.array([3]), np.array([3])], num_classes=2)

@@ -57,7 +57,7 @@ def network(request):
     module, side, channels = NETWORKS[request.param]
     data = images(side, channels=channels)
     task = classification(module(), data)
-    task = task._replace(logits=jax.jit(task.logits))
+    task = task._replace(outputs=jax.jit(task.outputs))
     model = jax.jit(task.init)(jax.random.key(1))
     keys = iter(jax.random.split(jax.random.key(2), len(jax.tree.leaves(model))))
     model = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape, leaf.dtype), model)
@@ -74,7 +74,7 @@ def test_another_order_computes_the_same_and_is_found_again(network):
     task, layers, model, batch = network
     turned = shuffled(model, layers, 3)
     assert not np.array_equal(tree.ravel(turned), tree.ravel(model))
-    close(task.logits(turned, batch), task.logits(model, batch))
+    close(task.outputs(turned, batch), task.outputs(model, batch))
     found = match(turned, model, layers)
     np.testing.assert_array_equal(tree.ravel(found), tree.ravel(model))
 
@@ -86,9 +86,9 @@ def test_the_matched_mean_of_permuted_copies_is_the_network_and_their_mean_by_in
     def mean(models):
         return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *models)
 
-    wanted = task.logits(model, batch)
-    close(task.logits(mean([match(copy, copies[0], layers) for copy in copies]), batch), wanted)
-    assert np.abs(task.logits(mean(copies), batch) - wanted).max() > 0.01
+    wanted = task.outputs(model, batch)
+    close(task.outputs(mean([match(copy, copies[0], layers) for copy in copies]), batch), wanted)
+    assert np.abs(task.outputs(mean(copies), batch) - wanted).max() > 0.01
 
 
 def test_what_is_in_order_stays(network):
