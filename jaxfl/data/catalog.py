@@ -60,6 +60,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "rotated": {"num_clients": 200, "rows_per_client": 500, "angles": (0, 180)},  # IFCA and StoCFL
         "shifted": {"num_clients": 20, "rows_per_client": 8000},  # StoCFL
     },
+    "cifar100": USUAL | {"dominant": {"num_clients": 20, "rows_per_client": 500}},
     # The scarcest of these classes would not do for 1,000 rows each.
     "unipen": USUAL | {"dominant": {"num_clients": 20}},
     "unipen-letters": USUAL | {"dominant": {"num_clients": 20}},

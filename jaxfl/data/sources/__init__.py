@@ -11,6 +11,7 @@ from typing import Any
 from jaxfl.data.sources import (
     celeba,
     cifar10,
+    cifar100,
     digits,
     emnist,
     femnist,
@@ -32,6 +33,7 @@ SOURCES: dict[str, Row] = {
     "mnist": mnist.MNIST,
     "fashion-mnist": mnist.FASHION_MNIST,
     "cifar10": cifar10.ROW,
+    "cifar100": cifar100.ROW,
     "femnist": femnist.ROW,
     **emnist.ROWS,
     "unipen": unipen.UNIPEN,

@@ -33,6 +33,8 @@ class Source:
         test_domains: the same for the official test set `[Q]`, or None.
         domain_names: one name per domain.
         class_names: one name per class, or empty.
+        class_groups: the group of each class `[L]`, ints from 0, or None: what the skew `pathological` deals out.
+        class_group_names: one name per group of classes.
         mean, std: normalisation in units of `inputs`, numbers or one per channel; None leaves floats alone.
         fit: `(inputs, labels, training rows) -> (inputs, labels)`, called when the rows have been dealt, for what must
             not look at test rows; None leaves them alone.
@@ -52,6 +54,8 @@ class Source:
     test_domains: np.ndarray | None = None
     domain_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    class_groups: np.ndarray | None = None
+    class_group_names: tuple[str, ...] = ()
     mean: float | np.ndarray | None = None
     std: float | np.ndarray | None = None
     fit: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None

@@ -13,9 +13,18 @@ from jaxfl.data import bounded
 from jaxfl.data.sources import checks
 from jaxfl.data.sources.base import Folder, Row, Source, folders
 
-NAMES = ("class", "group", "domain")
+NAMES = ("class", "group", "domain", "class_group")
 # What a file may hold beside the four arrays that have options, and their `test_` halves.
-EXTRAS = ("mean", "std", "num_classes", "origin", "domain", "test_domain", *(f"{key}_names" for key in NAMES))
+EXTRAS = (
+    "mean",
+    "std",
+    "num_classes",
+    "origin",
+    "domain",
+    "test_domain",
+    "class_group",
+    *(f"{key}_names" for key in NAMES),
+)
 
 # The arrays of a file that `save` wrote, and the fields of the source that they hold.
 FIELDS = {
@@ -29,6 +38,7 @@ FIELDS = {
     "group": "client_groups",
     "domain": "domains",
     "test_domain": "test_domains",
+    "class_group": "class_groups",
     "mean": "mean",
     "std": "std",
 }
@@ -99,7 +109,10 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
     mean, std = (checks.normaliser(path, key, arrays[key]) if key in arrays else None for key in ("mean", "std"))
     if arrays["x"].dtype == np.uint8 and origin is None:  # a file that `save` wrote says what it means
         mean, std = (0.0 if mean is None else mean), (255.0 if std is None else std)
-    for key in ("group", "domain"):
+    class_groups = arrays.get("class_group")
+    if class_groups is not None and class_groups.shape != (num_classes,):
+        raise ValueError(f"{path}: class_group must be [{num_classes}], one for each class, got {class_groups.shape}.")
+    for key in ("group", "domain", "class_group"):
         for column in (column for column in (key, f"test_{key}") if column in arrays and key in names):
             checks.check_numbers(path, own.get(column, column), arrays[column], f"{key}_names", len(names[key]))
     groups = arrays.get("group")
@@ -121,6 +134,8 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
         test_domains=arrays.get("test_domain"),
         domain_names=names.get("domain", ()),
         class_names=names.get("class", ()),
+        class_groups=class_groups,
+        class_group_names=names.get("class_group", ()),
         mean=mean,
         std=std,
     )

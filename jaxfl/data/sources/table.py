@@ -157,10 +157,10 @@ def fitted(
     if count:
         parts.append(StandardScaler().fit(inputs[rows, :count]).transform(inputs[:, :count]))
     if count < inputs.shape[1]:
-        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float32)
+        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
         parts.append(encoder.fit(inputs[rows, count:]).transform(inputs[:, count:]))
     if scale_target and labels.dtype.kind == "f":
-        labels = StandardScaler().fit(labels[rows, None]).transform(labels[:, None])[:, 0]
+        labels = np.ravel(StandardScaler().fit(labels[rows, None]).transform(labels[:, None]))
     return np.concatenate(parts, 1, dtype=np.float32), labels
 
 
