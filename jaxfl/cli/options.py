@@ -23,7 +23,7 @@ from jaxfl.models import networks
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, options_of, quoted, words_of
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.tasks import classification
+from jaxfl.tasks import TASKS
 
 LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
@@ -56,6 +56,8 @@ class Settings(NamedTuple):
             flat["server_optimizer"] = self.server_name
         if own.is_own(self.model_name):
             flat["model_checksum"] = own.checksum(self.model_name)
+        if own.is_own(learned := self.run.get("task")):
+            flat["task_checksum"] = own.checksum(learned)
         for option in known(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name):
             given = getattr(self, option.owner)
             flat[f"{option.owner}.{option.name}"] = given.get(option.name, option.default)
@@ -115,6 +117,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         if option.name in chosen[option.owner]:
             raise ValueError(f"{option.name} must be set once, got it with and without {option.owner}; leave one out.")
         chosen[option.owner][option.name] = value
+    if not own.is_own(learned := chosen["run"].get("task", "auto")):
+        check_name("task", learned, ["auto", *TASKS])
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             raise ValueError(f"{option.name} must be given for {option.owner} {method}; add --set {option.name}=...")
@@ -128,7 +132,8 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
-    task = classification(model(settings, data.num_classes), data, fast_forms=settings.run.get("fast_forms", True))
+    network, fast = model(settings, data.num_classes), settings.run.get("fast_forms", True)
+    task = own.create_task(settings.run.get("task", "auto"), network, data, fast_forms=fast)
     chosen = dict(settings.method)
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)

@@ -1,7 +1,8 @@
-"""What a user wrote: the network `FILE.py:NAME` where a model's name stands.
+"""What a user wrote: `FILE.py:NAME`, the network where a model's name stands, or the task where a task's does.
 
 NAME is a module of flax.linen, the class of one of flax.nnx, or a function that makes either; see `classification`. Its
-attributes, or what it takes beside `rngs`, are its options; `num_classes` is given to it if it takes that.
+attributes, or what it takes beside `rngs`, are its options; `num_classes` is given to it if it takes that. Of a task it
+is a function of network and federation, see `jaxfl.supervised`.
 """
 
 import functools
@@ -13,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxfl.data.clients import FederatedData
 from jaxfl.models import networks
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, did_you_mean, lines_of, quoted
+from jaxfl.tasks import TASKS, Task
 
 ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 GIVEN = ("self", "num_classes", "rngs", "parent", "name")  # not chosen by options
@@ -52,6 +55,19 @@ def create_model(name: str, num_classes: int, **chosen: Any) -> Network:
     if "rngs" not in takes:
         return made(**chosen)
     return lambda rngs: made(**chosen, rngs=rngs)
+
+
+def create_task(name: str, network: Network, data: FederatedData, *, fast_forms: bool) -> Task:
+    """Returns a task by its name: `"auto"` is the one that the labels are for.
+
+    Raises:
+        ValueError: the labels are of another kind, or a user's function returns no task.
+    """
+    if not is_own(name):
+        return TASKS[data.kind if name == "auto" else name](network, data, fast_forms=fast_forms)
+    if not isinstance(made := load(name)(network, data), Task):
+        raise ValueError(f"{name} must return a task, such as jaxfl.supervised(module, data, ...), got {made!r}.")
+    return made
 
 
 @functools.cache

@@ -13,12 +13,14 @@ from jaxfl.models.networks import (
     StoCFLFemnistCNN,
     create,
 )
+from jaxfl.models.sequences import CharRNN, Transformer
 from jaxfl.models.vgg import VGG16
 
 __all__ = [
     "MLP",
     "MODELS",
     "VGG16",
+    "CharRNN",
     "CifarBenchmarkCNN",
     "Functions",
     "LeafCelebaCNN",
@@ -27,5 +29,6 @@ __all__ = [
     "Logistic",
     "StoCFLCifarCNN",
     "StoCFLFemnistCNN",
+    "Transformer",
     "create",
 ]
