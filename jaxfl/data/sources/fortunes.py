@@ -136,4 +136,5 @@ ROW = Row(
     skews=WITHOUT_CLASSES,
     makers="collection",
     help=HELP,
+    model=("char-rnn", {"hidden": (128,), "embedding": 32}),
 )

@@ -136,4 +136,5 @@ ROW = Row(
     skews=WITHOUT_CLASSES,
     makers="role",
     help=HELP,
+    model=("char-rnn", {}),
 )
