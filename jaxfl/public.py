@@ -23,7 +23,16 @@ from jaxfl.simulation.mapped import Mapped, run_mapped
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Event, Result
 from jaxfl.simulation.run import run
-from jaxfl.tasks import Task, classification, start_from
+from jaxfl.tasks import (
+    Metrics,
+    Task,
+    classification,
+    multilabel,
+    next_token,
+    regression,
+    start_from,
+    supervised,
+)
 
 try:
     __version__ = version("jaxfl")
@@ -39,6 +48,7 @@ __all__ = [
     "KeptRun",
     "LayerProfile",
     "Mapped",
+    "Metrics",
     "Plan",
     "Result",
     "Sketches",
@@ -58,13 +68,17 @@ __all__ = [
     "matching",
     "methods",
     "models",
+    "multilabel",
+    "next_token",
     "plots",
+    "regression",
     "represent",
     "representations",
     "run",
     "run_mapped",
     "run_named",
     "start_from",
+    "supervised",
     "testing",
     "threshold_sweep",
     "use_cores",

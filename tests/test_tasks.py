@@ -1,14 +1,22 @@
 """What a flax module is told, and what of it would be lost without a word."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
+from sklearn import metrics as sk
 
 import jaxfl
 from jaxfl.data import federate
 from jaxfl.data.clients import Batch
+from jaxfl.simulation.evaluate import evaluator
+from jaxfl.simulation.metrics import Totals, summarise
+from jaxfl.tasks import ACCURACY, TASKS, Metrics
+from jaxfl.tasks.metrics import of_targets
 
 PARTS = [np.arange(0, 6), np.arange(6, 12)]
 LABELS = np.arange(12) % 3
@@ -58,7 +66,7 @@ def test_a_module_is_told_whether_it_trains_whatever_it_calls_it():
     model = task.init(jax.random.key(0))
     task.loss(model, BATCH, jax.random.key(1))
     assert SEEN == [True, True, True, False, False, (12,)]
-    task.logits(model, BATCH)
+    task.outputs(model, BATCH)
     assert SEEN == [False, False, False, True, True, (12,)]
 
 
@@ -91,9 +99,122 @@ def test_tokens_reach_the_model_as_they_are(dtype):
     np.testing.assert_array_equal(batch.x, tokens[6:])
     task = jaxfl.classification(Bag(), data)
     table = task.init(jax.random.key(0))
-    np.testing.assert_allclose(task.logits(table, batch), table["Embed_0"]["embedding"][tokens[6:]].sum(1), rtol=1e-6)
+    np.testing.assert_allclose(task.outputs(table, batch), table["Embed_0"]["embedding"][tokens[6:]].sum(1), rtol=1e-6)
 
 
 def test_integers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="inputs must be integers of 32 bits, got 0 to 4294967296; renumber"):
         federate(np.array([[0], [2**32]]), np.array([0, 1]), [np.arange(2)], [np.arange(2)], num_classes=2)
+
+
+class Given(NamedTuple):
+    """What a network returns of each row, and what is right."""
+
+    outputs: np.ndarray
+    labels: np.ndarray
+
+
+RNG = np.random.default_rng(0)
+TOKENS = np.where(RNG.random((12, 3)) < 0.3, -1, RNG.integers(0, 4, (12, 3)))
+TOKENS[0] = -1  # a row of which nothing is learned
+GIVEN = {
+    "regression": Given(RNG.normal(size=(12, 2)), 1000 + RNG.normal(size=(12, 2))),
+    "multilabel": Given(RNG.normal(size=(12, 5)), RNG.random((12, 5)) < 0.4),
+    "next_token": Given(RNG.normal(size=(12, 3, 4)), TOKENS),
+}
+
+
+def measured(kind):
+    """Evaluates a network that returns row i of what is given for the i-th row, under its scale; three clients."""
+    given, outputs = GIVEN[kind], jnp.asarray(GIVEN[kind].outputs, jnp.float32)
+    shift = 1000.0 if kind == "regression" else 0.0
+    inputs = np.repeat(np.arange(12)[:, None], 3, 1)  # tokens for all: the number of the row
+    parts = [np.arange(0, 5), np.arange(5, 12), np.array([], int)]
+    classes = {"num_classes": 4} if kind == "next_token" else {}
+    data = federate(inputs, given.labels, parts, parts, name="made", **classes)
+
+    def apply(model, batch, key):
+        return model["scale"] * outputs[batch.x[:, 0]] + shift
+
+    network = jaxfl.models.Functions(lambda key: {"scale": jnp.ones(())}, apply)
+    task = TASKS[kind](network, data)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    state = method.init(jax.random.key(0), data)
+    return evaluator(method, data.on_device())(jax.random.key(0), state), parts, given.outputs + shift, given.labels
+
+
+def test_metrics_of_regression_are_those_of_scikit_learn():
+    found, parts, outputs, labels = measured("regression")
+    for client, rows in enumerate(parts[:2]):
+        np.testing.assert_allclose(found.mse[client], sk.mean_squared_error(labels[rows], outputs[rows]), rtol=1e-5)
+        np.testing.assert_allclose(found.mae[client], sk.mean_absolute_error(labels[rows], outputs[rows]), rtol=1e-5)
+        wanted = sk.r2_score(labels[rows], outputs[rows], multioutput="variance_weighted")
+        np.testing.assert_allclose(found.r2[client], wanted, rtol=1e-4)  # about 1000, with a spread of 1, in float32
+    assert np.isnan([found.mse[2], found.r2[2], found.loss[2]]).all() and found.rows.tolist() == [5, 7, 0]
+    got = found.metrics
+    np.testing.assert_allclose(got["micro_mse"], sk.mean_squared_error(labels, outputs), rtol=1e-5)
+    np.testing.assert_allclose(got["macro_mse"], found.mse[:2].mean())
+    np.testing.assert_allclose(
+        got["micro_r2"], sk.r2_score(labels, outputs, multioutput="variance_weighted"), rtol=1e-4
+    )
+    assert got["worst_decile_mse"] == found.mse[:2].max(), "the worst error is the highest"
+    np.testing.assert_allclose(got["loss"], got["micro_mse"], rtol=1e-6)
+    assert found.main == "mse" and got["clusters"][0]["micro_mse"] == got["micro_mse"]
+
+
+def test_metrics_of_several_labels_are_those_of_scikit_learn():
+    found, parts, outputs, labels = measured("multilabel")
+    for client, rows in enumerate(parts[:2]):
+        truth, guess = labels[rows], outputs[rows] > 0
+        there = np.flatnonzero(truth.any(0))
+        np.testing.assert_allclose(found.accuracy[client], (truth == guess).mean())
+        np.testing.assert_allclose(found.f1[client], sk.f1_score(truth, guess, average="micro"))
+        wanted = sk.f1_score(truth[:, there], guess[:, there], average="macro", zero_division=0)
+        np.testing.assert_allclose(found.label_f1[client], wanted)
+    np.testing.assert_allclose(found.metrics["micro_f1"], sk.f1_score(labels, outputs > 0, average="micro"))
+    chances = 1 / (1 + np.exp(-outputs))
+    losses = [sk.log_loss(labels[:, one], chances[:, one]) for one in range(5)]
+    np.testing.assert_allclose(found.metrics["loss"], np.mean(losses), rtol=1e-5)
+
+
+def test_metrics_of_tokens_are_by_token_and_the_loss_by_row():
+    found, parts, outputs, labels = measured("next_token")
+    chances = np.exp(outputs) / np.exp(outputs).sum(2, keepdims=True)
+    known = labels >= 0
+    losses = -np.log(np.take_along_axis(chances, np.maximum(labels, 0)[:, :, None], 2)[:, :, 0])
+    by_row = np.where(known, losses, 0).sum(1) / np.maximum(known.sum(1), 1)
+    hits = outputs.argmax(2) == labels
+    for client, rows in enumerate(parts[:2]):
+        there = known[rows]
+        np.testing.assert_allclose(found.accuracy[client], hits[rows][there].mean())
+        np.testing.assert_allclose(found.perplexity[client], np.exp(losses[rows][there].mean()), rtol=1e-5)
+        np.testing.assert_allclose(found.loss[client], by_row[rows].mean(), rtol=1e-5)
+    np.testing.assert_allclose(found.metrics["micro_perplexity"], np.exp(losses[known].mean()), rtol=1e-5)
+    np.testing.assert_allclose(found.metrics["micro_accuracy"], hits[known].mean())
+
+
+def test_targets_that_are_all_the_same_have_no_r2_and_are_left_out_of_it():
+    center = np.zeros(1)
+    metrics = of_targets(center)
+    sums = {"around": [[6.0], [3.0]], "squares": [[12.0], [5.0]], "squared": [[3.0], [1.0]], "absolute": [[3.0], [1.0]]}
+    values = metrics.values({name: np.array(one) for name, one in sums.items()}, np.array([3, 3]))
+    assert np.isnan(values["r2"][0]) and values["r2"][1] == 1 - 1 / 2 and values["mse"].tolist() == [1.0, 1 / 3]
+    totals = Totals({name: np.array(one) for name, one in sums.items()}, np.array([3.0, 1.0]), np.array([3, 3]))
+    data = federate(INPUTS, np.ones(12), PARTS, PARTS)
+    found = summarise(metrics, totals, np.zeros(2, int), data).metrics
+    assert found["macro_r2"] == values["r2"][1]
+    lost = totals._replace(loss=np.array([np.nan, 1.0]))
+    assert np.isnan(summarise(metrics, lost, np.zeros(2, int), data).metrics["macro_r2"]), "a lost client is not hidden"
+
+
+def test_a_task_refuses_labels_of_another_kind_and_outputs_of_another_shape():
+    floats = federate(INPUTS, np.ones(12), PARTS, PARTS)
+    with pytest.raises(ValueError, match=r"classification needs other labels .* float32 .*; jaxfl.regression is the"):
+        jaxfl.classification(jaxfl.models.Logistic(num_classes=1), floats)
+    with pytest.raises(ValueError, match=r"one number for each of the 1 targets of data, got .* \(1, 10\)"):
+        jaxfl.regression(jaxfl.models.Logistic(num_classes=10), floats)
+    with pytest.raises(ValueError, match=r"losses must return one loss for each row \[B\], got shape \(1, 1\)"):
+        jaxfl.supervised(jaxfl.models.Logistic(num_classes=1), floats, lambda outputs, batch: outputs, ACCURACY)
+    with pytest.raises(ValueError, match=r"metrics must be one number for each client \(1,\), got \(\) for 'm'"):
+        totals = Totals({}, np.ones(1), np.ones(1, int))
+        summarise(Metrics(lambda outputs, batch: {}, lambda sums, rows: {"m": 1.0}), totals, np.zeros(1, int), floats)

@@ -4,7 +4,8 @@ FeSEM's way (Long et al., "Multi-center Federated Learning", World Wide Web 2022
 three rounds for every K, and keep the K of the best accuracy or of the smallest intra-cluster distance. What is left
 open there is settled here:
 
-- The accuracy is of rows that every client has set aside from its training rows. Test rows are for the end.
+- The accuracy is of rows that every client has set aside from its training rows: the federation's validation rows
+  where it has them. Test rows are for the end.
 - The intra-cluster distance always falls with K, so that the smallest says nothing. The elbow of its curve is taken,
   which is the K whose point is farthest below the chord from the first candidate to the last, both axes scaled to 0..1
   (Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011).
@@ -38,13 +39,15 @@ class Choice(NamedTuple):
         num_clusters: the chosen K.
         criterion: `"accuracy"` or `"distance"`.
         table: one row for every candidate, by K and ready for JSON: `num_clusters` (K), `accuracy` (micro, on the rows
-            set aside), `distance` (FeSEM's objective in the last round; None if the method has none), `clusters`
-            (those that have clients at the end), `seconds` (compilation included).
+            set aside; of another task its main metric), `distance` (FeSEM's objective in the last round; None if the
+            method has none), `clusters` (those that have clients at the end), `seconds` (compilation included).
+        metric: the task's main metric.
     """
 
     num_clusters: int
     criterion: Criterion
     table: list[dict[str, Any]]
+    metric: str = "accuracy"
 
 
 @checked
@@ -56,7 +59,7 @@ def choose_num_clusters(
     num_clients: int = 100,
     rounds: int = 3,
     criterion: Criterion = "accuracy",
-    validation: float = 0.2,
+    validation: float | None = None,
     seed: int = 0,
 ) -> Choice:
     """Returns the number of clusters that suits a federation, found on a sample of its clients.
@@ -68,14 +71,15 @@ def choose_num_clusters(
             num_clusters=k)`; any method whose number of clusters is given.
         data: the federation.
         candidates: the K to try.
-        num_clients: clients that are sampled, of those who are not held out and have at least two training rows; all
-            of these where they are fewer.
+        num_clients: clients that are sampled, of those who are not held out and have at least two training rows (one,
+            where rows are set aside already); all of these where they are fewer.
         rounds: communication rounds for every K.
-        criterion: `"accuracy"`: the highest micro accuracy on the rows set aside, each client under the model of its
-            own cluster; among equals the smallest K. `"distance"`: the elbow of FeSEM's intra-cluster distance
-            (equation 6), which is neither the first nor the last K of a curve that falls; of a curve that is nowhere
-            below its chord, the first.
-        validation: share of a client's training rows that is set aside, at least one of them.
+        criterion: `"accuracy"`: the highest micro accuracy on the rows set aside (or the best of another task's main
+            metric), each client under the model of its own cluster; among equals the smallest K. `"distance"`: the
+            elbow of FeSEM's intra-cluster distance (equation 6), which is neither the first nor the last K of a curve
+            that falls; of a curve that is nowhere below its chord, the first.
+        validation: share of a client's training rows that is set aside, at least one of them; None takes the
+            federation's validation rows, and sets 0.2 aside where it has none.
         seed: of the sampled clients and of the rows set aside, and of every run.
 
     Raises:
@@ -91,20 +95,24 @@ def choose_num_clusters(
     >>> choice.num_clusters, [row["clusters"] for row in choice.table]
     (4, [1, 4])
     """
-    eligible = _eligible(data)
+    if validation is None and data.validation is None:
+        validation = 0.2
+    eligible = _eligible(data, 1 if validation is None else 2)
     numbers = _check(method, candidates, criterion, validation, num_clients, rounds, min(num_clients, len(eligible)))
     ids = np.sort(host_rng(seed, "choice", "clients").permutation(eligible)[:num_clients])
     sample = _sample(data, ids, validation, seed)
     methods = {number: method(number) for number in numbers}  # all of them are made, and refused, before one runs
     if criterion == "distance":
         _check_objective(methods[numbers[0]], sample)
-    table = [_try(number, methods[number], sample, rounds, seed) for number in numbers]
+    tried = [_try(number, methods[number], sample, rounds, seed) for number in numbers]
+    table, main = [row for row, _ in tried], tried[0][1]
     if criterion == "accuracy":
+        sign = -1 if main in methods[numbers[0]].task.metrics.lower else 1
         # rounded: the same hits, added up by other clusters, are the same accuracy
-        best = max(table, key=lambda row: (round(row["accuracy"], 12), -row["num_clusters"]))["num_clusters"]
+        best = max(table, key=lambda row: (round(sign * row[main], 12), -row["num_clusters"]))["num_clusters"]
     else:
         best = numbers[elbow(numbers, [row["distance"] for row in table])]
-    return Choice(best, criterion, table)
+    return Choice(best, criterion, table, main)
 
 
 def elbow(x: Sequence[float], y: Sequence[float]) -> int:
@@ -128,9 +136,9 @@ def _scaled(values: np.ndarray) -> np.ndarray:
     return (values - values.min()) / (width if width else 1.0)
 
 
-def _eligible(data: FederatedData) -> np.ndarray:
-    """Returns the clients that can train on some of their rows and set others aside."""
-    able = np.asarray(data.train.size) >= 2
+def _eligible(data: FederatedData, least: int) -> np.ndarray:
+    """Returns the clients that can train: those of so many rows that some are left when others are set aside."""
+    able = np.asarray(data.train.size) >= least
     if data.held_out is not None:
         able &= ~np.asarray(data.held_out)
     return np.flatnonzero(able)
@@ -140,7 +148,7 @@ def _check(
     method: Any,
     candidates: Sequence[int],
     criterion: Criterion,
-    validation: float,
+    validation: float | None,
     num_clients: int,
     rounds: int,
     sampled: int,
@@ -155,7 +163,7 @@ def _check(
             f"method must be a function of the number of clusters, got a {type(method).__name__}; "
             "write lambda k: jaxfl.methods.fesem(task, optimizer, num_clusters=k)."
         )
-    if not 0 < validation < 1:
+    if validation is not None and not 0 < validation < 1:
         raise ValueError(
             f"validation must be a share of the training rows, above 0 and below 1, got {validation}; 0.2 is usual."
         )
@@ -198,20 +206,23 @@ def _check_objective(method: Method, data: FederatedData) -> None:
         )
 
 
-def _sample(data: FederatedData, ids: np.ndarray, validation: float, seed: int) -> FederatedData:
-    """Returns the federation of these clients alone, of their training rows alone: some of them are the test rows."""
+def _sample(data: FederatedData, ids: np.ndarray, validation: float | None, seed: int) -> FederatedData:
+    """Returns the federation of these clients and their training rows alone; those set aside are the test rows."""
     few = data.subset(ids)
     if few.attack is not None and np.asarray(few.attack.attacker).all():
         raise ValueError(
             f"num_clients must leave somebody honest in the sample, but all of the {len(ids)} sampled clients "
             "attack; sample more clients or change the seed."
         )
-    start, size, rows = (np.asarray(leaf) for leaf in (few.train.start, few.train.size, few.train.rows))
-    parts = [rows[first : first + count] for first, count in zip(start, size, strict=True)]
-    pool, place = np.unique(np.concatenate(parts), return_inverse=True)  # clients may share rows
+    if validation is None:
+        assert few.validation is not None
+        halves = _parts(few.train), _parts(few.validation)
+    else:
+        halves = train_test_split(_parts(few.train), validation, seed=seed)
+    pool = np.unique(np.concatenate([*halves[0], *halves[1]]))  # clients may share rows
     train, test = (
-        dataclasses.replace(Split.pack(half), flipped=few.train.flipped)
-        for half in train_test_split(np.split(place, np.cumsum(size)[:-1]), validation, seed=seed)
+        dataclasses.replace(Split.pack([np.searchsorted(pool, part) for part in half]), flipped=few.train.flipped)
+        for half in halves
     )
     return dataclasses.replace(
         few,
@@ -220,22 +231,30 @@ def _sample(data: FederatedData, ids: np.ndarray, validation: float, seed: int) 
         labels=np.asarray(data.labels[pool]),
         train=train,
         test=test,
+        validation=None,
         held_out=None,
     )
 
 
-def _try(number: int, method: Method, data: FederatedData, rounds: int, seed: int) -> dict[str, Any]:
-    """Returns the row of one candidate."""
+def _parts(split: Split) -> list[np.ndarray]:
+    """Returns each client's rows of the pool."""
+    start, size, rows = (np.asarray(leaf) for leaf in (split.start, split.size, split.rows))
+    return [rows[first : first + count] for first, count in zip(start, size, strict=True)]
+
+
+def _try(number: int, method: Method, data: FederatedData, rounds: int, seed: int) -> tuple[dict[str, Any], str]:
+    """Returns the row of one candidate, and the name of the task's main metric."""
     began = time.perf_counter()
     try:
         result = run(method, data, rounds=rounds, seed=seed, eval_every=rounds)
     except Diverged as error:
         raise RuntimeError(f"with K = {number} clusters {error}") from error
-    record = result.history[-1]
-    return {
+    record, main = result.history[-1], result.evaluation.main
+    row = {
         "num_clusters": number,
-        "accuracy": record["micro_accuracy"],
+        main: record[f"micro_{main}"],
         "distance": record.get("objective"),
         "clusters": record["num_clusters"],
         "seconds": time.perf_counter() - began,
     }
+    return row, main

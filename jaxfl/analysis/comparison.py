@@ -11,22 +11,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxfl.schema import checked
 from jaxfl.simulation.history import History
+from jaxfl.simulation.metrics import is_lower_better, main_metric
 
 if TYPE_CHECKING:
     import pandas
 
-# title: entry of the summary, factor, digits
+# title: entry of the summary, factor, digits; METRICS are followed by the name of the task's main metric
+METRICS = {
+    "micro": "micro",
+    "macro": "macro",
+    "tuned": "finetuned_micro",
+    "validation": "validation_micro",
+    "worst 10 %": "worst_decile",
+}
 MEASURES = {
-    "micro": ("micro_accuracy", 100, 2),
-    "macro": ("macro_accuracy", 100, 2),
-    "tuned": ("finetuned_micro_accuracy", 100, 2),
-    "worst 10 %": ("worst_decile_accuracy", 100, 2),
     "clusters": ("num_clusters", 1, 1),
     "ARI": ("ari", 1, 3),
     "s a round": ("seconds_per_round", 1, 3),
 }
-SPREAD = ("micro", "macro", "tuned", "worst 10 %")  # columns that tell the deviation
-BEST = (*SPREAD, "ARI")  # columns in which the largest mean is marked
+SPREAD = tuple(METRICS)  # columns that tell the deviation
+BEST = (*SPREAD, "ARI")  # columns in which the best mean is marked
+PERCENT = ("accuracy", "f1")  # metrics that are told in percent
 COSTS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
 PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"
 
@@ -87,11 +92,12 @@ class Line(NamedTuple):
         found = [run.summary.get(measure) for run in self.runs.values()]
         return [float(value) for value in found if value is not None]
 
-    def reached(self, metric: str, target: float, columns: Sequence[str]) -> list[float] | None:
+    def reached(self, metric: str, target: float, columns: Sequence[str], *, lower: bool = False) -> list[float] | None:
         """Returns the sum of some columns of the history where each run reaches the target; None if one never does."""
         found = []
         for run in self.runs.values():
-            records = [one for one in run.history if (one.get(metric) or -math.inf) >= target]
+            known = [one for one in run.history if one.get(metric) is not None]
+            records = [one for one in known if (one[metric] <= target if lower else one[metric] >= target)]
             if not records:
                 return None
             found.append(float(sum(records[0][name] for name in columns)))
@@ -105,11 +111,13 @@ class Comparison(NamedTuple):
         lines: the settings; the others are compared with the first one.
         metric: by which they are compared, of the history and the summary.
         target: a value of it.
+        lower: names of metrics that are better where they are lower.
     """
 
     lines: list[Line]
     metric: str
     target: float | None
+    lower: tuple[str, ...] = ()
 
     def difference(self, line: Line) -> Difference | None:
         """Returns how far the metric of a line is from that of the first one; None where they share no seed."""
@@ -131,7 +139,7 @@ class Comparison(NamedTuple):
                 row |= _moments(measure, line.values(measure))
             if self.target is not None:
                 for name, columns in COSTS.items():
-                    cost = line.reached(self.metric, self.target, columns)
+                    cost = self._reached(line, columns)
                     row |= _moments(f"{name} to {self.target:g}", cost or [])
             found = None if line is self.lines[0] else self.difference(line)
             told = Difference(math.nan, None, None, 0) if found is None else found
@@ -148,7 +156,8 @@ class Comparison(NamedTuple):
             bold: how the best mean of a column is marked, such as `"**{}**"`.
         """
         measures = self._measures()
-        if all(line.values("macro_accuracy") == line.values("micro_accuracy") for line in self.lines):
+        main = self._main()
+        if all(line.values(f"macro_{main}") == line.values(f"micro_{main}") for line in self.lines):
             measures.pop("macro", None)
         header = ["setting", "seeds", *measures]
         if self.target is not None:
@@ -164,8 +173,8 @@ class Comparison(NamedTuple):
                 marked = len(self.lines) > 1 and values and statistics.fmean(values) == best.get(title)
                 row.append(bold.format(cell) if marked else cell)
             if self.target is not None:
-                row.append(_cell(line.reached(self.metric, self.target, COSTS["rounds"]), 0))
-                sent = line.reached(self.metric, self.target, COSTS["bytes"])
+                row.append(_cell(self._reached(line, COSTS["rounds"]), 0))
+                sent = self._reached(line, COSTS["bytes"])
                 row.append(_cell(None if sent is None else [one / 1e9 for one in sent], 2))
             if len(self.lines) > 1:
                 row += ["", ""] if line is self.lines[0] else self._told(self.difference(line))
@@ -189,19 +198,33 @@ class Comparison(NamedTuple):
         lines = [rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule", f"{' & '.join(header)} \\\\", *body]
         return "\n".join(["% needs \\usepackage{booktabs}", *lines, r"\bottomrule", r"\end{tabular}", ""])
 
+    def _reached(self, line: Line, columns: Sequence[str]) -> list[float] | None:
+        """Returns what it costs a line to reach the target."""
+        if self.target is None:
+            return None
+        return line.reached(self.metric, self.target, columns, lower=is_lower_better(self.metric, self.lower))
+
+    def _main(self) -> str:
+        """Returns the main metric of the first run."""
+        return main_metric(next(iter(self.lines[0].runs.values())).summary)
+
     def _measures(self) -> dict[str, tuple[str, int, int]]:
         """Returns the columns that some run has something for."""
-        return {title: how for title, how in MEASURES.items() if any(line.values(how[0]) for line in self.lines)}
+        main = self._main()
+        factor, digits = (100, 2) if main.endswith(PERCENT) else (1, 4)
+        measures = {title: (f"{name}_{main}", factor, digits) for title, name in METRICS.items()} | MEASURES
+        return {title: how for title, how in measures.items() if any(line.values(how[0]) for line in self.lines)}
 
     def _best(self, measure: str) -> float:
-        return max(statistics.fmean(values) for line in self.lines if (values := line.values(measure)))
+        best = min if is_lower_better(measure, self.lower) else max
+        return best(statistics.fmean(values) for line in self.lines if (values := line.values(measure)))
 
     def _factor(self) -> int:
-        return 100 if self.metric.endswith(("accuracy", "f1")) else 1
+        return 100 if self.metric.endswith(PERCENT) else 1
 
     def _title(self) -> str:
         """Returns what the table calls the metric."""
-        return next((title for title, how in MEASURES.items() if how[0] == self.metric), self.metric)
+        return next((title for title, how in self._measures().items() if how[0] == self.metric), self.metric)
 
     def _in_words(self, value: float) -> str:
         return f"{100 * value:g} %" if self._factor() == 100 else f"{value:g}"
@@ -211,22 +234,24 @@ class Comparison(NamedTuple):
         if found is None:
             return ["no common seed", ""]
         factor = self._factor()
-        spread = "" if found.std is None else f" {PLUS_MINUS} {factor * found.std:.2f}"
-        mean = f"{factor * found.mean:+.2f}".replace("-", MINUS)
+        digits = 2 if factor == 100 else 4
+        spread = "" if found.std is None else f" {PLUS_MINUS} {factor * found.std:.{digits}f}"
+        mean = f"{factor * found.mean:+.{digits}f}".replace("-", MINUS)
         return [f"{mean}{spread}", "" if found.p is None else f"{found.p:.2g}"]
 
 
 @checked
 def compare(
-    settings: Mapping[str, Sequence[Run]], *, metric: str = "micro_accuracy", target: float | None = None
+    settings: Mapping[str, Sequence[Run]], *, metric: str | None = None, target: float | None = None
 ) -> Comparison:
     """Sets runs beside each other.
 
     Args:
         settings: by name, the runs of one setting, each of another seed: `jaxfl.Result`s, or what `kept.read` returns.
-        metric: an entry of the histories, larger if better; by it settings are compared.
+        metric: an entry of the histories; by it settings are compared. None takes `micro_accuracy`, or what the task's
+            main metric is, of the first run.
         target: its value that counts rounds and bytes until it is first reached; None takes the largest whole percent
-            that every run reaches.
+            that every run reaches (of two digits, the lowest, where lower is better).
 
     Raises:
         ValueError: there is no run, two of a setting have one seed, or no run has the metric.
@@ -251,18 +276,31 @@ def compare(
                 f"settings must have runs of different seeds, got {[run.summary['seed'] for run in runs]} for {name!r}."
             )
         lines.append(Line(name, by_seed))
+    runs = [run for line in lines for run in line.runs.values()]
+    metric = f"micro_{main_metric(runs[0].summary)}" if metric is None else metric
+    names = tuple(sorted({name for run in runs for name in run.summary.get("lower_is_better", ())}))
+    lower = is_lower_better(metric, names)
     reached = [
-        max((one[metric] for one in run.history if one.get(metric) is not None), default=None)
-        for line in lines
-        for run in line.runs.values()
+        (min if lower else max)((one[metric] for one in run.history if one.get(metric) is not None), default=None)
+        for run in runs
     ]
     known = [value for value in reached if value is not None]
     if not known:
-        having = sorted({name for line in lines for run in line.runs.values() for one in run.history for name in one})
+        having = sorted({name for run in runs for one in run.history for name in one})
         raise ValueError(f"metric must be one of the histories', got {metric!r}; they have {', '.join(having)}.")
     if target is None and len(known) == len(reached) and min(known) > 0:
-        target = math.floor(100 * min(known)) / 100
-    return Comparison(lines, metric, target)
+        target = _rounded_up(max(known)) if lower else math.floor(100 * min(known)) / 100
+    return Comparison(lines, metric, target, names)
+
+
+def _rounded_up(value: float) -> float:
+    """Returns a number above 0 with two digits, no lower.
+
+    >>> _rounded_up(0.04512), _rounded_up(120.0)
+    (0.046, 120.0)
+    """
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / step - 1e-9) * step:.2g}")
 
 
 def _moments(name: str, values: Sequence[float]) -> dict[str, float]:

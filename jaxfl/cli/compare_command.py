@@ -25,8 +25,12 @@ def compare_command(
         typer.Argument(help="Directories that jaxfl run --out has written, or of several such.", metavar="DIR..."),
     ],
     metric: Annotated[
-        str, typer.Option(help="What is compared: an entry of history.jsonl, larger if better.", metavar="NAME")
-    ] = "micro_accuracy",
+        str | None,
+        typer.Option(
+            help="What is compared: an entry of history.jsonl; default micro_accuracy, or the task's main metric.",
+            metavar="NAME",
+        ),
+    ] = None,
     target: Annotated[
         float | None,
         typer.Option(
@@ -56,7 +60,7 @@ def compare_command(
             print(f"written: {', '.join(written)}")
 
 
-def tell(folders: Sequence[Path], metric: str = "micro_accuracy", target: float | None = None) -> Comparison:
+def tell(folders: Sequence[Path], metric: str | None = None, target: float | None = None) -> Comparison:
     """Prints the table of the finished runs in some folders, and returns the comparison."""
     settings, unfinished = kept.read(folders)
     found = compare(settings, metric=metric, target=target)

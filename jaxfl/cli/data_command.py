@@ -212,7 +212,7 @@ def save(name: str, chosen: dict[str, Any], data_dir: str | None, path: Path) ->
 
 
 def pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> list[Path]:
-    """Draws the labels by client and, of images, a montage; returns the paths.
+    """Draws the labels by client, if they are classes, and, of images, a montage; returns the paths.
 
     Args:
         name: of the data set; the files are called by it.
@@ -226,7 +226,7 @@ def pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> list[P
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a directory, got {out}, which is a file.")
     out.mkdir(parents=True, exist_ok=True)
-    drawn = {"labels": plots.labels(data)}
+    drawn = {"labels": plots.labels(data)} if data.kind == "classification" else {}
     if plots.is_image(data.input_shape):
         drawn["montage"] = plots.montage(data, seed=seed)
     paths = [out / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{what}.png" for what in drawn]

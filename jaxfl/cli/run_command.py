@@ -15,6 +15,7 @@ from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.settings import options
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.interrupts import Stopped
+from jaxfl.simulation.metrics import main_metric
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.seeds import alike, together
@@ -133,7 +134,7 @@ def _told(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -
         notes.print(f"note: {prefix}ended after round {summary['rounds']} of {asked.rounds}{on}.", soft_wrap=True)
     if not summary["resident"]:
         notes.print("note: the clients' rows stayed on the host, and a round's were sent ahead (resident).")
-    if summary["micro_accuracy"] is None:
+    if summary[f"micro_{main_metric(summary)}"] is None:
         notes.print("note: nobody has test rows; nothing was tested.")
     if count := summary["empty_clients"]:
         notes.print(f"note: {count} of {clients} clients have no training rows; they train nothing.")

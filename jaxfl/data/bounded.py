@@ -5,6 +5,7 @@ size; what is said in a zip's directory, in an array's header or in a table's me
 is no more than was said. Arrays are numbers and strings: nothing here runs code of a file.
 """
 
+import gzip
 import json
 import math
 import struct
@@ -110,6 +111,26 @@ def _array(member: IO[bytes], size: int) -> np.ndarray:
         raise ValueError("an array ends before its header says")
     flat = content.view(dtype)
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def content(path: Path) -> bytes:
+    """Returns the bytes of a file, unpacked if it is compressed by gzip.
+
+    Raises:
+        OSError: the file cannot be opened.
+        ValueError: it is damaged, or unpacks to too much.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            with gzip.open(file) if packed else file as stream:
+                found = stream.read(max(FREE, RATIO * size) + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"it is a damaged gzip file: {error}") from error
+    check(len(found), size)
+    return found
 
 
 def table(path: Path) -> dict[str, Any]:

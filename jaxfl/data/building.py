@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxfl.data import labels as kinds
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.typing import AnyArray
 
@@ -14,7 +15,7 @@ def federate(
     train: Sequence[np.ndarray] | Split,
     test: Sequence[np.ndarray] | Split,
     *,
-    num_classes: int,
+    num_classes: int | None = None,
     rotation: np.ndarray | None = None,
     tilt: np.ndarray | None = None,
     label_shift: np.ndarray | None = None,
@@ -31,17 +32,17 @@ def federate(
     Args:
         inputs: `[P, ...]`, uint8 (then `mean` and `std` are needed, 0 and 255 if not given) or float; or other integers
             `[P]` or `[P, T]`, such as tokens, which reach the model as they are, int32.
-        labels: `[P]` ints in `[0, num_classes)`.
+        labels: `[P]` ints in `[0, num_classes)`; or floats, bools or tokens for other tasks, see `jaxfl.data.labels`.
         train: pool rows of each client, N index arrays (or a packed `Split`); an empty array is a client without rows.
         test: the same for the test rows.
-        num_classes: L.
+        num_classes: L; None takes it from the labels where their shape says it (regression, multilabel).
         rotation, tilt, label_shift, group, held_out: one value per client `[N]`, see `FederatedData`.
         mean, std: normalisation, in the units of `inputs`.
         name, group_names, class_names: for plots and tables.
 
     Raises:
-        ValueError: the shapes disagree, labels are outside the classes, an input is NaN or infinite, a row index is
-            outside the pool, or images that a rotation turns are not square.
+        ValueError: the shapes disagree, labels are outside the classes or of no kind, a number is NaN or infinite, a
+            row index is outside the pool, or images that a rotation turns are not square.
 
     >>> data = federate(np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1]), [np.array([0, 1]), np.array([2])],
     ...                 [np.array([3]), np.array([3])], num_classes=2)
@@ -56,7 +57,10 @@ def federate(
     check_type("inputs", inputs)
     if inputs.dtype.kind in "iu" and inputs.dtype != np.uint8:
         inputs = inputs.astype(np.int32)
-    _check_pool(inputs, labels, num_classes)
+    labels, num_classes = kinds.prepared(inputs, labels, num_classes)
+    _check_finite(inputs)
+    if label_shift is not None:
+        kinds.check_classes("label_shift", labels)
     if rotation is not None or tilt is not None:
         check_square(inputs)
     dtype = inputs.dtype if inputs.dtype.kind == "f" else np.float32
@@ -71,7 +75,7 @@ def federate(
 
     data = FederatedData(
         inputs=inputs,
-        labels=labels.astype(np.int32),
+        labels=labels,
         train=train,
         test=test,
         rotation=None if rotation is None else np.asarray(rotation, np.int32) % 4,
@@ -118,18 +122,8 @@ def check_square(inputs: AnyArray) -> None:
         )
 
 
-def _check_pool(inputs: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
-    """Raises if the pool cannot be learned from."""
-    if labels.shape != (len(inputs),):
-        raise ValueError(f"labels must be [{len(inputs)}], one per row of inputs, got shape {labels.shape}.")
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels must be integers, got {labels.dtype}; convert them with labels.astype(int).")
-    if len(labels) and not (0 <= labels.min() and labels.max() < num_classes):
-        row = int(np.argmax((labels < 0) | (labels >= num_classes)))
-        raise ValueError(
-            f"labels must be in 0..{num_classes - 1} (num_classes={num_classes}), got {labels[row]} in row {row}; "
-            "renumber the labels or raise num_classes."
-        )
+def _check_finite(inputs: np.ndarray) -> None:
+    """Raises if an input is NaN or infinite."""
     if inputs.dtype != np.uint8 and not np.isfinite(inputs).all():
         row = int(np.argmax(~np.isfinite(inputs.reshape(len(inputs), -1)).all(1)))
         raise ValueError(f"inputs must be finite, got NaN or infinity in row {row}; drop the row or fill its values.")
@@ -147,7 +141,7 @@ def check_lists(data: FederatedData) -> None:
 
 def _check_rows(data: FederatedData) -> None:
     """Raises if a client's row is not in the pool."""
-    for name, split in (("train", data.train), ("test", data.test)):
+    for name, split in data.splits.items():
         rows, pool = split.rows, len(data.inputs)
         if len(rows) and not (0 <= rows.min() and rows.max() < pool):
             worst = rows.min() if rows.min() < 0 else rows.max()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.data import conditions, natural, shift, skews, sources, stored
+from jaxfl.data import conditions, divide, natural, shift, skews, sources, stored
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.sources import domains, saved
 from jaxfl.random import check_seed
@@ -60,11 +60,13 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "rotated": {"num_clients": 200, "rows_per_client": 500, "angles": (0, 180)},  # IFCA and StoCFL
         "shifted": {"num_clients": 20, "rows_per_client": 8000},  # StoCFL
     },
+    "cifar100": USUAL | {"dominant": {"num_clients": 20, "rows_per_client": 500}},
     # The scarcest of these classes would not do for 1,000 rows each.
     "unipen": USUAL | {"dominant": {"num_clients": 20}},
     "unipen-letters": USUAL | {"dominant": {"num_clients": 20}},
     "npz": SMALL,
     "parquet": SMALL,
+    "table": SMALL,
 }
 # The other domain of `hybrid`, a source or "negative".
 OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # StoCFL
@@ -123,7 +125,8 @@ def cut(source: str) -> list[str]:
 
 def _cuts(source: str) -> list[str]:
     """Returns the skews that a source can be cut by: by writer only where writers are known."""
-    return [skew for skew in SKEWS if skew != "writers" or sources.row(source).makers]
+    row = sources.row(source)
+    return [skew for skew in SKEWS if skew in (row.skews or SKEWS) and (skew != "writers" or row.makers)]
 
 
 DATASETS: dict[str, Dataset] = {
@@ -196,7 +199,9 @@ def known_options(name: str) -> dict[str, Option]:
         line = 'the second domain: a source, or "negative"'
         found["other"] = Option("other", OTHERS.get(row.source, "negative"), str, line, "catalog")
     line = "share of the clients that are kept out of training and served as unseen ones, 0 or more and below 1"
-    return found | {"held_out": Option("held_out", 0.0, float, line, "catalog")}
+    found["held_out"] = Option("held_out", 0.0, float, line, "catalog")
+    line = "share of each client's training rows that are set apart and reported as validation_...; 0 is none"
+    return found | {"validation": Option("validation", 0.0, float, line, "catalog")}
 
 
 def options(name: str) -> dict[str, Any]:
@@ -204,7 +209,7 @@ def options(name: str) -> dict[str, Any]:
 
     >>> options("rotated-digits")
     {'num_clients': 40, 'rows_per_client': 80, 'angles': (0, 90, 180, 270), 'test_share': None, 'stragglers': 0.0,
-     'attack': None, 'attackers': None, 'attack_scale': 1.0, 'held_out': 0.0}
+     'attack': None, 'attackers': None, 'attack_scale': 1.0, 'held_out': 0.0, 'validation': 0.0}
     """
     return {option: known.default for option, known in known_options(name).items()}
 
@@ -219,7 +224,8 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         seed: of every choice that the skew makes; the same seed gives the same federation on every machine.
         **settings: options of the skew, the shifts and the source, see `options(name)`. For `hybrid`, `other` is the
             second domain, a source or `"negative"`. `held_out` is the share of clients, 0 to 1, that are kept out of
-            training and served as unseen ones. `stragglers` is the share of a round's clients that are late;
+            training and served as unseen ones. `validation` is the share of each client's training rows that are set
+            apart, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a round's clients that are late;
             `attack` (`"label-flip"`, `"sign-flip"` or `"gaussian"`) is what `attackers`, a share of the clients, do,
             at `attack_scale`; see `jaxfl.data.conditions`.
 
@@ -251,6 +257,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     for shifted in reversed(row.shifts):
         data = SHIFTS[shifted](data, seed=seed, **of(shifted))
     data = conditions.hold_out(data, share, seed) if share else data
+    data = divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
     return _impose(data, seed=seed, **of("condition"))
 
 

@@ -1,6 +1,6 @@
 """The rows of all clients, packed: one pool of examples and, per client, the rows that are its own.
 
-A federation is a pool `inputs [P, ...]`, `labels [P]` and two splits. A split lists, back to back, the pool rows of
+A federation is a pool `inputs [P, ...]`, `labels [P]` and its splits. A split lists, back to back, the pool rows of
 every client: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal
 sizes costs its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four
 rotations of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied
@@ -23,18 +23,20 @@ from flax import struct
 
 from jaxfl import tree
 from jaxfl.data import images
+from jaxfl.data import labels as kinds
 from jaxfl.typing import AnyArray, Array
 
 SHARED: dict[str, Any] = {"per_client": False, "seen": False}
 SEEN: dict[str, Any] = {"per_client": True, "seen": True}  # [N], part of the client's batches
 KNOWN: dict[str, Any] = {"per_client": True, "seen": False}  # [N], said of the client: no batch depends on it
+SPLITS = ("train", "test", "validation")  # of a federation, see `splits`
 
 
 class Batch(NamedTuple):
     """Rows ready for a model."""
 
     x: Array  # [B, ...] float, or int32 of tokens
-    y: Array  # [B] int32
+    y: Array  # [B] int32 of classes, or what else the labels are, see `jaxfl.data.labels`
     mask: Array  # [B] bool, False on padding
 
 
@@ -106,7 +108,7 @@ class FederatedData:
 
     Attributes:
         inputs: the pool of examples `[P, ...]`, uint8 pixels, floats, or int32 tokens.
-        labels: classes `[P]`, int32.
+        labels: classes `[P]`, int32; or float, bool or int32 `[P, T]` of other kinds, see `jaxfl.data.labels`.
         train, test: each client's rows.
         rotation: quarter turns, counter-clockwise, per client `[N]`, or None; exact.
         tilt: degrees, counter-clockwise, on top of the quarter turns, per client `[N]` float, or None; interpolated.
@@ -115,7 +117,7 @@ class FederatedData:
         held_out: True for clients kept out of training and served as unseen ones `[N]`, or None.
         mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None leaves floats
             alone.
-        num_classes: L.
+        num_classes: L, how many numbers a network gives for a label: classes, targets, or tokens.
         name: what plots and tables call the data.
         group_names: one name per true group.
         class_names: one name per class, or empty.
@@ -123,6 +125,8 @@ class FederatedData:
             `jaxfl.data.conditions`.
         attack: who attacks, or None.
         dealt: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
+        validation: rows set apart from each client's training rows, or None, see `jaxfl.data.divide.set_apart`; nobody
+            trains on them, and metrics of them are reported beside those of the test rows.
     """
 
     inputs: AnyArray = struct.field(metadata=SHARED)
@@ -143,20 +147,33 @@ class FederatedData:
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
     dealt: bool = struct.field(pytree_node=False, default=False)
+    validation: Split | None = None
 
     def __repr__(self) -> str:
         """Returns a line: the examples would fill pages."""
         inputs = f"{self.inputs.dtype}{list(self.inputs.shape)}"
+        words = kinds.counted(self.kind, self.num_classes)
         groups = f", {len(self.group_names)} groups" if self.group_names else ""
         return (
-            f"FederatedData({self.name!r}, {self.num_clients} clients, {self.num_classes} classes{groups}, "
-            f"inputs {inputs}, train {self.train.rows.shape[0]} rows, test {self.test.rows.shape[0]} rows)"
+            f"FederatedData({self.name!r}, {self.num_clients} clients, {words}{groups}, "
+            f"inputs {inputs}, {', '.join(f'{name} {one.rows.shape[0]} rows' for name, one in self.splits.items())})"
         )
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """Returns the splits that there are, by name: `train`, `test`, and `validation` where rows were set apart."""
+        found = {name: getattr(self, name) for name in SPLITS}
+        return {name: split for name, split in found.items() if split is not None}
 
     @property
     def num_clients(self) -> int:
         """Returns N."""
         return self.train.start.shape[0]
+
+    @property
+    def kind(self) -> kinds.Kind:
+        """Returns the name of the task that the labels are for."""
+        return kinds.kind_of(self.labels)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -188,7 +205,7 @@ class FederatedData:
         """Returns the arrays that have a row for each client `[N]`, by name; those that are None are left out.
 
         Args:
-            split: `"train"` or `"test"`: only what the batches of this split depend on.
+            split: `"train"`, `"test"` or `"validation"`: only what the batches of this split depend on.
 
         >>> from jaxfl.data import synthetic
         >>> data = synthetic.clustered_linear(4)
@@ -200,7 +217,7 @@ class FederatedData:
         found = {}
         for name, metadata in array_fields(self):
             value = functools.reduce(getattr, name.split("."), self)
-            wanted = split is None or (metadata["seen"] and name.split(".")[0] not in {"train", "test"} - {split})
+            wanted = split is None or (metadata["seen"] and name.split(".")[0] not in {*SPLITS} - {split})
             if metadata["per_client"] and value is not None and wanted:
                 found[name] = value
         return found
@@ -225,8 +242,8 @@ class FederatedData:
             raise ValueError(f"ids must be clients from 0 to {self.num_clients - 1}, got {outside[0]}.")
         for name, values in self.per_client().items():
             few = replaced(few, name, values[ids])
-        for split in ("train", "test"):
-            few = replaced(few, f"{split}.max_size", int(np.max(getattr(few, split).size, initial=0)))
+        for name, split in few.splits.items():
+            few = replaced(few, f"{name}.max_size", int(np.max(split.size, initial=0)))
         return few
 
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":

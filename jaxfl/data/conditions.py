@@ -28,6 +28,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from jaxfl.data.clients import Attack, FederatedData
+from jaxfl.data.labels import check_classes
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
 
@@ -97,6 +98,8 @@ def attack(data: FederatedData, kind: Kind, share: float, *, seed: int = 0, scal
     able = np.asarray(data.train.size) > 0
     if data.held_out is not None:
         able &= ~np.asarray(data.held_out)
+    if kind == "label-flip":
+        check_classes(f"attack={kind}", data.labels)
     candidates = np.flatnonzero(able)
     if len(candidates) < 2:
         raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.labels import check_classes
 from jaxfl.schema import checked
 
 WIDE = 20  # from this ratio of largest to smallest client, a histogram has bins that grow
@@ -22,12 +23,14 @@ class Description(NamedTuple):
         name: of the data.
         num_clients: N.
         num_rows: P, rows of the pool.
-        train, test: of each split `rows` (over all clients), `distinct` (rows of the pool), and `min`, `median`,
-            `mean`, `max` (rows of a client).
+        train, test, validation: of each split `rows` (over all clients), `distinct` (rows of the pool), and `min`,
+            `median`, `mean`, `max` (rows of a client); validation is None where no rows are set apart.
         empty_clients: clients without training rows.
         held_out_clients: clients kept out of training.
+        kind: of the labels, see `jaxfl.data.labels`.
         num_classes: L.
-        classes_present: classes that some client sees, in training or test.
+        classes_present: classes that some client sees, in any split; of other kinds than classification those in the
+            pool (all L of regression).
         class_names: one per class, or empty.
         groups: of each true group `name`, `clients` and `train_rows`; empty where the groups are unknown.
         input_shape: of one example.
@@ -44,6 +47,7 @@ class Description(NamedTuple):
     test: dict[str, float]
     empty_clients: int
     held_out_clients: int
+    kind: str
     num_classes: int
     classes_present: int
     class_names: list[str]
@@ -52,6 +56,7 @@ class Description(NamedTuple):
     input_dtype: str
     pool_bytes: int
     histogram: dict[str, list[int]]
+    validation: dict[str, float] | None = None
 
 
 def describe(data: FederatedData) -> Description:
@@ -63,7 +68,6 @@ def describe(data: FederatedData) -> Description:
     (8, 160, {'name': '90°', 'clients': 2, 'train_rows': 40})
     """
     sizes = np.asarray(data.train.size)
-    seen = sum(label_counts(data, split).sum(0) for split in ("train", "test"))
     groups: list[dict[str, Any]] = []
     if data.group is not None:
         group = np.asarray(data.group)
@@ -84,33 +88,43 @@ def describe(data: FederatedData) -> Description:
         test=_sizes(data.test, len(data.labels)),
         empty_clients=int((sizes == 0).sum()),
         held_out_clients=0 if data.held_out is None else int(np.asarray(data.held_out).sum()),
+        kind=data.kind,
         num_classes=data.num_classes,
-        classes_present=int(np.count_nonzero(seen)),
+        classes_present=_present(data),
         class_names=list(data.class_names),
         groups=groups,
         input_shape=[int(size) for size in data.input_shape],
         input_dtype=str(data.inputs.dtype),
         pool_bytes=int(data.inputs.nbytes + data.labels.nbytes),
         histogram=histogram(sizes),
+        validation=None if data.validation is None else _sizes(data.validation, len(data.labels)),
     )
 
 
 @checked
-def label_counts(data: FederatedData, split: Literal["train", "test"] = "train") -> np.ndarray:
+def label_counts(data: FederatedData, split: Literal["train", "test", "validation"] = "train") -> np.ndarray:
     """Returns how many rows of each class every client has, as the client sees them: shifted labels are shifted.
 
     Args:
         data: N clients, L classes.
-        split: `"train"` or `"test"`.
+        split: `"train"`, `"test"` or `"validation"`.
 
     Returns:
         Counts `[N, L]`, int64.
+
+    Raises:
+        ValueError: the labels are no classes.
 
     >>> from jaxfl.data import load
     >>> label_counts(load("pathological-digits", num_clients=4))[1].nonzero()[0].tolist()
     [3, 4]
     """
-    part = data.train if split == "train" else data.test
+    check_classes("label_counts", data.labels)
+    return _counts(data, data.splits[split])
+
+
+def _counts(data: FederatedData, part: Split) -> np.ndarray:
+    """Returns `label_counts` of a split."""
     # Clients that share a range (one test set for a group) are counted once.
     ranges, member = np.unique(
         np.stack([np.asarray(part.start), np.asarray(part.size)], axis=1), axis=0, return_inverse=True
@@ -127,6 +141,20 @@ def label_counts(data: FederatedData, split: Literal["train", "test"] = "train")
         classes = np.arange(data.num_classes)[None, :] - np.asarray(data.label_shift)[:, None]
         counts = np.take_along_axis(counts, classes % data.num_classes, axis=1)
     return counts if part.flipped is None else np.where(np.asarray(part.flipped)[:, None], counts[:, ::-1], counts)
+
+
+def _present(data: FederatedData) -> int:
+    """Returns how many of the L there are."""
+    labels = np.asarray(data.labels)
+    match data.kind:
+        case "classification":
+            return int(np.count_nonzero(sum(_counts(data, split).sum(0) for split in data.splits.values())))
+        case "multilabel":
+            return int(labels.any(0).sum())
+        case "next_token":
+            return len(np.unique(labels[labels >= 0]))
+        case "regression":
+            return data.num_classes
 
 
 def histogram(sizes: np.ndarray) -> dict[str, list[int]]:

@@ -1,4 +1,8 @@
-"""Dividing the rows of every client in two: to hold some back, or to compare two parts; the data stay as they are."""
+"""Dividing the training rows of every client in two.
+
+`set_apart` makes a federation with validation rows, before a run. `divide_rows` divides within a run, for a method that
+holds rows back or compares two parts; the data stay as they are.
+"""
 
 from dataclasses import replace
 
@@ -6,9 +10,74 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.data.clients import Split
-from jaxfl.random import Stream, key_for
+from jaxfl.data.clients import FederatedData, Split
+from jaxfl.random import Stream, host_rng, key_for
 from jaxfl.typing import Array, Key
+
+
+def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedData:
+    """Returns the federation with a share of each client's training rows as its validation rows; test rows stay.
+
+    Nobody trains on a row that somebody validates on: where clients share pool rows (an image under two rotations), it
+    leaves the training rows of all of them. So that few do, all clients choose by one random order of the pool.
+
+    Args:
+        data: without validation rows.
+        share: of each client's rows, above 0 and below 1, rounded to whole rows: at least one, and never all; none of a
+            single row.
+        seed: of the order.
+
+    Raises:
+        ValueError: the share is out of range, rows are set apart already, or no client has two rows.
+
+    >>> from jaxfl.data import synthetic
+    >>> data = set_apart(synthetic.clustered_linear(4, rows=10), 0.2)
+    >>> data.train.size.tolist(), data.validation.size.tolist()
+    ([8, 8, 8, 8], [2, 2, 2, 2])
+    """
+    if not 0 < share < 1:
+        raise ValueError(
+            f"validation must be a share of the training rows, above 0 and below 1, got {share}; 0.1 is usual."
+        )
+    if data.validation is not None:
+        raise ValueError(f"validation must be set apart once: {data.name} has validation rows already; leave it out.")
+    rows, ranges = np.asarray(data.train.rows), np.stack([np.asarray(data.train.start), np.asarray(data.train.size)], 1)
+    distinct, member = np.unique(ranges, axis=0, return_inverse=True)  # clients may share a range
+    size = distinct[:, 1].astype(np.int64)
+    begin = np.cumsum(size) - size
+    owner = np.repeat(np.arange(len(size)), size)
+    rows = rows[np.repeat(distinct[:, 0] - begin, size) + np.arange(size.sum())]
+    rank = host_rng(seed, "validation").permutation(len(data.labels))[rows]
+    order = np.lexsort((rank, owner))
+    wanted = np.clip(np.maximum(np.rint(size * share), 1), 0, np.maximum(size - 1, 0)).astype(np.int64)
+    chosen = np.zeros(len(rows), bool)
+    chosen[order[np.arange(len(rows)) - begin[owner] < wanted[owner]]] = True
+    if not chosen.any():
+        raise ValueError(
+            f"validation needs clients with 2 training rows or more, and {data.name} has none; leave it out."
+        )
+    taken = np.zeros(len(data.labels), bool)
+    taken[rows[chosen]] = True
+
+    def packed(mask: np.ndarray) -> Split:
+        left = np.bincount(owner[mask], minlength=len(size))
+        start = (np.cumsum(left) - left)[member.reshape(-1)]
+        own = left[member.reshape(-1)]
+        return Split(rows[mask], start.astype(np.int32), own.astype(np.int32), int(own.max(initial=0)))
+
+    train = replace(packed(~taken[rows]), flipped=data.train.flipped)
+    return replace(data, train=train, validation=packed(chosen))
+
+
+def on_validation(data: FederatedData) -> FederatedData:
+    """Returns the federation that is tested on its validation rows; whoever evaluates it sees no test row.
+
+    >>> from jaxfl.data import synthetic
+    >>> on_validation(set_apart(synthetic.clustered_linear(4, rows=10), 0.3)).test.size.tolist()
+    [3, 3, 3, 3]
+    """
+    assert data.validation is not None
+    return replace(data, test=data.validation, validation=None)
 
 
 def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:

@@ -19,6 +19,7 @@ def writers(
     num_clients: int | None = None,
     by: Literal["client", "group"] = "client",
     min_rows: int = 2,
+    max_rows: int | None = None,
     test_share: float | None = 0.2,
     seed: int = 0,
 ) -> FederatedData:
@@ -32,6 +33,7 @@ def writers(
         num_clients: how many, chosen at random; None takes all.
         by: a client is a maker, or a whole group of makers (UNIPEN: a writer, or a site).
         min_rows: clients of fewer rows are left out (LEAF: 2).
+        max_rows: clients of more rows keep so many, chosen at random; None keeps all.
         test_share: share of a client's rows to test on; None keeps to the source's own test rows of each maker, and
             makers that have nothing else are held out.
         seed: of all choices.
@@ -51,20 +53,7 @@ def writers(
             f"test_share must be a number: {source.name} has no test rows by {by}, got None; 0.2 is usual."
         )
     parts, _ = partition.natural(clients)
-    parts = [part for part in parts if len(part) >= min_rows]
-    most = len(parts)
-    if not parts:
-        raise ValueError(f"min_rows must be lower: nobody has {min_rows} rows of {source.name} or more.")
-    if num_clients is not None:
-        partition.check_count("num_clients", num_clients)
-    if most < (num_clients or 0):
-        raise ValueError(
-            f"num_clients must be at most {most}, the clients with {min_rows} rows or more, got {num_clients}; lower "
-            "it or min_rows."
-        )
-    if num_clients is not None:
-        chosen = np.sort(host_rng(seed, "writers").choice(most, num_clients, replace=False))
-        parts = [parts[index] for index in chosen]
+    parts = _chosen(source.name, parts, num_clients, min_rows, max_rows, seed)
     group, held_out = _groups(source, parts) if by == "client" else None, None
     if test_share is None:
         count = len(source.inputs)
@@ -75,6 +64,32 @@ def writers(
         train, test = partition.train_test_split(parts, test_share, seed=seed)
     names = () if group is None else source.group_names
     return pack(source, "writers", inputs, labels, train, test, group, names, held_out)
+
+
+def _chosen(
+    name: str, parts: partition.Parts, num_clients: int | None, min_rows: int, max_rows: int | None, seed: int
+) -> partition.Parts:
+    """Returns the rows of the makers that take part; arguments as of `writers`."""
+    parts = [part for part in parts if len(part) >= min_rows]
+    most = len(parts)
+    if not parts:
+        raise ValueError(f"min_rows must be lower: nobody has {min_rows} rows of {name} or more.")
+    if num_clients is not None:
+        partition.check_count("num_clients", num_clients)
+    if most < (num_clients or 0):
+        raise ValueError(
+            f"num_clients must be at most {most}, the clients with {min_rows} rows or more, got {num_clients}; lower "
+            "it or min_rows."
+        )
+    if num_clients is not None:
+        chosen = np.sort(host_rng(seed, "writers").choice(most, num_clients, replace=False))
+        parts = [parts[index] for index in chosen]
+    if max_rows is None:
+        return parts
+    if max_rows < max(min_rows, 1):
+        raise ValueError(f"max_rows must be at least {max(min_rows, 1)}, as min_rows is, got {max_rows}.")
+    rng = host_rng(seed, "writers", "rows")
+    return [np.sort(rng.permutation(part)[:max_rows]) for part in parts]
 
 
 def _makers(source: Source, by: str) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxfl.data import partition
 from jaxfl.data.building import check_square, federate
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.labels import check_classes
 from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
 
@@ -85,6 +86,7 @@ def shifted(
     >>> shifted(digits.load(), num_clients=4).label_shift.tolist()
     [0, 3, 6, 9]
     """
+    check_classes("shifted", source.labels)
     shifts = default_shifts(source.num_classes) if shifts is None else shifts
     names = _shift_names(shifts, source.num_classes)
     data = _grouped(source, "shifted", names, num_clients, rows_per_client, test_share, seed)
@@ -128,6 +130,7 @@ def relabel(data: FederatedData, *, shifts: Sequence[int] | None = None, seed: i
     Raises:
         ValueError: a shift is given twice.
     """
+    check_classes("shifted", data.labels)
     shifts = default_shifts(data.num_classes) if shifts is None else shifts
     data, choice = _crossed(data, "shifted", _shift_names(shifts, data.num_classes), seed)
     return _relabel(data, np.asarray(shifts)[choice])

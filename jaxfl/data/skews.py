@@ -127,16 +127,21 @@ def pathological(
         source: any examples.
         num_clients: N, a multiple of the number of groups.
         rows_per_client: rows of a client, before `test_share` of them is set aside; None deals out all rows.
-        label_groups: the classes of each group; None is what `partition.default_groups` says, StoCFL's for ten classes.
+        label_groups: the classes of each group; None is what the source says (CIFAR-100's superclasses), or else
+            `partition.default_groups`, StoCFL's for ten classes.
         test_share: share of a client's rows to test on; None is the official test rows of the group's classes, 0.2
             where there is no official test set.
         seed: of all choices.
     """
+    names: tuple[str, ...] = ()
+    if label_groups is None and source.class_groups is not None:
+        numbers, names = np.unique(source.class_groups), source.class_group_names
+        label_groups = [np.flatnonzero(source.class_groups == number).tolist() for number in numbers]
     label_groups = partition.default_groups(source.num_classes) if label_groups is None else label_groups
     parts, group = partition.pathological(
         source.labels, num_clients, label_groups=label_groups, rows_per_client=rows_per_client, seed=seed
     )
-    names = tuple(f"labels {', '.join(_called(source, label) for label in labels)}" for labels in label_groups)
+    names = names or tuple(f"labels {', '.join(_called(source, label) for label in labels)}" for labels in label_groups)
     tests = None if source.test_labels is None else [np.isin(source.test_labels, own) for own in label_groups]
     return _federation(source, "pathological", parts, test_share, seed, group, names, tests)
 
@@ -264,6 +269,8 @@ def pack(
     held_out: np.ndarray | None = None,
 ) -> FederatedData:
     """Builds a federation from its parts and what the source knows about the examples."""
+    if source.fit is not None:
+        inputs, labels = source.fit(inputs, labels, np.unique(np.concatenate(train)))
     return federate(
         inputs,
         labels,

@@ -17,19 +17,24 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data import bounded, conditions
+from jaxfl.data import labels as kinds
 from jaxfl.data.building import check_lists, check_square, check_type
-from jaxfl.data.clients import Attack, FederatedData, Split, array_fields, replaced
+from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replaced
 from jaxfl.data.sources import saved
 from jaxfl.data.windows import let_go
 
 HEADER, SCHEMA = saved.HEADER, 1
-MAPPED = ("inputs", "labels", "train.rows", "test.rows")  # as long as the pool or its lists; all else is read
+MAPPED = (
+    "inputs",
+    "labels",
+    *(f"{split}.rows" for split in SPLITS),
+)  # as long as the pool or its lists; all else is read
 LABELS = 1 << 24  # looked at in one go
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
 TYPES = {  # of the arrays whose type is always the same
-    **dict.fromkeys(("labels", "rotation", "label_shift", "group"), "int32"),
-    **{f"{split}.{part}": "int32" for split in ("train", "test") for part in ("rows", "start", "size")},
-    **dict.fromkeys(("held_out", "attack.attacker", "train.flipped", "test.flipped"), "bool"),
+    **dict.fromkeys(("rotation", "label_shift", "group"), "int32"),
+    **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
+    **dict.fromkeys(("held_out", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
     **dict.fromkeys(("stragglers", "attack.scale"), "float32"),
 }
 
@@ -76,7 +81,7 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
         arrays: type and shape of every array there is.
     """
     header = {"schema": SCHEMA, **{name: getattr(data, name) for name in PLAIN}}
-    header |= {"max_size": {name: getattr(data, name).max_size for name in ("train", "test")}}
+    header |= {"max_size": {name: split.max_size for name, split in data.splits.items()}}
     header |= {"attack": None if data.attack is None else data.attack.kind}
     header |= {
         "arrays": {name: {"dtype": np.dtype(kind).name, "shape": shape} for name, (kind, shape) in arrays.items()}
@@ -128,12 +133,13 @@ def load(folder: str | Path | None) -> FederatedData:
 
 def _blank(header: dict[str, Any]) -> FederatedData:
     """Returns the federation of a header, without arrays."""
-    numbers = [header["num_classes"], *(header["max_size"][name] for name in ("train", "test"))]
+    sizes = {name: header["max_size"][name] for name in SPLITS if name != "validation" or name in header["max_size"]}
+    numbers = [header["num_classes"], *sizes.values()]
     if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31 for one in numbers):
         raise ValueError(f"num_classes and max_size must be numbers, got {numbers}")
     names = {name: tuple(map(str, header[name])) for name in ("group_names", "class_names")}
     nothing: Any = None  # in the place of arrays that are still to be read
-    splits = {name: Split(nothing, nothing, nothing, header["max_size"][name]) for name in ("train", "test")}
+    splits = {name: Split(nothing, nothing, nothing, size) for name, size in sizes.items()}
     attack = header["attack"]
     if attack not in (None, *conditions.KINDS):
         raise ValueError(f"attack is {attack!r}")
@@ -169,18 +175,14 @@ def _array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarr
 def _check(folder: Path, data: FederatedData) -> None:
     """Raises unless the arrays of a folder fit each other; nothing of the inputs is read."""
     try:
-        if data.inputs.ndim < 1 or data.labels.shape != data.inputs.shape[:1]:
-            raise ValueError(f"labels must be one per row of inputs, got {data.labels.shape} for {data.inputs.shape}.")
         if data.inputs.dtype.kind in "iu" and data.inputs.dtype not in (np.uint8, np.int32):
             raise ValueError(f"inputs must be uint8, int32, float32 or float64, got {data.inputs.dtype}.")
         check_type("inputs", data.inputs[:0])
         if data.rotation is not None or data.tilt is not None:
             check_square(data.inputs[:0])
-        low, high = _extremes(data.labels)
-        if low < 0 or high >= max(data.num_classes, 1):
-            raise ValueError(f"labels must be in 0..{data.num_classes - 1}, got {low if low < 0 else high}.")
-        for name in ("train", "test"):
-            _check_split(name, getattr(data, name), len(data.inputs))
+        _check_labels(data)
+        for name, split in data.splits.items():
+            _check_split(name, split, len(data.inputs))
         check_lists(data)
         _check_scale(data)
         groups = np.asarray(data.group if data.group is not None else [])
@@ -190,6 +192,26 @@ def _check(folder: Path, data: FederatedData) -> None:
             )
     except ValueError as error:
         raise ValueError(f"{folder}: {error} Save the federation again.") from error
+
+
+def _check_labels(data: FederatedData) -> None:
+    """Raises unless the labels are of a kind and fit inputs and classes; whether floats are finite is not looked at."""
+    inputs, values = data.inputs, data.labels
+    if inputs.ndim < 1 or values.ndim not in (1, 2) or len(values) != len(inputs):
+        raise ValueError(f"labels must be one per row of inputs, got {values.shape} for {inputs.shape}.")
+    if values.dtype not in (np.int32, bool, np.float32, np.float64) or (values.dtype == bool and values.ndim == 1):
+        raise ValueError(f"labels must be int32, float or bool [P, L], got {values.dtype} of shape {values.shape}.")
+    if data.kind in ("regression", "multilabel"):
+        width = 1 if values.ndim == 1 else values.shape[1]
+        if data.num_classes != width:
+            raise ValueError(f"num_classes must be {width}, the labels of a row, got {data.num_classes}.")
+    else:
+        low, high = _extremes(values)
+        if low < (0 if data.kind == "classification" else kinds.MASKED) or high >= max(data.num_classes, 1):
+            raise ValueError(f"labels must be in 0..{data.num_classes - 1}, got {low if low < 0 else high}.")
+        kinds.check_positions(inputs, values)
+    if data.label_shift is not None or any(split.flipped is not None for split in data.splits.values()):
+        kinds.check_classes("label_shift", values)
 
 
 def _check_split(name: str, split: Split, pool: int) -> None:

@@ -106,7 +106,7 @@ class Method(NamedTuple):
         init: `(key, data) -> state`.
         round: `(key, state, data, cohort) -> (state, info)`; `key` is the key of the run, the same in every round.
         client_params: `(state, ids [C]) -> models [C, ...]`, the model that each client is served.
-        task: what is learned; the evaluation asks it for logits.
+        task: what is learned; the evaluation asks it for outputs and metrics.
         assign: `(key, state, data, cohort) -> state` whose `cluster` is up to date for the cohort (all clients), those
             never sampled too, by the method's own rule. Evaluation calls it; training never sees its result.
         grow: `state -> state` with twice the slots, or None if the slots always suffice.

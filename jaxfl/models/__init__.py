@@ -13,6 +13,7 @@ from jaxfl.models.networks import (
     StoCFLFemnistCNN,
     create,
 )
+from jaxfl.models.sequences import CharRNN, Transformer
 from jaxfl.models.vgg import VGG16
 from jaxfl.models.weights import load_weights, save_weights
 
@@ -20,6 +21,7 @@ __all__ = [
     "MLP",
     "MODELS",
     "VGG16",
+    "CharRNN",
     "CifarBenchmarkCNN",
     "Functions",
     "LeafCelebaCNN",
@@ -28,6 +30,7 @@ __all__ = [
     "Logistic",
     "StoCFLCifarCNN",
     "StoCFLFemnistCNN",
+    "Transformer",
     "create",
     "load_weights",
     "save_weights",

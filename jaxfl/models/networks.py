@@ -16,6 +16,7 @@ from typing import Any
 from flax import linen as nn
 
 from jaxfl.models.layers import BatchNorm, Conv, Dense, as_images, as_vectors, check_rates, check_sizes, max_pool
+from jaxfl.models.sequences import CharRNN, Transformer
 from jaxfl.models.vgg import VGG16
 from jaxfl.schema import Option, check_name, lines_of
 from jaxfl.typing import Array
@@ -47,7 +48,7 @@ class MLP(nn.Module):
 
     Attributes:
         hidden: widths of the hidden layers; a single number is one layer.
-        num_classes: number of logits.
+        num_classes: number of logits, or of the targets of a regression.
 
     References: Ghosh et al., "An efficient framework for clustered federated learning", 2020; Zeng et al., "Stochastic
     clustered federated learning", 2023.
@@ -235,7 +236,10 @@ MODELS: dict[str, type[nn.Module]] = {
     "lenet-emnist": LenetEMNIST,
     "cifar-benchmark-cnn": CifarBenchmarkCNN,
     "vgg16": VGG16,
+    "char-rnn": CharRNN,
+    "transformer": Transformer,
 }
+SEQUENCES = ("char-rnn", "transformer")  # take tokens, all others images or vectors
 
 
 def options(name: str) -> dict[str, Option]:

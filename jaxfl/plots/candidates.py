@@ -8,7 +8,7 @@ from jaxfl.plots import style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PANELS = {"accuracy": "accuracy on rows set aside", "distance": "distance from the cluster's centre"}
+DISTANCE = "distance from the cluster's centre"
 
 
 class Chosen(Protocol):
@@ -22,6 +22,11 @@ class Chosen(Protocol):
     @property
     def criterion(self) -> str:
         """What K was chosen by."""
+        ...
+
+    @property
+    def metric(self) -> str:
+        """The task's main metric."""
         ...
 
     @property
@@ -41,12 +46,12 @@ def choice(choice: Chosen) -> "Figure":
     """
     rows = choice.table
     numbers = [row["num_clusters"] for row in rows]
-    names = [name for name in PANELS if all(row[name] is not None for row in rows)]
+    names = [name for name in (choice.metric, "distance") if all(row[name] is not None for row in rows)]
     figure = style.figure((3.6 * len(names) + 0.2, 3.0))
     color, mark = style.BASE[0], style.BASE[5]
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         values = [row[name] for row in rows]
-        decided = name == choice.criterion
+        decided = (name == "distance") == (choice.criterion == "distance")
         if decided and name == "distance":
             axes.plot([numbers[0], numbers[-1]], [values[0], values[-1]], ":", color="#444444", lw=1, label="chord")
         axes.plot(numbers, values, "-o", color=color, ms=4)
@@ -55,7 +60,7 @@ def choice(choice: Chosen) -> "Figure":
         axes.plot(
             numbers[place], values[place], "o", ms=11, mfc="none", mec=mark, mew=1.6, ls="", label=label, clip_on=False
         )
-        axes.set_title(PANELS[name], fontsize=10, loc="left")
+        axes.set_title(DISTANCE if name == "distance" else f"{name} on rows set aside", fontsize=10, loc="left")
         axes.set_xlabel("number of clusters")
         style.light_grid(axes)
         axes.margins(0.09, 0.12)

@@ -219,7 +219,7 @@ def _pick(data: FederatedData, clients: np.ndarray, most: int, seed: int) -> lis
 
 
 def _examples(data: FederatedData, chosen: Sequence[tuple[int, int]]) -> tuple[np.ndarray, list[str]]:
-    """Returns images `[M, H, W]` or `[M, H, W, 3]` from 0 to 1 and their classes' names, as the clients see them."""
+    """Returns images `[M, H, W]` or `[M, H, W, 3]` from 0 to 1 and their labels in words, as the clients see them."""
     clients, positions = (np.array(column, np.int32) for column in zip(*chosen, strict=True))
     rows = np.asarray(data.train.rows)[np.asarray(data.train.start)[clients] + positions]
     # A federation of these rows alone: its pool is small, and whatever its clients do to a batch is done.
@@ -249,7 +249,14 @@ def _examples(data: FederatedData, chosen: Sequence[tuple[int, int]]) -> tuple[n
     pixels = data.inputs.dtype == np.uint8
     low = 0.0 if pixels else x.min()
     high = 255.0 if pixels and x.ndim == 4 else x.max()
-    return np.clip((x - low) / max(high - low, 1e-9), 0, 1), [style.class_names(data)[one] for one in y]
+    return np.clip((x - low) / max(high - low, 1e-9), 0, 1), [_called(data, one) for one in y]
+
+
+def _called(data: FederatedData, label: np.ndarray) -> str:
+    """Returns what a row is labelled with in a word: its class, or its number if it has one; nothing of several."""
+    if data.kind == "classification":
+        return style.class_names(data)[int(label)]
+    return f"{float(label):.3g}" if label.ndim == 0 else ""
 
 
 def _cut(word: str, wide: float) -> str:

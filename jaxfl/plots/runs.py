@@ -10,7 +10,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.plots import style
 from jaxfl.plots.style import NOBODY
 from jaxfl.simulation.history import History
-from jaxfl.simulation.metrics import Evaluation
+from jaxfl.simulation.metrics import Evaluation, main_metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,9 +41,9 @@ class Run(Protocol):
 def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     """Draws accuracy, loss and number of clusters by round.
 
-    Accuracy: micro (line), macro (dashes) and, for one run, the band from the 10th to the 90th percentile of the
-    clients. Loss: on the test rows (line) and while training (dashes). Clusters: found, and the number of true groups
-    where known.
+    Accuracy, or the main metric of another task: micro (line), macro (dashes) and, for one run, the band from the 10th
+    to the 90th percentile of the clients. Loss: on the test rows (line) and while training (dashes). Clusters: found,
+    and the number of true groups where known.
 
     Args:
         result: of a run; or several by name, results or histories, to compare.
@@ -53,7 +53,9 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     if not runs:
         raise ValueError("result must name at least one run, got none.")
     figure = style.figure((11, 3.4))
-    accuracy, loss, clusters = figure.subplots(1, 3)
+    measured, loss, clusters = figure.subplots(1, 3)
+    histories = [one if isinstance(one, History) else one.history for one in runs.values()]
+    main = main_metric(next((one[-1] for one in histories if len(one)), {}))
     for (name, one), color in zip(runs.items(), style.cycle(len(runs)), strict=True):
         history = one if isinstance(one, History) else one.history
         rounds = history.column("round")
@@ -64,15 +66,15 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
             values = np.array([math.nan if value is None else value for value in of.column(column)], float)
             if np.isfinite(values).any():
                 if several:
-                    label = name if column == "micro_accuracy" else ""
+                    label = name if column == f"micro_{main}" else ""
                 marker = "o" if len(values) < 3 else ""
                 axes.plot(of.column("round"), values, style, label=label or None, color=color, marker=marker, ms=4)
 
         if not several:
-            low, high = (_numbers(history.column(f"p{q}_accuracy")) for q in (10, 90))
-            accuracy.fill_between(rounds, low, high, color=color, alpha=0.2, lw=0, label="10 % to 90 % of the clients")
-        draw(accuracy, "micro_accuracy", "micro")
-        draw(accuracy, "macro_accuracy", "macro", "--")
+            low, high = (_numbers(history.column(f"p{q}_{main}")) for q in (10, 90))
+            measured.fill_between(rounds, low, high, color=color, alpha=0.2, lw=0, label="10 % to 90 % of the clients")
+        draw(measured, f"micro_{main}", "micro")
+        draw(measured, f"macro_{main}", "macro", "--")
         draw(loss, "loss", "test")
         draw(loss, "train_loss", "training", "--")
         draw(clusters, "num_clusters", "found")
@@ -80,17 +82,18 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     if not isinstance(first, History) and first.data.group is not None:
         groups = len(np.unique(np.asarray(first.data.group)))
         clusters.axhline(groups, color="#444444", lw=1, ls=":", label="true groups")
-    titles = ("accuracy on the clients' test rows", "loss", "number of clusters")
+    titles = (f"{main} on the clients' test rows", "loss", "number of clusters")
     if several:
-        titles = ("accuracy (dashes: macro)", "loss (dashes: training)", "number of clusters")
-    for axes, title in zip((accuracy, loss, clusters), titles, strict=True):
+        titles = (f"{main} (dashes: macro)", "loss (dashes: training)", "number of clusters")
+    for axes, title in zip((measured, loss, clusters), titles, strict=True):
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_xlabel("round")
         style.light_grid(axes)
         axes.xaxis.get_major_locator().set_params(integer=True)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8, frameon=False)
-    accuracy.set_ylim(top=min(1.0, accuracy.get_ylim()[1]))
+    if main == "accuracy":
+        measured.set_ylim(top=min(1.0, measured.get_ylim()[1]))
     loss.set_ylim(bottom=0)
     clusters.set_ylim(0, max(clusters.get_ylim()[1] * 1.1, 2))
     clusters.yaxis.get_major_locator().set_params(integer=True)
@@ -111,7 +114,7 @@ def clusters(result: Run) -> "Figure":
     data, found = result.data, np.asarray(result.evaluation.cluster)
     group = np.zeros(len(found), int) if data.group is None else np.asarray(data.group)
     if "eval_clients" in result.evaluation.metrics:
-        tested = ~np.isnan(result.evaluation.accuracy)
+        tested = result.evaluation.rows > 0
         found, group = found[tested], group[tested]
     groups = np.unique(group)
     order = style.cluster_order(found, group)

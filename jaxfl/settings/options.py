@@ -18,7 +18,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, options_of, quoted
-from jaxfl.settings import methods, models, optimizers, own
+from jaxfl.settings import methods, models, optimizers, own, tasks
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.reading import convert as convert
 from jaxfl.settings.reading import find as find
@@ -26,7 +26,7 @@ from jaxfl.settings.reading import read as read
 from jaxfl.settings.reading import split as split
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.tasks import classification, start_from
+from jaxfl.tasks import start_from
 
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
 
@@ -65,12 +65,12 @@ class Settings(NamedTuple):
         return flat
 
     def files(self) -> dict[str, Path]:
-        """Returns the user's files that the run depends on: of method, model and weights.
+        """Returns the user's files that the run depends on: of method, model, task and weights.
 
         Raises:
             ValueError: one is not there.
         """
-        names = {"method": self.method_name, "model": self.model_name}
+        names = {"method": self.method_name, "model": self.model_name, "task": self.run.get("task")}
         found = {owner: own.file_of(name) for owner, name in names.items() if own.is_own(name)}
         return found | ({"weights": own.there(self.run["weights"])} if self.run.get("weights") else {})
 
@@ -127,6 +127,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         if option.name in chosen[option.owner]:
             raise ValueError(f"{option.name} must be set once, got it with and without {option.owner}; leave one out.")
         chosen[option.owner][option.name] = value
+    tasks.check(chosen["run"].get("task", "auto"))
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             raise ValueError(f"{option.name} must be given for {option.owner} {method}; add --set {option.name}=...")
@@ -140,7 +141,8 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
-    task = classification(model(settings, data.num_classes), data, fast_forms=settings.run.get("fast_forms", True))
+    network, fast = model(settings, data.num_classes), settings.run.get("fast_forms", True)
+    task = tasks.create(settings.run.get("task", "auto"), network, data, fast_forms=fast)
     task = start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
     chosen = dict(settings.method)
     if settings.server_name:

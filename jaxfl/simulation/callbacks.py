@@ -20,6 +20,7 @@ from jaxfl.simulation.loggers import mlflow as mlflow
 from jaxfl.simulation.loggers import scalars as scalars
 from jaxfl.simulation.loggers import tensorboard as tensorboard
 from jaxfl.simulation.loggers import wandb as wandb
+from jaxfl.simulation.metrics import main_metric
 from jaxfl.simulation.result import Event
 from jaxfl.simulation.stopping import BestCheckpoint as BestCheckpoint
 from jaxfl.simulation.stopping import EarlyStopping as EarlyStopping
@@ -29,7 +30,7 @@ LONG = 60  # seconds after which a run's last line says how evaluations could ta
 
 
 class ProgressBar:
-    """Shows round, training loss, accuracy and number of clusters of the last evaluation, rounds per second, time left.
+    """Shows round, training loss, main metric and number of clusters of the last evaluation, speed and time left.
 
     At the end it tells the time of the whole run, and what of it went into compiling and evaluating.
 
@@ -127,10 +128,13 @@ class ProgressBar:
 
     def _text(self, event: Event) -> str:
         record, diverged = self.records.get(event.seed, {}), self.diverged.get(event.seed, 0)
-        accuracy = record.get("micro_accuracy")
+        main = main_metric(record)
+        measured = record.get(f"micro_{main}")
+        form = ".3f" if main == "accuracy" else ".4g"
+        told = "no test rows" if record else ""
         parts = [
             f"loss {event.train_loss:{'.3f' if event.train_loss < 1e6 else '.3g'}}",
-            f"accuracy {accuracy:.3f}" if accuracy is not None else "no test rows" if record else "",
+            f"{main} {measured:{form}}" if measured is not None else told,
             # of all clients, as evaluation assigns them; a round may see a few of them
             f"clusters {record.get('num_clusters', event.num_clusters)}",
             f"{diverged} diverged" if diverged else "",

@@ -1,8 +1,8 @@
 """How well the clients are served: every client's own test rows under the model it is served; or of many, some.
 
 Many clients share a model and a test set (four rotations of MNIST under four models are at most sixteen pairs, whatever
-the number of clients), so the pass runs over the distinct pairs and its counts are handed to all who share one. What is
-made of the counts is in `metrics.py`.
+the number of clients), so the pass runs over the distinct pairs and its sums are handed to all who share one. What is
+added up is the task's, see `jaxfl.tasks.Metrics`; what is made of it for all clients is in `metrics.py`.
 
 Who is tested together, and where the rows come from, is in `testers.py`.
 """
@@ -15,22 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import engine, tree
-from jaxfl.client.passes import fold_rows
+from jaxfl.client.passes import batch_shape, fold_rows
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.data.divide import on_validation
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.simulation.finetune import FineTune, trainer
-from jaxfl.simulation.metrics import Evaluation, summarise
+from jaxfl.simulation.metrics import Evaluation, Totals, finetuned, summarise, together
 from jaxfl.simulation.program import kept, program_bytes, shapes_of
 from jaxfl.simulation.testers import Block, in_windows, of_all, resident
 from jaxfl.typing import Array, Key, Params
 
 BLOCK = 1000  # test rows of a client taken at once
 TOGETHER = 16_000  # and of all clients that are tested side by side: enough to keep an accelerator busy
-FINETUNED = (  # of the metrics, those that are reported of fine-tuned models too
-    *("micro_accuracy", "macro_accuracy", "micro_f1", "macro_f1", "unseen_micro_accuracy", "unseen_macro_accuracy"),
-)
+NOT_VALIDATED = ("clusters", "num_clusters", "ari", "nmi", "purity", "eval_clients", "attackers")  # not of test rows
 
 
 def evaluator(
@@ -45,6 +44,9 @@ def evaluator(
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
+    Where the federation has validation rows, a second pass tests the models on them, without fine-tuning: the metrics
+    whose names begin with `validation_`. The pass sees no test row, not even where a method assigns clients by them.
+
     Args:
         method: gives the models (`assign`, then `client_params`) and the task.
         data: the federation.
@@ -54,6 +56,29 @@ def evaluator(
         clients: who is tested `[M]`, in ascending order; None tests all.
         stream: whether the rows stay on the host, and are sent in windows.
     """
+    look = _of_test_rows(method, data, plan, finetune, test_rows, clients, stream)
+    if data.validation is None:
+        return look
+    look_apart = _of_test_rows(method, on_validation(data), plan, None, test_rows, clients, stream)
+
+    def both(key: Key, state: Any) -> Evaluation:
+        found, apart = look(key, state), look_apart(key, state).metrics
+        apart = {f"validation_{name}": value for name, value in apart.items() if name not in NOT_VALIDATED}
+        return found._replace(metrics=found.metrics | apart)
+
+    return both
+
+
+def _of_test_rows(
+    method: Method,
+    data: FederatedData,
+    plan: Plan,
+    finetune: FineTune | None,
+    test_rows: int | None,
+    clients: np.ndarray | None,
+    stream: bool,
+) -> Callable[[Key, Any], Evaluation]:
+    """Returns the evaluation on the test rows alone; arguments as of `evaluator`."""
     ids = np.arange(data.num_clients) if clients is None else clients
     if stream:
         assigns, trains = method.assign is not keep_clusters, finetune is not None
@@ -63,8 +88,8 @@ def evaluator(
     tests = _for_tests(plan, data)
     few, note = (data, {}) if clients is None else (data.subset(ids), {"eval_clients": len(ids)})
 
-    def summary(counts: np.ndarray, loss: np.ndarray, cluster: np.ndarray) -> Evaluation:
-        found = summarise(counts.astype(np.int64), loss.astype(np.float64), cluster[ids], few)
+    def summary(tested: list[Totals], cluster: np.ndarray) -> Evaluation:
+        found = summarise(method.task.metrics, together(tested), cluster[ids], few)
         return of_all(found._replace(metrics=found.metrics | note), ids, cluster)
 
     def evaluate(key: Key, state: Any) -> Evaluation:
@@ -76,18 +101,16 @@ def evaluator(
                 served = _assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
             own = block.ids[block.real]
             cluster[own] = np.asarray(served.cluster)[own]
-            plain.append(_counts(_counter(method, tests, shapes), served, block, cluster, tests))
+            plain.append(_tested(_tester(method, tests, shapes), served, block, cluster, tests))
             if finetune is not None:
                 found = _tuner(method, finetune, tests, shapes)(key, served, block.tested, block.ids, block.real)
-                tuned.append([np.asarray(leaf)[block.real] for leaf in found])
-        counts, loss = map(np.concatenate, zip(*plain, strict=True))
-        result = summary(counts, loss, cluster)
+                tuned.append(jax.tree.map(lambda leaf, real=block.real: np.asarray(leaf)[real], found))
+        result = summary(plain, cluster)
         if finetune is None:
             return result
-        counts, loss, diverged = map(np.concatenate, zip(*tuned, strict=True))
-        second = summary(counts, loss, cluster)
-        metrics = {f"finetuned_{name}": second.metrics[name] for name in FINETUNED if name in second.metrics}
-        metrics["finetuned_diverged"] = int(diverged.sum())
+        second = summary([tested for tested, _ in tuned], cluster)
+        metrics = {f"finetuned_{name}": second.metrics[name] for name in finetuned(second)}
+        metrics["finetuned_diverged"] = int(sum(diverged.sum() for _, diverged in tuned))
         return result._replace(metrics=result.metrics | metrics, finetuned=second)
 
     return evaluate
@@ -136,24 +159,22 @@ def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, 
 
     state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((data.num_clients,), jnp.int32)))
     real, shapes = there(jax.ShapeDtypeStruct(ids.shape, bool)), shapes_of(data, data, ids)
-    tested = program_bytes(_counter(method, _for_tests(plan, data), shapes).lower(state, data, ids, real).compile())
+    tested = program_bytes(_tester(method, _for_tests(plan, data), shapes).lower(state, data, ids, real).compile())
     if method.assign is keep_clusters:
         return tested
     assigned = program_bytes(_assigner(method, plan, shapes).lower(key, state, data, ids, real).compile())
     return tree.num_bytes(state) + max(tested, assigned)  # its result is a state
 
 
-def _counts(
-    count: Callable[..., tuple[Array, Array]], state: Any, block: Block, cluster: np.ndarray, plan: Plan
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns counts `[M, 3, L]` and losses `[M]` of a block's real clients, with a pass over its distinct pairs."""
+def _tested(test: Callable[..., Totals], state: Any, block: Block, cluster: np.ndarray, plan: Plan) -> Totals:
+    """Returns the sums `[M, ...]` of a block's real clients, with a pass over its distinct pairs."""
     own = block.ids[block.real]
     first, inverse = distinct(block.tested, cluster, own)
     # one program for every number of pairs: what is not needed is skipped, or with chunks kept below twice the need
     most = len(block.ids)
     width = most if plan.chunk == 1 else min(most, 1 << (len(first) - 1).bit_length())
-    counts, loss = count(state, block.tested, np.resize(own[first], width), np.arange(width) < len(first))
-    return np.asarray(counts)[inverse], np.asarray(loss)[inverse]
+    found = test(state, block.tested, np.resize(own[first], width), np.arange(width) < len(first))
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[inverse], found)
 
 
 def _for_tests(plan: Plan, data: FederatedData) -> Plan:
@@ -177,27 +198,27 @@ def _assigner(method: Method, plan: Plan, shapes: Any) -> Any:
 
 
 @kept
-def _counter(method: Method, plan: Plan, shapes: Any) -> Any:
-    """Returns `(state, data, ids [M], real [M]) -> (counts [M, 3, L], losses [M])`, zeros where not real; compiled."""
+def _tester(method: Method, plan: Plan, shapes: Any) -> Any:
+    """Returns `(state, data, ids [M], real [M]) -> sums [M, ...]`, zeros where not real; compiled."""
 
     @jax.jit
-    def count(state: Any, data: FederatedData, ids: Array, real: Array) -> tuple[Array, Array]:
-        def client(shared: Any, client: Array, real: Array) -> tuple[tuple, tuple[Array, Array]]:
+    def test(state: Any, data: FederatedData, ids: Array, real: Array) -> Totals:
+        def client(shared: Any, client: Array, real: Array) -> tuple[tuple, Totals]:
             state, data = shared
 
-            def run() -> tuple[Array, Array]:
-                return count_rows(method, tree.take(method.client_params(state, client[None]), 0), data, client)
+            def run() -> Totals:
+                return totals_of(method, tree.take(method.client_params(state, client[None]), 0), data, client)
 
             return (), _where_needed(real, run)
 
         return plan.readable(over_clients(client, (state, data), Cohort.of(ids, plan), real)[1])
 
-    return count
+    return test
 
 
 @kept
 def _tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callable[..., tuple]:
-    """Returns `(key, state, data, ids [M], real [M]) -> (counts [M, 3, L], losses [M], diverged [M])`; compiled.
+    """Returns `(key, state, data, ids [M], real [M]) -> (sums [M, ...], diverged [M])`; compiled.
 
     A fine-tuned model lives as long as its client's test: there is a chunk of them, never a stack.
     """
@@ -208,7 +229,7 @@ def _tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Calla
 
         def run() -> Any:
             model, finite = train(key, state, data, client)
-            return *count_rows(method, model, data, client), ~finite
+            return totals_of(method, model, data, client), ~finite
 
         return (), _where_needed(data.test.size[client] > 0, run)
 
@@ -233,20 +254,25 @@ def _where_needed(real: Array, run: Callable[[], Any]) -> Any:
     return jax.lax.cond(real, run, lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
 
 
-def count_rows(method: Method, model: Any, data: FederatedData, client: Array) -> tuple[Array, Array]:
-    """Returns counts `[3, L]` (true, predicted and correctly predicted rows of a class) and the sum of the losses."""
+def totals_of(method: Method, model: Any, data: FederatedData, client: Array) -> Totals:
+    """Returns what is added up over a client's test rows under a model."""
+    task = method.task
 
-    def step(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
-        counts, total = carry
-        predicted = jnp.argmax(method.task.logits(model, batch), 1)  # [B]
-        real = batch.mask[:, None]
-        truth, guess = (jax.nn.one_hot(y, data.num_classes, dtype=bool) & real for y in (batch.y, predicted))
-        found = jnp.stack([truth.sum(0), guess.sum(0), (truth & guess).sum(0)]).astype(jnp.int32)
-        rows = batch.mask.sum().astype(total.dtype)
-        return counts + found, total + method.task.loss(model, batch, None).astype(total.dtype) * rows
+    def sums_of(batch: Batch) -> Any:
+        def total(leaf: Array) -> Array:
+            leaf = leaf.astype(jnp.int32) if leaf.dtype == bool else leaf
+            return jnp.where(tree.along(batch.mask, leaf), leaf, 0).sum(0, dtype=leaf.dtype)
 
-    zero = jnp.zeros((3, data.num_classes), jnp.int32), jnp.zeros((), jnp.float32)
-    return fold_rows(step, zero, data, data.test, client, BLOCK)
+        return jax.tree.map(total, task.metrics.counts(task.outputs(model, batch), batch))
+
+    def step(carry: Totals, batch: Batch) -> Totals:
+        rows = batch.mask.sum()
+        loss = task.loss(model, batch, None).astype(carry.loss.dtype) * rows.astype(carry.loss.dtype)
+        sums = jax.tree.map(jnp.add, carry.sums, sums_of(batch))
+        return Totals(sums, carry.loss + loss, carry.rows + rows.astype(jnp.int32))
+
+    nothing = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), jax.eval_shape(sums_of, batch_shape(data)))
+    return fold_rows(step, Totals(nothing, jnp.float32(0), jnp.int32(0)), data, data.test, client, BLOCK)
 
 
 def distinct(

@@ -269,6 +269,7 @@ class _Seed:
             total_seconds=clock.seconds,
             compile_seconds=self._program.compile_seconds,
             evaluation_seconds=sum(clock.evaluations),
+            lower_is_better=list(asked.method.task.metrics.lower),
             factored=self._program.factored,
             fast_forms=rewriting.in_words(asked.method.task.replaced),
             chunk=(asked.inside if shared else plan).chunk,

@@ -1,10 +1,14 @@
-"""The metrics of an evaluation, from counts of every client's test rows. To add one, add it to `summarise`.
+"""The metrics of an evaluation, from sums over every client's test rows. One for all tasks is added in `summarise`.
 
-What is reported, of the clients with test rows:
+What is measured is the task's, see `jaxfl.tasks.Metrics`: `accuracy` and `f1` of classification, `mse`, `mae` and `r2`
+of regression, ... The first is the main one; below, `accuracy` stands for it. Reported is, of the clients with test
+rows:
 
-- `micro_accuracy`, `micro_f1`, `loss`: weighted by test rows; `macro_accuracy`, `macro_f1`: every client the same.
-  A client's F1 is the mean F1 of the classes present in its test rows. (FeSEM's tables weight by train + test rows.)
-- `std_accuracy`, `p5_accuracy` ... `p90_accuracy`, `worst_decile_accuracy` (the mean of the worst tenth): over clients.
+- `micro_accuracy`, `micro_f1`, `loss`: weighted by test rows (of tasks whose metrics are pooled, of all rows together:
+  all but classification); `macro_accuracy`, `macro_f1`: every client the same. A client's F1 is the mean F1 of the
+  classes present in its test rows. (FeSEM's tables weight by train + test rows.)
+- `std_accuracy`, `p5_accuracy` ... `p90_accuracy`, `worst_decile_accuracy` (the mean of the worst tenth: of the
+  highest, where lower is better): over clients.
 - `ari`, `nmi`, `purity`, `num_clusters`: found clusters against true groups, of the clients that have a cluster; None
   where the true groups are unknown.
 - `unseen_micro_accuracy`, `unseen_macro_accuracy`: of held-out clients, who are in none of the numbers above.
@@ -15,32 +19,83 @@ What is reported, of the clients with test rows:
   `finetuned_unseen_micro_accuracy`, `finetuned_unseen_macro_accuracy` are of held-out clients, who do so as well.
   `finetuned_diverged` counts clients whose model was not finite then; they, and clients without training rows, are
   tested with the model that they are served.
+- `validation_micro_accuracy`, `validation_loss` and so on: the same of validation rows, where rows are set apart (see
+  `jaxfl.data.divide`), under the models that clients are served; for choices that must not look at test rows.
 - `eval_clients`: how many, where a sample of the clients is tested. All numbers are theirs, those of clusters too.
+
+A metric that a client's rows do not define (R2 of equal targets) is NaN for that client, and left out of the means; not
+where its loss is not finite.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxfl.clustering import scores
 from jaxfl.data.clients import FederatedData
+from jaxfl.tasks import Metrics
+
+
+class Totals(NamedTuple):
+    """What is added up over the test rows of each client."""
+
+    sums: Any  # of the task's metrics, arrays [N, ...]
+    loss: Any  # [N]
+    rows: Any  # [N] int32
 
 
 class Evaluation(NamedTuple):
-    """One evaluation of all clients, or of a sample: the others have NaN, and the cluster that they were last in."""
+    """One evaluation of all clients, or of a sample: the others have NaN, and the cluster that they were last in.
+
+    The metrics of each client have names of their own, too: `evaluation.accuracy` is `evaluation.values["accuracy"]`.
+    """
 
     metrics: dict[str, Any]  # by the names above; plain numbers, ready for JSON
-    accuracy: np.ndarray  # [N], NaN for a client without test rows
-    f1: np.ndarray  # [N]
+    values: dict[str, np.ndarray]  # the task's metrics, the main one first: [N], NaN for a client without test rows
+    rows: np.ndarray  # [N] test rows that were looked at
     loss: np.ndarray  # [N]
     cluster: np.ndarray  # [N] slot of the model that each client is served, -1 for none
     finetuned: "Evaluation | None" = None  # the same of fine-tuned models, where asked for
 
+    @property
+    def main(self) -> str:
+        """Returns the name of the task's main metric."""
+        return next(iter(self.values))
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        """Returns one of the task's metrics, of each client `[N]`."""
+        if name not in self.values:
+            raise AttributeError(f"an evaluation has no {name!r}; metrics of clients are {', '.join(self.values)}.")
+        return self.values[name]
+
     def __repr__(self) -> str:
         """Returns a line: it has some numbers for every client."""
-        names = ("micro_accuracy", "macro_accuracy", "loss", "num_clusters")
+        names = (f"micro_{self.main}", f"macro_{self.main}", "loss", "num_clusters")
         return f"Evaluation({len(self.cluster)} clients, {in_a_line(self.metrics, names)})"
+
+
+def main_metric(record: Mapping[str, Any]) -> str:
+    """Returns the name of the main metric of a record or a summary; `accuracy` where it has none.
+
+    >>> main_metric({"round": 5, "micro_mse": 0.1, "micro_mae": 0.2})
+    'mse'
+    """
+    return next((name.removeprefix("micro_") for name in record if name.startswith("micro_")), "accuracy")
+
+
+def is_lower_better(name: str, lower: Iterable[str]) -> bool:
+    """Returns whether an entry of a record is better where it is lower.
+
+    Args:
+        name: of the entry, such as `unseen_micro_mse`.
+        lower: metrics that are, as `summary["lower_is_better"]` names them; a loss always is.
+
+    >>> is_lower_better("unseen_micro_mse", ["mse"]), is_lower_better("micro_accuracy", ["mse"])
+    (True, False)
+    """
+    return any(name == one or name.endswith(f"_{one}") for one in ("loss", *lower))
 
 
 def in_a_line(numbers: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -53,69 +108,104 @@ def in_a_line(numbers: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items())
 
 
-def summarise(counts: np.ndarray, loss: np.ndarray, cluster: np.ndarray, data: FederatedData) -> Evaluation:
-    """Turns counts into metrics.
+def together(parts: Sequence[Totals]) -> Totals:
+    """Returns the sums of several blocks of clients, one behind the other, in the precision of the host."""
+
+    def joined(*leaves: Any) -> np.ndarray:
+        leaf = np.concatenate(leaves)
+        return leaf.astype(np.float64 if leaf.dtype.kind == "f" else np.int64)
+
+    return jax.tree.map(joined, *parts)
+
+
+def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: FederatedData) -> Evaluation:
+    """Turns sums into metrics.
 
     Args:
-        counts: `[N, 3, L]`, see `count_rows`.
-        loss: `[N]` sums of losses.
+        task: what is measured.
+        tested: sums of every client.
         cluster: `[N]`.
         data: the federation.
     """
-    truth, guess, hits = counts[:, 0], counts[:, 1], counts[:, 2]  # [N, L]
-    rows = truth.sum(1)  # [N]
+    rows = tested.rows  # [N]
+    values = _values(task, tested.sums, rows)
     with np.errstate(invalid="ignore", divide="ignore"):
-        accuracy = hits.sum(1) / rows
-        by_class = np.where(truth > 0, 2 * hits / np.maximum(truth + guess, 1), 0.0)
-        f1 = by_class.sum(1) / (truth > 0).sum(1)
-        loss = loss / rows
+        loss = tested.loss / rows
+    main = next(iter(values))
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
     attacker = np.zeros(data.num_clients, bool) if data.attack is None else np.asarray(data.attack.attacker)
     served, unseen, hostile = (rows > 0) & ~held_out & ~attacker, (rows > 0) & held_out, (rows > 0) & attacker
 
-    def micro(values: np.ndarray, who: np.ndarray) -> float | None:
-        return float(np.average(values[who], weights=rows[who])) if who.any() else None
+    def defined(name: str, who: np.ndarray) -> np.ndarray:
+        return who & ~(np.isnan(values[name]) & np.isfinite(loss))
 
-    def macro(values: np.ndarray, who: np.ndarray) -> float | None:
-        return float(values[who].mean()) if who.any() else None
+    def micro(name: str, who: np.ndarray) -> float | None:
+        if task.pooled:
+            some = np.flatnonzero(who)
+            sums = jax.tree.map(lambda leaf: leaf[some].sum(0, keepdims=True), tested.sums)
+            found = float(_values(task, sums, rows[some].sum(keepdims=True))[name][0])
+            return found if len(some) and defined(name, who).any() else None
+        who = defined(name, who)
+        return float(np.average(values[name][who], weights=rows[who])) if who.any() else None
+
+    def macro(name: str, who: np.ndarray) -> float | None:
+        who = defined(name, who)
+        return float(values[name][who].mean()) if who.any() else None
+
+    def both(name: str, who: np.ndarray, prefix: str = "") -> dict[str, float | None]:
+        return {f"{prefix}micro_{name}": micro(name, who), f"{prefix}macro_{name}": macro(name, who)}
 
     metrics: dict[str, Any] = {
-        "micro_accuracy": micro(accuracy, served),
-        "macro_accuracy": macro(accuracy, served),
-        "micro_f1": micro(f1, served),
-        "macro_f1": macro(f1, served),
-        "loss": micro(loss, served),
-        **spread(accuracy[served]),
+        **{key: value for name in values for key, value in both(name, served).items()},
+        "loss": float(np.average(loss[served], weights=rows[served])) if served.any() else None,
+        **spread(values[main][defined(main, served)], main, lower=main in task.lower),
         **found(cluster, data, ~held_out & ~attacker),
         "clusters": [
             {
                 "cluster": int(k),
                 "clients": int((cluster == k).sum()),
-                "micro_accuracy": micro(accuracy, served & (cluster == k)),
+                f"micro_{main}": micro(main, served & (cluster == k)),
             }
             for k in np.unique(cluster)[:100]  # a model per client would repeat every client
         ],
     }
     if held_out.any():
-        metrics |= {"unseen_micro_accuracy": micro(accuracy, unseen), "unseen_macro_accuracy": macro(accuracy, unseen)}
+        metrics |= both(main, unseen, "unseen_")
     if attacker.any():
-        metrics |= {
-            "attackers": int(attacker.sum()),
-            "attackers_micro_accuracy": micro(accuracy, hostile),
-            "attackers_macro_accuracy": macro(accuracy, hostile),
-        }
-    return Evaluation(metrics, accuracy, f1, loss, cluster)
+        metrics |= {"attackers": int(attacker.sum()), **both(main, hostile, "attackers_")}
+    return Evaluation(metrics, values, rows, loss, cluster)
 
 
-def spread(accuracy: np.ndarray) -> dict[str, float | None]:
-    """Returns how unequal the accuracies `[M]` are: standard deviation, percentiles, mean of the worst tenth."""
-    names = ["std_accuracy", *(f"p{q}_accuracy" for q in (5, 10, 50, 90)), "worst_decile_accuracy"]
-    if not len(accuracy):
+def finetuned(evaluation: Evaluation) -> list[str]:
+    """Returns which of the metrics are reported of fine-tuned models too."""
+    wanted = [f"{kind}_{name}" for name in evaluation.values for kind in ("micro", "macro")]
+    wanted += [f"unseen_{kind}_{evaluation.main}" for kind in ("micro", "macro")]
+    return [name for name in wanted if name in evaluation.metrics]
+
+
+def spread(values: np.ndarray, name: str = "accuracy", *, lower: bool = False) -> dict[str, float | None]:
+    """Returns how unequal a metric of clients `[M]` is: standard deviation, percentiles, mean of the worst tenth."""
+    names = [f"std_{name}", *(f"p{q}_{name}" for q in (5, 10, 50, 90)), f"worst_decile_{name}"]
+    if not len(values):
         return dict.fromkeys(names)
-    worst = np.sort(accuracy)[: max(1, len(accuracy) // 10)]
-    return dict(
-        zip(names, map(float, [accuracy.std(), *np.percentile(accuracy, [5, 10, 50, 90]), worst.mean()]), strict=True)
-    )
+    worst = np.sort(-values if lower else values)[: max(1, len(values) // 10)]
+    numbers = [values.std(), *np.percentile(values, [5, 10, 50, 90]), -worst.mean() if lower else worst.mean()]
+    return dict(zip(names, map(float, numbers), strict=True))
+
+
+def _values(task: Metrics, sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the task's metrics of each client `[N]`, NaN of a client without rows.
+
+    Raises:
+        ValueError: they are not one number for each client.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        made = {name: np.asarray(one, np.float64) for name, one in task.values(sums, rows).items()}
+    wrong = [name for name, one in made.items() if one.shape != rows.shape]
+    if wrong or not made:
+        got = f"{made[wrong[0]].shape} for {wrong[0]!r}" if wrong else "none"
+        raise ValueError(f"metrics must be one number for each client {rows.shape}, got {got}; keep the axis [N].")
+    return {name: np.where(rows > 0, one, np.nan) for name, one in made.items()}
 
 
 def found(cluster: np.ndarray, data: FederatedData, who: np.ndarray) -> dict[str, Any]:

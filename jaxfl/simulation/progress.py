@@ -126,7 +126,7 @@ def come_to_nothing(lost: int, sent: int, evaluation: Evaluation, data: Federate
         data: the federation.
         ended: whether these are all rounds.
     """
-    loss = evaluation.loss[~np.isnan(evaluation.accuracy)]  # of clients with test rows
+    loss = evaluation.loss[evaluation.rows > 0]  # of clients with test rows
     if lost >= min(HOPELESS, int(takes_part(data).sum())) or (lost == sent > 0 and ended):
         return f"none of the {'' if lost == sent else 'last '}{lost} updates of clients was finite"
     if len(loss) and not np.isfinite(loss).any():

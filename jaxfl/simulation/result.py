@@ -78,10 +78,11 @@ class Result(NamedTuple):
         save_weights(path, self.params(client=client, cluster=cluster), about(self.summary, client, cluster))
 
     def clients(self) -> "pandas.DataFrame":
-        """Returns a row per client: id, true group, cluster, training and test rows, accuracy, F1 and loss.
+        """Returns a row per client: id, true group, cluster, training and test rows, the task's metrics and loss.
 
         `group` is empty where groups are unknown, `cluster` is the slot of the model that the client is served, -1 for
-        none, and what was not tested is NaN. With `finetune` there is `finetuned_accuracy`, too.
+        none, and what was not tested is NaN. Of classification the metrics are
+        `accuracy` and `f1`. With `finetune` there is `finetuned_accuracy`, or what the main metric is, too.
         """
         import pandas
 
@@ -96,17 +97,17 @@ class Result(NamedTuple):
             "cluster": found.cluster,
             "train_rows": np.asarray(data.train.size),
             "test_rows": np.asarray(data.test.size),
-            "accuracy": found.accuracy,
-            "f1": found.f1,
+            **found.values,
             "loss": found.loss,
         }
         if found.finetuned is not None:
-            columns["finetuned_accuracy"] = found.finetuned.accuracy
+            columns[f"finetuned_{found.main}"] = found.finetuned.values[found.main]
         return pandas.DataFrame(columns)
 
     def __repr__(self) -> str:
         """Returns a line: the arrays would fill pages."""
-        names = ("num_clients", "rounds", "micro_accuracy", "macro_accuracy", "num_clusters", "diverged")
+        main = self.evaluation.main
+        names = ("num_clients", "rounds", f"micro_{main}", f"macro_{main}", "num_clusters", "diverged")
         return f"Result({self.data.name!r}, {in_a_line(self.summary, names)})"
 
 

@@ -112,9 +112,10 @@ def of_all(found: Evaluation, ids: np.ndarray, cluster: np.ndarray) -> Evaluatio
         everybody[ids] = values
         return everybody
 
-    return found._replace(
-        accuracy=spread(found.accuracy), f1=spread(found.f1), loss=spread(found.loss), cluster=cluster
-    )
+    rows = np.zeros(len(cluster), np.int64)
+    rows[ids] = found.rows
+    values = {name: spread(one) for name, one in found.values.items()}
+    return found._replace(values=values, rows=rows, loss=spread(found.loss), cluster=cluster)
 
 
 def _thinned(data: FederatedData, ids: np.ndarray, test_rows: int) -> FederatedData:

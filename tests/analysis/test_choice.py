@@ -13,7 +13,7 @@ import jaxfl
 from jaxfl import methods, plots
 from jaxfl.analysis import choice
 from jaxfl.analysis.choice import choose_num_clusters, elbow
-from jaxfl.data import conditions, federate
+from jaxfl.data import conditions, divide, federate
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.testing.small import linear_task
 
@@ -130,6 +130,17 @@ def test_the_sampled_clients_are_as_they_were(samples):
         halves = [seen_by(sample, split, place) for split in (sample.train, sample.test)]
         assert sorted(halves[0] + halves[1]) == seen_by(data, data.train, client)
         assert sample.attack.attacker[place] == data.attack.attacker[client]
+
+
+def test_rows_that_are_set_apart_already_are_those_set_aside(samples):
+    data = divide.set_apart(DATA, 0.25)
+    choose_num_clusters(fedavg, data, (1,), num_clients=16, rounds=1)
+    choose_num_clusters(fedavg, data, (1,), num_clients=16, rounds=1, validation=0.5)
+    theirs, own = samples
+    for client in range(16):
+        assert seen_by(theirs, theirs.train, client) == seen_by(data, data.train, client)
+        assert seen_by(theirs, theirs.test, client) == seen_by(data, data.validation, client)
+    assert theirs.validation is None and (theirs.test.size[0], own.test.size[0]) == (10, 15)
 
 
 def test_another_seed_is_another_sample_and_every_candidate_has_the_same(samples):

@@ -147,7 +147,7 @@ def test_long_passes_do_not_flip_their_own_steps(key):
 
 def test_gaussian_sends_noise_of_its_scale_and_nothing_learned(key):
     size = 4000
-    task = Task(lambda key: {"w": jnp.ones(size)}, lambda model, batch, key=None: model["w"].sum(), SOFTMAX.logits)
+    task = Task(lambda key: {"w": jnp.ones(size)}, lambda model, batch, key=None: model["w"].sum(), SOFTMAX.outputs)
     train, start = local_train(task, optax.sgd(0.1), local_epochs=2, batch_size=4), {"w": jnp.ones(size)}
     sent = {}
     for scale in (0.5, 2.0):
@@ -212,7 +212,7 @@ def test_every_row_is_seen_once_an_epoch(batch_size, key):
         rows = batch.mask.sum().astype(model["w"].dtype)
         return rows * masked_mean(-(batch.x @ model["w"]), batch.mask)
 
-    task = Task(lambda key: {"w": jnp.zeros(3)}, loss, SOFTMAX.logits)
+    task = Task(lambda key: {"w": jnp.zeros(3)}, loss, SOFTMAX.outputs)
     train = local_train(task, optax.sgd(1.0), local_epochs=2, batch_size=batch_size)
     trained, _ = on_every_client(lambda i: train(key_for(key, Stream.BATCHES, 0, i), task.init(key), data, i))
     for client, (x, _) in enumerate(problems.rows_of(data)):

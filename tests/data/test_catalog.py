@@ -84,7 +84,7 @@ def test_options_are_those_of_the_skew_and_the_source(name):
     words = [word for function in functions for word in inspect.signature(function).parameters.values()]
     names = [word.name for word in words if word.kind is word.KEYWORD_ONLY and word.name != "seed"]
     assert len(set(names)) == len(names)  # an option means one thing
-    own = {"held_out", "stragglers", "attack", "attackers", "attack_scale"}
+    own = {"held_out", "validation", "stragglers", "attack", "attackers", "attack_scale"}
     assert set(data.options(name)) == {*names, *own, *(["other"] if row.skew == "hybrid" else [])}
     assert inspect.Parameter.empty not in data.options(name).values()  # nothing that a user must say
 
@@ -92,6 +92,15 @@ def test_options_are_those_of_the_skew_and_the_source(name):
 @pytest.mark.parametrize(("share", "count"), [(0.3, 12), (0.001, 1), (0.999, 39)])
 def test_held_out_is_a_share_of_the_clients(share, count):
     assert int(data.load("rotated-digits", held_out=share).held_out.sum()) == count
+
+
+def test_validation_rows_are_training_rows():
+    whole, apart = (data.load("rotated-digits", num_clients=8, validation=share) for share in (0.0, 0.25))
+    assert whole.validation is None and apart.validation.size.tolist() == [20] * 8
+    assert (apart.train.size <= 60).all()  # an image is in four groups: what one of them validates on leaves all
+    assert not set(apart.validation.rows) & {*apart.train.rows, *apart.test.rows}
+    assert set(apart.validation.rows) <= set(whole.train.rows)
+    assert apart.test.rows.tolist() == whole.test.rows.tolist()
 
 
 def test_nothing_is_held_out_unless_asked():
@@ -119,6 +128,7 @@ def test_nothing_is_held_out_unless_asked():
         ("rotated-digits", {"rows_per_client": 200}, "rows_per_client must be at most 143, got 200"),
         ("rotated-digits", {"rows_per_client": -1}, "rows_per_client must be a positive integer, got -1"),
         ("rotated-digits", {"held_out": 1.0}, "held_out must be a share .* got 1.0"),
+        ("rotated-digits", {"validation": 1.5}, "validation must be a share .* got 1.5"),
         ("rotated-digits", {"held_out": -0.1}, "held_out must be a share .* got -0.1"),
         ("dirichlet-digits", {"test_share": 0.0}, "test_share must be between 0 and 1"),
     ],

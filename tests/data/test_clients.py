@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxfl import data
-from jaxfl.data import conditions, images
+from jaxfl.data import clients, conditions, describe, divide, images
 from jaxfl.data.clients import array_fields
 
 RNG = np.random.Generator(np.random.PCG64(0))
@@ -83,7 +85,17 @@ def test_shared_split_stores_a_part_once():
     ("change", "message"),
     [
         ({"labels": LABELS[:-1]}, r"labels must be \[12\]"),
-        ({"labels": LABELS.astype(float)}, "labels must be integers, got float64"),
+        (
+            {"labels": LABELS.astype(float)},
+            "num_classes must be 1, the regression labels .* got 4; leave it out. Classes",
+        ),
+        ({"labels": LABELS.astype(str)}, r"labels must be \[12\], one per row of inputs, or \[12, L\]"),
+        ({"labels": LABELS > 0}, r"labels of type bool must be \[12, L\]"),
+        ({"labels": np.full((12, 2), np.nan), "num_classes": None}, "labels must be finite, got NaN .* in row 0"),
+        ({"labels": np.full((12, 3), 3)}, r"one for every position of inputs .* \(12, 3\) for \(12, 5, 5, 2\)"),
+        ({"labels": np.full((12, 5), -2)}, r"0\.\.3 .*, or -1 where nothing is to be learned, got -2 in row 0"),
+        ({"num_classes": None}, "num_classes must be given: how many classes there are"),
+        ({"labels": LABELS / 7, "num_classes": None, "label_shift": np.arange(4)}, "label_shift needs .* classes"),
         ({"labels": np.where(np.arange(12) == 7, 4, LABELS)}, r"labels must be in 0\.\.3 .* got 4 in row 7"),
         ({"labels": np.where(np.arange(12) == 2, -1, LABELS)}, r"got -1 in row 2"),
         (
@@ -111,6 +123,46 @@ def test_federate_names_the_row_that_is_not_finite(bad):
         data.federate(inputs, LABELS, TRAIN, TEST, num_classes=4)
 
 
+@pytest.mark.parametrize(
+    ("labels", "inputs", "kind", "count", "dtype"),
+    [
+        (RNG.normal(size=12), IMAGES, "regression", 1, np.float32),
+        (RNG.normal(size=(12, 3)), RNG.normal(size=(12, 2)), "regression", 3, np.float64),
+        (RNG.integers(0, 2, (12, 3)), IMAGES, "multilabel", 3, bool),
+        (RNG.integers(0, 2, (12, 3)) > 0, np.zeros((12, 3), int), "multilabel", 3, bool),
+        (RNG.integers(-1, 2, (12, 3)), RNG.integers(0, 7, (12, 3)), "next_token", 7, np.int32),
+        (RNG.integers(0, 2, (12, 3)), RNG.integers(0, 7, (12, 3)), "next_token", 7, np.int32),
+    ],
+)
+def test_the_kind_of_labels_is_their_type_and_shape(labels, inputs, kind, count, dtype, tmp_path):
+    fed = data.federate(inputs, labels, TRAIN, TEST, num_classes=7 if kind == "next_token" else None)
+    assert (fed.kind, fed.num_classes, fed.labels.dtype) == (kind, count, dtype)
+    batch = jax.device_put(fed).batch(fed.train, jnp.int32(2), jnp.arange(2))
+    np.testing.assert_array_equal(batch.y, jnp.asarray(fed.labels)[np.array([7, 8])])
+    assert f" {count} " in repr(fed) and describe.describe(fed).kind == kind
+    data.stored.save(fed, tmp_path / "a")
+    again = data.stored.load(tmp_path / "a")
+    assert (again.kind, again.num_classes) == (kind, count)
+    np.testing.assert_array_equal(again.labels, fed.labels)
+    for needs in (describe.label_counts, data.relabel, lambda fed: conditions.attack(fed, "label-flip", 0.5)):
+        with pytest.raises(ValueError, match=r"needs labels that are classes, integers \[P\], got"):
+            needs(fed)
+    for skew in ("dirichlet", "shards", "pathological", "dominant"):
+        more = {"alpha": 1.0} if skew == "dirichlet" else {"beta": 0.5} if skew == "dominant" else {}
+        with pytest.raises(ValueError, match=f"{skew} needs labels that are classes"):
+            getattr(data.partition, skew)(fed.labels, 2, **more)
+
+
+def test_what_kind_a_saved_federation_has_is_checked(tmp_path):
+    labels = RNG.integers(-1, 7, (12, 3))
+    fed = data.federate(RNG.integers(0, 7, (12, 3)), labels, TRAIN, TEST, num_classes=7)
+    wrong = {"below": np.full((12, 3), -2, np.int32), "short": labels[:, :2].astype(np.int32), "flags": labels > 0}
+    for name, values in wrong.items():
+        data.stored.save(replace(fed, labels=values), tmp_path / name)
+        with pytest.raises(ValueError, match="Save the federation again"):
+            data.stored.load(tmp_path / name)
+
+
 def full_federation():
     """A federation that has every array there is, none of them with N = 4 rows unless it belongs to the clients."""
     fed = conditions.attack(
@@ -134,7 +186,9 @@ def full_federation():
         "label-flip",
         0.5,
     )
-    return replace(fed, test=replace(fed.test, flipped=np.array([False, True, False, True])))
+    flipped = np.array([False, True, False, True])
+    apart = data.Split.pack([np.array([0]), np.array([], int), np.array([10, 6, 9]), np.array([2])])
+    return replace(fed, test=replace(fed.test, flipped=flipped), validation=replace(apart, flipped=flipped))
 
 
 def parts(part, prefix=""):
@@ -171,7 +225,7 @@ def changed_at(fed, name):
     return replace(fed, **{first: replace(part, **{rest: other(getattr(part, rest))}) if rest else other(part)})
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("split", clients.SPLITS)
 @pytest.mark.parametrize("name", list(full_federation().per_client()))
 def test_batches_depend_on_what_is_seen_and_on_nothing_that_is_known(name, split):
     def batch(fed):
@@ -189,6 +243,7 @@ def test_a_subset_is_the_federation_of_these_clients_alone():
     few = fed.subset(ids)
     assert few.num_clients == 3 and (few.train.max_size, few.test.max_size) == (4, 2)
     assert fed.subset([1, 2]).train.max_size == 2
+    assert few.validation.max_size == 3 and fed.subset([0, 3]).validation.max_size == 1
     for name, value in few.per_client().items():
         np.testing.assert_array_equal(value, fed.per_client()[name][np.array(ids)], err_msg=name)
     positions = jnp.arange(4, dtype=jnp.int32)
@@ -203,3 +258,51 @@ def test_a_subset_is_the_federation_of_these_clients_alone():
     with pytest.raises(ValueError, match="ids must be clients from 0 to 3, got 4"):
         fed.subset([0, 4])
     assert fed.subset([]).num_clients == 0
+
+
+def own_rows(split):
+    return [split.rows[start : start + size].tolist() for start, size in zip(split.start, split.size, strict=True)]
+
+
+def test_rows_set_apart_are_a_share_of_each_clients_training_rows_and_test_rows_stay():
+    sizes = [20, 1, 0, 2, 7]
+    parts = np.split(np.arange(30), np.cumsum(sizes)[:-1])
+    fed = data.federate(IMAGES[np.arange(40) % 12], np.arange(40) % 4, parts, [np.arange(30, 40)] * 5, num_classes=4)
+    apart = divide.set_apart(fed, 0.2, seed=3)
+    assert apart.validation.size.tolist() == [4, 0, 0, 1, 1]
+    for own, left, validated in zip(parts, own_rows(apart.train), own_rows(apart.validation), strict=True):
+        assert sorted(left + validated) == own.tolist() and left == sorted(left)
+    assert (apart.train.max_size, apart.validation.max_size) == (16, 4)
+    assert apart.test is fed.test and apart.inputs is fed.inputs
+    same, other = (divide.set_apart(fed, 0.2, seed=seed).validation.rows.tolist() for seed in (3, 4))
+    assert same == apart.validation.rows.tolist() != other
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 99), share=st.floats(0.05, 0.9))
+def test_nobody_trains_on_a_row_that_somebody_validates_on(seed, share):
+    rng = np.random.default_rng(seed)
+    parts = [rng.choice(12, size, replace=False) for size in (6, 0, 9)]
+    split = data.Split.shared(parts, np.array([0, 1, 2, 0]))  # 0 and 3 share all rows, with 2 some
+    fed = data.federate(IMAGES, LABELS, split, TEST, num_classes=4)
+    apart = divide.set_apart(fed, share)
+    train, validation = own_rows(apart.train), own_rows(apart.validation)
+    assert not set(sum(train, [])) & set(sum(validation, []))
+    assert (train[0], validation[0]) == (train[3], validation[3])
+    for own, left, validated in zip(own_rows(fed.train), train, validation, strict=True):
+        assert set(left) | set(validated) <= set(own)
+        assert len(validated) == min(max(round(len(own) * share), 1), max(len(own) - 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: divide.set_apart(federation(), 1.0), "validation must be a share .* got 1.0"),
+        (lambda: divide.set_apart(federation(), float("nan")), "validation must be a share .* got nan"),
+        (lambda: divide.set_apart(full_federation(), 0.1), "validation must be set apart once"),
+        (lambda: divide.set_apart(federation().subset([1]), 0.1), "validation needs clients with 2 training rows"),
+    ],
+)
+def test_what_cannot_be_set_apart_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

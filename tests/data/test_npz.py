@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from jaxfl import data
 from jaxfl.data.sources import Source, npz
 
 FILES = pathlib.Path(__file__).parents[3] / "shared" / "data" / "london_faces"
@@ -111,7 +112,10 @@ def test_floats_are_left_alone(path):
         (PLAIN | {"y": LABELS[:-1]}, r"y must be \[20\], .* got shape \(19,\)"),
         (PLAIN | {"client": LABELS[:2]}, r"client must be \[20\]"),
         (TESTED | {"test_client": LABELS}, r"test_client must be \[6\], one entry for each row of test_x"),
-        (PLAIN | {"y": LABELS / 2}, "y must be integers, got float64"),
+        (PLAIN | {"y": LABELS.astype(str)}, "y must be integers .* got <U3"),
+        (PLAIN | {"y": LABELS + np.nan}, "y are no labels of a task: labels must be finite"),
+        (TESTED | {"y": LABELS / 2}, "test_y must have the type and the shape of y"),
+        (PLAIN | {"y": LABELS / 2, "num_classes": 5}, "num_classes must be 1, the regression labels"),
         (PLAIN | {"y": LABELS.astype(int) - 1}, "y must be classes from 0, got -1"),
         (PLAIN | {"x": IMAGES.astype(int)}, r"x must be uint8, float32 or float64, or integers \[P\] .*, got int64"),
         (TESTED | {"test_x": TEST_IMAGES[:, 1:]}, "test_x must have the type and the shape of x"),
@@ -281,3 +285,26 @@ def test_faces_by_person():
     source = npz.load(FILES / "london_faces_84.npz", label="smiling", client="person")
     assert source.inputs.shape == (204, 84, 84, 3) and source.num_classes == 2
     assert np.unique(source.clients, return_counts=True)[1].tolist() == [2] * 102
+
+
+TOKENS = RNG.integers(0, 9, (20, 6))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "kind", "size"),
+    [
+        (IMAGES, np.linspace(0, 1, 20), "regression", 1),
+        (IMAGES, RNG.normal(size=(20, 3)), "regression", 3),
+        (IMAGES, RNG.random((20, 5)) < 0.5, "multilabel", 5),
+        (TOKENS, np.where(TOKENS > 3, TOKENS, -1), "next_token", 9),
+    ],
+)
+def test_labels_of_other_kinds(path, inputs, labels, kind, size):
+    client = np.repeat(["ann", "bob"], 10)
+    np.savez(path, x=inputs, y=labels, client=client)
+    source = npz.load(path)
+    assert source.num_classes == size
+    npz.save(source, path.with_name("copy.npz"))
+    assert_equal(npz.load(path.with_name("copy.npz")), dataclasses.replace(source, client_groups=None))
+    fed = data.load("writers-npz", data_dir=path)
+    assert (fed.kind, fed.num_classes, fed.num_clients) == (kind, size, 2)

@@ -213,3 +213,13 @@ def test_refusals_of_the_natural_partition(options, message):
         natural.writers(made(), **options)
     with pytest.raises(ValueError, match="does not say the groups of those who made"):
         natural.writers(source(), by="group")
+
+
+def test_makers_of_many_rows_may_keep_some():
+    few, whole = (natural.writers(made(), max_rows=most, test_share=0.5) for most in (4, None))
+    assert (few.train.size + few.test.size).tolist() == [4] * 8 + [3] * 2
+    for client in range(10):
+        own, all_of_them = (np.r_[rows_of(fed.train, client), rows_of(fed.test, client)] for fed in (few, whole))
+        assert set(own) < set(all_of_them) or len(all_of_them) == 3
+    with pytest.raises(ValueError, match="max_rows must be at least 3, as min_rows is, got 2"):
+        natural.writers(made(), min_rows=3, max_rows=2)

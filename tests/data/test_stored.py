@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxfl.data import Split, load, stored
+from jaxfl.data import Split, divide, load, stored
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation.directory import LOOKED_AT, fingerprint
 
@@ -19,6 +19,7 @@ SAVED = {
     "turned, some held out": load("rotated-digits", num_clients=8, rows_per_client=20, held_out=0.25, stragglers=0.5),
     "attacked": load("shifted-digits", num_clients=8, rows_per_client=20, attack="label-flip", attackers=0.25),
     "without test rows": replace(DATA, test=Split.pack([np.zeros(0, int)] * 6)),
+    "some rows set apart": divide.set_apart(DATA, 0.3),
     "named": replace(DATA, group_names=("one", "two"), class_names=("a", "b", "c"), name="mine"),
     "scaled by channel": replace(DATA, mean=np.ones((1, 4), np.float32), std=np.full((1, 4), 2.0, np.float32)),
 }

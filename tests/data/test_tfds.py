@@ -204,3 +204,20 @@ def test_the_wrong_split(tmp_path):
     info.write_text(info.read_text().replace('"name": "train"', '"name": "all"'))
     with pytest.raises(ValueError, match=r"tfds:crockery must have a split train, found \['all', 'test'\]"):
         tfds.load("crockery", tmp_path)
+
+
+def test_coarse_labels_group_the_classes(monkeypatch):
+    groups = np.arange(100) % 20
+
+    def consistent(name, split, examples, *rest):
+        images, labels, makers, _ = read(name, split, examples, *rest)
+        return images, labels, makers, groups[labels]  # mocked rows have labels by chance
+
+    read = tfds._read
+    with library.testing.mock_data(num_examples=6):
+        with pytest.raises(ValueError, match="coarse_label must be the same in all rows of a class"):
+            tfds._class_groups("cifar100", 100, [(np.array([3, 3]), np.array([1, 2]))])
+        monkeypatch.setattr(tfds, "_read", consistent)
+        source = tfds.load("cifar100")
+    assert len(source.class_names) == 100 and len(source.class_group_names) == 20
+    assert (source.class_groups[source.labels] == groups[source.labels]).all()

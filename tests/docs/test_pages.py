@@ -47,7 +47,7 @@ def commands(block):
 
 def is_quick(words):
     """Whether a command needs no files but those of its page: it is run, the others are only checked."""
-    elsewhere = [name for name in SOURCES if name not in ("digits", "npz")]
+    elsewhere = [name for name in SOURCES if name not in ("digits", "npz", "table")]
     needs = any(word == name or word.endswith(f"-{name}") for word in words for name in elsewhere)
     return words[0] in ("run", "sweep", "compare", "data", "methods", "plan") and not needs and "DIR" not in words
 

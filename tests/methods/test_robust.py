@@ -238,7 +238,7 @@ def accuracy(method, state, data, honest):
     for client in honest:
         batch = data.batch(data.test, jnp.int32(client), jnp.arange(data.test.max_size, dtype=jnp.int32))
         model = tree.take(method.client_params(state, jnp.array([client])), 0)
-        right.append((np.asarray(method.task.logits(model, batch)).argmax(1) == np.asarray(batch.y)).mean())
+        right.append((np.asarray(method.task.outputs(model, batch)).argmax(1) == np.asarray(batch.y)).mean())
     return float(np.mean(right))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxfl import models
+from jaxfl.models import networks
 
 
 def vgg16(channels, width, hidden, classes):
@@ -49,7 +50,7 @@ def test_parameter_count_and_output_shape(name, options, shape, classes, count):
 
 
 def test_every_model_is_covered():
-    assert {case[0] for case in CASES} == set(models.MODELS)
+    assert {case[0] for case in CASES} == set(models.MODELS) - set(networks.SEQUENCES)
 
 
 @pytest.mark.parametrize("name", ["stocfl-femnist-cnn", "lenet-emnist"])
@@ -149,3 +150,29 @@ def test_create_errors_name_argument_value_and_remedy(arguments, options, messag
 def test_convolution_on_vectors_says_what_to_do(key):
     with pytest.raises(ValueError, match=r"inputs must be images .*\(2, 64\).*'mlp' or 'logistic'"):
         models.create("lenet-emnist", 10).init(key, jnp.zeros((2, 64)))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", None])
+def test_networks_of_tokens_look_back_alone(cell, key):
+    options = {"width": 8, "heads": 2, "layers": 1} if cell is None else {"hidden": (6, 5), "cell": cell}
+    name, tokens = "transformer" if cell is None else "char-rnn", jax.random.randint(key, (2, 5), 0, 7)
+    model, at_last = (models.create(name, 7, last=last, **options) for last in (False, True))
+
+    @jax.jit
+    def outputs(tokens):
+        params = model.init(key, tokens)
+        return model.apply(params, tokens), at_last.apply(params, tokens)
+
+    logits, last = outputs(tokens)
+    np.testing.assert_allclose(last, logits[:, -1], rtol=1e-4, atol=1e-6)
+    changed, _ = outputs(tokens.at[:, 3].set((tokens[:, 3] + 1) % 7))
+    differs = np.abs(changed - logits).max(-1) > 0
+    np.testing.assert_array_equal(differs, [[False] * 3 + [True] * 2] * 2)
+
+
+def test_networks_of_tokens_refuse_what_is_none(key):
+    for name in networks.SEQUENCES:
+        with pytest.raises(ValueError, match=r"inputs must be tokens \[B, T\], whole numbers, got float32 of shape"):
+            models.create(name, 10).init(key, jnp.zeros((2, 64)))
+    with pytest.raises(ValueError, match="width must be a multiple of heads=4, got 6"):
+        models.create("transformer", 10, width=6)

@@ -12,8 +12,9 @@ from sklearn import metrics as sk
 
 from jaxfl import methods
 from jaxfl.cohort import Plan
-from jaxfl.data import Split, federate
+from jaxfl.data import Split, divide, federate
 from jaxfl.data.clients import Attack
+from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import evaluate, metrics
 from jaxfl.testing.small import linear_task
 
@@ -206,3 +207,32 @@ def test_many_clients_with_many_rows_are_tested_a_few_at_a_time(key, monkeypatch
         return evaluate.evaluation_bytes(METHOD, key, shapes, DATA["plain"], Plan(CLIENTS))
 
     assert needed(24) < needed(9 * 12)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_validation_rows_are_scored_as_if_they_were_the_test_rows(stream, key):
+    plain, state = random_data(held_out=np.arange(CLIENTS) == 4), random_state()
+    rng = np.random.default_rng(5)
+    data = replace(plain, validation=Split.pack([rng.integers(0, 200, size) for size in (4, 3, 0, 2, 2, 6, 1, 1, 3)]))
+
+    def metrics_of(data):
+        return evaluate.evaluator(METHOD, data if stream else data.on_device(), stream=stream)(key, state).metrics
+
+    found, test, apart = (metrics_of(one) for one in (data, plain, replace(plain, test=data.validation)))
+    assert {name: value for name, value in found.items() if not name.startswith("validation_")} == test
+    for name in ("micro_accuracy", "macro_f1", "loss", "std_accuracy", "unseen_micro_accuracy"):
+        assert found[f"validation_{name}"] == apart[name] != test[name]
+    assert "validation_ari" not in found and "validation_clusters" not in found
+
+
+def test_validation_sees_no_test_row(key):
+    """Not even of a method that chooses the clients' models by their test rows."""
+    data = divide.set_apart(clustered_linear(4, rows=12, features=4, seed=1), 0.25)
+    other = replace(data, test=replace(data.test, rows=data.test.rows[::-1]))  # each client has another's
+    method = methods.ifca(linear_task(), optax.sgd(0.1), num_clusters=2, choose="test")
+    look = [evaluate.evaluator(method, one.on_device()) for one in (data, other)]
+    state = method.init(key, data.on_device())
+    first, second = (one(key, state).metrics for one in look)
+    names = [name for name in first if name.startswith("validation_")]
+    assert len(names) >= 11 and [first[name] for name in names] == [second[name] for name in names]
+    assert first["loss"] != second["loss"]

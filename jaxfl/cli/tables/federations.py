@@ -1,5 +1,6 @@
 """The lists of sources and skews, the page of a source, the page of a data set, and a federation in the terminal."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 BAR = 40  # characters of the longest bar of a histogram
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MOST_GROUPS = 24  # of more, the rest is counted
+KINDS = {"classification": "classes", "regression": "targets", "multilabel": "labels", "next_token": "tokens"}
 
 
 def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[str, Any]]:
@@ -76,7 +78,7 @@ def data(data_dir: str | None = None) -> "list[Table | str]":
         "A data set is <skew>-<source>, as in rotated-mnist.",
         f"{shifts} also go before another skew, as in rotated+pathological-mnist.",
         "<skew>-tfds:<name> reads what tensorflow-datasets has prepared.",
-        f"By their own name, a client for each maker: {', '.join(alone)}.",
+        *textwrap.wrap(f"By their own name, a client for each maker: {', '.join(alone)}.", 100, break_on_hyphens=False),
         "jaxfl data NAME tells more about a source or a data set.",
     ]
     found = [f"  {row['name']}: {row['found']}" for row in rows if row["found"] not in (None, "embedded")]
@@ -128,9 +130,10 @@ def description(found: Description) -> str:
         "Federation:",
         f"  clients   {found.num_clients:,}" + (f" ({marks})" if marks else ""),
         f"  training  {_split(found.train)}",
+        *([] if found.validation is None else [f"  validate  {_split(found.validation)}"]),
         f"  test      {_split(found.test)}",
         f"  pool      {count(found.num_rows, 'row')} of {shape} {found.input_dtype}, {_megabytes(found.pool_bytes)} MB",
-        f"  classes   {found.num_classes:,}" + (f" ({absent:,} without a row)" if absent else "") + names,
+        f"  {KINDS[found.kind]:<9} {found.num_classes:,}" + (f" ({absent:,} without a row)" if absent else "") + names,
         f"  groups    {len(found.groups) or 'unknown'}",
     ]
     wide = max([len(group["name"]) for group in found.groups[:MOST_GROUPS]], default=0)

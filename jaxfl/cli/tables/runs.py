@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxfl.settings import methods as known
+from jaxfl.simulation.metrics import main_metric
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 # title: key of the summary, factor (-1 for the reciprocal), format; those of SELDOM where there is something to tell
 COLUMNS = {
-    "micro": ("micro_accuracy", 1, "{:.4f}"),
-    "macro": ("macro_accuracy", 1, "{:.4f}"),
-    "tuned": ("finetuned_micro_accuracy", 1, "{:.4f}"),
-    "worst 10%": ("worst_decile_accuracy", 1, "{:.4f}"),
+    # of the task's main metric
+    "micro": ("micro_{}", 1, "{:.4f}"),
+    "macro": ("macro_{}", 1, "{:.4f}"),
+    "tuned": ("finetuned_micro_{}", 1, "{:.4f}"),
+    "validation": ("validation_micro_{}", 1, "{:.4f}"),
+    "worst 10%": ("worst_decile_{}", 1, "{:.4f}"),
     "clusters": ("num_clusters", 1, "{:g}"),
     "ARI": ("ari", 1, "{:.3f}"),
     "diverged": ("diverged", 1, "{:g}"),
@@ -21,7 +24,7 @@ COLUMNS = {
     "compile": ("compile_seconds", 1, "{:.1f} s"),
     "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
-SELDOM = ("tuned", "diverged")
+SELDOM = ("tuned", "validation", "diverged")
 
 
 def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | None]] | None) -> "Table":
@@ -34,11 +37,17 @@ def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | 
     from rich.table import Table
 
     one = runs[0]
-    columns = {name: how for name, how in COLUMNS.items() if name not in SELDOM or any(run.get(how[0]) for run in runs)}
+    main = main_metric(one)
+    columns = {name: (key.format(main), *how) for name, (key, *how) in COLUMNS.items()}
+    columns = {name: how for name, how in columns.items() if name not in SELDOM or any(run.get(how[0]) for run in runs)}
     tested = f" ({one['eval_clients']} tested)" if one["eval_clients"] < one["num_clients"] else ""
     clients = f"{one['num_clients']} clients{tested}, {one['rounds']} rounds of {one['cohort']}"
+    measured = "" if main == "accuracy" else f", {main}"
     table = Table(
-        title=f"{one['method']} on {one['data']}: {clients}", title_justify="left", box=None, padding=(0, 2, 0, 0)
+        title=f"{one['method']} on {one['data']}: {clients}{measured}",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
     )
     for name in [*(["seed"] if spread is not None else []), *columns]:
         table.add_column(name, justify="right", no_wrap=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxfl.data.labels import check_classes
 from jaxfl.data.partition.deal import Parts, check_count, check_min_rows, deal, group_members
 from jaxfl.random import host_rng
 
@@ -28,6 +29,7 @@ def dirichlet(labels: np.ndarray, num_clients: int, *, alpha: float, min_rows: i
     >>> sorted(np.concatenate(dirichlet(np.array([0, 0, 1, 1, 1]), 3, alpha=0.1)).tolist())
     [0, 1, 2, 3, 4]
     """
+    check_classes("dirichlet", labels)
     check_count("num_clients", num_clients)
     if not (np.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite, got {alpha}; 0.1 is strongly skewed, 100 nearly iid.")
@@ -79,6 +81,7 @@ def pathological(
     >>> sorted(parts[1].tolist()), group.tolist()
     ([1, 3], [0, 1])
     """
+    check_classes("pathological", labels)
     if label_groups is None:
         label_groups = default_groups(int(labels.max(initial=0)) + 1)
     members = group_members(num_clients, len(label_groups))
@@ -139,6 +142,7 @@ def dominant(
     >>> [np.bincount(labels[part]).tolist() for part in parts]
     [[4, 2, 2], [4, 2, 2], [2, 4, 2], [2, 4, 2]]
     """
+    check_classes("dominant", labels)
     classes, counts = np.unique(labels, return_counts=True)
     num_groups = min(4, len(classes)) if num_groups is None else num_groups
     members = group_members(num_clients, num_groups)
@@ -203,6 +207,7 @@ def shards(labels: np.ndarray, num_clients: int, *, shards_per_client: int = 2, 
     >>> [np.unique(np.repeat([0, 1, 2, 3], 10)[part]).size for part in shards(np.repeat([0, 1, 2, 3], 10), 2)]
     [2, 2]
     """
+    check_classes("shards", labels)
     check_count("num_clients", num_clients)
     check_count("shards_per_client", shards_per_client)
     count = num_clients * shards_per_client

@@ -9,7 +9,24 @@ imported only by the loader that needs them.
 import inspect
 from typing import Any
 
-from jaxfl.data.sources import celeba, cifar10, digits, emnist, femnist, mnist, npz, parquet, saved, tfds, unipen
+from jaxfl.data.sources import (
+    celeba,
+    cifar10,
+    cifar100,
+    digits,
+    emnist,
+    femnist,
+    fortunes,
+    mnist,
+    npz,
+    parquet,
+    ratings,
+    saved,
+    shakespeare,
+    table,
+    tfds,
+    unipen,
+)
 from jaxfl.data.sources.base import Folder, Remote, Row, Source, home
 from jaxfl.schema import brought, installed
 
@@ -19,13 +36,18 @@ SOURCES: dict[str, Row] = {
     "mnist": mnist.MNIST,
     "fashion-mnist": mnist.FASHION_MNIST,
     "cifar10": cifar10.ROW,
+    "cifar100": cifar100.ROW,
     "femnist": femnist.ROW,
     **emnist.ROWS,
     "unipen": unipen.UNIPEN,
     "unipen-letters": unipen.LETTERS,
     "celeba": celeba.ROW,
+    "fortunes": fortunes.ROW,
+    "shakespeare": shakespeare.ROW,
+    "ratings": ratings.ROW,
     "npz": npz.ROW,
     "parquet": parquet.ROW,
+    "table": table.ROW,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Folder = str | Path | None
+WITHOUT_CLASSES = ("quantity", "iid", "writers")  # the skews of labels that are no classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Source:
     Attributes:
         name: of the source.
         inputs: training examples `[P, ...]`, uint8, float, or integers that are no pixels.
-        labels: their classes `[P]`.
+        labels: their classes `[P]`, or labels of another kind, see `jaxfl.data.labels`.
         num_classes: L.
         test_inputs, test_labels: the official test set `[Q, ...]`, `[Q]`, or None where there is none.
         clients: who made each training example `[P]` (a writer, a person; numbers or names), or None.
@@ -32,7 +33,11 @@ class Source:
         test_domains: the same for the official test set `[Q]`, or None.
         domain_names: one name per domain.
         class_names: one name per class, or empty.
+        class_groups: the group of each class `[L]`, ints from 0, or None: what the skew `pathological` deals out.
+        class_group_names: one name per group of classes.
         mean, std: normalisation in units of `inputs`, numbers or one per channel; None leaves floats alone.
+        fit: `(inputs, labels, training rows) -> (inputs, labels)`, called when the rows have been dealt, for what must
+            not look at test rows; None leaves them alone.
     """
 
     name: str
@@ -49,8 +54,11 @@ class Source:
     test_domains: np.ndarray | None = None
     domain_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    class_groups: np.ndarray | None = None
+    class_group_names: tuple[str, ...] = ()
     mean: float | np.ndarray | None = None
     std: float | np.ndarray | None = None
+    fit: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
 
     @functools.cached_property
     def pool(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -98,6 +106,7 @@ class Row(NamedTuple):
         help: what to put where to have that file.
         remotes: what `--download` gets; empty where it cannot be downloaded by a program.
         model: name and options of the model that suits it.
+        skews: those that it can be cut by; None is all, `writers` where the makers are known.
     """
 
     load: Callable[..., Source]
@@ -111,6 +120,7 @@ class Row(NamedTuple):
     help: str = ""
     remotes: tuple[Remote, ...] = ()
     model: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
+    skews: tuple[str, ...] | None = None
 
 
 def warn_of_gaps(name: str, labels: Sequence[np.ndarray], num_classes: int, remedy: str) -> None:

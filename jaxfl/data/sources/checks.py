@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.data.building import check_type
+from jaxfl.data.labels import prepared
+from jaxfl.data.sources.base import warn_of_gaps
 
 
 def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], *, prefix: str = "") -> None:
@@ -24,21 +26,72 @@ def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, s
         values, name = arrays[column], own.get(column, column)
         if images is None:
             raise ValueError(f"{path}: {name} belongs to examples of a test set, and there are none; leave it out.")
-        if values.shape != (len(images),):
+        if column.endswith("y"):
+            _check_labels(path, name, values, len(images), own.get(f"{prefix}x", "x"))
+        elif values.shape != (len(images),):
             raise ValueError(
                 f"{path}: {name} must be [{len(images)}], one entry for each row of {own.get(f'{prefix}x', 'x')}, got "
                 f"shape {values.shape}."
             )
-        if column.endswith("y") and values.dtype.kind not in "iu":
-            raise ValueError(f"{path}: {name} must be integers, got {values.dtype}; use astype(int).")
-        if column.endswith("y") and values.min(initial=0) < 0:
-            raise ValueError(f"{path}: {name} must be classes from 0, got {values.min()}; number them from 0.")
     if images is None:
         return
     name, first = own.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
     check_type(f"{path}: {name}", images)
     if (images.dtype, images.shape[1:]) != (first.dtype, first.shape[1:]):
         raise ValueError(f"{path}: {name} must have the type and the shape of {own.get('x', 'x')}, row by row.")
+
+
+def _check_labels(path: Path, name: str, values: np.ndarray, count: int, inputs: str) -> None:
+    """Raises unless labels are of a kind, see `jaxfl.data.labels`, and as many as inputs."""
+    if values.ndim not in (1, 2) or len(values) != count:
+        raise ValueError(
+            f"{path}: {name} must be [{count}], one entry for each row of {inputs}, or [{count}, L] of several, got "
+            f"shape {values.shape}."
+        )
+    if values.dtype.kind not in "iufb":
+        raise ValueError(
+            f"{path}: {name} must be integers (classes), floats (regression) or bools [{count}, L], got "
+            f"{values.dtype}; use astype."
+        )
+    if values.dtype.kind in "iu" and values.ndim == 1 and values.min(initial=0) < 0:
+        raise ValueError(f"{path}: {name} must be classes from 0, got {values.min()}; number them from 0.")
+
+
+def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], named: int) -> int:
+    """Returns L of the labels of a file: what it says, or what they need.
+
+    Args:
+        path: of the file.
+        arrays: `x`, `y`, maybe `test_x`, `test_y` and `num_classes`; checked by `check_rows`.
+        own: what the file calls them where it has other names.
+        named: the names of classes that it has.
+
+    Raises:
+        ValueError: labels are beyond the classes, or of two kinds.
+    """
+    name = own.get("y", "y")
+    labels = {key: arrays[key] for key in ("y", "test_y") if key in arrays}
+    if len({(one.dtype.kind in "iu", one.dtype.kind == "b", one.shape[1:]) for one in labels.values()}) > 1:
+        raise ValueError(
+            f"{path}: {own.get('test_y', 'test_y')} must have the type and the shape of {name}, row by row."
+        )
+    known = count(path, arrays["num_classes"]) if "num_classes" in arrays else named
+    whole = labels["y"].dtype.kind in "iu"
+    highest = max(int(one.max(initial=0)) for one in labels.values()) if whole else 0
+    if whole and labels["y"].ndim == 1:
+        if not {"num_classes", "class_names"} & set(arrays):
+            remedy = "add num_classes or class_names"
+            warn_of_gaps(f"{path}: {name}", list(labels.values()), known or highest + 1, remedy)
+        if known and highest >= known:
+            raise ValueError(f"{path}: {name} must be below the {known} classes, got {highest}.")
+        return known or highest + 1
+    try:
+        width = 0
+        for key, one in labels.items():
+            _, width = prepared(arrays[key.replace("y", "x")], one, known or (highest + 1 if whole else None))
+        return width
+    except ValueError as error:
+        raise ValueError(f"{path}: {name} are no labels of a task: {error}") from error
 
 
 def check_numbers(path: Path, name: str, values: np.ndarray, names: str, count: int) -> None:

@@ -80,14 +80,13 @@ def _binary(place: Path) -> Parts:
 
     def part(batches: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
         paths = [place / f"{batch}.bin" for batch in batches]
-        counts = [_num_records(path) for path in paths]
+        counts = [_num_records(path, 1, HELP) for path in paths]
         images, labels = np.empty((sum(counts), SIDE, SIDE, 3), np.uint8), np.empty(sum(counts), np.uint8)
         start = 0
         for path, count in zip(paths, counts, strict=True):
-            records = np.fromfile(path, np.uint8, count * (1 + PIXELS)).reshape(count, 1 + PIXELS)
             rows = slice(start, start + count)
-            labels[rows] = records[:, 0]
-            images[rows] = records[:, 1:].reshape(count, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+            found, images[rows] = records(path, 1, HELP)
+            labels[rows] = found[:, 0]
             _check_labels(str(path), labels[rows])
             start += count
         return images, labels
@@ -100,15 +99,35 @@ def _binary(place: Path) -> Parts:
     return *part(TRAIN), *part(TEST), names
 
 
-def _num_records(path: Path) -> int:
-    """Returns how many images a binary batch holds, by its size."""
-    size, record = path.stat().st_size, 1 + PIXELS
+def records(path: Path, num_labels: int, help: str) -> tuple[np.ndarray, np.ndarray]:
+    """Reads a file of CIFAR's binary versions.
+
+    Args:
+        path: of the file.
+        num_labels: bytes of labels before the pixels of an image.
+        help: where to get the file, for the messages.
+
+    Returns:
+        Labels `[P, num_labels]` and images `[P, 32, 32, 3]`, uint8.
+
+    Raises:
+        ValueError: the file is empty or truncated.
+    """
+    count = _num_records(path, num_labels, help)
+    rows = np.fromfile(path, np.uint8, count * (num_labels + PIXELS)).reshape(count, num_labels + PIXELS)
+    images = rows[:, num_labels:].reshape(count, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+    return rows[:, :num_labels].copy(), np.ascontiguousarray(images)
+
+
+def _num_records(path: Path, num_labels: int, help: str) -> int:
+    """Returns how many images a binary file holds, by its size."""
+    size, record = path.stat().st_size, num_labels + PIXELS
     if size == 0:
-        raise ValueError(f"{path} is empty; {HELP}.")
+        raise ValueError(f"{path} is empty; {help}.")
     if size % record:
         raise ValueError(
             f"{path} is truncated, or no binary batch: {size} bytes, no multiple of the {record} bytes of one image "
-            f"with its label; {HELP}."
+            f"with its label; {help}."
         )
     return size // record
 

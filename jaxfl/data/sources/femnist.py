@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import leaf
-from jaxfl.data.sources.base import Folder, Remote, Row, Source, folders, locate, require
+from jaxfl.data.sources.base import Folder, Remote, Row, Source, locate, require
 from jaxfl.schema import checked
 
 SHAPE = (28, 28)
@@ -27,7 +27,6 @@ LAYOUTS = {
     "leaf-split": ("train/*.json", "test/*.json"),
     "tff": ("fed_emnist_train.h5", "fed_emnist_test.h5"),
 }
-SUBFOLDERS = ("data/all_data", "all_data", "data")  # where LEAF's preprocess.sh puts its files
 HELP = (
     "run data/femnist/preprocess.sh of https://github.com/TalwalkarLab/leaf and give its folder data/femnist as "
     "data_dir, or unpack https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2 and give that folder"
@@ -60,12 +59,9 @@ def load(data_dir: Folder = None, *, layout: Layout = "auto") -> Source:
         ValueError: a file is damaged.
     """
     layouts = LAYOUTS if layout == "auto" else {layout: LAYOUTS[layout]}
-    found, place = require("femnist", layouts, _places(data_dir), HELP)
+    found, place = require("femnist", layouts, leaf.places("femnist", data_dir), HELP)
     read = _read_hdf5 if found == "tff" else leaf.read
-    # Shorter names first: all_data_2.json comes before all_data_10.json.
-    parts = [
-        read(sorted(place.glob(pattern), key=lambda path: (len(path.name), path.name))) for pattern in LAYOUTS[found]
-    ]
+    parts = [read(leaf.sorted_files(place, pattern)) for pattern in LAYOUTS[found]]
     train, test = parts if len(parts) == 2 else (parts[0], None)
     groups = _collections(train.clients)
     return Source(
@@ -94,18 +90,9 @@ def _collections(users: np.ndarray) -> np.ndarray | None:
     return np.array([2100 <= int(one[1]) <= 2599 for one in found if one], np.int32)[rows]
 
 
-def _places(data_dir: Folder) -> list[Path]:
-    """Returns the folders to look in, the best first; of LEAF's, those that exist."""
-    return [
-        place
-        for folder in folders("femnist", data_dir)
-        for place in (folder, *(folder / name for name in SUBFOLDERS if (folder / name).is_dir()))
-    ]
-
-
 def _find(data_dir: Folder) -> Path | None:
     """Returns the folder of the files."""
-    found = locate(LAYOUTS, _places(data_dir))
+    found = locate(LAYOUTS, leaf.places("femnist", data_dir))
     return None if found is None else found[1]
 
 

@@ -1,20 +1,24 @@
-"""The json of LEAF, a benchmark of federated data: who made which images, read file by file into bytes.
+"""The json of LEAF, a benchmark of federated data: who made which rows, read file by file.
 
-A file is one object: `users`, the names; `num_samples`, the rows of each; `user_data`, by name, `x`, one list of pixels
-from 0 to 1 for each image, and `y`, their classes. `hierarchies`, and users that are in `user_data` alone (LEAF leaves
-them there, empty, when it drops users of one row), are not read.
+A file is one object: `users`, the names; `num_samples`, the rows of each; `user_data`, by name, `x` and `y`: of images
+one list of pixels from 0 to 1 and a class (FEMNIST), of texts some characters and the next one (Shakespeare, whose
+`hierarchies` name the play of each user). Users that are in `user_data` alone (LEAF leaves them there, empty, when it
+drops users of one row) are not read.
 
 Reference: Caldas et al., "LEAF: a benchmark for federated settings", 2018.
 """
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.data.sources.base import Folder, folders
+
+SUBFOLDERS = ("data/all_data", "all_data", "data")  # where LEAF's preprocess.sh puts its files
 KEYS = ("users", "num_samples", "user_data")
 # A pixel is n/255 in the files, so 256 texts are the rule; a file of other numbers must not fill the memory.
 MAX_TEXTS = 65_536
@@ -34,6 +38,20 @@ class Rows(NamedTuple):
     clients: np.ndarray
 
 
+def places(name: str, data_dir: Folder) -> list[Path]:
+    """Returns the folders to look in for a source's files, the best first; of LEAF's, those that exist."""
+    return [
+        place
+        for folder in folders(name, data_dir)
+        for place in (folder, *(folder / inner for inner in SUBFOLDERS if (folder / inner).is_dir()))
+    ]
+
+
+def sorted_files(place: Path, pattern: str) -> list[Path]:
+    """Returns the files of a pattern, shorter names first: all_data_2.json comes before all_data_10.json."""
+    return sorted(place.glob(pattern), key=lambda path: (len(path.name), path.name))
+
+
 class Collector:
     """Takes the rows of one client after the other, in one growing buffer: joining arrays would take the double.
 
@@ -47,20 +65,12 @@ class Collector:
         self.shape = shape
         self._pixels = bytearray()
         self._labels: list[np.ndarray] = []
-        self._files: dict[str, Path] = {}
-
-    def check_new(self, path: Path, client: str) -> None:
-        """Raises if the client has come already."""
-        if client in self._files:
-            raise ValueError(
-                f"{path} holds the same user twice, or one that {self._files[client].name} holds too: {client!r}; the "
-                "files come from more than one run of LEAF, empty the folder and make them again."
-            )
+        self.files: dict[str, Path] = {}
 
     def add(self, path: Path, client: str, pixels: bytes, labels: Any) -> None:
         """Takes all rows of one client from the file `path`."""
-        self.check_new(path, client)
-        self._files[client] = path
+        check_new(path, client, self.files)
+        self.files[client] = path
         self._pixels += pixels
         self._labels.append(np.asarray(labels, np.int32))
 
@@ -68,7 +78,7 @@ class Collector:
         """Returns what has come. Nothing can be added after that."""
         inputs = np.frombuffer(self._pixels, np.uint8).reshape(-1, *self.shape)
         labels = np.concatenate([np.zeros(0, np.int32), *self._labels])
-        return Rows(inputs, labels, np.repeat(np.array(list(self._files), str), [len(part) for part in self._labels]))
+        return Rows(inputs, labels, np.repeat(np.array(list(self.files), str), [len(part) for part in self._labels]))
 
 
 def read(paths: Iterable[Path], *, shape: tuple[int, ...] = (28, 28), num_classes: int = 62) -> Rows:
@@ -110,8 +120,12 @@ class _Pixels(dict[str, bytes | float]):
         return pixel
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    """Returns the object that a file holds, each fraction from 0 to 1 as a pixel, after checking its three keys."""
+def parsed(path: Path) -> dict[str, Any]:
+    """Returns the object that a file holds, each fraction from 0 to 1 as a pixel, after checking its three keys.
+
+    Raises:
+        ValueError: it is no such file.
+    """
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -136,25 +150,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _add_file(collector: Collector, path: Path, num_classes: int) -> None:
     """Reads one file."""
-    content = _parsed(path)
-    users, counts, user_data = (content[key] for key in KEYS)
-    if len(users) != len(counts):
-        raise ValueError(
-            f"{path}: num_samples must have one number for each of the {len(users)} users, got {len(counts)}."
-        )
-    for user, count in zip(map(str, users), counts, strict=True):
-        collector.check_new(path, user)
-        rows = user_data.pop(user, None)  # so that the memory of one user goes before the next one's bytes come
-        if not isinstance(rows, dict) or not all(isinstance(rows.get(key), list) for key in ("x", "y")):
-            raise ValueError(f"{path} lists user {user!r}, and user_data has no lists x and y of that user.")
-        images, labels = rows["x"], rows["y"]
-        if not len(images) == len(labels) == count:
-            raise ValueError(
-                f"{path}: user {user!r} must have {_shown(count)} rows, as num_samples says, got {len(images)} images "
-                f"and {len(labels)} labels."
-            )
-        if not labels:
-            raise ValueError(f"{path} lists user {user!r} without rows; remove such users with LEAF's option -k 1.")
+    for user, images, labels in users_of(path, parsed(path), collector.files, "images", "labels"):
         for row, label in enumerate(labels):
             if type(label) is not int or not 0 <= label < num_classes:
                 raise ValueError(
@@ -166,6 +162,55 @@ def _add_file(collector: Collector, path: Path, num_classes: int) -> None:
             _image(f"{path}: row {row} of user {user!r}", image, size) for row, image in enumerate(images)
         )
         collector.add(path, user, pixels, labels)
+
+
+def check_new(path: Path, user: str, files: Mapping[str, Path]) -> None:
+    """Raises if a user has come already.
+
+    Args:
+        path: of the file that has the user now.
+        user: the name.
+        files: of the users that have come.
+    """
+    if user in files:
+        raise ValueError(
+            f"{path} holds the same user twice, or one that {files[user].name} holds too: {user!r}; the files come "
+            "from more than one run of LEAF, empty the folder and make them again."
+        )
+
+
+def users_of(
+    path: Path, content: dict[str, Any], files: Mapping[str, Path], inputs: str, labels: str
+) -> Iterator[tuple[str, list, list]]:
+    """Yields each user's name, `x` and `y`, as many as the file says; they are taken out of `content`.
+
+    Args:
+        path: of the file, for the messages.
+        content: from `parsed`.
+        files: of the users that have come.
+        inputs, labels: what `x` and `y` are.
+
+    Raises:
+        ValueError: the lists do not fit each other, or a user has no rows or has come already.
+    """
+    users, counts, user_data = (content[key] for key in KEYS)
+    if len(users) != len(counts):
+        raise ValueError(
+            f"{path}: num_samples must have one number for each of the {len(users)} users, got {len(counts)}."
+        )
+    for user, count in zip(map(str, users), counts, strict=True):
+        check_new(path, user, files)
+        rows = user_data.pop(user, None)  # so that the memory of one user goes before the next one's bytes come
+        if not isinstance(rows, dict) or not all(isinstance(rows.get(key), list) for key in ("x", "y")):
+            raise ValueError(f"{path} lists user {user!r}, and user_data has no lists x and y of that user.")
+        if not len(rows["x"]) == len(rows["y"]) == count:
+            raise ValueError(
+                f"{path}: user {user!r} must have {_shown(count)} rows, as num_samples says, got {len(rows['x'])} "
+                f"{inputs} and {len(rows['y'])} {labels}."
+            )
+        if not rows["y"]:
+            raise ValueError(f"{path} lists user {user!r} without rows; remove such users with LEAF's option -k 1.")
+        yield user, rows["x"], rows["y"]
 
 
 def _image(where: str, image: Any, size: int) -> bytes:
@@ -189,5 +234,5 @@ def _pixel(where: str, value: Any) -> bytes:
 
 
 def _shown(value: Any) -> Any:
-    """Returns a value as the file has it: `_parsed` has taken fractions for pixels."""
+    """Returns a value as the file has it: `parsed` has taken fractions for pixels."""
     return value[0] / 255 if isinstance(value, bytes) else value

@@ -11,11 +11,20 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import checks
-from jaxfl.data.sources.base import Folder, Row, Source, folders, warn_of_gaps
+from jaxfl.data.sources.base import Folder, Row, Source, folders
 
-NAMES = ("class", "group", "domain")
+NAMES = ("class", "group", "domain", "class_group")
 # What a file may hold beside the four arrays that have options, and their `test_` halves.
-EXTRAS = ("mean", "std", "num_classes", "origin", "domain", "test_domain", *(f"{key}_names" for key in NAMES))
+EXTRAS = (
+    "mean",
+    "std",
+    "num_classes",
+    "origin",
+    "domain",
+    "test_domain",
+    "class_group",
+    *(f"{key}_names" for key in NAMES),
+)
 
 # The arrays of a file that `save` wrote, and the fields of the source that they hold.
 FIELDS = {
@@ -29,6 +38,7 @@ FIELDS = {
     "group": "client_groups",
     "domain": "domains",
     "test_domain": "test_domains",
+    "class_group": "class_groups",
     "mean": "mean",
     "std": "std",
 }
@@ -40,9 +50,9 @@ def load(
     """Returns the examples of one `.npz` file, whose path is given as `data_dir`.
 
     Its arrays: `x [P, ...]` (uint8, float32 or float64; or other integers `[P, T]`, such as tokens) and `y [P]`
-    (integers from 0); and, if there are, `client [P]` (who made the example), `group [P]` (the group of that client),
-    `test_x`, `test_y`, `test_client`, `mean`, `std`, `class_names`, and `group_names`, with which `group` holds numbers
-    from 0.
+    (integers from 0; or labels of another kind, such as floats to predict, see `jaxfl.data.labels`); and, if there are,
+    `client [P]` (who made the example), `group [P]` (the group of that client), `test_x`, `test_y`, `test_client`,
+    `mean`, `std`, `class_names`, and `group_names`, with which `group` holds numbers from 0.
 
     Args:
         data_dir: the file.
@@ -95,18 +105,14 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
     checks.check_rows(path, arrays, own, prefix="test_")
     if not len(arrays["x"]):
         raise ValueError(f"{path}: {own.get('x', 'x')} must have at least one row, got shape {arrays['x'].shape}.")
-    highest = max(int(arrays[key].max(initial=0)) for key in ("y", "test_y") if key in arrays)
-    known = checks.count(path, arrays["num_classes"]) if "num_classes" in arrays else len(names.get("class", ()))
-    num_classes = known or highest + 1
-    if not {"num_classes", "class_names"} & set(arrays):
-        labels = [arrays[key] for key in ("y", "test_y") if key in arrays]
-        warn_of_gaps(f"{path}: {own.get('y', 'y')}", labels, num_classes, "add num_classes or class_names")
-    if highest >= num_classes:
-        raise ValueError(f"{path}: {own.get('y', 'y')} must be below the {num_classes} classes, got {highest}.")
+    num_classes = checks.num_classes(path, arrays, own, len(names.get("class", ())))
     mean, std = (checks.normaliser(path, key, arrays[key]) if key in arrays else None for key in ("mean", "std"))
     if arrays["x"].dtype == np.uint8 and origin is None:  # a file that `save` wrote says what it means
         mean, std = (0.0 if mean is None else mean), (255.0 if std is None else std)
-    for key in ("group", "domain"):
+    class_groups = arrays.get("class_group")
+    if class_groups is not None and class_groups.shape != (num_classes,):
+        raise ValueError(f"{path}: class_group must be [{num_classes}], one for each class, got {class_groups.shape}.")
+    for key in ("group", "domain", "class_group"):
         for column in (column for column in (key, f"test_{key}") if column in arrays and key in names):
             checks.check_numbers(path, own.get(column, column), arrays[column], f"{key}_names", len(names[key]))
     groups = arrays.get("group")
@@ -128,6 +134,8 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
         test_domains=arrays.get("test_domain"),
         domain_names=names.get("domain", ()),
         class_names=names.get("class", ()),
+        class_groups=class_groups,
+        class_group_names=names.get("class_group", ()),
         mean=mean,
         std=std,
     )
@@ -164,7 +172,8 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
             stands for the source's own name without options.
 
     Raises:
-        ValueError: a field holds Python objects or does not fit the others, or the origin is not of that form.
+        ValueError: a field holds Python objects or does not fit the others, the origin is not of that form, or the
+            source is still to be fitted to training rows.
 
     >>> import tempfile
     >>> source = Source("two", np.zeros((2, 4, 4), np.uint8), np.array([0, 1]), 2, class_names=("no", "yes"))
@@ -177,6 +186,11 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
     origin = {"source": source.name, "options": {}} if origin is None else origin
     if set(origin) != {"source", "options"}:
         raise ValueError(f"origin must have the keys source and options, got {sorted(origin)}.")
+    if source.fit is not None:
+        raise ValueError(
+            f"{source.name} cannot be written before it is dealt: it is scaled by the training rows. Save a federation "
+            "instead, into a folder."
+        )
     if source.name != origin["source"]:
         origin = origin | {"name": source.name}
     fields = {key: getattr(source, field) for key, field in FIELDS.items()}

@@ -8,11 +8,14 @@ import numpy as np
 
 from jaxfl.data.sources.base import Folder, Row, Source
 
+COARSE = "coarse_label"  # CIFAR-100's name for a feature that groups the classes
+
 
 def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
     """Returns an image classification data set that tensorflow-datasets has prepared; needs no TensorFlow.
 
-    Image and label are the data set's supervised keys, or its features `image` and `label`, or its only ones.
+    Image and label are the data set's supervised keys, or its features `image` and `label`, or its only ones. A feature
+    `coarse_label` (CIFAR-100's) groups the classes.
 
     Args:
         name: as `tfds.builder` takes it, e.g. `"kmnist"`, `"emnist/letters"`, `"mnist:3.0.1"`.
@@ -39,8 +42,9 @@ def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
     image, label = _keys(name, builder.info, features)
     if client and client not in features:
         raise ValueError(f"tfds:{name} must have the feature {client}, found {sorted(features)}; set client to one.")
-    parts = {split: _read(name, split, splits[split], image, label, client) for split in splits}
-    train, test = parts["train"], parts.get("test", (None, None, None))
+    coarse = COARSE if COARSE in features and label != COARSE else ""
+    parts = {split: _read(name, split, splits[split], image, label, client, coarse) for split in splits}
+    train, test = parts["train"], parts.get("test", (None, None, None, None))
     if test[0] is not None and test[0].shape[1:] != train[0].shape[1:]:
         raise ValueError(
             f"tfds:{name}: test images are {test[0].shape[1:]}, training images {train[0].shape[1:]}; resize to npz."
@@ -50,6 +54,7 @@ def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
     if min(int(part[1].min()) for part in parts.values()) < 0 or highest >= num_classes:
         raise ValueError(f"tfds:{name}: {label} must be 0..{num_classes - 1} in all rows; choose another data set.")
     pixels = train[0].dtype == np.uint8
+    groups = _class_groups(name, num_classes, [(part[1], part[3]) for part in parts.values()]) if coarse else None
     return Source(
         f"tfds:{name}",
         train[0],
@@ -60,6 +65,8 @@ def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
         clients=train[2],
         test_clients=test[2],
         class_names=tuple(features[label].names or ()),
+        class_groups=groups,
+        class_group_names=tuple(features[coarse].names or ()) if coarse else (),
         mean=0.0 if pixels else None,
         std=255.0 if pixels else None,
     )
@@ -110,10 +117,11 @@ def _keys(name: str, info: Any, features: dict[str, Any]) -> tuple[str, str]:
 
 
 def _read(
-    name: str, split: str, examples: Any, image: str, label: str, client: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Reads a split into arrays that are allocated once: images, labels, and who made them."""
+    name: str, split: str, examples: Any, image: str, label: str, client: str, coarse: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+    """Reads a split into arrays that are allocated once: images, labels, who made them, and coarse labels."""
     images, labels = np.empty(0), np.empty(len(examples), np.int64)
+    groups = np.zeros(len(examples), np.int32)
     makers: list[Any] = []
     for row in range(len(examples)):
         try:
@@ -134,6 +142,7 @@ def _read(
                 f"split {split}; resize to npz."
             )
         images[row], labels[row] = pixels, example[label]
+        groups[row] = example[coarse] if coarse else 0
         if client:
             maker = example[client]
             if np.ndim(maker) or not isinstance(maker, int | str | bytes | np.integer):
@@ -141,7 +150,24 @@ def _read(
             makers.append(maker.decode() if isinstance(maker, bytes) else maker)
     if not len(examples):
         raise ValueError(f"tfds:{name} must have rows in split {split}, got none; prepare it again.")
-    return images, labels, np.array(makers) if client else None
+    return images, labels, np.array(makers) if client else None, groups
+
+
+def _class_groups(name: str, num_classes: int, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Returns the group of each class `[L]`, that of its rows; 0 for a class without rows.
+
+    Args:
+        name: of the data set.
+        num_classes: L.
+        parts: of each split the labels, and the groups of the rows.
+    """
+    labels, groups = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    found = np.zeros(num_classes, np.int32)
+    found[labels] = groups
+    if (found[labels] != groups).any():
+        wrong = int(labels[np.argmax(found[labels] != groups)])
+        raise ValueError(f"tfds:{name}: {COARSE} must be the same in all rows of a class, class {wrong} has several.")
+    return found
 
 
 def _first_line(error: Exception) -> str:

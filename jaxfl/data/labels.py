@@ -1,0 +1,144 @@
+"""What the rows of a federation are labelled with; type and shape of the labels say it, and nothing else does.
+
+| kind | labels | `num_classes`, L |
+|---|---|---|
+| classification | int32 `[P]`, classes from 0 | classes |
+| regression | float `[P]`, or `[P, L]` of several targets | targets, 1 for `[P]` |
+| multilabel | bool `[P, L]` | labels that a row may have, any number of them at once |
+| next_token | int32 `[P, T]`, a token for every position; `MASKED` where nothing is to be learned | tokens there are |
+
+A kind is named after the task that it is for, see `jaxfl.tasks`: a network gives L numbers, for every position where
+there are some.
+"""
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from jaxfl.typing import AnyArray
+
+Kind = Literal["classification", "regression", "multilabel", "next_token"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+COUNTED = {"classification": "class", "regression": "target", "multilabel": "label", "next_token": "token"}
+MASKED = -1  # in the place of a token that is not to be learned
+
+
+def kind_of(labels: AnyArray) -> Kind:
+    """Returns the kind of a federation's labels, as `prepared` returns them.
+
+    >>> kind_of(np.zeros(3, np.int32)), kind_of(np.zeros(3, np.float32)), kind_of(np.zeros((3, 5), bool))
+    ('classification', 'regression', 'multilabel')
+    """
+    if labels.dtype.kind == "f":
+        return "regression"
+    if labels.dtype.kind == "b":
+        return "multilabel"
+    return "classification" if labels.ndim == 1 else "next_token"
+
+
+def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) -> tuple[np.ndarray, int]:
+    """Returns labels in the type of their kind, and L.
+
+    Whole numbers `[P, L]` that are all 0 or 1 are multilabel, unless the inputs are tokens of that shape.
+
+    Args:
+        inputs: `[P, ...]`.
+        labels: of any of the kinds above; integers and floats of any size.
+        num_classes: L; None takes it from the labels where their shape says it.
+
+    Raises:
+        ValueError: they are of no kind, not one for each row, not finite, or outside of L.
+
+    >>> flags, num_labels = prepared(np.zeros((2, 4)), np.array([[0, 1, 1], [0, 0, 0]]), None)
+    >>> flags.dtype, num_labels
+    (dtype('bool'), 3)
+    """
+    if labels.ndim not in (1, 2) or len(labels) != len(inputs) or labels.dtype.kind not in "iufb":
+        raise ValueError(
+            f"labels must be [{len(inputs)}], one per row of inputs, or [{len(inputs)}, L] of several, got "
+            f"{labels.dtype} of shape {labels.shape}."
+        )
+    if labels.dtype.kind in "iu" and labels.ndim == 2:
+        tokens = inputs.dtype.kind in "iu" and inputs.dtype != np.uint8 and inputs.shape == labels.shape
+        if not tokens and labels.min(initial=0) >= 0 and labels.max(initial=0) <= 1:
+            labels = labels.astype(bool)
+    if labels.dtype.kind == "b" and labels.ndim == 1:
+        raise ValueError(f"labels of type bool must be [{len(inputs)}, L], got [{len(inputs)}]; add [:, None].")
+    if labels.dtype.kind == "f":
+        labels = labels.astype(inputs.dtype if inputs.dtype.kind == "f" else np.float32)
+    kind = kind_of(labels)
+    if kind in ("regression", "multilabel"):
+        width = 1 if labels.ndim == 1 else labels.shape[1]
+        if num_classes not in (None, width):
+            raise ValueError(
+                f"num_classes must be {width}, the {kind} labels of a row, got {num_classes}; leave it out. Classes "
+                "are integers: labels.astype(int)."
+            )
+        num_classes = width
+    if num_classes is None:
+        raise ValueError(f"num_classes must be given: how many {_plural(kind)} there are.")
+    check_values(inputs, labels, num_classes)
+    return labels if kind in ("regression", "multilabel") else labels.astype(np.int32), num_classes
+
+
+def check_values(inputs: AnyArray, labels: np.ndarray, num_classes: int) -> None:
+    """Raises if labels are not finite, not from 0 to L - 1, or not tokens of the positions that the inputs have.
+
+    Args:
+        inputs: `[P, ...]`, of which the shape is looked at.
+        labels: of one of the kinds.
+        num_classes: L.
+    """
+    kind = kind_of(labels)
+    if kind == "regression" and not np.isfinite(labels).all():
+        row = int(np.argmax(~np.isfinite(labels.reshape(len(labels), -1)).all(1)))
+        raise ValueError(f"labels must be finite, got NaN or infinity in row {row}; drop the row or fill its values.")
+    if kind in ("regression", "multilabel"):
+        return
+    least = 0 if kind == "classification" else MASKED
+    if labels.size and not (least <= labels.min() and labels.max() < num_classes):
+        place = np.unravel_index(np.argmax((labels < least) | (labels >= num_classes)), labels.shape)
+        masked = f", or {MASKED} where nothing is to be learned" if kind == "next_token" else ""
+        raise ValueError(
+            f"labels must be in 0..{num_classes - 1} (num_classes={num_classes}){masked}, got {labels[place]} in row "
+            f"{place[0]}; renumber the labels or raise num_classes."
+        )
+    check_positions(inputs, labels)
+
+
+def check_positions(inputs: AnyArray, labels: AnyArray) -> None:
+    """Raises unless tokens are labels of positions that the inputs have."""
+    if kind_of(labels) == "next_token" and labels.shape != inputs.shape[:2]:
+        raise ValueError(
+            f"labels [P, T] of whole numbers must have one for every position of inputs [P, T, ...], got "
+            f"{labels.shape} for {inputs.shape}; multilabel are bool, regression float, classes [P]."
+        )
+
+
+def check_classes(argument: str, labels: AnyArray) -> None:
+    """Raises where something needs one class for each row.
+
+    Args:
+        argument: what needs it, for the message.
+        labels: of any kind.
+    """
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise ValueError(
+            f"{argument} needs labels that are classes, integers [P], got {labels.dtype} of shape {labels.shape}; "
+            "leave it out (the skews iid, quantity, rotated and writers need no classes)."
+        )
+
+
+def counted(kind: Kind, num_classes: int) -> str:
+    """Returns L in words.
+
+    >>> counted("regression", 1), counted("classification", 10)
+    ('1 target', '10 classes')
+    """
+    return f"{num_classes} {COUNTED[kind] if num_classes == 1 else _plural(kind)}"
+
+
+def _plural(kind: Kind) -> str:
+    """Returns what there are several of."""
+    word = COUNTED[kind]
+    return f"{word}es" if word.endswith("s") else f"{word}s"

@@ -1,0 +1,140 @@
+"""Shakespeare by speaking role, from LEAF's json files: 80 characters and the next one, of 1,129 roles.
+
+Reference: Caldas et al., "LEAF: a benchmark for federated settings", 2018; McMahan et al., "Communication-efficient
+learning of deep networks from decentralized data", 2017.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxfl.data.labels import MASKED
+from jaxfl.data.sources import leaf, text
+from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Row, Source, locate, require
+from jaxfl.schema import checked
+
+LENGTH = 80  # characters of a row
+# The characters that LEAF's reference models know.
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+LAYOUTS = {"leaf": ("all_data*.json",), "leaf-split": ("train/*.json", "test/*.json")}
+HELP = (
+    "run data/shakespeare/preprocess.sh of https://github.com/TalwalkarLab/leaf and give its folder data/shakespeare "
+    "as data_dir"
+)
+
+
+class _Roles:
+    """Takes the rows of one file after the other."""
+
+    def __init__(self) -> None:
+        self.inputs: list[np.ndarray] = []
+        self.labels: list[np.ndarray] = []
+        self.files: dict[str, Path] = {}
+        self.plays: dict[str, str] = {}
+        self._letters = text.Vocabulary(LETTERS)
+
+    def add(self, path: Path, stride: int, targets: str) -> None:
+        """Takes the rows of all users of a file."""
+        content = leaf.parsed(path)
+        plays: Any = content.get("hierarchies")
+        if isinstance(plays, list) and len(plays) == len(content["users"]):  # LEAF's split by rows may keep too many
+            self.plays |= dict(zip(map(str, content["users"]), map(str, plays), strict=True))
+        for user, windows, following in leaf.users_of(path, content, self.files, "texts", "characters"):
+            self.files[user] = path
+            for row, (window, letter) in enumerate(zip(windows, following, strict=True)):
+                for name, value, length in (("x", window, LENGTH), ("y", letter, 1)):
+                    if not isinstance(value, str) or len(value) != length:
+                        raise ValueError(
+                            f"{path}: {name} must be texts of {length} characters, got {value!r} in row {row} of user "
+                            f"{user!r}; it is another data set under this name."
+                        )
+            kept = slice(None, None, stride)
+            stream = self._letters.tokens("".join(map("".join, zip(windows[kept], following[kept], strict=True))))
+            rows = stream.reshape(-1, LENGTH + 1)
+            labels = np.full((len(rows), LENGTH), MASKED, np.int32)
+            first = 0 if targets == "all" else LENGTH - 1
+            labels[:, first:] = rows[:, first + 1 :]
+            self.inputs.append(rows[:, :-1])
+            self.labels.append(labels)
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns inputs and labels `[P, 80]` of all users, and who they are `[P]`."""
+        names = np.repeat(list(self.files), [len(part) for part in self.inputs])
+        return np.concatenate(self.inputs), np.concatenate(self.labels), names
+
+
+@checked
+def load(
+    data_dir: Folder = None,
+    *,
+    layout: Literal["auto", "leaf", "leaf-split"] = "auto",
+    targets: Literal["last", "all"] = "last",
+    stride: int = 1,
+) -> Source:
+    """Returns Shakespeare by role, from `data_dir/shakespeare`, `data_dir`, or the folders that LEAF makes in them.
+
+    The layouts, by name, in the order in which they are looked for: `leaf`, `all_data*.json`, all rows of every role;
+    `leaf-split`, `train/*.json` and `test/*.json`. A role's true group is its play, where the files say it for all.
+
+    LEAF's rows slide over each line of a role by one character, so that they overlap: of a random part of them, LEAF's
+    own test rows too, nearly all characters are in training rows. `stride=80` takes rows that share none.
+
+    Args:
+        data_dir: where the files are.
+        layout: `"auto"` takes the first that is there.
+        targets: `"last"` learns the character behind a row, as LEAF does; `"all"` every character but the first.
+        stride: every how many rows of a role are taken.
+
+    Raises:
+        FileNotFoundError: files are missing.
+        ValueError: a file is damaged, or a number is out of range.
+    """
+    if stride < 1:
+        raise ValueError(f"stride must be at least 1, got {stride}.")
+    layouts = LAYOUTS if layout == "auto" else {layout: LAYOUTS[layout]}
+    found, place = require("shakespeare", layouts, leaf.places("shakespeare", data_dir), HELP)
+    parts = []
+    for pattern in LAYOUTS[found]:
+        part = _Roles()
+        for path in leaf.sorted_files(place, pattern):
+            part.add(path, stride, targets)
+        parts.append(part)
+    (inputs, labels, clients), *test = [part.rows() for part in parts]
+    plays = parts[0].plays
+    known = plays and all(role in plays for role in parts[0].files)
+    names, group = np.unique([plays[role] for role in clients.tolist()], return_inverse=True) if known else ((), None)
+    letters = text.Vocabulary(LETTERS)
+    return Source(
+        "shakespeare",
+        inputs,
+        labels,
+        letters.size,
+        test[0][0] if test else None,
+        test[0][1] if test else None,
+        clients=clients,
+        test_clients=test[0][2] if test else None,
+        client_groups=None if group is None else group.astype(np.int32),
+        group_names=tuple(map(str, names)),
+        class_names=letters.names,
+    )
+
+
+def _find(data_dir: Folder) -> Path | None:
+    """Returns the folder of the files."""
+    found = locate(LAYOUTS, leaf.places("shakespeare", data_dir))
+    return None if found is None else found[1]
+
+
+ROW = Row(
+    load,
+    find=_find,
+    summary="Shakespeare, 4,226,158 rows of 80 characters by 1,129 speaking roles",
+    licence="LEAF BSD-2-Clause; the texts are in the public domain",
+    num_bytes=0,
+    num_classes=len(LETTERS) + 1,
+    skews=WITHOUT_CLASSES,
+    makers="role",
+    help=HELP,
+    model=("char-rnn", {}),
+)

@@ -1,0 +1,263 @@
+"""Tables: a csv or parquet file with a row for each example, whose columns are named; scaled on training rows only.
+
+Categories become one column of 0 and 1 each (scikit-learn's OneHotEncoder), numbers are standardised (StandardScaler).
+Both are fitted when the clients have been dealt their rows, to all training rows together: a test row never decides a
+mean, and a category that only test rows have is all zeros. (The rows of held-out clients and rows that are set apart
+for validation are training rows here. A real federation would add up sums and squares for the same numbers.)
+"""
+
+import functools
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from jaxfl.data import bounded
+from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Row, Source
+from jaxfl.schema import checked, did_you_mean
+
+PARQUET = b"PAR1"
+OF_CLASSES = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
+Kind = Literal["auto", "number", "class"]
+
+
+class Roles(NamedTuple):
+    """What the columns of a table are.
+
+    Attributes:
+        target: the column to predict.
+        client: who made a row; "" is unknown.
+        group: the true group of that client; "" is unknown.
+        categories: features whose values are names.
+        numbers: features whose values are numbers.
+    """
+
+    target: str
+    client: str
+    group: str
+    categories: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+
+@checked
+def load(
+    data_dir: Folder = None,
+    *,
+    target: str = "",
+    client: str = "",
+    group: str = "",
+    categories: str = "",
+    numbers: str = "",
+    target_kind: Kind = "auto",
+    scale_target: bool = False,
+) -> Source:
+    """Returns the rows of one csv or parquet file, whose path is given as `data_dir`; csv may be compressed by gzip.
+
+    Args:
+        data_dir: the file.
+        target: the column to predict.
+        client: the column that says whose a row is; "" where nobody knows, and a skew deals the rows.
+        group: the column of the clients' true group, for the metrics; "" is unknown.
+        categories: columns of categories, with colons between them: `"city:trade"`.
+        numbers: columns of numbers, in the same way; "" is all columns that have no other role.
+        target_kind: `"number"` is regression, `"class"` classification; `"auto"` is regression if all are numbers.
+        scale_target: whether numbers to predict are standardised, too, on training rows; losses and errors are then in
+            standard deviations.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, a column is missing or has two roles, or a value is missing or no number.
+    """
+    if data_dir is None or not Path(data_dir).is_file():
+        got = "none was given" if data_dir is None else f"there is no file {data_dir}"
+        if data_dir is not None and Path(data_dir).is_dir():
+            got = f"{data_dir} is a folder; name the file in it"
+        raise FileNotFoundError(f"table needs data_dir, the path of a csv or parquet file with a header: {got}.")
+    path = Path(data_dir)
+    columns = names_in(path)
+    asked = Roles(target, client, group, _split(categories), _split(numbers))
+    if not target:
+        raise ValueError(f"target must be the column to predict, one of {', '.join(columns)}; set target.")
+    used = [name for name in (target, client, group, *asked.categories, *asked.numbers) if name]
+    for name in used:
+        if name not in columns:
+            raise ValueError(
+                f"{path} must have the column {name}{did_you_mean(name, columns)} It has {', '.join(columns)}."
+            )
+        if used.count(name) > 1:
+            raise ValueError(f"{name} must have one role, got two; target, client and group are no features.")
+    rest = tuple(name for name in columns if name not in used)
+    roles = asked if numbers else asked._replace(numbers=rest)
+    return source_of(path.name.split(".")[0], path, roles, target_kind, scale_target=scale_target)
+
+
+def source_of(name: str, path: Path, roles: Roles, target_kind: Kind = "auto", *, scale_target: bool = False) -> Source:
+    """Returns the rows of a table as a source.
+
+    Args:
+        name: of the source.
+        path: of the file.
+        roles: what its columns are.
+        target_kind: what the target is.
+        scale_target: whether a number to predict is standardised.
+    """
+    if not roles.categories + roles.numbers:
+        raise ValueError(f"{path} must have columns to predict from; name them in categories or numbers.")
+    there = {one for part in roles for one in ((part,) if isinstance(part, str) else part) if one}
+    frame = _read(path, sorted(there))
+    if not len(frame[roles.target]):
+        raise ValueError(f"{path} must have rows, got none.")
+    numbers = [_numbers(path, one, frame[one]) for one in roles.numbers]
+    codes = [np.unique(_words(path, one, frame[one]), return_inverse=True)[1] for one in roles.categories]
+    inputs = np.stack([*numbers, *codes], 1).astype(np.float32)
+    target = frame[roles.target]
+    class_names: tuple[str, ...] = ()
+    if target_kind == "number" or (target_kind == "auto" and not _first_wrong(target)):
+        labels, num_classes = _numbers(path, roles.target, target).astype(np.float32), 1
+    else:
+        names, labels = np.unique(_words(path, roles.target, target), return_inverse=True)
+        class_names, num_classes = tuple(names.tolist()), len(names)
+    groups, group_names = None, np.zeros(0, str)
+    if roles.group:
+        group_names, groups = np.unique(_words(path, roles.group, frame[roles.group]), return_inverse=True)
+    return Source(
+        name,
+        inputs,
+        labels,
+        num_classes,
+        clients=_words(path, roles.client, frame[roles.client]) if roles.client else None,
+        client_groups=groups,
+        group_names=tuple(group_names.tolist()),
+        class_names=class_names,
+        fit=functools.partial(fitted, count=len(numbers), scale_target=scale_target),
+    )
+
+
+def fitted(
+    inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray, *, count: int, scale_target: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns inputs `[P, features]` and labels, scaled by what the training rows say.
+
+    Args:
+        inputs: numbers, then numbers of categories `[P, columns]`.
+        labels: `[P]`.
+        rows: those to fit to.
+        count: how many columns are numbers.
+        scale_target: whether labels that are numbers are standardised.
+
+    >>> inputs = np.array([[1.0, 0], [3.0, 1], [5.0, 2]], np.float32)
+    >>> fitted(inputs, np.zeros(3, np.float32), np.array([0, 1]), count=1)[0].tolist()
+    [[-1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [3.0, 0.0, 0.0]]
+    """
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    parts: list[Any] = []
+    if count:
+        parts.append(StandardScaler().fit(inputs[rows, :count]).transform(inputs[:, :count]))
+    if count < inputs.shape[1]:
+        encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+        parts.append(encoder.fit(inputs[rows, count:]).transform(inputs[:, count:]))
+    if scale_target and labels.dtype.kind == "f":
+        labels = np.ravel(StandardScaler().fit(labels[rows, None]).transform(labels[:, None]))
+    return np.concatenate(parts, 1, dtype=np.float32), labels
+
+
+def names_in(path: Path) -> list[str]:
+    """Returns the names of a table's columns."""
+    if _is_parquet(path):
+        from pyarrow import parquet
+
+        return [str(name) for name in _opened(path, lambda: parquet.read_schema(path).names)]
+    import pandas
+
+    frame = _opened(path, lambda: pandas.read_csv(io.BytesIO(bounded.content(path)), nrows=0, dtype=str))
+    return [str(name) for name in frame.columns]
+
+
+def _read(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns columns of a table: texts of a csv file, and what they are of a parquet file."""
+    import pandas
+
+    if _is_parquet(path):
+        from pyarrow import parquet
+
+        def read() -> Any:
+            metadata = parquet.read_metadata(path)
+            said = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+            bounded.check(said, path.stat().st_size, f"{path}: ")
+            return parquet.read_table(path, columns=list(columns)).to_pandas()
+
+        frame = _opened(path, read)
+    else:
+
+        def read() -> Any:
+            content = io.BytesIO(bounded.content(path))
+            return pandas.read_csv(content, dtype=str, keep_default_na=False, usecols=list(columns))
+
+        frame = _opened(path, read)
+    return {name: frame[name].to_numpy() for name in columns}
+
+
+def _opened(path: Path, read: Any) -> Any:
+    """Returns what is read, or says that the file is damaged."""
+    try:
+        return read()
+    except (OSError, ValueError, KeyError) as error:  # pandas and pyarrow raise kinds of these
+        raise ValueError(f"{path} is no csv or parquet file, or a damaged one ({error}); get it again.") from error
+
+
+def _is_parquet(path: Path) -> bool:
+    """Returns whether a file begins as parquet does."""
+    with path.open("rb") as file:
+        return file.read(4) == PARQUET
+
+
+def _split(names: str) -> tuple[str, ...]:
+    """Returns the names between colons."""
+    return tuple(name for name in names.split(":") if name)
+
+
+def _first_wrong(values: np.ndarray) -> tuple[int, Any] | None:
+    """Returns row and value of the first one that is no finite number."""
+    import pandas
+
+    numbers = np.asarray(pandas.to_numeric(pandas.Series(values), errors="coerce"), np.float64)
+    wrong = ~np.isfinite(numbers)
+    return (int(np.argmax(wrong)), values[np.argmax(wrong)]) if wrong.any() else None
+
+
+def _numbers(path: Path, name: str, values: np.ndarray) -> np.ndarray:
+    """Returns a column as numbers."""
+    if (wrong := _first_wrong(values)) is not None:
+        raise ValueError(
+            f"{path}: {name} must be numbers, got {wrong[1]!r} in row {wrong[0]}; fill the value, leave the row out, "
+            f"or name {name} in categories."
+        )
+    return values.astype(np.float64)
+
+
+def _words(path: Path, name: str, values: np.ndarray) -> np.ndarray:
+    """Returns a column as texts."""
+    import pandas
+
+    missing = pandas.isna(values) | (values.astype(str) == "")
+    if missing.any():
+        raise ValueError(
+            f"{path}: {name} has no value in row {int(np.argmax(missing))}; fill it, or leave the row out."
+        )
+    return values.astype(str)
+
+
+ROW = Row(
+    load,
+    find=lambda data_dir: Path(data_dir) if data_dir is not None and Path(data_dir).is_file() else None,
+    summary="a table in the csv or parquet file that data_dir names: target=COL, client=COL, categories=COL:COL",
+    licence="yours",
+    num_bytes=0,
+    num_classes=None,
+    makers="client",
+    model=("mlp", {"hidden": (64,)}),
+    skews=OF_CLASSES,
+)

@@ -1,0 +1,29 @@
+"""Tasks by name: the one that the labels are for, another of `jaxfl.tasks`, and a user's.
+
+A user's is a function of network and federation that returns a task, see `jaxfl.supervised`.
+"""
+
+from jaxfl.data.clients import FederatedData
+from jaxfl.models.adapters import Network
+from jaxfl.schema import check_name
+from jaxfl.settings import own
+from jaxfl.tasks import TASKS, Task
+
+
+def check(name: str) -> None:
+    """Raises ValueError unless there is such a task."""
+    if not own.is_own(name):
+        check_name("task", name, ["auto", *TASKS])
+
+
+def create(name: str, network: Network, data: FederatedData, *, fast_forms: bool) -> Task:
+    """Returns a task; `"auto"` is the one that the labels are for.
+
+    Raises:
+        ValueError: the labels are of another kind, or a user's function returns no task.
+    """
+    if not own.is_own(name):
+        return TASKS[data.kind if name == "auto" else name](network, data, fast_forms=fast_forms)
+    if not isinstance(made := own.load(name)(network, data), Task):
+        raise ValueError(f"{name} must return a task, such as jaxfl.supervised(module, data, ...), got {made!r}.")
+    return made

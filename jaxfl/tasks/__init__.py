@@ -1,0 +1,26 @@
+"""What is learned: the initial model, the loss of a batch, and the metrics of test rows.
+
+`contract` says what a task is; `kinds` has a task for every kind of labels; `networks` makes one of any network.
+"""
+
+from jaxfl.tasks.contract import DenseLayers, Products, Task, masked_mean, without_dropout
+from jaxfl.tasks.kinds import TASKS, classification, multilabel, next_token, regression, supervised
+from jaxfl.tasks.metrics import ACCURACY, Metrics
+from jaxfl.tasks.start import start_from
+
+__all__ = [
+    "ACCURACY",
+    "TASKS",
+    "DenseLayers",
+    "Metrics",
+    "Products",
+    "Task",
+    "classification",
+    "masked_mean",
+    "multilabel",
+    "next_token",
+    "regression",
+    "start_from",
+    "supervised",
+    "without_dropout",
+]

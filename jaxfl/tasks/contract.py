@@ -1,0 +1,73 @@
+"""What a task is: three pure functions, and the metrics of what one of them returns."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxfl.data.clients import Batch
+from jaxfl.tasks.metrics import ACCURACY, Metrics
+from jaxfl.typing import Array, Key, Params
+
+Products = Mapping[str, Callable[[Array], Array]]  # in place of `x @ W`, by the name of W
+
+
+class DenseLayers(NamedTuple):
+    """Kernels `[d, h]` that a network multiplies rows with once; `jaxfl.client.factored` may train them faster.
+
+    Attributes:
+        first: names of kernels, as `tree.names` has them, multiplied with what is made of each row by itself, without
+            parameters or keys.
+        inner: those multiplied with what other layers have made.
+        loss: `(model, batch, key, products) -> []`, the task's loss with `products[name](x) [B, h]` in place of
+            `x @ kernel [d, h]`, for any of the names; it reads such kernels in no other way.
+    """
+
+    first: tuple[str, ...]
+    inner: tuple[str, ...]
+    loss: Callable[[Params, Batch, Key | None, Products], Array]
+
+
+class Task(NamedTuple):
+    """A learning problem; three pure functions.
+
+    Attributes:
+        init: `key -> model`.
+        loss: `(model, batch, key) -> []`, the mean over the batch's real rows; `key` is None outside training, where
+            dropout is off.
+        outputs: `(model, batch) -> [B, ...]`, with dropout off: of classification logits `[B, L]`.
+        dense: its dense layers, or None where none are known.
+        replaced: kinds and counts of the network's operations that are computed in a fast form of their own.
+        metrics: of the outputs, for test rows.
+    """
+
+    init: Callable[[Key], Params]
+    loss: Callable[[Params, Batch, Key | None], Array]
+    outputs: Callable[[Params, Batch], Array]
+    dense: DenseLayers | None = None
+    replaced: tuple[tuple[str, int], ...] = ()
+    metrics: Metrics = ACCURACY
+
+
+def without_dropout(task: Task) -> Task:
+    """Returns the task whose loss is that of a model as it is evaluated: with or without a key, nothing is dropped."""
+
+    def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        del key
+        return task.loss(model, batch, None)
+
+    dense = task.dense
+    if dense is not None:
+        with_products = dense.loss
+        dense = dense._replace(loss=lambda model, batch, key, products: with_products(model, batch, None, products))
+    return task._replace(loss=loss, dense=dense)
+
+
+def masked_mean(values: Array, mask: Array) -> Array:
+    """Returns the mean of `values [B]` over the rows where `mask [B]` holds; 0 where none does.
+
+    >>> float(masked_mean(jnp.array([1.0, jnp.nan]), jnp.array([True, False])))
+    1.0
+    """
+    # where before the sum: 0 * NaN of a padding row would poison the mean
+    return jnp.where(mask, values, 0).sum() / jnp.maximum(mask.sum(), 1).astype(values.dtype)

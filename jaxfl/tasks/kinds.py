@@ -1,0 +1,198 @@
+"""A task for every kind of labels, and one for a loss and metrics of your own."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.data.labels import MASKED, Kind
+from jaxfl.models.adapters import Network
+from jaxfl.schema import checked
+from jaxfl.tasks.contract import Task
+from jaxfl.tasks.metrics import ACCURACY, LABELS, TOKENS, Metrics, of_targets
+from jaxfl.tasks.networks import Losses, of_network
+from jaxfl.typing import Array
+
+
+@checked
+def classification(module: Network, data: FederatedData, *, fast_forms: bool = True) -> Task:
+    """Returns the task of classifying the federation's inputs with a network: softmax cross-entropy.
+
+    The network is a module of flax.linen; the class of a module of flax.nnx, or a function of `rngs` that makes one; or
+    `jaxfl.models.Functions(init, apply)`, of any other library.
+
+    The module is called with a batch `[B, ...]` and returns logits `[B, L]`. A module of flax.nnx is in `train()` mode
+    while clients train and in `eval()` mode otherwise. If its `__call__` takes `train` (or
+    `training`, `is_training`), it is True while clients train and rngs carry `"dropout"`; `deterministic` (or
+    `use_running_average`) is False then. If it takes `mask`, it gets the batch's `[B]` mask of real rows (batch
+    statistics must leave padding out). All of the module's variables must be parameters.
+
+    Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.rewriting`, and
+    dense layers are trained by their factors where that is faster, see `jaxfl.client.factored`: the same values and
+    gradients but for rounding. `fast_forms=False` leaves the network as it is.
+
+    Metrics: `accuracy`, and `f1`, the mean F1 of the classes that a client's test rows have.
+
+    Raises:
+        ValueError: the labels are no classes; or the module does not return one logit per class of `data`, keeps
+            variables other than parameters, or has dropout that is off while clients train or on while they are tested.
+
+    >>> import jax, jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> task = classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> sorted(jax.tree.map(jnp.shape, task.init(jax.random.key(0)))["Dense_0"].items())
+    [('bias', (10,)), ('kernel', (64, 10))]
+    """
+    _check_kind("classification", data)
+
+    def losses(logits: Array, batch: Batch) -> Array:
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)  # [B]
+
+    what = f"one logit for each of the {data.num_classes} classes"
+    return of_network(module, data, losses, ACCURACY, fast_forms=fast_forms, shape=(data.num_classes,), what=what)
+
+
+@checked
+def regression(module: Network, data: FederatedData, *, fast_forms: bool = True) -> Task:
+    """Returns the task of predicting numbers: the mean squared error over a row's targets.
+
+    Args:
+        module: as for `classification`; it returns `[B, L]`, a number for each target (L = 1 for labels `[P]`).
+        data: with float labels `[P]` or `[P, L]`. Targets of about 0 to 1 in size learn best: nothing is normalised.
+        fast_forms: as for `classification`.
+
+    Metrics: `mse` and `mae`, means over rows and targets, lower is better; and `r2`, the share of the targets' variance
+    that is predicted, of each client about its own mean (NaN where its targets are all the same).
+
+    Raises:
+        ValueError: the labels are not floats; or as for `classification`.
+
+    >>> import jaxfl
+    >>> x = np.linspace(0, 1, 12, dtype=np.float32)[:, None]
+    >>> parts = np.split(np.arange(12), 3)
+    >>> data = jaxfl.data.federate(x, 2 * x[:, 0], parts, parts)
+    >>> task = regression(jaxfl.models.MLP(hidden=(8,), num_classes=1), data)
+    >>> method = jaxfl.methods.fedavg(task, optax.sgd(0.1), local_epochs=50)
+    >>> jaxfl.run(method, data, rounds=10).summary["micro_mse"] < 0.01
+    True
+    """
+    _check_kind("regression", data)
+
+    def losses(outputs: Array, batch: Batch) -> Array:
+        return jnp.square(outputs - batch.y.reshape(outputs.shape)).mean(1)
+
+    labels = np.asarray(data.labels, np.float64).reshape(len(data.labels), -1)
+    center = labels.mean(0) if len(labels) else np.zeros(data.num_classes)
+    what = f"one number for each of the {data.num_classes} targets"
+    return of_network(
+        module, data, losses, of_targets(center), fast_forms=fast_forms, shape=(data.num_classes,), what=what
+    )
+
+
+@checked
+def multilabel(module: Network, data: FederatedData, *, fast_forms: bool = True) -> Task:
+    """Returns the task of telling which labels a row has, any number of them: the mean sigmoid cross-entropy.
+
+    Args:
+        module: as for `classification`; it returns `[B, L]`, a logit for each label, above 0 if the row has it.
+        data: with labels `[P, L]`, bool.
+        fast_forms: as for `classification`.
+
+    Metrics: `accuracy`, the share of labels that are right; `f1`, of all labels together (micro-F1); and `label_f1`,
+    the mean F1 of the labels that some row has (macro-F1).
+
+    Raises:
+        ValueError: the labels are not several for each row; or as for `classification`.
+    """
+    _check_kind("multilabel", data)
+
+    def losses(outputs: Array, batch: Batch) -> Array:
+        return optax.sigmoid_binary_cross_entropy(outputs, batch.y.astype(outputs.dtype)).mean(1)
+
+    what = f"one logit for each of the {data.num_classes} labels"
+    return of_network(module, data, losses, LABELS, fast_forms=fast_forms, shape=(data.num_classes,), what=what)
+
+
+@checked
+def next_token(module: Network, data: FederatedData, *, fast_forms: bool = True) -> Task:
+    """Returns the task of predicting a token at every position: softmax cross-entropy.
+
+    The loss of a row is the mean over its positions whose label is not -1, that of a batch the mean over its rows, as
+    for all tasks: where rows have different numbers of tokens, each row counts the same. Metrics are by token.
+
+    Args:
+        module: as for `classification`; it returns logits `[B, T, L]` for tokens `[B, T]`, and must not see the token
+            that it is to predict: a network that goes from left to right, or with a causal mask.
+        data: with labels `[P, T]`, tokens from 0 to L - 1; -1 where nothing is learned. Usually they are the inputs,
+            one position on.
+        fast_forms: as for `classification`.
+
+    Metrics: `accuracy`, the share of tokens that are predicted; and `perplexity`, e to the mean loss of a token, lower
+    is better.
+
+    Raises:
+        ValueError: the labels are not one for each position; or as for `classification`.
+    """
+    _check_kind("next_token", data)
+
+    def losses(outputs: Array, batch: Batch) -> Array:
+        known = batch.y != MASKED  # [B, T]
+        each = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.where(known, batch.y, 0))
+        count = jnp.maximum(known.sum(1), 1).astype(each.dtype)
+        return jnp.where(known, each, 0).sum(1) / count
+
+    shape = (data.labels.shape[1], data.num_classes)
+    what = f"logits of shape {shape}, one for each position and token,"
+    return of_network(module, data, losses, TOKENS, fast_forms=fast_forms, shape=shape, what=what)
+
+
+@checked
+def supervised(
+    module: Network, data: FederatedData, losses: Losses, metrics: Metrics, *, fast_forms: bool = True
+) -> Task:
+    """Returns a task with a loss and metrics of your own.
+
+    Args:
+        module: as for `classification`, but for the shape of what it returns.
+        data: with labels of any kind.
+        losses: `(outputs [B, ...], batch) -> [B]`, the loss of each row, labelled `batch.y`; padding is left out
+            afterwards.
+        metrics: of the outputs.
+        fast_forms: as for `classification`.
+
+    Raises:
+        ValueError: `losses` returns another shape; or as for `classification`.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> def losses(outputs, batch):
+    ...     return optax.sigmoid_binary_cross_entropy(outputs[:, 0], (batch.y % 2).astype(outputs.dtype))
+    >>> def counts(outputs, batch):
+    ...     return {"right": (outputs[:, 0] > 0) == (batch.y % 2 == 1)}
+    >>> parity = jaxfl.Metrics(counts, lambda sums, rows: {"parity": sums["right"] / rows})
+    >>> task = supervised(jaxfl.models.Logistic(num_classes=1), data, losses, parity)
+    >>> result = jaxfl.run(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data, rounds=2, seed=0)
+    >>> sorted(name for name in result.summary if name.endswith("parity"))[:3]
+    ['macro_parity', 'micro_parity', 'p10_parity']
+    """
+    return of_network(module, data, losses, metrics, fast_forms=fast_forms)
+
+
+# What a federation is for, by the kind of its labels.
+TASKS: dict[Kind, Callable[..., Task]] = {
+    "classification": classification,
+    "regression": regression,
+    "multilabel": multilabel,
+    "next_token": next_token,
+}
+
+
+def _check_kind(task: Kind, data: FederatedData) -> None:
+    """Raises ValueError if the labels are of another kind."""
+    if data.kind != task:
+        raise ValueError(
+            f"{task} needs other labels than those of {data.name}, which are {data.labels.dtype} of shape "
+            f"{data.labels.shape}; jaxfl.{data.kind} is the task for them."
+        )

@@ -1,0 +1,116 @@
+"""The task of any network: its outputs under a loss, in forms that are fast for many clients."""
+
+import inspect
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxfl import tree
+from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.models import dense_layers, rewriting
+from jaxfl.models.adapters import TRAINING, Network, functions_of
+from jaxfl.tasks.contract import DenseLayers, Products, Task, masked_mean
+from jaxfl.tasks.metrics import Metrics
+from jaxfl.typing import Array, Key, Params
+
+Losses = Callable[[Array, Batch], Array]
+
+
+def of_network(
+    module: Network,
+    data: FederatedData,
+    losses: Losses,
+    metrics: Metrics,
+    *,
+    fast_forms: bool = True,
+    shape: tuple[int, ...] | None = None,
+    what: str = "",
+) -> Task:
+    """Returns the task of a network, see `jaxfl.tasks.supervised`.
+
+    Args:
+        module: the network.
+        data: the federation.
+        losses: `(outputs [B, ...], batch) -> [B]`.
+        metrics: of the outputs.
+        fast_forms: whether operations are computed in forms that are fast for many clients.
+        shape: that outputs of one row must have, or None.
+        what: is to be returned, for the message.
+    """
+    example = example_of(data)
+    init, apply = functions_of(module, example)
+
+    def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        return mean_loss(forward(model, batch, key), batch)
+
+    def mean_loss(outputs: Array, batch: Batch) -> Array:
+        return masked_mean(losses(outputs, batch), batch.mask)
+
+    model = jax.eval_shape(init, jax.random.key(0))
+    _check_dropout(apply, model, example)
+    outputs = jax.eval_shape(lambda model: apply(model, example, None), model)
+    if shape is not None and outputs.shape != (1, *shape):
+        raise ValueError(
+            f"module must return {what} of {data.name}, got outputs of shape {outputs.shape} for one row; set "
+            f"num_classes={data.num_classes}."
+        )
+    each = jax.eval_shape(losses, outputs, example)
+    if each.shape != (1,):
+        raise ValueError(f"losses must return one loss for each row [B], got shape {each.shape} for one row.")
+    replaced = rewriting.replaceable(apply, model, example, None) if fast_forms else ()
+    forward = rewriting.in_fast_forms(apply) if replaced else apply
+    dense = _dense_layers(apply, mean_loss, model, example) if fast_forms else None
+    return Task(init, loss, lambda model, batch: forward(model, batch, None), dense, replaced, metrics)
+
+
+def example_of(data: FederatedData) -> Batch:
+    """Returns a batch of one row of zeros."""
+    dtype = jax.dtypes.canonicalize_dtype(data.inputs.dtype if data.std is None else data.std.dtype)
+    labels = jnp.zeros((1, *data.labels.shape[1:]), jax.dtypes.canonicalize_dtype(data.labels.dtype))
+    return Batch(jnp.zeros((1, *data.input_shape), dtype), labels, jnp.ones(1, bool))
+
+
+def _dense_layers(
+    apply: Callable[..., Array], mean_loss: Callable[[Array, Batch], Array], model: Params, example: Batch
+) -> DenseLayers | None:
+    """Returns the dense layers that a network has both in training and in a test; None if there are none."""
+    rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), example)  # 3: not 1
+    found = [dense_layers.find(apply, model, rows, key) for key in (None, jax.random.key(0))]
+    names, fast = tree.names(model), rewriting.in_fast_forms(apply)
+    first = [place for place in found[0].first if place in found[1].first]  # dropout before it makes it an inner one
+    both = [place for place in sum(found[0], ()) if place in sum(found[1], ())]
+    inner = sorted(set(both) - set(first))
+
+    def loss(model: Params, batch: Batch, key: Key | None, products: Products) -> Array:
+        places = {names.index(name): product for name, product in products.items()}
+        return mean_loss(fast(model, batch, key, products=places), batch)
+
+    return DenseLayers(tuple(names[i] for i in first), tuple(names[i] for i in inner), loss) if both else None
+
+
+def _check_dropout(apply: Callable[[Params, Batch, Key | None], Array], model: Params, example: Batch) -> None:
+    """Raises ValueError if a module's dropout is off in training, where nobody would notice, or on in a test."""
+
+    def spy(train: bool):
+        def call(usual, args, kwargs, context):
+            module = context.module
+            drops = hasattr(module, "deterministic") and getattr(module, "rate", getattr(module, "dropout_rate", 0))
+            if context.method_name == "__call__" and drops:
+                given = inspect.signature(usual).bind(*args, **kwargs).arguments.get("deterministic")
+                if (module.deterministic if given is None else given) == train:
+                    raise ValueError(
+                        f"module must have its dropout on while clients train and off while they are tested, got "
+                        f"{type(module).__name__} that is {'off in training' if train else 'on in a test'}; give "
+                        f"__call__ an argument train: bool (or {', '.join(list(TRAINING)[1:])}) and pass it on, for "
+                        "example nn.Dropout(0.5, deterministic=not train)."
+                    )
+            return usual(*args, **kwargs)
+
+        return call
+
+    for train in (True, False):
+        key = jax.random.key(0) if train else None
+        with nn.intercept_methods(spy(train)):
+            jax.eval_shape(lambda model, key=key: apply(model, example, key), model)

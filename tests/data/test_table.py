@@ -1,0 +1,145 @@
+"""Tables: columns by name, scaled by what is trained on alone; the ratings; each thing that cannot be read by name."""
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jaxfl import data
+from jaxfl.data.sources import npz, ratings, table
+
+RNG = np.random.Generator(np.random.PCG64(0))
+FRAME = pd.DataFrame(
+    {
+        "who": np.repeat(["ann", "bob", "cid"], 10),
+        "site": np.repeat(["north", "south", "north"], 10),
+        "colour": RNG.choice(["red", "green", "blue"], 30),
+        "size": RNG.normal(50, 9, 30).round(3),
+        "weight": RNG.integers(1, 9, 30),
+        "price": RNG.normal(1000, 100, 30).round(1),
+        "sold": RNG.choice(["no", "yes"], 30),
+    }
+)
+ROLES = {"target": "price", "client": "who", "group": "site", "categories": "colour:sold"}
+
+
+def written(folder, how="csv", frame=FRAME):
+    path = folder / f"goods.{how}"
+    if how == "parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("how", ["csv", "csv.gz", "parquet"])
+def test_columns_have_the_roles_that_they_are_given(tmp_path, how):
+    source = table.load(written(tmp_path, how), **ROLES)
+    assert (source.name, source.num_classes, source.class_names) == ("goods", 1, ())
+    assert source.clients.tolist() == FRAME.who.tolist() and source.group_names == ("north", "south")
+    np.testing.assert_allclose(source.labels, FRAME.price, rtol=1e-6)
+    np.testing.assert_allclose(source.inputs[:, :2], FRAME[["size", "weight"]], rtol=1e-6)
+    assert source.inputs.shape == (30, 4) and source.labels.dtype == np.float32
+    few = table.load(written(tmp_path, how), **(ROLES | {"numbers": "weight", "categories": ""}))
+    np.testing.assert_allclose(few.inputs[:, 0], FRAME.weight)
+    assert few.inputs.shape == (30, 1)
+
+
+def test_scaling_is_fitted_to_training_rows_alone(tmp_path):
+    load = {"data_dir": written(tmp_path), **ROLES, "test_share": 0.4, "scale_target": True}
+    fed = data.load("table", **load)
+    assert (fed.kind, fed.num_clients, fed.group.tolist()) == ("regression", 3, [0, 1, 0])
+    train, test = fed.inputs[fed.train.rows], fed.inputs[fed.test.rows]
+    np.testing.assert_allclose(train[:, :2].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(train[:, :2].std(0), 1, atol=1e-6)
+    np.testing.assert_allclose(fed.labels[fed.train.rows].std(), 1, atol=1e-6)
+    assert (abs(test[:, :2].mean(0)) > 1e-3).all(), "test rows are scaled by the training rows"
+    assert sorted(np.unique(fed.inputs[:, 2:])) == [0, 1] and (fed.inputs[:, 2:].sum(1) == 2).all()
+
+    spoiled = FRAME.copy()  # what test rows say decides nothing
+    spoiled.loc[fed.test.rows, ["size", "weight", "price"]] += 1e6
+    spoiled.loc[fed.test.rows, "colour"] = "mauve"
+    again = data.load("table", **load | {"data_dir": written(tmp_path, frame=spoiled)})
+    assert again.inputs.shape == fed.inputs.shape
+    np.testing.assert_array_equal(again.inputs[fed.train.rows], train)
+    np.testing.assert_array_equal(again.labels[fed.train.rows], fed.labels[fed.train.rows])
+    assert (again.inputs[fed.test.rows, 2:5] == 0).all(), "a category that nobody trains on"
+
+
+def test_classes_of_a_table(tmp_path):
+    source = table.load(written(tmp_path), target="sold", categories="colour", numbers="size")
+    assert source.class_names == ("no", "yes") and source.clients is None
+    assert [source.class_names[label] for label in source.labels] == FRAME.sold.tolist()
+    counted = table.load(written(tmp_path), target="weight", numbers="size", target_kind="class")
+    assert counted.class_names == tuple(sorted(map(str, set(FRAME.weight))))
+    options = {"data_dir": written(tmp_path), "target": "sold", "numbers": "size"}
+    fed = data.load("dirichlet-table", **options, num_clients=2, alpha=100)
+    assert (fed.kind, fed.num_classes, fed.input_shape) == ("classification", 2, (1,))
+    with pytest.raises(ValueError, match="table does not say who made its examples|does not say who made"):
+        data.load("writers-table", **options)
+
+
+def test_a_table_is_written_as_a_federation_and_not_before_it_is_dealt(tmp_path):
+    source = table.load(written(tmp_path), **ROLES)
+    with pytest.raises(ValueError, match="goods cannot be written before it is dealt: .* Save a federation"):
+        npz.save(source, tmp_path / "goods.npz")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": ""}, "target must be the column to predict, one of who, site, colour"),
+        ({"client": "hwo"}, "must have the column hwo; did you mean"),
+        ({"categories": "price"}, "price must have one role, got two"),
+        ({"categories": ""}, "colour must be numbers, got 'red' in row 0|colour must be numbers, got"),
+        ({"target": "sold", "categories": "colour", "target_kind": "number"}, "sold must be numbers, got"),
+    ],
+)
+def test_refusals(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        table.load(written(tmp_path), **(ROLES | options))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("size", "", "size must be numbers, got '' in row 3; fill the value"),
+        ("size", "inf", "size must be numbers, got 'inf' in row 3"),
+        ("colour", "", "colour has no value in row 3"),
+        ("who", "", "who has no value in row 3"),
+    ],
+)
+def test_missing_values_are_named(tmp_path, column, value, message):
+    frame = FRAME.astype(str)
+    frame.loc[3, column] = value
+    with pytest.raises(ValueError, match=message):
+        table.load(written(tmp_path, frame=frame), **ROLES)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"\x1f\x8b and no more", b'who,price\n"a'])
+def test_damaged_tables(tmp_path, content):
+    (tmp_path / "goods.csv").write_bytes(content)
+    with pytest.raises(ValueError, match="goods.csv is no csv or parquet file, or a damaged one"):
+        table.load(tmp_path / "goods.csv", target="price", client="who", categories="who:price")
+
+
+def insteval(folder, **changes):
+    rows = {name: [1, 2, 1, 2] for name in ("s", "studage", "lectage", "service")}
+    frame = pd.DataFrame(rows | {"d": [7, 7, 9, 9], "dept": [3, 3, 1, 1], "y": [5, 2, 4, 1]} | changes)
+    folder.mkdir()
+    with gzip.open(folder / "insteval.csv.gz", "wt") as file:
+        frame.to_csv(file)
+    return frame
+
+
+def test_ratings_are_by_lecturer(tmp_path):
+    insteval(tmp_path / "ratings")
+    source = ratings.load(tmp_path)
+    assert source.labels.tolist() == [5, 2, 4, 1] and source.clients.tolist() == ["7", "7", "9", "9"]
+    assert source.group_names == ("1", "3") and source.client_groups.tolist() == [1, 1, 0, 0]
+    fed = data.load("ratings", data_dir=tmp_path, test_share=0.5)
+    assert (fed.kind, fed.num_clients, fed.inputs.dtype) == ("regression", 2, np.float32)
+    (tmp_path / "ratings" / "insteval.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n"))
+    with pytest.raises(ValueError, match=r"must have the columns .*: s is missing; write it in R"):
+        ratings.load(tmp_path)

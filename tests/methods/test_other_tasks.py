@@ -1,0 +1,90 @@
+"""Every method learns numbers and tokens too: nothing of it knows of classes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfl
+from jaxfl import tree
+from jaxfl.analysis import comparison
+from jaxfl.cohort import Cohort
+from jaxfl.methods import METHODS
+from jaxfl.tasks import TASKS
+from tests.reference import close
+
+CLIENTS, ROWS = 4, 6
+PARTS = np.split(np.arange(2 * CLIENTS * ROWS), CLIENTS)
+RNG = np.random.default_rng(0)
+SLOPES = np.array([[1.0, -2.0], [-1.5, 0.5]], np.float32)  # of each group
+
+
+def federation(inputs, labels, **options):
+    train, test = ([part[place::2] for part in PARTS] for place in (0, 1))
+    return jaxfl.data.federate(inputs, labels, train, test, group=np.arange(CLIENTS) % 2, name="made", **options)
+
+
+def numbers():
+    inputs = RNG.normal(size=(len(PARTS) * 2 * ROWS, 2)).astype(np.float32)
+    owner = np.repeat(np.arange(CLIENTS) % 2, 2 * ROWS)
+    return federation(inputs, (inputs * SLOPES[owner]).sum(1))
+
+
+def tokens():
+    text = RNG.integers(0, 5, (len(PARTS) * 2 * ROWS, 4))
+    labels = np.where(RNG.random(text.shape) < 0.2, -1, (text + 1) % 5)
+    return federation(text, labels, num_classes=5)
+
+
+def network(data):
+    if data.kind == "next_token":
+        return jaxfl.models.Functions(
+            lambda key: {"kernel": 0.1 * jax.random.normal(key, (5, 5)), "bias": jnp.zeros(5)},
+            lambda model, batch, key: model["kernel"][batch.x] + model["bias"][None, None],
+        )
+    return jaxfl.models.Logistic(num_classes=data.num_classes)
+
+
+DATA = {"regression": numbers(), "next_token": tokens()}
+
+
+TOKENS = ("cfl", "ditto", "fesem", "ifca", "stocfl")  # which differ in what they ask of a task
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("regression", name) for name in METHODS] + [("next_token", name) for name in TOKENS]
+)
+def test_every_method_takes_a_finite_step(name, kind, key):
+    row, data = METHODS[name], DATA[kind].on_device()
+    task = TASKS[kind](network(DATA[kind]), DATA[kind])
+    options = {"local_epochs": 1, "batch_size": 4, **row.small}
+    method = row.factory(task, optax.sgd(0.05), **{k: v for k, v in options.items() if k in row.options})
+    state = jax.jit(method.init)(key, data)
+    before = method.client_params(state, jnp.arange(CLIENTS))
+    for _ in range(2):  # the first round of a one-shot method may train nobody
+        state, info = jax.jit(method.round)(key, state, data, Cohort.of(range(CLIENTS)))
+    after = method.client_params(state, jnp.arange(CLIENTS))
+    assert bool(tree.is_finite(after)) and int(info.diverged) == 0
+    assert any(np.abs(a - b).max() > 0 for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True))
+
+
+def test_a_regression_is_one_of_its_clusters():
+    """IFCA finds two groups with opposite slopes, and each client is served its own; FedAvg is between them."""
+    data = DATA["regression"]
+    task = jaxfl.regression(network(data), data)
+    options = {"local_epochs": 5}
+    runs = {
+        "ifca": jaxfl.methods.ifca(task, optax.sgd(0.1), num_clusters=2, **options),
+        "fedavg": jaxfl.methods.fedavg(task, optax.sgd(0.1), **options),
+    }
+    found = {name: jaxfl.run(method, data, rounds=12, seed=1, eval_every=12) for name, method in runs.items()}
+    assert found["ifca"].summary["ari"] == 1
+    assert found["ifca"].summary["micro_mse"] < 0.1 * found["fedavg"].summary["micro_mse"]
+    both = comparison.compare({name: [run] for name, run in found.items()})
+    assert both.metric == "micro_mse" and both.lower == ("mae", "mse")
+    header, ifca, fedavg = both.table(bold="**{}**")
+    assert ifca[2].startswith("**") and not fedavg[2].startswith("**"), "the lowest error is the best"
+    assert both.lines[1].reached("micro_mse", 1e9, ("round",), lower=True) == [12]
+    assert {"mse", "mae", "r2", "loss"} <= set(found["ifca"].clients())
+    close(found["ifca"].evaluation.mse, found["ifca"].evaluation.loss, rtol=1e-5)
