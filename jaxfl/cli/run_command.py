@@ -112,6 +112,8 @@ def _told(outcome: Result | Diverged, label: str) -> dict[str, Any] | None:
         )
     if not summary["resident"]:
         console.print("note: the clients' rows stayed on the host, and a round's were sent ahead (resident).")
+    if not summary["resident_state"]:
+        console.print("note: the clients' own models stayed on the host, in a file (resident).")
     if summary["micro_accuracy"] is None:
         console.print("note: nobody has test rows; nothing was tested.")
     if count := summary["empty_clients"]:

@@ -21,6 +21,7 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.simulation.finetune import FineTune, trainer
+from jaxfl.simulation.kept_rows import at_hand
 from jaxfl.simulation.metrics import Evaluation, summarise
 from jaxfl.simulation.program import kept, program_bytes, shapes_of
 from jaxfl.simulation.testers import Block, in_windows, of_all, resident
@@ -41,6 +42,7 @@ def evaluator(
     *,
     clients: np.ndarray | None = None,
     stream: bool = False,
+    kept: bool = False,
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
@@ -52,13 +54,14 @@ def evaluator(
         test_rows: the most rows of a client that are tested; None tests all.
         clients: who is tested `[M]`, in ascending order; None tests all.
         stream: whether the rows stay on the host, and are sent in windows.
+        kept: whether the state's rows of the clients do, see `kept_rows`.
     """
     ids = np.arange(data.num_clients) if clients is None else clients
     if stream:
         assigns, trains = method.assign is not keep_clusters, finetune is not None
         blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)
     else:
-        blocks = resident(data, ids, plan, test_rows)
+        blocks = resident(data, ids, plan, test_rows, together=not kept)
     few, note = (data, {}) if clients is None else (data.subset(ids), {"eval_clients": len(ids)})
 
     def summary(counts: np.ndarray, loss: np.ndarray, cluster: np.ndarray) -> Evaluation:
@@ -69,9 +72,9 @@ def evaluator(
         cluster, plain, tuned = np.array(state.cluster), [], []
         for block in blocks():
             shapes = shapes_of(block.data, block.tested, block.ids)
-            served = state
+            served = at_hand(state, block.ids, plan.place)
             if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
-                served = _assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
+                served = _assigner(method, plan, shapes)(key, served, block.data, block.ids, block.real)
             own = block.ids[block.real]
             cluster[own] = np.asarray(served.cluster)[own]
             plain.append(_counts(_counter(method, plan, shapes), served, block, cluster, plan))
