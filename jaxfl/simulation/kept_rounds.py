@@ -18,7 +18,7 @@ from jaxfl.sampling import Sampler
 from jaxfl.simulation.kept_rows import Index, KeptRows, at_hand
 from jaxfl.simulation.program import Made, kept, shapes_of
 from jaxfl.simulation.rounds import Rounds, serves_anybody
-from jaxfl.simulation.rows_here import RowsHere, places, with_field
+from jaxfl.simulation.rows_here import RowsHere, places, sent, with_field
 from jaxfl.simulation.streaming import Stream
 from jaxfl.simulation.testers import BESIDE
 from jaxfl.typing import Array, Key, Params
@@ -49,6 +49,9 @@ class KeptRounds(Rounds):
         self._field, self._folder, self._cohorts = str(method.per_client), folder, stream
         self._ahead: dict[int, Future[Params]] = {}  # of the next round: its rows, read before this one was written
         self._last: RowsHere | None = None  # what the last round made, on the host
+        self._memory: Params = (
+            None  # that rows are read into, the same for every round: new pages cost more than reading
+        )
 
     def advance(self, state: Any, count: int) -> tuple[Any, Made]:
         """Makes a round. The state that is given is used up."""
@@ -56,7 +59,7 @@ class KeptRounds(Rounds):
         self._cohorts.at(round)  # draws the next ones while the device has nothing to do
         given = with_field(state, self._field, self._sent(rows, round))
         if round + 1 < self._cohorts.rounds:
-            self._ahead = {round + 1: rows.read(self._cohorts.clients(round + 1)[0])}
+            self._ahead = {round + 1: rows.read(self._cohorts.clients(round + 1)[0], self._memory)}
         try:
             state, made = super().advance(given, count)
         except Exception:
@@ -81,19 +84,23 @@ class KeptRounds(Rounds):
         """Returns the rows of a round's cohort, on the device."""
         ids, mask = self._cohorts.clients(round)
         reading = self._ahead.pop(round, None)
-        values = (rows.read(ids) if reading is None else reading).result()
+        if reading is None:
+            self._ahead.clear()  # of a round that is made again: the memory is needed
+            reading = rows.read(ids, self._memory)
+        values = self._memory = reading.result()
         if self._last is not None:
             newest, place = self._last.values, self._last.place[ids]
             both = place < slots_of(newest)  # in this round and in the last
             for leaf, made in zip(jax.tree.leaves(values), jax.tree.leaves(newest), strict=True):
                 leaf[both] = made[place[both]]
-        return jax.device_put(RowsHere(values, places(ids, len(rows.index.place), mask)), self._plan.place)
+        return sent(RowsHere(values, places(ids, len(rows.index.place), mask)), self._plan.place)
 
     def _keep(self, rows: KeptRows, made: RowsHere, round: int) -> None:
         """Begins to write what a round has made."""
         ids, mask = self._cohorts.clients(round)
-        self._last = jax.tree.map(np.asarray, made)
-        rows.write(ids, self._last.values, mask)
+        values = jax.tree.map(np.asarray, made.values)
+        self._last = RowsHere(values, np.asarray(made.place))
+        rows.write(ids, values, mask)
 
     def _shapes(self, shapes: Any, saved: Sequence[Any]) -> Any:
         size = engine.places(self._plan, self._size)

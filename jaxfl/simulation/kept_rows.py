@@ -13,6 +13,7 @@ as the process's memory once it is used, and a full disk is an error that can be
 """
 
 import contextlib
+import math
 import os
 import tempfile
 import weakref
@@ -26,10 +27,11 @@ import jax
 import numpy as np
 
 from jaxfl import tree
-from jaxfl.simulation.rows_here import RowsHere, places
+from jaxfl.simulation.rows_here import RowsHere, places, sent
 from jaxfl.typing import AnyArray, Params
 
 NAME = "rows.bin"
+ALIGNMENT = 64  # bytes, of what XLA takes on a CPU without a copy
 
 
 class Index(NamedTuple):
@@ -72,6 +74,7 @@ class KeptRows(tree.Rows):
         self._free: list[int] = []
         self._thread = ThreadPoolExecutor(1, "rows")
         self._writing: Future | None = None
+        self._memory, self._length = None, 0  # that `here` reads into, and of how many rows
 
     def __repr__(self) -> str:
         """Returns a line: what it stands for may be larger than memory."""
@@ -91,9 +94,20 @@ class KeptRows(tree.Rows):
         found = self.read(ids.reshape(-1)).result()
         return jax.tree.map(lambda leaf: leaf.reshape(*ids.shape, *leaf.shape[1:]), found)
 
-    def read(self, ids: np.ndarray) -> "Future[Params]":
-        """Begins to read the rows `[C, ...]` of some clients, as they are after all that was written before."""
-        return self._thread.submit(self._read, ids)
+    def read(self, ids: np.ndarray, memory: Params = None) -> "Future[Params]":
+        """Begins to read the rows `[C, ...]` of some clients, as they are after all that was written before.
+
+        Args:
+            ids: of the clients.
+            memory: rows of as many clients that are not needed any more, to read into; None takes new memory.
+        """
+        return self._thread.submit(self._read, ids, jax.tree.leaves(memory))
+
+    def here(self, ids: np.ndarray, place: Any) -> RowsHere:
+        """Returns the rows of some clients on the device; `place` is where to, as `Plan.place` says."""
+        same = self._memory if len(ids) == self._length else None
+        self._memory, self._length = self.read(ids, same).result(), len(ids)
+        return sent(RowsHere(self._memory, places(ids, len(self.index.place))), place)
 
     def write(self, ids: np.ndarray, rows: Params, mask: np.ndarray) -> None:
         """Begins to write rows `[C, ...]`, which must not change any more.
@@ -146,9 +160,9 @@ class KeptRows(tree.Rows):
         with self._told():
             return self._path.open("w+b" if new or found is None else "r+b", buffering=0)
 
-    def _read(self, ids: np.ndarray) -> Params:
+    def _read(self, ids: np.ndarray, memory: list[np.ndarray]) -> Params:
         place, check = self.index.place[ids], self.index.check[ids]
-        found = [np.empty((len(ids), *shape), kind) for shape, kind in self._kinds]
+        found = memory or [_aligned((len(ids), *shape), kind) for shape, kind in self._kinds]
         for row in np.argsort(place, kind="stable").tolist():  # in the order of the file
             parts = bytes_of(found, row)
             if place[row] < 0:
@@ -199,13 +213,7 @@ def at_hand(state: Any, ids: np.ndarray, place: Any) -> Any:
         ids: whose rows will be needed.
         place: where to send them, as `Plan.place` says.
     """
-
-    def sent(leaf: Any) -> Any:
-        if not isinstance(leaf, KeptRows):
-            return leaf
-        return jax.device_put(RowsHere(leaf.read(ids).result(), places(ids, len(leaf.index.place))), place)
-
-    return jax.tree.map(sent, state)
+    return jax.tree.map(lambda leaf: leaf.here(ids, place) if isinstance(leaf, KeptRows) else leaf, state)
 
 
 def shapes_whole(state: Any) -> Any:
@@ -235,6 +243,14 @@ def check_of(parts: list[np.ndarray]) -> int:
     for part in parts:
         found = zlib.crc32(part.data, found)
     return found
+
+
+def _aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Returns memory that a device which is the CPU can take as it is."""
+    size = math.prod(shape) * kind.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return memory[begin : begin + size].view(kind).reshape(shape)
 
 
 def _whole(act: Callable[[np.ndarray], int | None], part: np.ndarray) -> bool:

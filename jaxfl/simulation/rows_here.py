@@ -51,6 +51,12 @@ def places(ids: np.ndarray, num_clients: int, mask: np.ndarray | None = None) ->
     return found
 
 
+def sent(rows: RowsHere, place: Any) -> RowsHere:
+    """Returns rows in host memory as they are on the device; the memory may be used again."""
+    there = jax.device_put(rows, place)  # on a CPU this may be the host's memory itself
+    return jax.block_until_ready(jax.tree.map(jnp.copy, there))
+
+
 def with_field(state: Any, field: str, value: Any) -> Any:
     """Returns a state (a named tuple or a dataclass) with a field replaced."""
     return state._replace(**{field: value}) if hasattr(state, "_replace") else state.replace(**{field: value})
