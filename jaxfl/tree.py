@@ -23,7 +23,7 @@ class Rows:
         raise NotImplementedError
 
 
-def take(models: Params, index: Array | int) -> Params:
+def take(models: Params, index: AnyArray | int) -> Params:
     """Returns rows of a stacked tree: one model for a scalar index, models `[C, ...]` for `index [C]`.
 
     >>> take({"w": jnp.arange(6.0).reshape(3, 2)}, 1)["w"].tolist()
