@@ -15,6 +15,8 @@ TABLES = {
     "five results": results.five_rows,
     "h100": speed.h100,
     "machine": speed.machine,
+    "models on the host": speed.models_on_the_host,
+    "models on the host in words": speed.models_on_the_host_in_words,
     "reliability": reliability.counts,
     "scaling machine": speed.scaling_machine,
     "table 1": results.table_1,

@@ -83,10 +83,7 @@ class KeptRounds(Rounds):
     def _sent(self, rows: KeptRows, round: int) -> RowsHere:
         """Returns the rows of a round's cohort, on the device."""
         ids, mask = self._cohorts.clients(round)
-        reading = self._ahead.pop(round, None)
-        if reading is None:
-            self._ahead.clear()  # of a round that is made again: the memory is needed
-            reading = rows.read(ids, self._memory)
+        reading = self._ahead.pop(round, None) or rows.read(ids, self._memory)
         values = self._memory = reading.result()
         if self._last is not None:
             newest, place = self._last.values, self._last.place[ids]
