@@ -232,8 +232,14 @@ def plan_command(
         with saying(console, f"loading {data}"):
             federation = options.load(settings, data_dir=data_dir)
         with saying(console, f"compiling {method} for {federation.num_clients} clients"):
-            made, chosen = options.build(settings, federation), settings.run.get("devices")
-            taken = footprint(made, federation, cohort=share, plan=options.plan(settings), devices=chosen)
+            taken = footprint(
+                options.build(settings, federation),
+                federation,
+                cohort=share,
+                plan=options.plan(settings),
+                devices=settings.run.get("devices"),
+                resident=settings.run.get("resident", "auto"),
+            )
         print(taken)
 
 

@@ -94,8 +94,8 @@ def evaluator(
     return evaluate
 
 
-def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan) -> int:
-    """Returns the most bytes that an evaluation of all clients takes beside data and state.
+def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan, clients: int) -> int:
+    """Returns the most bytes that an evaluation takes beside data and state.
 
     Args:
         method: the method.
@@ -103,13 +103,14 @@ def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, 
         state: its shapes.
         data: its shapes.
         plan: how the engine walks through the clients.
+        clients: that are tested in one go.
     """
     everywhere = None if plan.mesh is None else plan.place
 
     def there(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere)
 
-    state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((data.num_clients,), jnp.int32)))
+    state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((clients,), jnp.int32)))
     real, shapes = there(jax.ShapeDtypeStruct(ids.shape, bool)), shapes_of(data, data, ids)
     tested = program_bytes(_counter(method, plan, shapes).lower(state, data, ids, real).compile())
     if method.assign is keep_clusters:

@@ -18,7 +18,7 @@ from jaxfl.sampling import Sampler
 from jaxfl.simulation.kept_rows import Index, KeptRows, at_hand
 from jaxfl.simulation.program import Made, kept, shapes_of
 from jaxfl.simulation.rounds import Rounds, serves_anybody
-from jaxfl.simulation.rows_here import RowsHere, places, sent, with_field
+from jaxfl.simulation.rows_here import RowsHere, places, sent, shapes_here, with_field
 from jaxfl.simulation.streaming import Stream
 from jaxfl.simulation.testers import BESIDE
 from jaxfl.typing import Array, Key, Params
@@ -100,10 +100,7 @@ class KeptRounds(Rounds):
         rows.write(ids, values, mask)
 
     def _shapes(self, shapes: Any, saved: Sequence[Any]) -> Any:
-        size = engine.places(self._plan, self._size)
-        whole = getattr(shapes, self._field)
-        values = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), whole)
-        self._here = RowsHere(values, jax.ShapeDtypeStruct((slots_of(whole),), np.int32))
+        self._here = shapes_here(getattr(shapes, self._field), engine.places(self._plan, self._size))
         return super()._shapes(shapes, saved)
 
     def _compile(self, state: Any) -> None:
@@ -112,7 +109,7 @@ class KeptRounds(Rounds):
     def _first(self, saved: Sequence[Any]) -> Any:
         state = saved[0]
         if state is None:
-            begin = _beginner(self._method, shapes_of(self._data), self._plan.mesh)
+            begin = beginner(self._method, shapes_of(self._data), self._plan.mesh)
             state, alike = begin(self._key, self._data)
             if not alike:
                 raise ValueError(
@@ -128,7 +125,7 @@ class KeptRounds(Rounds):
 
 
 @kept
-def _beginner(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, FederatedData], tuple[Any, Array]]:
+def beginner(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, FederatedData], tuple[Any, Array]]:
     """Returns `(key, data) -> (state, alike)`, jitted: the first state with one row for all, and whether it suits them.
 
     XLA makes no more of what all start from than is asked for: nothing of the size of all rows is ever there. So some

@@ -234,6 +234,11 @@ def available_bytes() -> int | None:
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
+    return host_bytes()
+
+
+def host_bytes() -> int | None:
+    """Returns the bytes that are free in this machine's memory; None if the system does not say."""
     return _told("meminfo", "MemAvailable")
 
 

@@ -51,6 +51,12 @@ def places(ids: np.ndarray, num_clients: int, mask: np.ndarray | None = None) ->
     return found
 
 
+def shapes_here(whole: Params, count: int) -> RowsHere:
+    """Returns the shapes of `count` rows, cut out of arrays (or shapes) `[N, ...]`."""
+    values = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), whole)
+    return RowsHere(values, jax.ShapeDtypeStruct((slots_of(whole),), np.int32))
+
+
 def sent(rows: RowsHere, place: Any) -> RowsHere:
     """Returns rows in host memory as they are on the device; the memory may be used again."""
     there = jax.device_put(rows, place)  # on a CPU this may be the host's memory itself

@@ -223,3 +223,13 @@ def test_clients_that_start_apart_are_refused():
         ValueError, match="resident must be True for this method, .* not all start from the same models"
     ):
         jaxfl.run(methods.ditto(TASK, SGD, solver=solver), DATA, rounds=1, resident=False)
+
+
+def test_a_footprint_says_what_is_where():
+    resident, kept = (jaxfl.footprint(DITTO, DATA, cohort=2, resident=one, plan=Plan()) for one in (True, False))
+    row = 15 * 4
+    assert (resident.file, resident.host) == (0, 0) and "host" not in str(resident)
+    assert kept.file == 8 * row and "rows.bin" in str(kept)
+    assert kept.state == resident.state - 6 * row + 8 * 4  # two of eight models, and where each client's is
+    assert kept.host == (2 * 2 + 8) * row + sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(DATA))
+    assert kept.start < resident.state
