@@ -13,9 +13,10 @@ import jaxfl
 from jaxfl import local_sketches, methods, sampling, tree
 from jaxfl.cohort import Plan
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.simulation import kept_rows, processes, streaming, testers
+from jaxfl.simulation import kept_rows, processes, program, streaming, testers
 from jaxfl.simulation import run as running
 from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.kept_rounds import beginner
 from jaxfl.simulation.kept_rows import Index, KeptRows
 from jaxfl.testing.compare import assert_equal
 from jaxfl.testing.small import linear_task
@@ -232,4 +233,15 @@ def test_a_footprint_says_what_is_where():
     assert kept.file == 8 * row and "rows.bin" in str(kept)
     assert kept.state == resident.state - 6 * row + 8 * 4  # two of eight models, and where each client's is
     assert kept.host == (2 * 2 + 8) * row + sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(DATA))
-    assert kept.start < resident.state
+
+
+def test_the_first_state_takes_no_memory_for_each_client():
+    """Nothing in what XLA compiles has the size of all models, 6 MB."""
+
+    def of_many(leaf):
+        return jax.ShapeDtypeStruct((100_000 if leaf.shape == (8,) else leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
+
+    data = jax.tree.map(lambda leaf: of_many(leaf) if np.ndim(leaf) else leaf, DATA)
+    compiled = beginner(DITTO, program.shapes_of(data), None).lower(jax.random.key(0), data).compile()
+    flags_and_clusters = 2 * 5 * 100_000  # Ditto's and its solver's
+    assert program.program_bytes(compiled) < flags_and_clusters
