@@ -221,6 +221,9 @@ def plan_command(
     data: DataName,
     data_dir: DataDir = None,
     cohort: CohortSize = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Of several runs, as in [bold]jaxfl run[/].", metavar="S,S,S-S")
+    ] = None,
     items: Items = None,
 ) -> None:
     """Say what a run will take in memory; nothing is trained."""
@@ -239,6 +242,7 @@ def plan_command(
                 plan=options.plan(settings),
                 devices=settings.run.get("devices"),
                 resident=settings.run.get("resident", "auto"),
+                seeds=1 if seeds is None else len(seeds_of(seeds)),
             )
         print(taken)
 

@@ -1,5 +1,6 @@
 """What a run takes in memory, before anything is allocated."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jaxfl.simulation import program
 from jaxfl.simulation.evaluate import evaluation_bytes
 from jaxfl.simulation.kept_rounds import beginner
 from jaxfl.simulation.rows_here import shapes_here, with_field
+from jaxfl.simulation.seeds import inside, lanes_of, together
 from jaxfl.simulation.streaming import LIMIT, Resident, Stream, keeps, streams
 from jaxfl.simulation.testers import BESIDE, EVERYBODY
 
@@ -43,6 +45,7 @@ class Footprint(NamedTuple):
         file: bytes of `rows.bin` once every client has trained; 0 where the state is on the device whole. A run with
             checkpoints may need up to three times as many.
         free: bytes that are free in the host's memory; None where the system does not say.
+        seeds: that are trained in one program; `state` and `working` are those of all that a device has.
     """
 
     data: int
@@ -57,6 +60,7 @@ class Footprint(NamedTuple):
     host: int = 0
     file: int = 0
     free: int | None = None
+    seeds: int = 1
 
     @property
     def devices(self) -> int:
@@ -84,6 +88,7 @@ class Footprint(NamedTuple):
         of_each = "each has data, state and the rest of its own" if self.devices > 1 else ""
         table += [f"{'chunk':<10} {self.plan.chunk or 'whole':>12}"]
         table += [f"{'devices':<10} {self.devices:>12}    {of_each}"] if of_each else []
+        table += [f"{'seeds':<10} {self.seeds:>12}    in one program"] if self.seeds > 1 else []
         return "\n".join([*table, f"factored   {self.factored}"])
 
 
@@ -96,6 +101,7 @@ def footprint(
     plan: PlanChoice = "auto",
     devices: DevicesChoice = None,
     resident: Resident = "auto",
+    seeds: int = 1,
 ) -> Footprint:
     """Returns what a run will take, from the compiled program, before anything is allocated.
 
@@ -106,6 +112,7 @@ def footprint(
         plan: a `Plan` or `"auto"`.
         devices: how many share the clients, as in `jaxfl.run`.
         resident: whether what belongs to each client lies on the device, as in `jaxfl.run`.
+        seeds: how many are asked for, of the same data: an accelerator trains them in one program.
 
     Raises:
         ValueError: as `jaxfl.run`.
@@ -116,25 +123,31 @@ def footprint(
     >>> footprint(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data).model
     2600
     """
-    size = cohort_size(cohort, data)
-    key = jax.random.key(0)
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}.")
+    size, key, choice = cohort_size(cohort, data), jax.random.key(0), plan
     state = jax.eval_shape(method.init, key, data)
-    plan = engine.resolve_plan(plan, served_model(method, state), size, devices=devices)
+    plan = engine.resolve_plan(choice, served_model(method, state), size, devices=devices)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
     stream = streams(method, data, resident)
     kept = keeps(method, state, resident, 1 if plan.mesh is None else plan.mesh.size)
     parts = _Parts.of(method, data, state, size, plan, stream=stream, kept=kept)
+    count = 1 if stream or kept else together(seeds)
+    lanes = lanes_of(plan, count, [False] * len(jax.tree.leaves(data))) if count > 1 else None
+    keys, states, inner = key, parts.state, plan
+    if lanes is not None:
+        keys, states = jax.eval_shape(functools.partial(tree.repeat, count=lanes.count), (key, parts.state))
+        inner = inside(choice, plan, served_model(method, state), size, count)
     limit = LIMIT if stream or kept else program.CAPACITY
     with factored.answers() as told:
-        lowered = program.lower(
-            method, key, parts.state, parts.data, size, plan, limit, sampling.uniform, parts.cohorts
-        )
+        arguments = keys, states, parts.data, size, inner, limit, sampling.uniform, parts.cohorts, lanes
+        lowered = program.lower(method, *arguments)
     made = program.initialiser if not kept else beginner
     first = made(method, program.shapes_of(parts.data), plan.mesh).lower(key, parts.data).compile()
     model = jax.eval_shape(method.task.init, key)
     return Footprint(
         tree.num_bytes(parts.data) * (2 if stream else 1),
-        tree.num_bytes(parts.state),
+        tree.num_bytes(parts.state) * (1 if lanes is None else lanes.each),
         program.program_bytes(lowered.compile()),
         tree.num_bytes(model),
         program.available_bytes(),
@@ -145,6 +158,7 @@ def footprint(
         parts.host,
         parts.file,
         program.host_bytes(),
+        count,
     )
 
 

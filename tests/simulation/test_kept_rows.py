@@ -227,7 +227,8 @@ def test_clients_that_start_apart_are_refused():
 
 
 def test_a_footprint_says_what_is_where():
-    resident, kept = (jaxfl.footprint(DITTO, DATA, cohort=2, resident=one, plan=Plan()) for one in (True, False))
+    method = methods.local(TASK, SGD, **LOCAL)
+    resident, kept = (jaxfl.footprint(method, DATA, cohort=2, resident=one, plan=Plan()) for one in (True, False))
     row = 15 * 4
     assert (resident.file, resident.host) == (0, 0) and "host" not in str(resident)
     assert kept.file == 8 * row and "rows.bin" in str(kept)
