@@ -118,6 +118,7 @@ class KeptRounds(Rounds):
                 )
             first, count = getattr(state, self._field), state.cluster.shape[0]
             rows = KeptRows(Index.of_nobody(first, count), self._folder, new=True)
+            rows.check_room(min(count, self._cohorts.rounds * self._size))
         else:
             rows = getattr(state, self._field)
         rest = tree.placed(with_field(state, self._field, ()), self._plan.place)

@@ -15,7 +15,9 @@ as the process's memory once it is used, and a full disk is an error that can be
 import contextlib
 import math
 import os
+import shutil
 import tempfile
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -80,6 +82,20 @@ class KeptRows(tree.Rows):
         """Returns a line: what it stands for may be larger than memory."""
         trained = int((self.index.place >= 0).sum())
         return f"KeptRows({len(self.index.place)} clients, {trained} of them with a row of {self.row_bytes:,} bytes)"
+
+    def check_room(self, clients: int) -> None:
+        """Warns where the disk has no room for the rows of so many clients.
+
+        Warns:
+            UserWarning: the run may come to a full disk; it says so before the first round.
+        """
+        folder, wanted = self._path.parent if self._path else Path(tempfile.gettempdir()), clients * self.row_bytes
+        if wanted > (free := shutil.disk_usage(folder).free):
+            warnings.warn(
+                f"rows of {clients:,} clients, who may train, take {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB are "
+                f"free in {str(folder)!r}; {'take another directory' if self._path else 'TMPDIR names another place'}.",
+                stacklevel=2,
+            )
 
     @property
     def shapes(self) -> Params:

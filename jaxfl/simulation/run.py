@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import jax
 
-from jaxfl import engine, sampling
+from jaxfl import engine, sampling, tree
 from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
@@ -151,7 +151,7 @@ def run(
     chosen = engine.resolve_plan(plan, model, size, devices=devices)
     within = inside(plan, chosen, model, size, len(numbers))
     stream = streams(method, data, resident)
-    kept = keeps(method, shapes, resident, 1 if chosen.mesh is None else chosen.mesh.size)
+    kept = keeps(method, shapes, resident, chosen, beside=0 if stream else tree.num_bytes(data))
     asked = Asked(method, shapes, schedule, size, sampler, finetune, callbacks, began, stream, kept, within, several)
     ones = []
     for number, own in zip(numbers, of_each, strict=True):

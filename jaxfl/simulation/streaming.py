@@ -142,21 +142,25 @@ def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
     )
 
 
-def keeps(method: Method, shapes: Any, resident: Resident, devices: int = 1) -> bool:
+def keeps(method: Method, shapes: Any, resident: Resident, plan: Plan = Plan(), beside: int = 0) -> bool:
     """Returns whether a state's rows of the clients stay on the host, see `jaxfl.simulation.kept_rows`.
 
     Args:
         method: says which field has them; None has none.
         shapes: of its state.
         resident: as in `streams`; several processes keep them on their devices in any case.
-        devices: each of which has the state.
+        plan: has the devices, each of which has the state.
+        beside: bytes of data that will be on the device.
     """
     if method.per_client is None or resident is True or processes.several():
         return False
     wanted = tree.num_bytes(getattr(shapes, method.per_client))
     if resident is False:
         return wanted > 0
-    return _is_large(wanted * (devices if jax.default_backend() == "cpu" else 1), available_bytes())  # cores share it
+    free = available_bytes()
+    share = jax.default_backend() == "cpu" and plan.mesh is not None  # cores have one memory
+    of_all = wanted * plan.mesh.size if share else wanted
+    return _is_large(of_all, None if free is None else free - beside)
 
 
 def _is_large(wanted: int, free: int | None) -> bool:

@@ -1,6 +1,7 @@
 """A state's rows that stay on the host: bit for bit what the resident state gives; what was kept is not lost."""
 
 import errno
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -203,11 +204,20 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
         kept.settle()
 
 
+def test_a_disk_without_room_is_told_before(tmp_path, monkeypatch):
+    kept = kept_in(tmp_path)
+    kept.check_room(4)
+    monkeypatch.setattr(kept_rows.shutil, "disk_usage", lambda folder: SimpleNamespace(free=15))
+    with pytest.warns(UserWarning, match="rows of 4 clients, who may train, .* take another directory"):
+        kept.check_room(4)
+
+
 @pytest.mark.parametrize(("free", "kept"), [(10**9, False), (900, True)])
 def test_auto_decides_by_size(monkeypatch, free, kept):
     shapes = jax.eval_shape(DITTO.init, jax.random.key(0), DATA)
     monkeypatch.setattr(streaming, "available_bytes", lambda: free)
     assert streaming.keeps(DITTO, shapes, "auto") == kept
+    assert streaming.keeps(DITTO, shapes, "auto", beside=10**9), "data take the memory"
     assert not streaming.keeps(methods.fedavg(TASK, SGD), shapes, "auto"), "no field of its own"
     monkeypatch.setattr(processes, "several", lambda: True)
     assert not streaming.keeps(DITTO, shapes, "auto")
