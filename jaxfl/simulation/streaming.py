@@ -158,9 +158,8 @@ def keeps(method: Method, shapes: Any, resident: Resident, plan: Plan = Plan(), 
     if resident is False:
         return wanted > 0
     free = available_bytes()
-    share = jax.default_backend() == "cpu" and plan.mesh is not None  # cores have one memory
-    of_all = wanted * plan.mesh.size if share else wanted
-    return _is_large(of_all, None if free is None else free - beside)
+    cores = 1 if plan.mesh is None or jax.default_backend() != "cpu" else plan.mesh.size  # which have one memory
+    return _is_large(wanted * cores, None if free is None else free - beside)
 
 
 def _is_large(wanted: int, free: int | None) -> bool:
