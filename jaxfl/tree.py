@@ -8,15 +8,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.typing import Array, Params
+from jaxfl.typing import AnyArray, Array, Params
 
 
-def take(models: Params, index: Array | int) -> Params:
+class Rows:
+    """Stands for a stacked tree `[N, ...]` that does not lie here as it is: `take` and `put` ask it for its rows."""
+
+    def take(self, index: AnyArray) -> Params:
+        """Returns the rows `[C, ...]` of `index [C]`."""
+        raise NotImplementedError
+
+    def put(self, index: Array, rows: Params) -> "Rows":
+        """Returns what stands for the tree with `rows` written at `index`."""
+        raise NotImplementedError
+
+
+def take(models: Params, index: AnyArray | int) -> Params:
     """Returns rows of a stacked tree: one model for a scalar index, models `[C, ...]` for `index [C]`.
 
     >>> take({"w": jnp.arange(6.0).reshape(3, 2)}, 1)["w"].tolist()
     [2.0, 3.0]
     """
+    if isinstance(models, Rows):
+        return models.take(jnp.asarray(index))
     return jax.tree.map(lambda leaf: leaf[index], models)
 
 
@@ -26,6 +40,8 @@ def put(models: Params, index: Array | int, rows: Params) -> Params:
     >>> put({"w": jnp.zeros((3, 1))}, 2, {"w": jnp.ones(1)})["w"].ravel().tolist()
     [0.0, 0.0, 1.0]
     """
+    if isinstance(models, Rows):
+        return models.put(jnp.asarray(index), rows)
     return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="drop"), models, rows)
 
 

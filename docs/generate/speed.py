@@ -13,6 +13,7 @@ from jaxfl.cli import tables
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "speed" / "results"
 RECORDS, CPU, SCALING = RESULTS / "h100.jsonl", RESULTS / "cpu.jsonl", RESULTS / "scaling.json"
+POPULATION = RESULTS / "population.jsonl"
 PEERS = {
     "fedjax": "FedJAX",
     "pfl": "pfl",
@@ -162,6 +163,41 @@ def h100_seeds() -> str:
         what = f"{names[one['network']]}, {one['method']}"
         lines.append(f"| {what} | {' | '.join(told)} | {one['rounds_ratio']:.2f} | {one['ratio'][0]:.2f} |")
     return "\n".join(lines)
+
+
+def models_on_the_host() -> str:
+    """Returns the table of methods whose rows of the clients were on the host; of each method the last run."""
+    lines = [
+        "| method | of all clients | in the file, after | peak memory | a round, times the resident one's | "
+        "its CPU seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for record in _kept().values():
+        alone, ratio = record["alone"], record["ratio"]
+        lines.append(
+            f"| {record['method']} | {alone['dense_bytes'] / 1e9:.1f} GB | {alone['file_bytes'] / 1e9:.1f} GB, "
+            f"{alone['rounds']} rounds | {alone['peak_bytes'] / 1e9:.2f} GB | {ratio['median']:.2f} "
+            f"({ratio['min']:.2f} to {ratio['max']:.2f}) | {record['cpu_ratio']['median']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def models_on_the_host_in_words() -> str:
+    """Returns what Ditto's run says, in a sentence."""
+    record = _kept()["ditto"]
+    alone = record["alone"]
+    return (
+        f"Ditto of {record['population']:,} clients, {record['cohort']} in a round, keeps models of "
+        f"{alone['dense_bytes'] / 1e9:.0f} GB; the run held at most {alone['peak_bytes'] / 1e9:.1f} GB, and a round "
+        f"took {record['ratio']['median']:.1f} times that of {record['resident']:,} resident clients, with load "
+        f"{record['load']:.1f} on {record['cores']} cores."
+    )
+
+
+def _kept() -> dict[str, dict[str, Any]]:
+    """Returns the last run of every method whose rows of the clients were on the host."""
+    records = map(json.loads, POPULATION.read_text(encoding="utf-8").splitlines())
+    return {record["method"]: record for record in records if "dense_bytes" in record.get("alone", {})}
 
 
 def _seconds(runs: list[dict[str, Any]]) -> str:

@@ -17,6 +17,8 @@ TABLES = {
     "h100 scaling": speed.h100_scaling,
     "h100 seeds": speed.h100_seeds,
     "machine": speed.machine,
+    "models on the host": speed.models_on_the_host,
+    "models on the host in words": speed.models_on_the_host_in_words,
     "reliability": reliability.counts,
     "scaling machine": speed.scaling_machine,
     "table 1": results.table_1,

@@ -5,15 +5,23 @@ file of the pool is sparse: it has its full length, and pixels (a noisy prototyp
 row) are written for the clients that the seed draws in the measured rounds; all others have black pixels that nobody
 reads. What was written is put out of the system's cache first, so that rows come from the disk.
 
-FedAvg trains the 784-200-10 network for one shuffled epoch in batches of 10 (as in W8) or the 784-2048-10 network for
-five full-batch steps (as in W6). Both sides run their rounds in one process, in turns of some rounds each; a resident
-turn is one call of the compiled loop. CPU seconds are those of the whole process, with the thread that reads ahead.
+The method (FedAvg, unless another is named) trains the 784-200-10 network for one shuffled epoch in batches of 10 (as
+in W8) or the 784-2048-10 network for five full-batch steps (as in W6). Both sides run their rounds in one process, in
+turns of some rounds each; a resident turn is one call of the compiled loop. CPU seconds are those of the whole process,
+with the threads that read ahead.
 Start and peak memory are those of a process of its own: from the start of Python to the end of the first round, and the
 most that was resident after as many rounds and an evaluation of 1,000 clients.
 
     python -m experiments.speed.population --folder DIR --clients 100 1000
+
+Ditto and FedPer keep a model, or its first layer, for each client, too: 64 and 63 GB of the 784-200-10 network for
+100,000 clients. Those of the streamed side stay on the host, in a temporary file (TMPDIR says where) that gets a row
+for every client that has trained. Its folder is another one than that of 1,000,000 clients.
+
+    python -m experiments.speed.population --folder DIR --population 100000 --resident 1000 --method ditto fedper
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -32,11 +40,12 @@ import optax
 
 import jaxfl
 from experiments.speed import measure
-from jaxfl import engine, sampling
+from jaxfl import engine, sampling, tree
 from jaxfl.data import FederatedData, Split, stored
 from jaxfl.data.synthetic import prototypes
 from jaxfl.methods import Method
 from jaxfl.methods.base import served_model
+from jaxfl.simulation.kept_rounds import KeptRounds
 from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.streaming import Stream
@@ -44,6 +53,11 @@ from jaxfl.simulation.streaming import Stream
 ROWS, TESTED, TEST_POOL = 50, 10, 10_000
 PART = 1 << 24  # row numbers written at once
 NETWORKS = {"784-200-10": ((200,), 1, 10), "784-2048-10": ((2048,), 5, None)}  # hidden, epochs, batch size
+METHODS: dict[str, Any] = {  # and what else they are given than epochs and batch size
+    "fedavg": (jaxfl.methods.fedavg, {}),
+    "ditto": (jaxfl.methods.ditto, {}),
+    "fedper": (jaxfl.methods.fedper, {"personal": "Dense_0"}),  # almost all of the network
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -56,31 +70,33 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--resident", type=int, default=10_000, help="clients of the other side")
     parser.add_argument("--turns", type=int, default=5, help="of each side, of --rounds rounds")
     parser.add_argument("--network", choices=list(NETWORKS), default="784-200-10")
+    parser.add_argument("--method", choices=list(METHODS), nargs="+", default=["fedavg"])
     parser.add_argument("--alone", action="store_true", help="only the streamed run, in this process")
     parser.add_argument("--no-alone", action="store_true", help="only the turns")
     options = parser.parse_args(arguments)
     found = []
-    for cohort in options.clients:
+    for cohort, name in itertools.product(options.clients, options.method):
         if options.alone:
-            found.append(alone(options, cohort))
+            found.append(alone(options, cohort, name))
             continue
         make(options.folder, options.population, cohort, options.rounds * (options.turns + 1))
-        turns = in_turns(options, cohort)
-        facts = {"workload": "population", "population": options.population, "cohort": cohort}
+        turns = in_turns(options, cohort, name)
+        facts = {"workload": "population", "population": options.population, "cohort": cohort, "method": name}
         facts |= {"network": options.network, "resident": options.resident, **turns}
-        facts |= {} if options.no_alone else {"alone": in_a_process(options, cohort)}
+        facts |= {} if options.no_alone else {"alone": in_a_process(options, cohort, name)}
         found.append(measure.write(facts, options.out))
         print(
-            f"  {cohort} of {options.population:,}: {turns['ratio']['median']:.2f} x the round of {options.resident:,} "
-            f"resident clients ({turns['cpu_ratio']['median']:.2f} x its CPU seconds)"
+            f"  {name}, {cohort} of {options.population:,}: {turns['ratio']['median']:.2f} x the round of "
+            f"{options.resident:,} resident clients ({turns['cpu_ratio']['median']:.2f} x its CPU seconds)"
         )
     return found
 
 
-def in_a_process(options: Any, cohort: int) -> dict[str, Any]:
+def in_a_process(options: Any, cohort: int, name: str) -> dict[str, Any]:
     """Returns what `alone` finds in a process of its own."""
     forget(options.folder / "inputs.npy")
     words = ["--alone", "--clients", cohort, "--folder", options.folder, "--network", options.network]
+    words += ["--method", name]
     words += ["--rounds", options.rounds, "--turns", options.turns]
     command = [sys.executable, "-m", "experiments.speed.population", *map(str, words)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -146,25 +162,28 @@ def forget(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def method_of(network: str, data: FederatedData) -> Method:
-    """Returns FedAvg of a network."""
-    hidden, epochs, batch_size = NETWORKS[network]
+def method_of(name: str, network: str, data: FederatedData) -> Method:
+    """Returns a method of a network."""
+    (factory, given), (hidden, epochs, batch_size) = METHODS[name], NETWORKS[network]
     task = jaxfl.classification(jaxfl.models.MLP(hidden, 10), data)
-    return jaxfl.methods.fedavg(task, optax.sgd(0.05), local_epochs=epochs, batch_size=batch_size)
+    return factory(task, optax.sgd(0.05), local_epochs=epochs, batch_size=batch_size, **given)
 
 
-def in_turns(options: Any, cohort: int) -> dict[str, Any]:
+def in_turns(options: Any, cohort: int, method_name: str) -> dict[str, Any]:
     """Returns the seconds of a round of both sides, turn by turn, and their ratios."""
     saved, few = stored.load(options.folder), prototypes(options.resident, ROWS, (28, 28), 10)
     key, total = jax.random.key(0), options.rounds * (options.turns + 1)
     sides = {}
     for name, data in (("streamed", saved), ("resident", few)):
-        method = method_of(options.network, data)
+        method = method_of(method_name, options.network, data)
         shapes = jax.eval_shape(method.init, key, data)
         plan = engine.resolve_plan("auto", served_model(method, shapes), cohort)
         stream = Stream(data, key, cohort, plan, sampling.uniform, total) if name == "streamed" else None
         rows = data.on_device() if stream is None else stream.blank
-        program = Rounds(method, key, rows, cohort, plan, sampling.uniform, stream)
+        if stream is not None and method.per_client is not None:
+            program: Rounds = KeptRounds(method, key, cohort, plan, sampling.uniform, stream, None)
+        else:
+            program = Rounds(method, key, rows, cohort, plan, sampling.uniform, stream)
         sides[name] = [program, program.start(shapes)]
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
@@ -190,13 +209,13 @@ def in_turns(options: Any, cohort: int) -> dict[str, Any]:
     }
 
 
-def alone(options: Any, cohort: int) -> dict[str, Any]:
+def alone(options: Any, cohort: int, name: str) -> dict[str, Any]:
     """Returns start and peak memory of the streamed run in this process, and prints them as JSON."""
     first: list[float] = []
     saved = stored.load(options.folder)
-    total = options.rounds * (options.turns + 1)
+    total, method = options.rounds * (options.turns + 1), method_of(name, options.network, saved)
     result = jaxfl.run(
-        method_of(options.network, saved),
+        method,
         saved,
         rounds=total,
         cohort=cohort,
@@ -213,6 +232,10 @@ def alone(options: Any, cohort: int) -> dict[str, Any]:
         "rounds": total,
         "peak_bytes": peak_bytes(),
     }
+    if method.per_client is not None:
+        rows = getattr(result.state, method.per_client)
+        trained = int((rows.index.place >= 0).sum())
+        found |= {"dense_bytes": tree.num_bytes(rows.shapes), "file_bytes": trained * rows.row_bytes}
     print(json.dumps(found))
     return found
 

@@ -14,6 +14,7 @@ from jaxfl.methods.base import Method, served_model
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import host_rng
 from jaxfl.simulation.finetune import FineTune, trainer
+from jaxfl.simulation.kept_rows import at_hand, shapes_whole
 from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.typing import Array, Key
 
@@ -92,13 +93,14 @@ def local_sketches(
         raise ValueError(f"size must be at least 1, got {size}; the error of a distance is about 1 / sqrt(size).")
     data, state, key = result.data, result.state, jax.random.key(result.summary["seed"])
     expected = jax.eval_shape(initialiser(method, shapes_of(data)), key, data)  # traced by the run already
-    if jax.tree.structure(expected) != jax.tree.structure(state):
+    if jax.tree.structure(expected) != jax.tree.structure(shapes_whole(state)):
         raise ValueError(
             f"result must be of a run of this method, whose state is {type(expected).__name__}, "
             f"got {type(state).__name__}; pass the method that was given to jaxfl.run."
         )
     chosen = _choose(data, clients, seed)
     ids, place = np.unique(chosen, return_inverse=True)
+    state = at_hand(state, ids, None)
     plan = engine.resolve_plan(plan, served_model(method, state), len(ids))
     learn = trainer(method, train)
 

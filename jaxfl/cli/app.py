@@ -251,6 +251,9 @@ def plan_command(
     data: DataName,
     data_dir: DataDir = None,
     cohort: CohortSize = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Of several runs, as in [bold]jaxfl run[/].", metavar="S,S,S-S")
+    ] = None,
     items: Items = None,
 ) -> None:
     """Say what a run will take in memory; nothing is trained."""
@@ -262,8 +265,15 @@ def plan_command(
         with saying(console, f"loading {data}"):
             federation = options.load(settings, data_dir=data_dir)
         with saying(console, f"compiling {method} for {federation.num_clients} clients"):
-            made, chosen = options.build(settings, federation), settings.run.get("devices")
-            taken = footprint(made, federation, cohort=share, plan=options.plan(settings), devices=chosen)
+            taken = footprint(
+                options.build(settings, federation),
+                federation,
+                cohort=share,
+                plan=options.plan(settings),
+                devices=settings.run.get("devices"),
+                resident=settings.run.get("resident", "auto"),
+                seeds=1 if seeds is None else len(seeds_of(seeds)),
+            )
         print(taken)
 
 

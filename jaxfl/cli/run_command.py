@@ -134,6 +134,8 @@ def _told(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -
         notes.print(f"note: {prefix}ended after round {summary['rounds']} of {asked.rounds}{on}.", soft_wrap=True)
     if not summary["resident"]:
         notes.print("note: the clients' rows stayed on the host, and a round's were sent ahead (resident).")
+    if not summary["resident_state"]:
+        notes.print("note: the clients' own models stayed on the host, in a file (resident).")
     if summary[f"micro_{main_metric(summary)}"] is None:
         notes.print("note: nobody has test rows; nothing was tested.")
     if count := summary["empty_clients"]:

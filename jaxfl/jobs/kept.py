@@ -21,8 +21,10 @@ from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.directory import CONFIG, HISTORY, RunDirectory
 from jaxfl.simulation.evaluate import evaluator, model_of
 from jaxfl.simulation.history import History, json_ready
+from jaxfl.simulation.kept_rows import shapes_whole
 from jaxfl.simulation.metrics import Evaluation, in_a_line
 from jaxfl.simulation.program import initialiser, shapes_of
+from jaxfl.simulation.restoring import on_host, restored
 from jaxfl.simulation.result import Callback, Result, about, chosen_client
 from jaxfl.simulation.streaming import streams
 from jaxfl.simulation.testers import sampled_clients
@@ -93,7 +95,8 @@ class KeptRun:
             ValueError: there is none, or it is of another method or network.
         """
         init = initialiser(self.method, shapes_of(self.data))
-        return self._saved.state(jax.eval_shape(init, jax.random.key(self.seed), self.data))
+        shapes = jax.eval_shape(init, jax.random.key(self.seed), self.data)
+        return restored(self._saved, shapes, self.method, kept=on_host(self._saved, self.method))
 
     @functools.cached_property
     def evaluation(self) -> Evaluation:
@@ -101,15 +104,16 @@ class KeptRun:
         settings = None if self.config is None else self.job.settings
         plan: PlanChoice = "auto" if settings is None else options.plan(settings)
         run = {} if settings is None else settings.run
-        model = served_model(self.method, self.state)
+        model, kept = served_model(self.method, shapes_whole(self.state)), on_host(self._saved, self.method)
         size = self._saved.header["identity"]["cohort"]
         chosen = engine.resolve_plan(plan, model, size, devices=run.get("devices"))
         stream = streams(self.method, self.data, run.get("resident", "auto"))
         data = self.data if stream else self.data.on_device(chosen.mesh)
         tested = sampled_clients(self.data, run.get("eval_clients"), self.seed)
         tuned = None if settings is None else options.finetune(settings)
-        look = evaluator(self.method, data, chosen, tuned, clients=tested, stream=stream)
-        return look(jax.random.key(self.seed), tree.placed(self.state, chosen.place))
+        look = evaluator(self.method, data, chosen, tuned, clients=tested, stream=stream, kept=kept)
+        state = self.state if kept else tree.placed(self.state, chosen.place)
+        return look(jax.random.key(self.seed), state)
 
     @property
     def seed(self) -> int:

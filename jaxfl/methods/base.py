@@ -117,6 +117,10 @@ class Method(NamedTuple):
             `jaxfl.simulation.streaming`, and on several devices each has the rows of its own clients alone: `round`
             passes its cohort to `over_clients` as it is. Sizes and what else is known of clients `[N]` may be read in
             any case.
+        per_client: the state's field that has a row for each client, `[N, ...]`, such as its model; None if there is
+            none. `init` gives everybody the same row; `round` and `client_params` reach rows by `tree.take` and
+            `tree.put`, those of their cohort or ids alone. Then the field can be larger than the device's memory, see
+            `jaxfl.simulation.kept_rows`.
     """
 
     init: Init
@@ -127,6 +131,7 @@ class Method(NamedTuple):
     grow: Grow | None = None
     join: Join | None = None
     reads: Reads = "cohort"
+    per_client: str | None = None
 
 
 class Row(NamedTuple):

@@ -145,7 +145,10 @@ def ditto(
         return state._replace(solver=shared_part.grow(state.solver)) if shared_part.grow else state
 
     reads = "everybody" if len(weights) > 1 else shared_part.reads  # everybody's rows are divided in one go
-    return Method(init, round, client_params, task, grow=grow if shared_part.grow else None, reads=reads)
+    # v_k starts at w^0, which has to be one for all: methods that read everybody's rows may know clients apart by then
+    per_client = "models" if shared_part.reads == "cohort" else None
+    grown = grow if shared_part.grow else None
+    return Method(init, round, client_params, task, grow=grown, reads=reads, per_client=per_client)
 
 
 def with_personal(seen: Info, state: DittoState, cohort: Cohort, loss: Array, finite: Array) -> Info:

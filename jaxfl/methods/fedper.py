@@ -123,4 +123,4 @@ def fedper(
     def client_params(state: FedPerState, ids: Array) -> Params:
         return tree.combine(tree.take(state.heads, ids), tree.repeat(state.base, ids.shape[0]))
 
-    return Method(init, round, client_params, task)
+    return Method(init, round, client_params, task, per_client="heads")

@@ -71,4 +71,4 @@ def local(
         seen = base.info(cohort, loss, cohort.ids, num_clusters=data.num_clients, diverged=count, up=(), down=())
         return LocalState(models, state.cluster, state.round + 1), seen
 
-    return Method(init, round, lambda state, ids: tree.take(state.models, ids), task)
+    return Method(init, round, lambda state, ids: tree.take(state.models, ids), task, per_client="models")

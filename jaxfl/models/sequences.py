@@ -4,7 +4,7 @@ Tokens are whole numbers `[B, T]` from 0. A position's logits depend on the toke
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -49,7 +49,7 @@ class CharRNN(nn.Module):
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
         check_tokens(tokens)
-        outputs = nn.Embed(self.vocabulary or self.num_classes, self.embedding)(tokens)
+        outputs: Any = nn.Embed(self.vocabulary or self.num_classes, self.embedding)(tokens)  # nn.RNN may give pairs
         for width in (self.hidden,) if isinstance(self.hidden, int) else self.hidden:
             outputs = nn.RNN(CELLS[self.cell](width))(outputs)
         return nn.Dense(self.num_classes)(outputs[:, -1] if self.last else outputs)

@@ -17,7 +17,10 @@ RUN = (
     Option("test_rows", None, int | None, "the most rows tested of a client before the last round; none tests all"),
     Option("eval_clients", None, int | None, "clients that are tested; none tests all of up to 10,000"),
     Option(
-        "resident", "auto", bool | Literal["auto"], "whether all rows lie on the device, or a round's are sent ahead"
+        "resident",
+        "auto",
+        bool | Literal["auto"],
+        "whether all clients' rows and models lie on the device, or a round's are sent ahead",
     ),
     Option("finetune", None, int | None, "epochs of every client before a second test, as --finetune"),
     Option(

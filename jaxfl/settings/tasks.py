@@ -3,6 +3,8 @@
 A user's is a function of network and federation that returns a task, see `jaxfl.supervised`.
 """
 
+from collections.abc import Callable
+
 from jaxfl.data.clients import FederatedData
 from jaxfl.models.adapters import Network
 from jaxfl.schema import check_name
@@ -23,7 +25,8 @@ def create(name: str, network: Network, data: FederatedData, *, fast_forms: bool
         ValueError: the labels are of another kind, or a user's function returns no task.
     """
     if not own.is_own(name):
-        return TASKS[data.kind if name == "auto" else name](network, data, fast_forms=fast_forms)
+        known: dict[str, Callable[..., Task]] = {"auto": TASKS[data.kind], **TASKS}
+        return known[name](network, data, fast_forms=fast_forms)
     if not isinstance(made := own.load(name)(network, data), Task):
         raise ValueError(f"{name} must return a task, such as jaxfl.supervised(module, data, ...), got {made!r}.")
     return made

@@ -1,8 +1,8 @@
 """The directory of a run: what lies in it, who may go on with it, and how it is read and written.
 
 `config.json` says what was asked for, `history.jsonl` grows and `checkpoint.npz` changes while the run goes, beside it
-`checkpoint-before.npz`, `summary.json` says what came of it, and `.lock` keeps other runs away meanwhile. JSON files
-and checkpoints are whole or not there: written beside the old one and renamed over it.
+`checkpoint-before.npz` and maybe `rows.bin` (see `kept_rows`), `summary.json` says what came of it, and `.lock` keeps
+other runs away meanwhile. JSON files and checkpoints are whole or not there: written beside the old one and renamed.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from jaxfl import sampling
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import take_rows
 from jaxfl.sampling import Sampler
-from jaxfl.simulation import checkpoint, lock
+from jaxfl.simulation import checkpoint, kept_rows, lock
 from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History, json_ready, read, read_json, write_json
@@ -199,7 +199,8 @@ class RunDirectory:
 
     def save(self, state: Params, header: dict[str, Any]) -> None:
         """Writes a checkpoint, and keeps the one before; the header holds the run's `identity`."""
-        checkpoint.save(self.path, state, header)
+        with kept_rows.saving(state) as saved:
+            checkpoint.save(self.path, saved, header)
 
     def remove(self) -> None:
         """Removes the directory and all that is in it; nothing if it is not there."""

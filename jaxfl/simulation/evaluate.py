@@ -22,6 +22,7 @@ from jaxfl.data.divide import on_validation
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.simulation.finetune import FineTune, trainer
+from jaxfl.simulation.kept_rows import at_hand
 from jaxfl.simulation.metrics import Evaluation, Totals, finetuned, summarise, together
 from jaxfl.simulation.program import kept, program_bytes, shapes_of
 from jaxfl.simulation.testers import Block, in_windows, of_all, resident
@@ -41,6 +42,7 @@ def evaluator(
     *,
     clients: np.ndarray | None = None,
     stream: bool = False,
+    kept: bool = False,
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
@@ -55,11 +57,12 @@ def evaluator(
         test_rows: the most rows of a client that are tested; None tests all.
         clients: who is tested `[M]`, in ascending order; None tests all.
         stream: whether the rows stay on the host, and are sent in windows.
+        kept: whether the state's rows of the clients do, see `kept_rows`.
     """
-    look = _of_test_rows(method, data, plan, finetune, test_rows, clients, stream)
+    look = _of_test_rows(method, data, plan, finetune, test_rows, clients, stream, kept)
     if data.validation is None:
         return look
-    look_apart = _of_test_rows(method, on_validation(data), plan, None, test_rows, clients, stream)
+    look_apart = _of_test_rows(method, on_validation(data), plan, None, test_rows, clients, stream, kept)
 
     def both(key: Key, state: Any) -> Evaluation:
         found, apart = look(key, state), look_apart(key, state).metrics
@@ -77,6 +80,7 @@ def _of_test_rows(
     test_rows: int | None,
     clients: np.ndarray | None,
     stream: bool,
+    kept: bool,
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns the evaluation on the test rows alone; arguments as of `evaluator`."""
     ids = np.arange(data.num_clients) if clients is None else clients
@@ -84,7 +88,7 @@ def _of_test_rows(
         assigns, trains = method.assign is not keep_clusters, finetune is not None
         blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)
     else:
-        blocks = resident(data, ids, plan, test_rows)
+        blocks = resident(data, ids, plan, test_rows, together=not kept)
     tests = _for_tests(plan, data)
     few, note = (data, {}) if clients is None else (data.subset(ids), {"eval_clients": len(ids)})
 
@@ -96,9 +100,9 @@ def _of_test_rows(
         cluster, plain, tuned = np.array(state.cluster), [], []
         for block in blocks():
             shapes = shapes_of(block.data, block.tested, block.ids)
-            served = state
+            served = at_hand(state, block.ids, plan.place)
             if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
-                served = _assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
+                served = _assigner(method, plan, shapes)(key, served, block.data, block.ids, block.real)
             own = block.ids[block.real]
             cluster[own] = np.asarray(served.cluster)[own]
             plain.append(_tested(_tester(method, tests, shapes), served, block, cluster, tests))
@@ -130,7 +134,7 @@ def model_of(
         stream: whether the rows stay on the host.
     """
     ids, plan = np.array([client]), Plan()
-    state = jax.tree.map(np.asarray, state)  # of one device or of several
+    state = jax.tree.map(np.asarray, at_hand(state, ids, plan.place))  # of one device or of several
     if method.assign is not keep_clusters:
         blocks = (
             in_windows(data, ids, plan, None, assigns=True, trains=False) if stream else resident(data, ids, plan, None)
@@ -142,8 +146,8 @@ def model_of(
     return jax.tree.map(np.asarray, tree.take(models, 0))
 
 
-def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan) -> int:
-    """Returns the most bytes that an evaluation of all clients takes beside data and state.
+def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan, clients: int) -> int:
+    """Returns the most bytes that an evaluation takes beside data and state.
 
     Args:
         method: the method.
@@ -151,13 +155,14 @@ def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, 
         state: its shapes.
         data: its shapes.
         plan: how the engine walks through the clients.
+        clients: that are tested in one go.
     """
     everywhere = None if plan.mesh is None else plan.place
 
     def there(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere)
 
-    state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((data.num_clients,), jnp.int32)))
+    state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((clients,), jnp.int32)))
     real, shapes = there(jax.ShapeDtypeStruct(ids.shape, bool)), shapes_of(data, data, ids)
     tested = program_bytes(_tester(method, _for_tests(plan, data), shapes).lower(state, data, ids, real).compile())
     if method.assign is keep_clusters:

@@ -1,36 +1,51 @@
 """What a run takes in memory, before anything is allocated."""
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxfl import engine, sampling, tree
 from jaxfl.client import factored
-from jaxfl.cohort import DevicesChoice, Plan, PlanChoice
+from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
+from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method, served_model
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluate import evaluation_bytes
+from jaxfl.simulation.kept_rounds import beginner
+from jaxfl.simulation.rows_here import shapes_here, with_field
+from jaxfl.simulation.seeds import inside, lanes_of, together
+from jaxfl.simulation.streaming import LIMIT, Resident, Stream, keeps, streams
+from jaxfl.simulation.testers import BESIDE, EVERYBODY
 
 
 class Footprint(NamedTuple):
-    """Bytes that a run takes on a device; `print` it.
+    """Bytes that a run takes on a device, and on its host; `print` it.
 
     On a CPU the process itself is not counted: 0.25 GB after its imports, and 0.08 GB (Ditto) to 0.34 GB
     (StoCFL) for programs that were traced. Without these, the peak of Ditto with 784-200-10 models of 800 clients was
     1.05 times the total on one core and 1.03 times on two.
 
     Attributes:
-        data: the federation.
-        state: the method's.
+        data: the federation; of rows that stay on the host, two windows of it.
+        state: the method's; of rows of the clients that stay on the host, those of a cohort.
         working: beside data and state, while rounds run: the chunk's models, gradients, activations, sums.
         model: one model.
         available: bytes that are free; None where the device does not say.
         plan: chunk and devices.
         factored: whether clients train in the shorter form of `jaxfl.client.factored`, or why not.
         evaluation: beside data and state, while clients are tested.
+        start: beside data and state, while the first state is made.
+        host: bytes in the host's memory: the federation, unless it is in mapped files, where its rows stay there, and
+            rows of clients that are read and written.
+        file: bytes of `rows.bin` once every client has trained; 0 where the state is on the device whole. A run with
+            checkpoints may need up to three times as many.
+        free: bytes that are free in the host's memory; None where the system does not say.
+        seeds: that are trained in one program; `state` and `working` are those of all that a device has.
     """
 
     data: int
@@ -41,6 +56,11 @@ class Footprint(NamedTuple):
     plan: Plan
     factored: str
     evaluation: int
+    start: int = 0
+    host: int = 0
+    file: int = 0
+    free: int | None = None
+    seeds: int = 1
 
     @property
     def devices(self) -> int:
@@ -49,19 +69,26 @@ class Footprint(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Returns the most bytes at a time, while rounds run or clients are tested; of all cores where they share."""
-        one = self.data + self.state + max(self.working, self.evaluation)
-        return one * (self.devices if jax.default_backend() == "cpu" else 1)
+        """Returns the most bytes at a time on a device; of all cores where they share, with what is on the host."""
+        one = self.data + self.state + max(self.working, self.evaluation, self.start)
+        return one * self.devices + self.host if jax.default_backend() == "cpu" else one
 
     def __str__(self) -> str:
         """Returns a small table."""
-        lines = {name: getattr(self, name) for name in ("data", "state", "working", "evaluation", "total")}
+        names = ("data", "state", "working", "evaluation", "start", *(("host",) if self.host else ()), "total")
+        lines = {name: getattr(self, name) for name in names}
         lines |= {"one model": self.model}
         lines |= {} if self.available is None else {"available": self.available}
-        table = [f"{name:<10} {value / 1e6:>12,.1f} MB" for name, value in lines.items()]
+        lines |= {} if self.free is None or jax.default_backend() == "cpu" else {"host free": self.free}
+        lines |= {"rows.bin": self.file} if self.file else {}
+        notes = {"host": "on the host: what is not resident", "rows.bin": "on disk, once all clients have trained"}
+        table = [
+            f"{name:<10} {value / 1e6:>12,.1f} MB    {notes.get(name, '')}".rstrip() for name, value in lines.items()
+        ]
         of_each = "each has data, state and the rest of its own" if self.devices > 1 else ""
         table += [f"{'chunk':<10} {self.plan.chunk or 'whole':>12}"]
         table += [f"{'devices':<10} {self.devices:>12}    {of_each}"] if of_each else []
+        table += [f"{'seeds':<10} {self.seeds:>12}    in one program"] if self.seeds > 1 else []
         return "\n".join([*table, f"factored   {self.factored}"])
 
 
@@ -73,6 +100,8 @@ def footprint(
     cohort: int | float = 1.0,
     plan: PlanChoice = "auto",
     devices: DevicesChoice = None,
+    resident: Resident = "auto",
+    seeds: int = 1,
 ) -> Footprint:
     """Returns what a run will take, from the compiled program, before anything is allocated.
 
@@ -82,6 +111,11 @@ def footprint(
         cohort: clients of a round, a share or a count.
         plan: a `Plan` or `"auto"`.
         devices: how many share the clients, as in `jaxfl.run`.
+        resident: whether what belongs to each client lies on the device, as in `jaxfl.run`.
+        seeds: how many are asked for, of the same data: an accelerator trains them in one program.
+
+    Raises:
+        ValueError: as `jaxfl.run`.
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -89,21 +123,90 @@ def footprint(
     >>> footprint(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data).model
     2600
     """
-    size = cohort_size(cohort, data)
-    key = jax.random.key(0)
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}.")
+    size, key, choice = cohort_size(cohort, data), jax.random.key(0), plan
     state = jax.eval_shape(method.init, key, data)
-    plan = engine.resolve_plan(plan, served_model(method, state), size, devices=devices)
+    plan = engine.resolve_plan(choice, served_model(method, state), size, devices=devices)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
+    stream = streams(method, data, resident)
+    kept = keeps(method, state, resident, plan, beside=0 if stream else tree.num_bytes(data))
+    parts = _Parts.of(method, data, state, size, plan, stream=stream, kept=kept)
+    count = 1 if stream or kept else together(seeds)
+    lanes = lanes_of(plan, count, [False] * len(jax.tree.leaves(data))) if count > 1 else None
+    keys, states, inner = key, parts.state, plan
+    if lanes is not None:
+        keys, states = jax.eval_shape(functools.partial(tree.repeat, count=lanes.count), (key, parts.state))
+        inner = inside(choice, plan, served_model(method, state), size, count)
+    limit = LIMIT if stream or kept else program.CAPACITY
     with factored.answers() as told:
-        lowered = program.lower(method, key, state, shapes, size, plan, program.CAPACITY, sampling.uniform)
+        arguments = keys, states, parts.data, size, inner, limit, sampling.uniform, parts.cohorts, lanes
+        lowered = program.lower(method, *arguments)
+    made = program.initialiser if not kept else beginner
+    first = made(method, program.shapes_of(parts.data), plan.mesh).lower(key, parts.data).compile()
     model = jax.eval_shape(method.task.init, key)
     return Footprint(
-        tree.num_bytes(data),
-        tree.num_bytes(state),
+        tree.num_bytes(parts.data) * (2 if stream else 1),
+        tree.num_bytes(parts.state) * (1 if lanes is None else lanes.each),
         program.program_bytes(lowered.compile()),
         tree.num_bytes(model),
         program.available_bytes(),
         plan,
         factored.in_words(told),
-        evaluation_bytes(method, key, state, shapes, plan),
+        parts.beside + evaluation_bytes(method, key, parts.tested, shapes, plan, parts.together),
+        program.program_bytes(first),
+        parts.host,
+        parts.file,
+        program.host_bytes(),
+        count,
     )
+
+
+class _Parts(NamedTuple):
+    """What of a run is on the device, and what stays on the host.
+
+    Attributes:
+        data: shapes of what a round is given.
+        state: as well.
+        cohorts: as well, where Python draws them; or None.
+        tested: the state's shapes in an evaluation.
+        together: clients that are tested in one go.
+        beside: bytes on the device of what an evaluation is sent beside.
+        host: see `Footprint`.
+        file: as well.
+    """
+
+    data: Any
+    state: Any
+    cohorts: Cohort | None
+    tested: Any
+    together: int
+    beside: int
+    host: int
+    file: int
+
+    @classmethod
+    def of(cls, method: Method, data: FederatedData, state: Any, size: int, plan: Plan, *, stream: bool, kept: bool):
+        """Returns the parts of a run whose rows stay on the host (`stream`), or the state's rows of the clients."""
+        given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
+        together = min(data.num_clients, BESIDE if stream or kept else EVERYBODY)
+        parts = cls(given, state, None, state, together, 0, 0, 0)
+        if stream or kept:
+            drawn = Stream(data, jax.random.key(0), size, plan, sampling.uniform, 1, cut=stream)
+            parts = parts._replace(data=jax.eval_shape(lambda: drawn.blank), cohorts=drawn.cohorts)
+        if stream:
+            window = Windows(data, together, ("train", "test"), plan.mesh).blank
+            in_memory = [leaf for leaf in jax.tree.leaves(data) if not isinstance(leaf, np.memmap)]
+            parts = parts._replace(beside=tree.num_bytes(window), host=tree.num_bytes(in_memory))
+        if kept:
+            field = str(method.per_client)
+            whole, count = getattr(state, field), engine.places(plan, size)
+            row = tree.num_bytes(whole) // data.num_clients
+            parts = parts._replace(
+                state=with_field(state, field, shapes_here(whole, count)),
+                tested=with_field(state, field, shapes_here(whole, together)),
+                beside=parts.beside + together * row,
+                host=parts.host + (2 * count + together) * row,  # what is read, what was made, what is tested
+                file=data.num_clients * row,
+            )
+        return parts

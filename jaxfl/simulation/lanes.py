@@ -26,6 +26,11 @@ class Lanes(NamedTuple):
     own: tuple[bool, ...]
 
     @property
+    def count(self) -> int:
+        """Returns how many lanes there are."""
+        return self.each * (1 if self.mesh is None else self.mesh.size)
+
+    @property
     def place(self) -> Any:
         """Where what every lane has of its own lies."""
         return self._placed(True)

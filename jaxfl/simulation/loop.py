@@ -21,6 +21,7 @@ from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.interrupts import Deferred, Stopped
+from jaxfl.simulation.kept_rounds import KeptRounds
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import Made
 from jaxfl.simulation.progress import Diverged, Progress
@@ -43,7 +44,8 @@ class Asked(NamedTuple):
     finetune: FineTune | None
     callbacks: Sequence[Callback]
     began: float  # when, by `time.perf_counter`
-    stream: bool  # whether rows stay on the host
+    stream: bool  # whether rows of data stay on the host
+    kept: bool  # whether the state's rows of the clients do
     inside: Plan  # of one of several seeds in a program
     several: bool  # whether several seeds were asked for
 
@@ -75,7 +77,7 @@ def outcomes(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) -> lis
         for one in ones:
             if one.directory is not None:
                 stack.enter_context(one.directory.alone())
-        for group in _groups(ones, 1 if asked.stream else together(len(ones)), resume):
+        for group in _groups(ones, 1 if asked.stream or asked.kept else together(len(ones)), resume):
             made = _within_memory(asked, group, plan, resume)
             found |= {one.seed: outcome for one, outcome in zip(group, made, strict=True)}
     return [found[one.seed] for one in ones]
@@ -145,7 +147,8 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
         return Stopped(first.done, schedule.rounds, min(progress.saved for progress in progresses))
 
     with Deferred(stopped) as signals:
-        state = program.start(asked.shapes, [progress.restore(asked.shapes) for progress in progresses])
+        saved = [progress.restore(asked.shapes, asked.method, kept=asked.kept) for progress in progresses]
+        state = program.start(asked.shapes, saved)
         while ahead := _ahead(signals, schedule.ahead(first.done, program.pace), seeds):
             state, made = program.advance(state, ahead)
             if made.count:
@@ -176,9 +179,12 @@ def _program(asked: Asked, ones: Sequence[One], plan: Plan, data: Sequence[Feder
     if len(ones) > 1:
         return RoundsInLanes(method, [one.seed for one in ones], data, size, plan, asked.inside, sampler)
     key = jax.random.key(ones[0].seed)
-    if not asked.stream:
+    if not (asked.stream or asked.kept):
         return Rounds(method, key, data[0], size, plan, sampler)
-    stream = Stream(data[0], key, size, plan, sampler, asked.schedule.rounds)
+    stream = Stream(data[0], key, size, plan, sampler, asked.schedule.rounds, cut=asked.stream)
+    if asked.kept:
+        folder = None if ones[0].directory is None else ones[0].directory.path
+        return KeptRounds(method, key, size, plan, sampler, stream, folder)
     return Rounds(method, key, stream.blank, size, plan, sampler, stream)
 
 
@@ -206,7 +212,7 @@ class _Seed:
         self._evaluation: Evaluation | None = None
         self.diverged: Diverged | None = None
         self.ended = False
-        rows = {"clients": one.tested, "stream": asked.stream}
+        rows = {"clients": one.tested, "stream": asked.stream, "kept": asked.kept}
         few = asked.schedule.test_rows
         self._look = evaluator(asked.method, data, plan, asked.finetune, **rows)
         self._glance = self._look if few is None else evaluator(asked.method, data, plan, asked.finetune, few, **rows)
@@ -279,6 +285,7 @@ class _Seed:
             test_rows=asked.schedule.test_rows,
             eval_clients=one.data.num_clients if one.tested is None else len(one.tested),
             resident=not asked.stream,
+            resident_state=not asked.kept,
         )
         return Result(state, progress.history, evaluation, self._data, summary, asked.method)
 

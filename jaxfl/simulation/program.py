@@ -125,9 +125,10 @@ def compile_rounds(
     if available is not None and needed > available:
         told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
         if tree.num_bytes(state) > available:
+            host = "" if method.per_client is None else "resident=False, which keeps models of clients on the host, or "
             raise MemoryError(
                 f"{told}, its state of {data.num_clients} clients alone {tree.num_bytes(state) / 1e9:.1f} GB; take "
-                "fewer clients, a smaller model, or a method that keeps less for each of them."
+                f"{host}fewer clients, a smaller model, or a method that keeps less for each of them."
             )
         raise MemoryError(
             f"{told}; lower plan.chunk (now {plan.chunk}), the model or the number of models; jaxfl.footprint shows "
@@ -234,6 +235,11 @@ def available_bytes() -> int | None:
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
+    return host_bytes()
+
+
+def host_bytes() -> int | None:
+    """Returns the bytes that are free in this machine's memory; None if the system does not say."""
     return _told("meminfo", "MemAvailable")
 
 

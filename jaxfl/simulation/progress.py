@@ -12,12 +12,14 @@ import jax
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import takes_part
+from jaxfl.methods.base import Method, takes_part
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.directory import HISTORY, RunDirectory
 from jaxfl.simulation.history import History
+from jaxfl.simulation.kept_rows import KeptRows
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import Log, Made
+from jaxfl.simulation.restoring import restored
 from jaxfl.typing import Params
 
 HOPELESS = 100  # updates in a row that are not finite, or one of every client where there are fewer: a run is stopped
@@ -169,17 +171,19 @@ class Progress:
         """Returns a record for every evaluation so far; it writes itself."""
         return History() if self._directory is None else self._directory.history(self._resumed_at)
 
-    def restore(self, shapes: Params) -> Params | None:
+    def restore(self, shapes: Params, method: Method, *, kept: bool = False) -> Params | None:
         """Returns the checkpoint's state in host memory; None where the run starts.
 
         Args:
             shapes: of the method's first state; slots may have grown since.
+            method: the method.
+            kept: whether its rows of the clients stay on the host.
 
         Raises:
             ValueError: the checkpoint holds the state of another method.
         """
         start, self._start = self._start, None  # its arrays are of no use after this
-        return None if start is None else start.state(shapes)
+        return None if start is None else restored(start, shapes, method, kept=kept)
 
     @property
     def pace(self) -> float | None:
@@ -253,7 +257,16 @@ class Progress:
             self.saved = self.done
 
     def keep(self, folder: Path, state: Params) -> None:
-        """Writes a checkpoint of these rounds into a folder beside the run's own, and the history until then."""
+        """Writes a checkpoint of these rounds into a folder beside the run's own, and the history until then.
+
+        Raises:
+            ValueError: the clients' own models stay on the host: their file is that of the run.
+        """
+        if any(isinstance(leaf, KeptRows) for leaf in jax.tree.leaves(state)):
+            raise ValueError(
+                "the best checkpoint must have all models in it, got clients' models in a file on the host (resident); "
+                "give resident=True, or leave the best checkpoint out."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         History.writing(folder / HISTORY, self.history)
         checkpoint.save(folder, state, self._header())

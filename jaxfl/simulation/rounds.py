@@ -105,7 +105,7 @@ class Rounds:
 
     def serves(self, state: Any) -> bool:
         """Returns whether anybody is served a finite model; a state in which nobody is, is not worth keeping."""
-        return bool(_serves(self._method, shapes_of(state))(state))
+        return serves_anybody(self._method, state, jnp.arange(state.cluster.shape[0], dtype=jnp.int32))
 
     def parts(self, state: Any, made: Made) -> Iterable[tuple[Any, Made]]:
         """Returns for each seed its state, and what was made of it; there is one."""
@@ -147,18 +147,23 @@ class Rounds:
         self.factored = factored.in_words(told)
 
 
-@kept
-def _serves(method: Method, shapes: Any) -> Callable[[Any], Array]:
-    """Returns `state -> []` bool, jitted: whether anybody is served a finite model; it stops at the first."""
+def serves_anybody(method: Method, state: Any, ids: Array) -> bool:
+    """Returns whether one of the clients `ids [M]` is served a finite model; it stops at the first."""
+    return bool(_serves(method, shapes_of(state, ids))(state, ids))
 
-    def search(state: Any) -> Array:
+
+@kept
+def _serves(method: Method, shapes: Any) -> Callable[[Any, Array], Array]:
+    """Returns `(state, ids [M]) -> []` bool, jitted."""
+
+    def search(state: Any, ids: Array) -> Array:
         def look(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            client, _ = carry
-            return client + 1, tree.is_finite(tree.take(method.client_params(state, client[None]), 0))
+            place, _ = carry
+            return place + 1, tree.is_finite(tree.take(method.client_params(state, ids[place][None]), 0))
 
         def go(carry: tuple[Array, Array]) -> Array:
-            client, found = carry
-            return (client < state.cluster.shape[0]) & ~found
+            place, found = carry
+            return (place < ids.shape[0]) & ~found
 
         return jax.lax.while_loop(go, look, (jnp.int32(0), jnp.array(False)))[1]
 

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import jax
 
-from jaxfl import engine, sampling
+from jaxfl import engine, sampling, tree
 from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
@@ -25,7 +25,7 @@ from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.seeds import alike, inside
 from jaxfl.simulation.shared import directory_at
-from jaxfl.simulation.streaming import Resident, streams
+from jaxfl.simulation.streaming import Resident, keeps, streams
 from jaxfl.simulation.testers import sampled_clients
 
 
@@ -104,9 +104,12 @@ def run(
         devices: how many of each process's devices share a round's clients, or `"all"`. None takes all accelerators,
             the cores that `jaxfl.use_cores` has made devices or one CPU, and those of a `Plan`. The same random choices
             on any number; sums are rounded otherwise.
-        resident: whether all rows lie on the device. False keeps them on the host, in memory or in mapped files (see
-            `jaxfl.data.stored`), and sends those of a round ahead: the same results, bit for bit. `"auto"` does so
-            where the data need more than half of the memory that is free. The summary says `resident`.
+        resident: whether what belongs to each client lies on the device: its rows of data, and what the method keeps
+            for it (`Method.per_client`: a model of its own). False keeps both on the host, and sends those of a round
+            ahead: the same results, bit for bit. Data stay in memory or in mapped files (see `jaxfl.data.stored`), and
+            what is kept goes to `rows.bin` in `checkpoint_dir`, or to a temporary file. `"auto"` does so with either
+            where it needs more than half of the memory that is free. The summary says `resident` of the data and
+            `resident_state` of the other; the state's field is then a `KeptRows`, which `tree.take` takes rows of.
         config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
             Give the method's options here: without them, methods with the same kind of state are not told apart, nor
             optimisers of `finetune`.
@@ -148,7 +151,8 @@ def run(
     chosen = engine.resolve_plan(plan, model, size, devices=devices)
     within = inside(plan, chosen, model, size, len(numbers))
     stream = streams(method, data, resident)
-    asked = Asked(method, shapes, schedule, size, sampler, finetune, callbacks, began, stream, within, several)
+    kept = keeps(method, shapes, resident, chosen, beside=0 if stream else tree.num_bytes(data))
+    asked = Asked(method, shapes, schedule, size, sampler, finetune, callbacks, began, stream, kept, within, several)
     ones = []
     for number, own in zip(numbers, of_each, strict=True):
         identity = identity_of(config or {}, own, seed=number, size=size, sampler=sampler, finetune=finetune)

@@ -42,15 +42,11 @@ class RoundsInLanes(Rounds):
         inside: Plan,
         sampler: Sampler,
     ):
-        mesh = plan.mesh
-        count = 1 if mesh is None else min(mesh.size, len(seeds))
-        if mesh is not None:
-            mesh = jax.sharding.Mesh(mesh.devices.reshape(-1)[:count], mesh.axis_names)
         arrays = list(zip(*map(jax.tree.leaves, data), strict=True))
-        own = tuple(any(leaf is not leaves[0] for leaf in leaves) for leaves in arrays)
-        lanes = Lanes(mesh, -(-len(seeds) // count), own)
+        own = [any(leaf is not leaves[0] for leaf in leaves) for leaves in arrays]
+        lanes = lanes_of(plan, len(seeds), own)
         # lanes that are left over repeat the last seed
-        self._filled = [min(lane, len(seeds) - 1) for lane in range(count * lanes.each)]
+        self._filled = [min(lane, len(seeds) - 1) for lane in range(lanes.count)]
         self._keys, self._of_each, self._outside = [jax.random.key(seed) for seed in seeds], data, plan.place
         self._place = lanes.place
         placed = [
@@ -96,6 +92,21 @@ class RoundsInLanes(Rounds):
         """Returns the parts of all lanes `[S, ...]`, each where its lane is computed."""
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(parts[seed] for seed in self._filled))
         return jax.device_put(stacked, self._place)
+
+
+def lanes_of(plan: Plan, seeds: int, own: Sequence[bool]) -> Lanes:
+    """Returns the lanes of so many seeds on the plan's devices.
+
+    Args:
+        plan: of a run of one seed.
+        seeds: how many.
+        own: of each array of the data, whether every seed has its own.
+    """
+    if plan.mesh is None:
+        return Lanes(None, seeds, tuple(own))
+    devices = min(plan.mesh.size, seeds)
+    mesh = jax.sharding.Mesh(plan.mesh.devices.reshape(-1)[:devices], plan.mesh.axis_names)
+    return Lanes(mesh, -(-seeds // devices), tuple(own))
 
 
 @kept

@@ -1,4 +1,4 @@
-"""Rows that stay on the host: a round's are cut out and sent to the device while the round before is trained.
+"""Rows of data that stay on the host: a round's are cut out and sent to the device while the one before is trained.
 
 Cohorts follow from the seed, so they are known ahead. The program of a round is that of resident rows but for the
 cohort, which it is given, and its results are the same, bit for bit: a window keeps the clients' numbers and sizes (see
@@ -21,7 +21,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method
 from jaxfl.sampling import Sampler
-from jaxfl.simulation.processes import least
+from jaxfl.simulation import processes
 from jaxfl.simulation.program import available_bytes, kept, shapes_of
 from jaxfl.typing import Array, Key
 
@@ -33,24 +33,36 @@ SHARE = 0.5  # of the memory that is free: rows that need more of it are streame
 
 
 class Stream:
-    """The windows and cohorts of a run, round by round.
+    """The windows and cohorts of a run, round by round; or the cohorts alone, where all rows are on the device.
 
     Args:
-        data: the federation, in host memory or mapped files.
+        data: the federation, in host memory or mapped files; on the device, where nothing is cut.
         key: of the run.
         size: clients of a cohort.
         plan: chunk and devices.
         sampler: draws the cohorts.
         rounds: in all: nothing is cut beyond.
+        cut: whether rows are cut.
 
     Attributes:
-        blank: a window of nobody, on the device.
+        blank: a window of nobody, on the device; the data where nothing is cut.
+        rounds: in all.
     """
 
-    def __init__(self, data: FederatedData, key: Key, size: int, plan: Plan, sampler: Sampler, rounds: int):
-        self._windows = Windows(data, engine.places(plan, size), mesh=plan.mesh, dealt=True)
-        self.blank = self._windows.blank
-        self._key, self._rounds = key, rounds
+    def __init__(
+        self,
+        data: FederatedData,
+        key: Key,
+        size: int,
+        plan: Plan,
+        sampler: Sampler,
+        rounds: int,
+        *,
+        cut: bool = True,
+    ):
+        self._windows = Windows(data, engine.places(plan, size), mesh=plan.mesh, dealt=True) if cut else None
+        self.blank = data if self._windows is None else self._windows.blank
+        self._key, self.rounds = key, rounds
         self._draw = _drawing(sampler, size, plan, shapes_of(self.blank))
         self._drawn: dict[int, Cohort] = {}  # of this round and the next two
         self._cut: dict[int, Future[FederatedData]] = {}  # of this round and the next
@@ -67,17 +79,24 @@ class Stream:
         Args:
             round: from 0; any, but those that follow each other are ready sooner.
         """
-        ahead = [r for r in (round, round + 1) if r == round or r < self._rounds]
+        ahead = [r for r in (round, round + 1) if r == round or r < self.rounds]
         self._cut = {r: self._cut[r] if r in self._cut else self._begin(r) for r in ahead}
         # asked for before the device is busy with this round
-        self._drawn = {r: self._cohort(r) for r in (*ahead, round + 2) if r <= ahead[-1] or r < self._rounds}
+        self._drawn = {r: self._cohort(r) for r in (*ahead, round + 2) if r <= ahead[-1] or r < self.rounds}
         return self._cut[round].result(), self._drawn[round]
+
+    def clients(self, round: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the cohort of a round, ids and mask `[C]` on the host."""
+        cohort = self._cohort(round)
+        return np.asarray(cohort.ids)[0], np.asarray(cohort.mask)[0]
 
     def _begin(self, round: int) -> "Future[FederatedData]":
         """Begins to cut the window of a round."""
         self._drawn[round] = cohort = self._cohort(round)
 
         def cut() -> FederatedData:
+            if self._windows is None:
+                return self.blank
             return self._windows.of(np.asarray(cohort.ids)[0], np.asarray(cohort.mask)[0])
 
         return self._thread.submit(cut)
@@ -109,9 +128,8 @@ def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
     Raises:
         ValueError: they do not fit, or must not be resident, and the method reads everybody's rows.
     """
-    free = least(available_bytes())
-    wanted = tree.num_bytes(data)
-    large = free is not None and wanted > SHARE * free
+    free, wanted = processes.least(available_bytes()), tree.num_bytes(data)
+    large = _is_large(wanted, free)
     if resident is True or (resident == "auto" and not large):
         return False
     if method.reads == "cohort":
@@ -122,3 +140,28 @@ def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
         f"resident must be True for this method, which reads the rows of all {data.num_clients} clients, got "
         f"{resident!r} for {wanted / 1e9:.1f} GB; take fewer clients, or a method or options that read a cohort's."
     )
+
+
+def keeps(method: Method, shapes: Any, resident: Resident, plan: Plan = Plan(), beside: int = 0) -> bool:
+    """Returns whether a state's rows of the clients stay on the host, see `jaxfl.simulation.kept_rows`.
+
+    Args:
+        method: says which field has them; None has none.
+        shapes: of its state.
+        resident: as in `streams`; several processes keep them on their devices in any case.
+        plan: has the devices, each of which has the state.
+        beside: bytes of data that will be on the device.
+    """
+    if method.per_client is None or resident is True or processes.several():
+        return False
+    wanted = tree.num_bytes(getattr(shapes, method.per_client))
+    if resident is False:
+        return wanted > 0
+    free = available_bytes()
+    cores = 1 if plan.mesh is None or jax.default_backend() != "cpu" else plan.mesh.size  # which have one memory
+    return _is_large(wanted * cores, None if free is None else free - beside)
+
+
+def _is_large(wanted: int, free: int | None) -> bool:
+    """Returns whether so many bytes are to stay on the host."""
+    return free is not None and wanted > SHARE * free

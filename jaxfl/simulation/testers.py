@@ -53,18 +53,25 @@ def sampled_clients(data: FederatedData, most: int | None, seed: int) -> np.ndar
     return np.sort(host_rng(seed, "eval_clients").permutation(able)[:most] if len(able) else np.arange(most))
 
 
-def resident(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None) -> Blocks:
-    """Returns one block of everybody that is tested, of rows on the device.
+def resident(
+    data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None, *, together: bool = True
+) -> Blocks:
+    """Returns one block of everybody that is tested, of rows on the device; or several, of the same shapes.
 
     Args:
         data: the federation.
         ids: who is tested.
         plan: has the devices.
         test_rows: the most rows of a client that are tested, or None.
+        together: whether it is one block.
     """
     tested = data if test_rows is None else _thinned(data, ids, test_rows).on_device(plan.mesh)
-    whole = Block(ids.astype(np.int32), np.ones(len(ids), bool), data, tested)
-    return lambda: iter([whole])
+
+    def blocks() -> Iterator[Block]:
+        for padded, real in _parts(ids, len(ids) if together else min(BESIDE, len(ids))):
+            yield Block(padded, real, data, tested)
+
+    return blocks
 
 
 def in_windows(
@@ -89,9 +96,8 @@ def in_windows(
         own = both
 
     def blocks() -> Iterator[Block]:
-        for begin in range(0, len(ids), beside):
-            few = ids[begin : begin + beside].astype(np.int32)
-            padded, real = np.resize(few, beside), np.arange(beside) < len(few)
+        for padded, real in _parts(ids, beside):
+            few = padded[real]
             window = own.of(few)
             yield Block(padded, real, window if both in (own, None) else both.of(few), window)
 
@@ -116,6 +122,13 @@ def of_all(found: Evaluation, ids: np.ndarray, cluster: np.ndarray) -> Evaluatio
     rows[ids] = found.rows
     values = {name: spread(one) for name, one in found.values.items()}
     return found._replace(values=values, rows=rows, loss=spread(found.loss), cluster=cluster)
+
+
+def _parts(ids: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields parts of this size, int32, and what of each is real."""
+    for begin in range(0, len(ids), size):
+        few = ids[begin : begin + size].astype(np.int32)
+        yield np.resize(few, size), np.arange(size) < len(few)
 
 
 def _thinned(data: FederatedData, ids: np.ndarray, test_rows: int) -> FederatedData:

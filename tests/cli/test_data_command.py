@@ -201,12 +201,13 @@ def test_a_saved_federation_is_data_and_runs(tmp_path):
     result = jaxfl(*SMALL, "--save", folder)
     assert result.exit_code == 0 and f"--data saved --data-dir {folder}" in result.stderr
     assert "  clients   8" in shown("saved", "--data-dir", folder)
-    given = ["fedavg", "--data", "saved", "--data-dir", folder, "--rounds", 1, "--cohort", 2, "--set", "model=logistic"]
+    given = ["local", "--data", "saved", "--data-dir", folder, "--rounds", 1, "--cohort", 2, "--set", "model=logistic"]
     given += ["--eval-clients", 3, "--set", "resident=false"]
     run = CliRunner().invoke(app, ["run", *map(str, given)])
     assert run.exit_code == 0, run.output
     assert "rotated-digits: 8 clients (3 tested), 1 rounds of 2" in run.stdout
     assert "note: the clients' rows stayed on the host" in run.stderr
+    assert "note: the clients' own models stayed on the host" in run.stderr
     assert refused(*SMALL, "--save", folder).startswith("error: save must be a folder that is not there yet")
     assert "--save must be a folder for data saved" in refused("saved", "--data-dir", folder, "--save", "a.npz")
     assert "--save DIR needs a data set, got the source digits" in refused("digits", "--save", tmp_path / "other")

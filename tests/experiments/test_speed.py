@@ -93,10 +93,12 @@ def test_a_mapped_population_trains_and_is_measured_beside_a_resident_one(tmp_pa
     sizes = ["--population", "300", "--resident", "20", "--clients", "2", "--rounds", "2", "--turns", "1"]
     sizes += ["--folder", str(tmp_path / "p")]
     (record,) = script.main([*sizes, "--no-alone", "--out", str(tmp_path / "population.jsonl")])
-    (alone,) = script.main([*sizes, "--alone"])
+    (alone,) = script.main([*sizes, "--alone", "--method", "ditto"])
     assert json.loads((tmp_path / "population.jsonl").read_text())["cohort"] == record["cohort"] == 2
     assert len(record["ratio"]["values"]) == len(record["cpu_ratio"]["values"]) == 1
     assert alone["rounds"] == 4 and alone["micro_accuracy"] > 0.1 and alone["peak_bytes"] > 0
+    model = 4 * (784 * 200 + 200 + 200 * 10 + 10)
+    assert alone["dense_bytes"] == 300 * model and 2 * model <= alone["file_bytes"] <= 4 * 2 * model
     assert "2 of 300" in capsys.readouterr().out
 
 

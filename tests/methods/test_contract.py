@@ -161,6 +161,15 @@ def reading_everybody(method):
     return method._replace(round=round)
 
 
+def reading_rows_by_itself(method):
+    """Reaches into the state's rows where they are, and not by `tree.take`."""
+
+    def client_params(state, ids):
+        return jax.tree.map(lambda leaf: leaf[ids], state.models)
+
+    return method._replace(client_params=client_params)
+
+
 BROKEN = {
     "argument names": lambda method: method._replace(client_params=lambda s, i: method.client_params(s, i)),
     "info": after_round(lambda state, info, cohort: state._replace(cluster=info.cluster[1:])),
@@ -180,6 +189,7 @@ BROKEN = {
     "empty client": after_round(lambda state, info, cohort: plus(state, cohort.mask.sum())),
     "served models": serving_by_id,
     "rows of others": reading_everybody,
+    "rows per client": reading_rows_by_itself,
     "assign": lambda method: method._replace(
         assign=lambda key, state, data, cohort: state._replace(round=state.round + 1)
     ),
@@ -197,8 +207,8 @@ def test_every_law_has_a_method_that_breaks_it():
 
 @pytest.mark.parametrize("law", BROKEN)
 def test_a_broken_law_is_caught(law):
-    # FedAvg has no slots to double, and no clusters to find
-    healthy = METHODS[{"growth": "cfl", "held out clients": "ifca"}.get(law, "fedavg")]
+    # FedAvg has no slots to double, no clusters to find, and no rows of its clients
+    healthy = METHODS[{"growth": "cfl", "held out clients": "ifca", "rows per client": "local"}.get(law, "fedavg")]
 
     def factory(task, optimizer, *, local_epochs=5, batch_size=None):
         options = {"local_epochs": local_epochs, "batch_size": batch_size, **healthy.small}

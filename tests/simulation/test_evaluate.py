@@ -204,7 +204,7 @@ def test_many_clients_with_many_rows_are_tested_a_few_at_a_time(key, monkeypatch
 
     def needed(together):
         monkeypatch.setattr(evaluate, "TOGETHER", together)
-        return evaluate.evaluation_bytes(METHOD, key, shapes, DATA["plain"], Plan(CLIENTS))
+        return evaluate.evaluation_bytes(METHOD, key, shapes, DATA["plain"], Plan(CLIENTS), CLIENTS)
 
     assert needed(24) < needed(9 * 12)
 

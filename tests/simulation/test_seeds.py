@@ -16,6 +16,7 @@ from jaxfl import methods
 from jaxfl.cohort import Plan
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint, loop, program
+from jaxfl.simulation import footprint as footprints
 from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
 
@@ -179,3 +180,10 @@ def test_seeds_that_do_not_fit_go_on_one_after_another(apart, side_by_side, monk
 def test_bad_seeds_are_refused(arguments, words):
     with pytest.raises((ValueError, TypeError), match=words):
         jaxfl.run(**{"method": METHOD, "data": DATA, "plan": Plan()} | OPTIONS | arguments)
+
+
+def test_a_footprint_of_several_seeds_in_one_program(monkeypatch):
+    monkeypatch.setattr(footprints, "together", lambda count: count)
+    one, three = (jaxfl.footprint(METHOD, DATA, cohort=4, devices=2, seeds=seeds) for seeds in (1, 3))
+    assert three.state == 2 * one.state and three.data == one.data, "of three seeds a device has two at most"
+    assert three.working > one.working and "3    in one program" in str(three)

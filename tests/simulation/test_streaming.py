@@ -24,7 +24,6 @@ METHODS = {
     "fedavg": methods.fedavg(TASK, SGD, **LOCAL),
     "fedprox": methods.fedprox(TASK, SGD, **LOCAL),
     "ifca": methods.ifca(TASK, SGD, num_clusters=2, choose="test", **LOCAL),  # assigned by rows that no round reads
-    "local": methods.local(TASK, SGD, **LOCAL),  # a row of the state for each client
     "stocfl": methods.stocfl(TASK, SGD, slots=1, threshold=0.99, **LOCAL),  # slots double on the way
 }
 
@@ -140,7 +139,7 @@ def test_a_sample_is_fixed_by_the_seed_and_has_test_rows():
 
 
 def test_the_metrics_of_a_sample_are_theirs():
-    method = METHODS["local"]
+    method = methods.local(TASK, SGD, **LOCAL)
     whole = jaxfl.run(method, DATA, rounds=2, cohort=8, seed=1)
     few = jaxfl.run(method, DATA, rounds=2, cohort=8, seed=1, eval_clients=3)
     assert_equal(few.state, whole.state, "what is looked at changes nothing")

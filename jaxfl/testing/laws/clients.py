@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxfl import tree
 from jaxfl.methods.base import Row
+from jaxfl.simulation.rows_here import RowsHere, places, with_field
 from jaxfl.testing.compare import assert_close, assert_equal, assert_finite, assert_same_partition, but_cluster
 from jaxfl.testing.small import (
     CLIENTS,
@@ -93,6 +94,27 @@ def check_rows_of_others(row: Row) -> str | None:
     found, again = (one.assign(jax.random.key(0), state, rows, cohort_of()).cluster for rows in (data, window))
     law = "assign must read the rows of the cohort alone; or say reads='everybody'"
     assert_equal(again[np.array(COHORT)], found[np.array(COHORT)], law)
+    return None
+
+
+def check_rows_per_client(row: Row) -> str | None:
+    """What the state keeps for each client starts alike, and a round takes and puts the rows of its cohort alone."""
+    one, data, ids = case(row), federation(), np.array(COHORT)
+    field = one.method.per_client
+    if field is None:
+        return "not run: the method says of no field that it has a row for each client"
+    start = getattr(one.init(jax.random.key(0), data), field)
+    assert_equal(tree.take(start, np.zeros(CLIENTS, int)), start, f"init must give everybody the same row of {field}")
+    state, _ = one.run(data, cohort_of(), rounds=1)
+    here = with_field(state, field, RowsHere(tree.take(getattr(state, field), ids), places(ids, CLIENTS)))
+    law = f"round and client_params must reach {field} by tree.take and tree.put alone, its cohort's rows"
+    try:
+        found, wanted = (one.run(data, cohort_of(), rounds=1, start=begun)[0] for begun in (here, state))
+        served = [one.client_params(after, jnp.asarray(ids)) for after in (found, wanted)]
+    except (TypeError, AttributeError) as error:  # no array is there
+        raise AssertionError(law) from error
+    own = [tree.take(getattr(after, field), ids) for after in (found, wanted)]
+    assert_equal((served[0], own[0]), (served[1], own[1]), law)
     return None
 
 

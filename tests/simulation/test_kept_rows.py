@@ -1,0 +1,258 @@
+"""A state's rows that stay on the host: bit for bit what the resident state gives; what was kept is not lost."""
+
+import errno
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxfl
+from jaxfl import local_sketches, methods, sampling, tree
+from jaxfl.cohort import Plan
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.simulation import kept_rows, processes, program, streaming, testers
+from jaxfl.simulation import run as running
+from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.kept_rounds import beginner
+from jaxfl.simulation.kept_rows import Index, KeptRows
+from jaxfl.testing.compare import assert_equal
+from jaxfl.testing.small import linear_task
+
+DATA = clustered_linear(8, rows=8, features=4, ragged=True)
+TASK, SGD = linear_task(), optax.sgd(0.3)
+LOCAL = {"local_epochs": 1, "batch_size": 4}
+DITTO = methods.ditto(TASK, SGD, **LOCAL)
+OPTIONS = {"rounds": 4, "cohort": 3, "seed": 2, "eval_every": 2, "plan": Plan()}
+
+
+def whole(state):
+    """Returns the state with all rows in memory."""
+    return jax.tree.map(
+        lambda leaf: leaf.take(np.arange(len(leaf.index.place))) if isinstance(leaf, KeptRows) else leaf, state
+    )
+
+
+class Slots(NamedTuple):
+    """FedAvg's state, and slots that nothing is in."""
+
+    own: Any
+    slots: jax.Array  # [K]
+
+
+def short_of_slots():
+    """Returns FedAvg whose second round needs two slots, and has one."""
+    own = methods.fedavg(TASK, SGD, **LOCAL)
+
+    def round(key, state, data, cohort):
+        after, info = own.round(key, state.own, data, cohort)
+        few = (state.own.round == 1) & (state.slots.shape[0] == 1)
+        return state._replace(own=after), info._replace(overflow=few.astype(jnp.int32))
+
+    return own._replace(
+        init=lambda key, data: Slots(own.init(key, data), jnp.zeros(1)),
+        round=round,
+        client_params=lambda state, ids: own.client_params(state.own, ids),
+        grow=lambda state: state._replace(slots=jnp.zeros(2)),
+    )
+
+
+def untimed(records):
+    return [{name: value for name, value in one.items() if "seconds" not in name} for one in records]
+
+
+def assert_same(found, wanted):
+    """The runs must agree in every bit of state, history and evaluation; the second one's state is resident."""
+    assert_equal(whole(found.state), wanted.state, "states")
+    assert untimed(found.history) == untimed(wanted.history)
+    np.testing.assert_array_equal(found.evaluation.loss, wanted.evaluation.loss)
+    assert not found.summary["resident_state"] and wanted.summary["resident_state"]
+
+
+def both(method, data=DATA, **options):
+    options = {**OPTIONS, **options}
+    resident, kept = (jaxfl.run(method, data, resident=one, **options) for one in (True, False))
+    assert_same(kept, resident)
+    return resident, kept
+
+
+def test_a_state_on_the_host_changes_nothing(monkeypatch):
+    """Of 8 clients, 5 a round: some are in two rounds that follow each other. The last block of tests is not full."""
+    monkeypatch.setattr(testers, "BESIDE", 3)
+    resident, kept = both(DITTO, cohort=5)
+    clients = np.array([6, 0])
+    for of in (0, clients):
+        rows = (tree.take(one.state.models, of) for one in (resident, kept))
+        assert_equal(*rows, "rows of some clients")
+
+
+def test_nor_does_it_where_the_data_are_resident(monkeypatch):
+    monkeypatch.setattr(running, "streams", lambda *_: False)
+    monkeypatch.setattr(testers, "BESIDE", 3)
+    _, kept = both(methods.fedper(TASK, SGD, **LOCAL, personal="bias"), test_rows=2)
+    assert kept.summary["resident"]
+
+
+def test_nor_for_masked_clients_a_sample_and_fine_tuning():
+    sampler = sampling.dropouts(0.3, sampling.availability("random", lowest=0.3))
+    both(methods.local(TASK, SGD, **LOCAL), sampler=sampler, eval_clients=3, finetune=FineTune(SGD))
+
+
+def test_nor_on_two_devices_with_padding():
+    both(DITTO, plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
+
+
+def test_nor_where_slots_double_on_the_way():
+    """The round that ran out of them is made again, from the rows that it had."""
+    resident, _ = both(methods.ditto(TASK, SGD, solver=short_of_slots(), **LOCAL), cohort=5)
+    assert resident.state.solver.slots.shape == (2,)
+
+
+def test_local_models_after_a_run_are_the_same():
+    found = [local_sketches(DITTO, one, FineTune(SGD), clients=3) for one in both(DITTO)]
+    np.testing.assert_array_equal(found[0].points, found[1].points)
+
+
+def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path):
+    """Rows that were made after the last checkpoint are in the file by then, and count for nothing."""
+    wanted = jaxfl.run(DITTO, DATA, resident=True, **{**OPTIONS, "rounds": 6})
+    options = {**OPTIONS, "checkpoint_dir": tmp_path, "checkpoint_every": 2, "resident": False}
+
+    def kill(event):
+        if event.round == 3:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        jaxfl.run(DITTO, DATA, **{**options, "rounds": 6}, callbacks=[kill])
+    for rounds in (4, 6):
+        resumed = jaxfl.run(DITTO, DATA, **{**options, "rounds": rounds}, resume=True)
+    assert_same(resumed, wanted)
+    with np.load(tmp_path / "checkpoint.npz") as saved:
+        assert not any(array.shape == (8, 4, 3) for array in saved.values()), "models belong in the file"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_goes_on_in_the_other_form_and_back(first, tmp_path):
+    wanted = jaxfl.run(DITTO, DATA, **{**OPTIONS, "rounds": 6})
+    for rounds, resident in ((2, first), (4, not first), (6, first)):
+        options = {**OPTIONS, "rounds": rounds, "resident": resident, "checkpoint_dir": tmp_path}
+        resumed = jaxfl.run(DITTO, DATA, **options, resume=rounds > 2)
+    assert_equal(whole(resumed.state), wanted.state, "the resumed run")
+
+
+def test_a_missing_short_or_damaged_file_is_refused_by_name(tmp_path):
+    options = {**OPTIONS, "checkpoint_dir": tmp_path, "resident": False, "cohort": 8}
+    jaxfl.run(DITTO, DATA, **{**options, "rounds": 2})
+    file = tmp_path / kept_rows.NAME
+    good = file.read_bytes()
+    file.write_bytes(bytes(len(good)))
+    with pytest.raises(ValueError, match=r"rows.bin is damaged, .* client \d .* put the file back as it was"):
+        jaxfl.run(DITTO, DATA, **options, resume=True)
+    file.write_bytes(good[:-1])
+    with pytest.raises(ValueError, match=r"rows.bin must hold .* found [\d,]+ bytes; put the file back"):
+        jaxfl.run(DITTO, DATA, **options, resume=True)
+    file.unlink()
+    with pytest.raises(ValueError, match="rows.bin must hold .* found no file; put the file back"):
+        jaxfl.run(DITTO, DATA, **options, resume=True)
+
+
+def rows_of(values):
+    return {"w": np.asarray(values, np.float32)[:, None], "none": np.zeros((len(values), 0), np.int8)}
+
+
+def kept_in(folder, clients=4):
+    return KeptRows(Index.of_nobody(rows_of([0.5]), clients), folder, new=True)
+
+
+def write(kept, *values, ids=(0, 1, 2, 3)):
+    kept.write(np.array(ids), rows_of(values), np.ones(len(values), bool))
+
+
+def test_what_a_checkpoint_names_is_not_written_again_and_places_are_used_again(tmp_path):
+    kept, everybody = kept_in(tmp_path), np.arange(4)
+    for turn in range(9):
+        write(kept, *range(4 * turn, 4 * turn + 4))
+        with kept_rows.saving(kept) as index:
+            named = Index(index.place.copy(), index.check.copy(), index.first)
+        write(kept, -1, -2, ids=(3, 0))  # twice between two checkpoints, in the same places
+        write(kept, -3, -4, ids=(3, 0))
+        assert kept.take(everybody)["w"].ravel().tolist() == [-4, 4 * turn + 1, 4 * turn + 2, -3]
+        before = KeptRows(named, tmp_path).take(everybody)["w"].ravel().tolist()
+        assert before == [*range(4 * turn, 4 * turn + 4)], "what a killed run would go on with"
+    assert (tmp_path / kept_rows.NAME).stat().st_size <= 3 * 4 * kept.row_bytes  # two checkpoints, and what is new
+
+
+def test_clients_that_never_trained_have_the_first_row_and_no_place(tmp_path):
+    kept = kept_in(tmp_path)
+    kept.write(np.array([2, 1]), rows_of([7, 8]), np.array([True, False]))
+    assert kept.take(np.array([3, 2, 1]))["w"].ravel().tolist() == [0.5, 7, 0.5]
+    assert (tmp_path / kept_rows.NAME).stat().st_size == kept.row_bytes == 4
+    assert repr(kept) == "KeptRows(4 clients, 1 of them with a row of 4 bytes)"
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(act, part):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = kept_in(tmp_path)
+    monkeypatch.setattr(kept_rows, "_whole", full)
+    write(kept, 1)
+    with pytest.raises(OSError, match=r"rows.bin cannot be written to \(No space left on device\).* make room and"):
+        kept.settle()
+
+
+def test_a_disk_without_room_is_told_before(tmp_path, monkeypatch):
+    kept = kept_in(tmp_path)
+    kept.check_room(4)
+    monkeypatch.setattr(kept_rows.shutil, "disk_usage", lambda folder: SimpleNamespace(free=15))
+    with pytest.warns(UserWarning, match="rows of 4 clients, who may train, .* take another directory"):
+        kept.check_room(4)
+
+
+@pytest.mark.parametrize(("free", "kept"), [(10**9, False), (900, True)])
+def test_auto_decides_by_size(monkeypatch, free, kept):
+    shapes = jax.eval_shape(DITTO.init, jax.random.key(0), DATA)
+    monkeypatch.setattr(streaming, "available_bytes", lambda: free)
+    assert streaming.keeps(DITTO, shapes, "auto") == kept
+    assert streaming.keeps(DITTO, shapes, "auto", beside=10**9), "data take the memory"
+    assert not streaming.keeps(methods.fedavg(TASK, SGD), shapes, "auto"), "no field of its own"
+    monkeypatch.setattr(processes, "several", lambda: True)
+    assert not streaming.keeps(DITTO, shapes, "auto")
+
+
+def test_nothing_personal_is_nothing_to_keep():
+    nothing = methods.fedper(TASK, SGD, personal=(), **LOCAL)
+    assert jaxfl.run(nothing, DATA, rounds=1, resident=False).summary["resident_state"]
+
+
+def test_clients_that_start_apart_are_refused():
+    solver = methods.ifca(TASK, SGD, num_clusters=2, start="groups")
+    with pytest.raises(
+        ValueError, match="resident must be True for this method, .* not all start from the same models"
+    ):
+        jaxfl.run(methods.ditto(TASK, SGD, solver=solver), DATA, rounds=1, resident=False)
+
+
+def test_a_footprint_says_what_is_where():
+    method = methods.local(TASK, SGD, **LOCAL)
+    resident, kept = (jaxfl.footprint(method, DATA, cohort=2, resident=one, plan=Plan()) for one in (True, False))
+    row = 15 * 4
+    assert (resident.file, resident.host) == (0, 0) and "host" not in str(resident)
+    assert kept.file == 8 * row and "rows.bin" in str(kept)
+    assert kept.state == resident.state - 6 * row + 8 * 4  # two of eight models, and where each client's is
+    assert kept.host == (2 * 2 + 8) * row + sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(DATA))
+
+
+def test_the_first_state_takes_no_memory_for_each_client():
+    """Nothing in what XLA compiles has the size of all models, 6 MB."""
+
+    def of_many(leaf):
+        return jax.ShapeDtypeStruct((100_000 if leaf.shape == (8,) else leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
+
+    data = jax.tree.map(lambda leaf: of_many(leaf) if np.ndim(leaf) else leaf, DATA)
+    compiled = beginner(DITTO, program.shapes_of(data), None).lower(jax.random.key(0), data).compile()
+    flags_and_clusters = 2 * 5 * 100_000  # Ditto's and its solver's
+    assert program.program_bytes(compiled) < flags_and_clusters
