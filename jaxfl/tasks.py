@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 
@@ -82,7 +83,8 @@ def classification(module: Network, data: FederatedData, *, fast_forms: bool = T
     [('bias', (10,)), ('kernel', (64, 10))]
     """
     dtype = jax.dtypes.canonicalize_dtype(data.inputs.dtype if data.std is None else data.std.dtype)
-    example = Batch(jnp.zeros((1, *data.input_shape), dtype), jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+    zeros = np.zeros((1, *data.input_shape), dtype), np.zeros(1, np.int32), np.ones(1, bool)
+    example = Batch(*map(jnp.asarray, zeros))  # made on the host, where that is no program
     init, apply = functions_of(module, example)
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
