@@ -17,6 +17,7 @@ import optax
 import pytest
 
 import jaxfl
+from docs import notebooks
 from jaxfl.cli import app
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint
@@ -97,11 +98,8 @@ def pair(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # as the other tests: it compiles sooner
-    }
+    environment = os.environ | notebooks.ENVIRONMENT  # compiled as the other tests: sooner
+    environment["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
     code = "import sys; from tests.simulation.test_processes import make_all; make_all(int(sys.argv[1]), *sys.argv[2:])"
     both = [
         subprocess.Popen(
