@@ -79,6 +79,7 @@ def runs(tmp_path_factory):
     """Returns a function that makes a run in a folder and ends it by a signal at a moment; and a whole run's folder."""
     folder = tmp_path_factory.mktemp("runs")
     environment = os.environ | notebooks.ENVIRONMENT | {"MPLBACKEND": "Agg", "JAX_COMPILATION_CACHE_DIR": str(folder)}
+    del environment["JAX_DISABLE_MOST_OPTIMIZATIONS"]  # compiled as users compile, if by the old code generator
     with subprocess.Popen(
         [sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as parent:
