@@ -155,7 +155,7 @@ def run_mapped(
     for place in np.ndindex(len(numbers), len(seeds)):
         number, seed = numbers[place[0]], seeds[place[1]]
         state = _one(states, place if stacked.ndim else place[:1])
-        evaluation = look(keys[place[1]], _Valued(np.float32(number), state))
+        evaluation = look(keys[place[1]], _Valued(jnp.float32(number), state))
         left_out, sent = diverged[place], updates[place]  # [R]
         good = np.flatnonzero(left_out < sent)
         lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())
