@@ -100,7 +100,12 @@ def pair(tmp_path_factory):
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     environment = os.environ | notebooks.ENVIRONMENT  # compiled as the other tests: sooner
     environment["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
-    code = "import sys; from tests.simulation.test_processes import make_all; make_all(int(sys.argv[1]), *sys.argv[2:])"
+    code = """
+import gc, sys
+gc.set_threshold(100_000, 50, 1000)  # as `tests.plugin`
+from tests.simulation.test_processes import make_all
+make_all(int(sys.argv[1]), *sys.argv[2:])
+"""
     both = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(number), coordinator, str(folder)],
