@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxfl.typing import Array
@@ -60,5 +61,6 @@ class Cohort:
         >>> Cohort.of([3, 1]).mask.tolist()
         [True, True]
         """
-        ids = jnp.asarray(ids, jnp.int32)
-        return cls(ids=ids, mask=jnp.ones(ids.shape, bool), plan=plan)
+        # made on the host: on the device each length would be a program or two
+        ids = jnp.asarray(ids if isinstance(ids, jax.Array) else np.asarray(ids, np.int32), jnp.int32)
+        return cls(ids=ids, mask=jnp.asarray(np.ones(ids.shape, bool)), plan=plan)

@@ -1,5 +1,7 @@
 """Small problems in float64, where a formula or a loop gives the answer: use them under `jax.enable_x64(True)`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,12 @@ def rows_of(data: FederatedData) -> list[tuple[np.ndarray, np.ndarray]]:
     split = data.train
     owned = [np.asarray(split.rows)[a : a + n] for a, n in zip(split.start, split.size, strict=True)]
     return [(np.asarray(data.inputs)[rows], np.asarray(data.labels)[rows]) for rows in owned]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def batch_of(data: FederatedData, split: str, client, positions) -> Batch:
+    """Returns a client's rows at these positions of a split, compiled as a whole."""
+    return data.batch(getattr(data, split), client, positions)
 
 
 def compiled(method: Method) -> Method:

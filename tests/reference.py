@@ -4,6 +4,7 @@ Models are flat dictionaries of arrays; `clients[i]` is client i's training rows
 shared with the library: it is drawn at its documented addresses (`jaxfl.random.key_for`).
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -49,13 +50,18 @@ def average(models, weights):
     return combine((weight / sum(weights), model) for weight, model in zip(weights, models, strict=True))
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def _bits(key, epoch, count):
+    return jax.random.bits(key_for(key, Stream.BATCHES, epoch), (count,), np.uint32)
+
+
 def batches(key, size, epochs, batch_size):
     """Yields the positions of every batch: a shuffled pass an epoch, the last batch whatever is left."""
     for epoch in range(epochs):
         if batch_size is None:
             yield np.arange(size)
             continue
-        bits = np.asarray(jax.random.bits(key_for(key, Stream.BATCHES, epoch), (size,), np.uint32)) >> 1
+        bits = np.asarray(_bits(key, epoch, -(-size // 16) * 16))[:size] >> 1  # those of a row are its place's
         order = np.argsort(bits, kind="stable")
         yield from (order[start : start + batch_size] for start in range(0, size, batch_size))
 

@@ -36,6 +36,7 @@ def local_kernels(monkeypatch, tmp_path):
     for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.delenv("MPLBACKEND", raising=False)
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")  # hardly a program is in two: packed for nobody
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

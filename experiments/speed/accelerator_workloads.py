@@ -40,8 +40,8 @@ def w1(setting: Setting) -> None:
     from experiments.speed import ours
     from jaxfl.data.synthetic import prototypes
 
-    users, rounds, cohort = (8, 4, 2) if setting.smoke else (1000, 1500, 50)
-    data = prototypes(users, 50, (32, 32, 3), 10)
+    users, rows, rounds, cohort = (8, 20, 1, 2) if setting.smoke else (1000, 50, 1500, 50)
+    data = prototypes(users, rows, (32, 32, 3), 10)
     task = jaxfl.classification(jaxfl.models.CifarBenchmarkCNN(num_classes=10), data)
     method = jaxfl.methods.fedavg(task, optax.sgd(0.1), local_epochs=1, batch_size=10)
     for chunk in (None, *(setting.chunks or ((1,) if setting.smoke else (10, 25)))):

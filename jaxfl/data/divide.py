@@ -5,6 +5,7 @@ holds rows back or compares two parts; the data stay as they are.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.random import Stream, host_rng, key_for
-from jaxfl.typing import Array, Key
+from jaxfl.typing import Key
 
 
 def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedData:
@@ -99,13 +100,12 @@ def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
     order = jnp.lexsort((jax.random.bits(key_for(key, Stream.VALIDATION), place.shape, jnp.uint32), piece))
     rows = jnp.asarray(split.rows)[order]
     sizes = np.arange(split.max_size + 1, dtype=np.int32)
-    with jax.ensure_compile_time_eval():
-        helds = np.asarray(_held(jnp.asarray(sizes), share))
+    helds = _held(sizes, share, np)
     left = replace(split, rows=rows, size=size - held, max_size=int((sizes - helds).max()))
     return left, replace(split, rows=rows, start=split.start + size - held, size=held, max_size=int(helds.max()))
 
 
-def _held(size: Array, share: float) -> Array:
-    """Returns how many of `size` rows are held back."""
-    wanted = jnp.round(size.astype(jnp.float32) * share).astype(jnp.int32)
-    return jnp.clip(jnp.maximum(wanted, 1), 0, jnp.maximum(size - 1, 0))
+def _held(size: Any, share: float, xp: Any = jnp) -> Any:
+    """Returns how many of `size` rows are held back, by JAX or by NumPy."""
+    wanted = xp.round(size.astype(np.float32) * np.float32(share)).astype(np.int32)
+    return xp.clip(xp.maximum(wanted, 1), 0, xp.maximum(size - 1, 0))

@@ -96,7 +96,8 @@ class KeptRun:
         """
         init = initialiser(self.method, shapes_of(self.data))
         shapes = jax.eval_shape(init, jax.random.key(self.seed), self.data)
-        return restored(self._saved, shapes, self.method, kept=on_host(self._saved, self.method))
+        field = self.method.per_client
+        return restored(self._saved, shapes, field, kept=on_host(self._saved, field))
 
     @functools.cached_property
     def evaluation(self) -> Evaluation:
@@ -104,7 +105,7 @@ class KeptRun:
         settings = None if self.config is None else self.job.settings
         plan: PlanChoice = "auto" if settings is None else options.plan(settings)
         run = {} if settings is None else settings.run
-        model, kept = served_model(self.method, shapes_whole(self.state)), on_host(self._saved, self.method)
+        model, kept = served_model(self.method, shapes_whole(self.state)), on_host(self._saved, self.method.per_client)
         size = self._saved.header["identity"]["cohort"]
         chosen = engine.resolve_plan(plan, model, size, devices=run.get("devices"))
         stream = streams(self.method, self.data, run.get("resident", "auto"))

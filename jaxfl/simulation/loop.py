@@ -147,7 +147,7 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
         return Stopped(first.done, schedule.rounds, min(progress.saved for progress in progresses))
 
     with Deferred(stopped) as signals:
-        saved = [progress.restore(asked.shapes, asked.method, kept=asked.kept) for progress in progresses]
+        saved = [progress.restore(asked.shapes, asked.method.per_client, kept=asked.kept) for progress in progresses]
         state = program.start(asked.shapes, saved)
         while ahead := _ahead(signals, schedule.ahead(first.done, program.pace), seeds):
             state, made = program.advance(state, ahead)

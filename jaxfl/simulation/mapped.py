@@ -142,10 +142,8 @@ def run_mapped(
             "value; run the values one after the other with jaxfl.run, or vary a number that is only computed with."
         ) from error
     _check_memory(advance, len(numbers), len(seeds))
-    found = advance(traced, stacked, data)
-    found = found if stacked.ndim else jax.tree.map(lambda leaf: leaf[:, None], found)
-    states, overflow, diverged, updates = found
-    late = np.asarray(overflow)  # [V, S, R]
+    states, *counts = advance(traced, stacked, data)
+    late, diverged, updates = (np.reshape(count, (len(numbers), len(seeds), rounds)) for count in counts)
     if late.any():
         value, place, round = np.argwhere(late)[0]
         raise RuntimeError(
@@ -156,9 +154,9 @@ def run_mapped(
     results = []
     for place in np.ndindex(len(numbers), len(seeds)):
         number, seed = numbers[place[0]], seeds[place[1]]
-        state = jax.tree.map(lambda leaf, place=place: leaf[place], states)
-        evaluation = look(keys[place[1]], _Valued(traced[place[0]], state))
-        left_out, sent = np.asarray(diverged[place]), np.asarray(updates[place])  # [R]
+        state = _one(states, place if stacked.ndim else place[:1])
+        evaluation = look(keys[place[1]], _Valued(jnp.float32(number), state))
+        left_out, sent = diverged[place], updates[place]  # [R]
         good = np.flatnonzero(left_out < sent)
         lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())
         if reason := come_to_nothing(lost, int(sent.sum()), evaluation, data, ended=True):
@@ -203,6 +201,12 @@ def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler
         return (several if keys.ndim else one)(value, keys, data)
 
     return jax.jit(jax.vmap(at, in_axes=(0, None, None)))
+
+
+@jax.jit
+def _one(states: Any, place: tuple[int, ...]) -> Any:
+    """Returns the state at a place of the leading axes; a program for them all, not one for every leaf."""
+    return jax.tree.map(lambda leaf: leaf[place], states)
 
 
 def _evaluated(make: Callable[[Any], Method], known: Method) -> Method:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method, takes_part
+from jaxfl.methods.base import takes_part
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.directory import HISTORY, RunDirectory
 from jaxfl.simulation.history import History
@@ -171,19 +171,19 @@ class Progress:
         """Returns a record for every evaluation so far; it writes itself."""
         return History() if self._directory is None else self._directory.history(self._resumed_at)
 
-    def restore(self, shapes: Params, method: Method, *, kept: bool = False) -> Params | None:
+    def restore(self, shapes: Params, field: str | None = None, *, kept: bool = False) -> Params | None:
         """Returns the checkpoint's state in host memory; None where the run starts.
 
         Args:
             shapes: of the method's first state; slots may have grown since.
-            method: the method.
-            kept: whether its rows of the clients stay on the host.
+            field: of the state that has rows of the clients, see `Method.per_client`.
+            kept: whether they stay on the host.
 
         Raises:
             ValueError: the checkpoint holds the state of another method.
         """
         start, self._start = self._start, None  # its arrays are of no use after this
-        return None if start is None else restored(start, shapes, method, kept=kept)
+        return None if start is None else restored(start, shapes, field, kept=kept)
 
     @property
     def pace(self) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfl.methods.base import Method, slots_of
+from jaxfl.methods.base import slots_of
 from jaxfl.simulation import processes
 from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.kept_rows import NAME, Index, KeptRows, bytes_of, check_of
@@ -14,23 +14,22 @@ from jaxfl.simulation.rows_here import with_field
 from jaxfl.typing import Params
 
 
-def restored(saved: Saved, shapes: Any, method: Method, *, kept: bool) -> Any:
+def restored(saved: Saved, shapes: Any, field: str | None, *, kept: bool) -> Any:
     """Returns the state of a checkpoint, in host memory, with its rows where they are to be now.
 
     Args:
         saved: of a run whose rows were on the host, or were not.
         shapes: of the method's first state.
-        method: says which rows.
+        field: of the state that has the rows, see `Method.per_client`.
         kept: whether they are to stay on the host.
 
     Raises:
         ValueError: the checkpoint holds the state of another method, or its rows are not there.
     """
-    field = method.per_client
     if field is None:
         return saved.state(shapes)
     whole, count, folder = getattr(shapes, field), shapes.cluster.shape[0], saved.path.parent
-    if not on_host(saved, method):
+    if not on_host(saved, field):
         state = saved.state(shapes)
         return with_field(state, field, _from_whole(getattr(state, field), folder)) if kept else state
     if processes.several():
@@ -43,9 +42,9 @@ def restored(saved: Saved, shapes: Any, method: Method, *, kept: bool) -> Any:
     return with_field(state, field, rows if kept else rows.take(np.arange(count)))
 
 
-def on_host(saved: Saved, method: Method) -> bool:
+def on_host(saved: Saved, field: str | None) -> bool:
     """Returns whether a checkpoint's rows of the clients are in a file beside it."""
-    return method.per_client is not None and f".{method.per_client}.place" in saved.arrays
+    return field is not None and f".{field}.place" in saved.arrays
 
 
 def _from_whole(rows: Params, folder: Path) -> KeptRows:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxfl import tree
@@ -66,10 +67,10 @@ def of_network(
 
 
 def example_of(data: FederatedData) -> Batch:
-    """Returns a batch of one row of zeros."""
+    """Returns a batch of one row of zeros, made on the host, where that is no program."""
     dtype = jax.dtypes.canonicalize_dtype(data.inputs.dtype if data.std is None else data.std.dtype)
-    labels = jnp.zeros((1, *data.labels.shape[1:]), jax.dtypes.canonicalize_dtype(data.labels.dtype))
-    return Batch(jnp.zeros((1, *data.input_shape), dtype), labels, jnp.ones(1, bool))
+    labels = np.zeros((1, *data.labels.shape[1:]), jax.dtypes.canonicalize_dtype(data.labels.dtype))
+    return Batch(*map(jnp.asarray, (np.zeros((1, *data.input_shape), dtype), labels, np.ones(1, bool))))
 
 
 def _dense_layers(

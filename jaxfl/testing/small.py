@@ -16,7 +16,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.cohort import Cohort, Plan
-from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Info, Method, Row
@@ -100,13 +100,19 @@ def federation(num_groups: int = 2, ragged: bool = True, rows: int = 12) -> Fede
     """Returns the battery's federation of eight clients, in arrays of the same shapes whatever is asked for."""
     data = clustered_linear(CLIENTS, num_groups, rows, FEATURES, CLASSES, ragged=ragged)
     pool, owned = 2 * CLIENTS * ROWS, CLIENTS * ROWS
-    splits = {
-        name: replace(split, rows=_lengthened(split.rows, owned), max_size=ROWS)
-        for name, split in (("train", data.train), ("test", data.test))
-    }
+    splits = {name: replace(split, rows=_lengthened(split.rows, owned)) for name, split in _splits(data)}
     nobody = np.zeros(CLIENTS, bool)  # an array in place of None: the same program for those who are held out
     pools = {name: _lengthened(getattr(data, name), pool) for name in POOL}
-    return replace(data, **pools, **splits, held_out=nobody)
+    return of_one_width(replace(data, **pools, **splits, held_out=nobody, group_names=()))
+
+
+def of_one_width(data: FederatedData) -> FederatedData:
+    """Returns the federation with batches as wide as those of all others of the battery."""
+    return replace(data, **{name: replace(split, max_size=ROWS) for name, split in _splits(data)})
+
+
+def _splits(data: FederatedData) -> list[tuple[str, Split]]:
+    return [("train", data.train), ("test", data.test)]
 
 
 def windowed(data: FederatedData, ids: Sequence[int]) -> FederatedData:

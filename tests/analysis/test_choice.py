@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,6 +15,7 @@ from jaxfl.analysis.choice import choose_num_clusters, elbow
 from jaxfl.data import conditions, divide, federate
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.testing.small import linear_task
+from tests.problems import batch_of
 
 DATA = clustered_linear(16, rows=40, features=4)
 OPTIONS: dict[str, Any] = {"num_clients": 10, "validation": 0.5, "seed": 1}
@@ -92,7 +92,7 @@ def test_neither_other_clients_nor_test_rows_are_read(chosen, samples):
 
 def seen_by(data, split, client):
     """Returns a client's rows as a model gets them, sorted."""
-    batch = data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32))
+    batch = batch_of(data, split, np.int32(client), np.arange(getattr(data, split).max_size, dtype=np.int32))
     real = np.asarray(batch.mask)
     return sorted(
         (np.asarray(x).tobytes(), int(y))
@@ -127,8 +127,8 @@ def test_the_sampled_clients_are_as_they_were(samples):
     assert sample.group.tolist() == [2, 3, 5, 6] and sample.held_out is None  # fewer than num_clients
     assert sample.test.size.tolist() == [3, 4, 3, 4] and sample.attack.kind == "label-flip"
     for place, client in enumerate(sample.group):
-        halves = [seen_by(sample, split, place) for split in (sample.train, sample.test)]
-        assert sorted(halves[0] + halves[1]) == seen_by(data, data.train, client)
+        halves = [seen_by(sample, split, place) for split in ("train", "test")]
+        assert sorted(halves[0] + halves[1]) == seen_by(data, "train", client)
         assert sample.attack.attacker[place] == data.attack.attacker[client]
 
 

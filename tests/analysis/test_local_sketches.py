@@ -1,6 +1,7 @@
 """Sketches of clients' own models are those of a loop, and a run's clusters lie apart in the plane."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +36,14 @@ def ran():
 
 def by_hand(method, result, client):
     """Returns a client's model, trained by itself from its centre."""
-    train = local_train(method.task, TRAIN.optimizer, local_epochs=TRAIN.epochs, batch_size=TRAIN.batch_size)
-    served = tree.take(result.state.centres, int(result.evaluation.cluster[client]))
-    own = key_for(jax.random.key(SEED), Stream.FINETUNE, ROUNDS, client)
-    return tree.ravel(train(own, served, result.data, jnp.int32(client))[0])
+    served = jax.tree.map(lambda leaf: np.asarray(leaf)[result.evaluation.cluster[client]], result.state.centres)
+    return _trained(method.task, jax.random.key(SEED), served, result.data, np.int32(client))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _trained(task, key, served, data, client):
+    train = local_train(task, TRAIN.optimizer, local_epochs=TRAIN.epochs, batch_size=TRAIN.batch_size)
+    return tree.ravel(train(key_for(key, Stream.FINETUNE, ROUNDS, client), served, data, client)[0])
 
 
 @pytest.mark.parametrize(("plan", "size"), [("auto", 650), (Plan(1), 64), (Plan(3), 64), (Plan(None), 64)])

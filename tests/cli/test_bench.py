@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from docs import notebooks
 from experiments.speed import bench as kit
 from jaxfl.cli import bench_works
 from jaxfl.cli.app import app
@@ -16,8 +17,10 @@ def jaxfl(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
-def test_a_page_of_two_points(tmp_path):
+def test_a_page_of_two_points(tmp_path, monkeypatch):
     """The one test that starts processes: each point has one."""
+    for name, value in notebooks.ENVIRONMENT.items():  # they compile quickly
+        monkeypatch.setenv(name, value)
     sizes = ["--values", "1,3", "--hidden", "4", "--rounds", "2", "--set", "batch_size=25"]
     result = jaxfl("scaling", "--over", "cohort", *sizes, "--out", tmp_path / "b")
     assert result.exit_code == 0, result.output

@@ -8,26 +8,28 @@ from sklearn.metrics import pairwise
 
 from jaxfl.clustering import distances
 
-SIZES = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 6))  # N, M, d
-BLOCKS = st.integers(1, 10)
+# N, M, d and the rows of a block; each compiles. Blocks of one row, that divide N or not, of more rows than there are
+SIZES = st.sampled_from(
+    [((1, 1, 1), 1), ((9, 4, 6), 3), ((9, 5, 3), 4), ((2, 9, 5), 10), ((6, 1, 2), 5), ((7, 8, 4), 1)]
+)
 
 
 def rows(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-@given(sizes=SIZES, block=BLOCKS, seed=st.integers(0, 99))
-def test_cosine_equals_scikit_learn(sizes, block, seed):
-    n, m, d = sizes
+@given(sizes=SIZES, seed=st.integers(0, 99))
+def test_cosine_equals_scikit_learn(sizes, seed):
+    (n, m, d), block = sizes
     x, y = rows(seed, n, d), rows(seed + 1, m, d)
     x[0] = 0
     found = distances.cosine(jnp.asarray(x), jnp.asarray(y), block=block)
     np.testing.assert_allclose(found, pairwise.cosine_similarity(x, y), atol=2e-6)
 
 
-@given(sizes=SIZES, block=BLOCKS, seed=st.integers(0, 99))
-def test_l2_equals_scikit_learn(sizes, block, seed):
-    n, m, d = sizes
+@given(sizes=SIZES, seed=st.integers(0, 99))
+def test_l2_equals_scikit_learn(sizes, seed):
+    (n, m, d), block = sizes
     x, y = rows(seed, n, d), rows(seed + 1, m, d)
     expected = pairwise.euclidean_distances(x.astype(np.float64), y.astype(np.float64))
     squared = distances.l2(jnp.asarray(x), jnp.asarray(y), squared=True, block=block)
@@ -36,9 +38,9 @@ def test_l2_equals_scikit_learn(sizes, block, seed):
     np.testing.assert_allclose(plain, np.sqrt(np.asarray(squared)), rtol=1e-6)
 
 
-@given(sizes=SIZES, block=BLOCKS, seed=st.integers(0, 99), width=st.integers(1, 40))
-def test_l1_equals_scikit_learn(sizes, block, seed, width):
-    n, m, _ = sizes
+@given(sizes=SIZES, seed=st.integers(0, 99), width=st.sampled_from([1, 40]))
+def test_l1_equals_scikit_learn(sizes, seed, width):
+    (n, m, _), block = sizes
     x, y = rows(seed, n, width), rows(seed + 1, m, width)
     found = distances.l1(jnp.asarray(x), jnp.asarray(y), block=block)
     np.testing.assert_allclose(found, pairwise.manhattan_distances(x, y), rtol=1e-5)

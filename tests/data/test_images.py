@@ -1,7 +1,6 @@
 """Rotations of images: exact in quarter turns, SciPy's interpolation in between."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import ndimage
@@ -9,6 +8,7 @@ from scipy import ndimage
 from jaxfl import data
 from jaxfl.data import images
 
+tilt = jax.jit(images.tilt)
 RNG = np.random.Generator(np.random.PCG64(3))
 
 
@@ -20,21 +20,21 @@ def test_tilt_is_bilinear_about_the_centre_with_the_border_repeated(shape, degre
     # of rows and columns; "nearest" repeats the border.
     expected = ndimage.rotate(x, degrees, axes=(1, 2), reshape=False, order=1, mode="nearest")
     with jax.enable_x64(True):
-        found = images.tilt(jnp.asarray(x), jnp.float64(degrees))
+        found = tilt(x, np.float64(degrees))
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_tilt_by_nothing_changes_nothing_and_pixels_become_floats():
     x = RNG.integers(0, 256, (3, 9, 9), np.uint8)
-    found = images.tilt(jnp.asarray(x), jnp.float32(0))
-    assert found.dtype == jnp.float32
+    found = tilt(x, np.float32(0))
+    assert found.dtype == np.float32
     np.testing.assert_array_equal(found, x)
 
 
 def test_a_white_background_stays_white():
     x = np.full((1, 9, 9), 255, np.uint8)
     # the two weights of an interpolation add up to 1 to rounding
-    np.testing.assert_allclose(images.tilt(jnp.asarray(x), jnp.float32(45)), 255, rtol=1e-6)
+    np.testing.assert_allclose(tilt(x, np.float32(45)), 255, rtol=1e-6)
 
 
 def test_clients_of_one_federation_have_their_own_angles():
@@ -44,7 +44,7 @@ def test_clients_of_one_federation_have_their_own_angles():
     fed = jax.device_put(data.rotated(source, num_clients=4, rows_per_client=5, angles=angles))
     assert fed.rotation.tolist() == [0, 0, 1, 3] and fed.tilt.tolist() == [0.0, 36.0, 0.0, 30.0]
     assert fed.group_names == ("0°", "36°", "90°", "300°")
-    batches = jax.vmap(lambda client: fed.batch(fed.train, client, jnp.arange(5)))(jnp.arange(4))
+    batches = jax.jit(jax.vmap(lambda client: fed.batch(fed.train, client, np.arange(5))))(np.arange(4))
     for client, angle in enumerate(angles):
         rows = fed.train.rows[fed.train.start[client] :][:5]
         expected = ndimage.rotate(x[rows].astype(float), angle, axes=(1, 2), reshape=False, order=1, mode="nearest")

@@ -1,13 +1,13 @@
 """Shifts: groups as declared, own permutations, one set of test rows apart from training rows."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfl import data
+from tests.problems import batch_of
 
 RNG = np.random.Generator(np.random.PCG64(1))
 
@@ -67,9 +67,9 @@ def test_rotated_clients_see_rot90_of_their_group():
     origin = source(40)
     fed = jax.device_put(data.rotated(origin, num_clients=4, rows_per_client=3, angles=(0, 90, 180, 270)))
     for client in range(4):
-        for split in (fed.train, fed.test):
-            x = fed.batch(split, jnp.int32(client), jnp.arange(3)).x
-            rows = np.asarray(rows_of(split, client))[:3]
+        for split in ("train", "test"):
+            x = batch_of(fed, split, np.int32(client), np.arange(3)).x
+            rows = np.asarray(rows_of(getattr(fed, split), client))[:3]
             np.testing.assert_array_equal(x, np.stack([np.rot90(origin.inputs[row], client) for row in rows]))
 
 
@@ -77,9 +77,9 @@ def test_shifted_clients_see_the_shifted_labels_in_training_and_test():
     origin = source(40)
     fed = jax.device_put(data.shifted(origin, num_clients=6, rows_per_client=3, shifts=(0, 4, 9)))
     for client in range(6):
-        for split in (fed.train, fed.test):
-            y = fed.batch(split, jnp.int32(client), jnp.arange(3)).y
-            rows = np.asarray(rows_of(split, client))[:3]
+        for split in ("train", "test"):
+            y = batch_of(fed, split, np.int32(client), np.arange(3)).y
+            rows = np.asarray(rows_of(getattr(fed, split), client))[:3]
             np.testing.assert_array_equal(y, (origin.labels[rows] + (0, 4, 9)[client // 2]) % 10)
 
 

@@ -24,22 +24,26 @@ def after(name, data, **options):
 def under(kind, *, late=0.0):
     """Returns the battery's federation under an attack, with a share of stragglers; 0 is nobody, as an array.
 
-    None in place of arrays would be another program: attackers of a kind and stragglers are of one.
+    None in place of arrays would be another program: attackers of a kind and stragglers are of one. So are those who
+    flip labels and those who flip signs: what flips labels is said in `train.flipped` alone, and nobody does the other.
     """
-    return replace(conditions.attack(federation(), kind, 0.3), stragglers=np.float32(late))
+    data = replace(conditions.attack(federation(), kind, 0.3), stragglers=np.float32(late))
+    nobody = np.zeros(data.num_clients, bool)
+    if kind == "label-flip":
+        return replace(data, attack=replace(data.attack, kind="sign-flip", attacker=nobody))
+    return replace(data, train=replace(data.train, flipped=nobody)) if kind == "sign-flip" else data
 
 
 def attacked_by_nobody(data):
     """Returns the federation with nobody attacking, in the same program."""
     nobody = np.zeros_like(data.attack.attacker)
-    train = data.train if data.train.flipped is None else replace(data.train, flipped=nobody)
-    return replace(data, attack=replace(data.attack, attacker=nobody), train=train)
+    return replace(data, attack=replace(data.attack, attacker=nobody), train=replace(data.train, flipped=nobody))
 
 
 def flipped_labels_are_other_labels(name):
     data = under("label-flip")
     split, labels = data.train, np.array(data.labels)
-    for client in np.flatnonzero(data.attack.attacker):
+    for client in np.flatnonzero(data.train.flipped):
         rows = np.asarray(split.rows)[split.start[client] :][: split.size[client]]
         labels[rows] = data.num_classes - 1 - labels[rows]
     relabelled = replace(attacked_by_nobody(data), labels=labels)

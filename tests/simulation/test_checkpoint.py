@@ -19,7 +19,10 @@ DATA = clustered_linear(8, rows=4, features=4)
 
 
 def state_of(factory, **options):
-    return factory(linear_task(), optax.sgd(0.1), **options).init(jax.random.key(0), DATA)
+    """Returns a state of any numbers, made without compiling anything."""
+    method, rng = factory(linear_task(), optax.sgd(0.1), **options), np.random.default_rng(0)
+    shapes = jax.eval_shape(method.init, jax.random.key(0), DATA)
+    return jax.tree.map(lambda leaf: np.asarray(100 * rng.random(leaf.shape), leaf.dtype), shapes)
 
 
 STATE = state_of(methods.stocfl, slots=4)

@@ -17,6 +17,7 @@ import optax
 import pytest
 
 import jaxfl
+from docs import notebooks
 from jaxfl.cli import app
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint
@@ -97,12 +98,14 @@ def pair(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # as the other tests: it compiles sooner
-    }
-    code = "import sys; from tests.simulation.test_processes import make_all; make_all(int(sys.argv[1]), *sys.argv[2:])"
+    environment = os.environ | notebooks.ENVIRONMENT  # compiled as the other tests: sooner
+    environment["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
+    code = """
+import gc, sys
+gc.set_threshold(100_000, 50, 1000)  # as `tests.plugin`
+from tests.simulation.test_processes import make_all
+make_all(int(sys.argv[1]), *sys.argv[2:])
+"""
     both = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(number), coordinator, str(folder)],

@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 
+from docs import notebooks
 from experiments.reliability import kills
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.history import History
@@ -21,7 +22,8 @@ from jaxfl.simulation.history import History
 # Signals its own process: after a checkpoint, inside the compiled rounds, or between the writing of a checkpoint and
 # its renaming.
 RUN = """
-import os, signal, sys, threading
+import gc, os, signal, sys, threading
+gc.set_threshold(100_000, 50, 1000)  # as `tests.plugin`
 import jax, optax, flax.linen, matplotlib.pyplot, sklearn.datasets
 import jaxfl.cli.app
 from jaxfl import cli
@@ -76,8 +78,8 @@ MOMENTS = [
 def runs(tmp_path_factory):
     """Returns a function that makes a run in a folder and ends it by a signal at a moment; and a whole run's folder."""
     folder = tmp_path_factory.mktemp("runs")
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg", "JAX_COMPILATION_CACHE_DIR": str(folder)}
-    environment.pop("XLA_FLAGS", None)
+    environment = os.environ | notebooks.ENVIRONMENT | {"MPLBACKEND": "Agg", "JAX_COMPILATION_CACHE_DIR": str(folder)}
+    del environment["JAX_DISABLE_MOST_OPTIMIZATIONS"]  # compiled as users compile, if by the old code generator
     with subprocess.Popen(
         [sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as parent:

@@ -24,7 +24,7 @@ METHODS = {
     "fedavg": methods.fedavg(TASK, SGD, **LOCAL),
     "fedprox": methods.fedprox(TASK, SGD, **LOCAL),
     "ifca": methods.ifca(TASK, SGD, num_clusters=2, choose="test", **LOCAL),  # assigned by rows that no round reads
-    "stocfl": methods.stocfl(TASK, SGD, slots=1, threshold=0.99, **LOCAL),  # slots double on the way
+    "stocfl": methods.stocfl(TASK, SGD, slots=4, threshold=0.99, **LOCAL),  # slots double on the way
 }
 
 

@@ -103,7 +103,11 @@ def leave(state: StoCFLState, ids: Sequence[int]) -> StoCFLState:
         state: StoCFL's.
         ids: of the clients.
     """
-    gone = jnp.asarray(np.asarray(ids, np.int32))
+    return _left(state, jnp.asarray(np.asarray(ids, np.int32)))
+
+
+@jax.jit
+def _left(state: StoCFLState, gone: Array) -> StoCFLState:
     cluster = state.cluster.at[gone].set(-1)
     before, after = (merging.sizes(c, state.slots).astype(jnp.float32) for c in (state.cluster, cluster))
     return state._replace(cluster=cluster, memory=state.memory.left(gone, after / jnp.maximum(before, 1)))

@@ -12,7 +12,7 @@ from jaxfl.data.clients import Split
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Row
 from jaxfl.testing.compare import assert_close, assert_equal, assert_same_partition, leaves
-from jaxfl.testing.small import COHORT, case, cohort_of, federation
+from jaxfl.testing.small import COHORT, case, cohort_of, federation, of_one_width
 
 
 def check_chunks(row: Row) -> None:
@@ -92,7 +92,7 @@ def check_permuted_clients(row: Row) -> None:
     """Clients under other ids are served as before; with full batches, since random numbers belong to an id."""
     one, data = case(row, batch_size=None), federation()
     permutation = np.array([3, 0, 6, 1, 7, 5, 2, 4])  # new id -> old id
-    moved = data.subset(permutation)
+    moved = of_one_width(data.subset(permutation))
     state, _ = one.run(data, cohort_of())
     other, _ = one.run(moved, cohort_of(np.argsort(permutation)[list(COHORT)].tolist()))
     ids = np.arange(data.num_clients)
