@@ -4,6 +4,7 @@ import functools
 import re
 from pathlib import Path
 
+from docs import lessons
 from docs.generate import papers, reliability, results, speed
 from jaxfl.bench import AXES
 
@@ -16,6 +17,7 @@ TABLES = {
     "h100": speed.h100,
     "h100 scaling": speed.h100_scaling,
     "h100 seeds": speed.h100_seeds,
+    **{f"lesson {name}": functools.partial(lessons.table, name) for name in lessons.COMMANDS},
     "machine": speed.machine,
     "models on the host": speed.models_on_the_host,
     "models on the host in words": speed.models_on_the_host_in_words,

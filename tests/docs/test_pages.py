@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from docs.generate import methods, reliability, results, speed, tables
+from docs.generate import methods, papers, reliability, results, speed, tables
 from jaxfl import data
 from jaxfl.cli.app import app, main
 from jaxfl.data.sources import SOURCES
@@ -111,7 +111,7 @@ def test_tables_are_what_the_results_say(path):
 
 def test_tables_have_their_places():
     places = {found[1] for path in tables.documents() for found in tables.PLACE.findall(path.read_text("utf-8"))}
-    assert places == set(tables.TABLES)
+    assert {place for place in places if papers.BETWEEN not in place} == set(tables.TABLES)
 
 
 @pytest.mark.parametrize("name", [*WRITTEN, "../CONTRIBUTING.md"])
