@@ -7,6 +7,7 @@ made of the counts is in `metrics.py`.
 Who is tested together, and where the rows come from, is in `testers.py`.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,11 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
+from jaxfl.simulation import kept_rows
 from jaxfl.simulation.finetune import FineTune, trainer
-from jaxfl.simulation.kept_rows import at_hand
 from jaxfl.simulation.metrics import Evaluation, summarise
 from jaxfl.simulation.program import kept, program_bytes, shapes_of
-from jaxfl.simulation.testers import Block, in_windows, of_all, resident
+from jaxfl.simulation.testers import Block, in_windows, of_all, parted, resident
 from jaxfl.typing import Array, Key
 
 BLOCK = 1000  # test rows taken at once
@@ -42,7 +43,6 @@ def evaluator(
     *,
     clients: np.ndarray | None = None,
     stream: bool = False,
-    kept: bool = False,
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
@@ -54,14 +54,13 @@ def evaluator(
         test_rows: the most rows of a client that are tested; None tests all.
         clients: who is tested `[M]`, in ascending order; None tests all.
         stream: whether the rows stay on the host, and are sent in windows.
-        kept: whether the state's rows of the clients do, see `kept_rows`.
     """
     ids = np.arange(data.num_clients) if clients is None else clients
     if stream:
         assigns, trains = method.assign is not keep_clusters, finetune is not None
         blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)
     else:
-        blocks = resident(data, ids, plan, test_rows, together=not kept)
+        blocks = resident(data, ids, plan, test_rows)
     few, note = (data, {}) if clients is None else (data.subset(ids), {"eval_clients": len(ids)})
 
     def summary(counts: np.ndarray, loss: np.ndarray, cluster: np.ndarray) -> Evaluation:
@@ -70,9 +69,10 @@ def evaluator(
 
     def evaluate(key: Key, state: Any) -> Evaluation:
         cluster, plain, tuned = np.array(state.cluster), [], []
-        for block in blocks():
+        split = parted if kept_rows.has_any(state) else lambda block: iter([block])
+        for block in itertools.chain.from_iterable(map(split, blocks())):
             shapes = shapes_of(block.data, block.tested, block.ids)
-            served = at_hand(state, block.ids, plan.place)
+            served = kept_rows.at_hand(state, block.ids, plan.place)
             if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
                 served = _assigner(method, plan, shapes)(key, served, block.data, block.ids, block.real)
             own = block.ids[block.real]
