@@ -1,8 +1,8 @@
 """The directory of a run: what lies in it, who may go on with it, and how it is read and written.
 
-`config.json` says what was asked for, `history.jsonl` grows and `checkpoint.npz` changes while the run goes, beside it
-`checkpoint-before.npz` and maybe `rows.bin` (see `kept_rows`), `summary.json` says what came of it, and `.lock` keeps
-other runs away meanwhile. JSON files and checkpoints are whole or not there: written beside the old one and renamed.
+`config.json` says what was asked for, `history.jsonl` grows, `checkpoint.npz` changes (with `checkpoint-before.npz`, and
+maybe `rows.bin`, see `kept_rows`), `summary.json` says what came of the run, and `.lock` keeps others away meanwhile.
+JSON files and checkpoints are whole or not there: written beside the old one and renamed over it.
 """
 
 import contextlib
