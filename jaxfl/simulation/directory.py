@@ -1,8 +1,8 @@
 """The directory of a run: what lies in it, who may go on with it, and how it is read and written.
 
-`config.json` says what was asked for, `history.jsonl` grows, `checkpoint.npz` changes (with `checkpoint-before.npz`, and
-maybe `rows.bin`, see `kept_rows`), `summary.json` says what came of the run, and `.lock` keeps others away meanwhile.
-JSON files and checkpoints are whole or not there: written beside the old one and renamed over it.
+`config.json` says what was asked for, `history.jsonl` grows and `checkpoint.npz` changes while the run goes, beside it
+`checkpoint-before.npz` and maybe `rows.bin` (see `kept_rows`), `summary.json` says what came of it, and `.lock` keeps
+other runs away meanwhile. JSON files and checkpoints are whole or not there: written beside the old one and renamed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from jaxfl.data import bounded
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import take_rows
 from jaxfl.sampling import Sampler
-from jaxfl.simulation import checkpoint, kept_rows, lock
+from jaxfl.simulation import checkpoint, lock
 from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History, json_ready, read, write_text
@@ -194,8 +194,7 @@ class RunDirectory:
 
     def save(self, state: Params, header: dict[str, Any]) -> None:
         """Writes a checkpoint, and keeps the one before; the header holds the run's `identity`."""
-        with kept_rows.saving(state) as saved:
-            checkpoint.save(self.path, saved, header)
+        checkpoint.save(self.path, state, header)
 
     def remove(self) -> None:
         """Removes the directory and all that is in it; nothing if it is not there."""

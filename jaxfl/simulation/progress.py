@@ -15,6 +15,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, takes_part
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.history import History
+from jaxfl.simulation.kept_rows import saving
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import Log, Made
 from jaxfl.simulation.restoring import restored
@@ -283,9 +284,9 @@ class Progress:
         """
         if self._directory is not None and self.saved < self.done and (sound is None or sound(state)):
             header = {"identity": self._identity, "round": self.done, "tally": vars(self.tally)}
-            with self._told():
+            with self._told(), saving(state) as saved:
                 header["records"] = len(self.history)
-                self._directory.save(state, header)
+                self._directory.save(saved, header)
             self.saved = self.done
 
     @contextlib.contextmanager
