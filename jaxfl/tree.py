@@ -49,11 +49,13 @@ def placed(arrays: Params, place: Any) -> Params:
     """Returns a tree of arrays at a place; of several processes each gives its own devices what it holds itself.
 
     Args:
-        arrays: the same at every process; nothing is copied that lies there.
+        arrays: the same at every process; nothing is copied that lies there, nor `Rows` that stand for others.
         place: a device, a sharding, or None, as in `jax.device_put`.
     """
 
-    def put(leaf: Any) -> Array:
+    def put(leaf: Any) -> Any:
+        if isinstance(leaf, Rows):
+            return leaf
         there = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
         if there or not isinstance(place, jax.sharding.Sharding) or place.is_fully_addressable:
             return jax.device_put(leaf, place)

@@ -105,16 +105,15 @@ class KeptRun:
         settings = None if self.config is None else self.job.settings
         plan: PlanChoice = "auto" if settings is None else options.plan(settings)
         run = {} if settings is None else settings.run
-        model, kept = served_model(self.method, shapes_whole(self.state)), on_host(self._saved, self.method.per_client)
+        model = served_model(self.method, shapes_whole(self.state))
         size = self._saved.header["identity"]["cohort"]
         chosen = engine.resolve_plan(plan, model, size, devices=run.get("devices"))
         stream = streams(self.method, self.data, run.get("resident", "auto"))
         data = self.data if stream else self.data.on_device(chosen.mesh)
         tested = sampled_clients(self.data, run.get("eval_clients"), self.seed)
         tuned = None if settings is None else options.finetune(settings)
-        look = evaluator(self.method, data, chosen, tuned, clients=tested, stream=stream, kept=kept)
-        state = self.state if kept else tree.placed(self.state, chosen.place)
-        return look(jax.random.key(self.seed), state)
+        look = evaluator(self.method, data, chosen, tuned, clients=tested, stream=stream)
+        return look(jax.random.key(self.seed), tree.placed(self.state, chosen.place))
 
     @property
     def seed(self) -> int:

@@ -21,7 +21,7 @@ from jaxfl import sampling
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import take_rows
 from jaxfl.sampling import Sampler
-from jaxfl.simulation import checkpoint, kept_rows, lock
+from jaxfl.simulation import checkpoint, lock
 from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History, json_ready, read, read_json, write_json
@@ -199,8 +199,7 @@ class RunDirectory:
 
     def save(self, state: Params, header: dict[str, Any]) -> None:
         """Writes a checkpoint, and keeps the one before; the header holds the run's `identity`."""
-        with kept_rows.saving(state) as saved:
-            checkpoint.save(self.path, saved, header)
+        checkpoint.save(self.path, state, header)
 
     def remove(self) -> None:
         """Removes the directory and all that is in it; nothing if it is not there."""

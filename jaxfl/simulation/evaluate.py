@@ -7,6 +7,7 @@ added up is the task's, see `jaxfl.tasks.Metrics`; what is made of it for all cl
 Who is tested together, and where the rows come from, is in `testers.py`.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,11 +22,11 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.data.divide import on_validation
 from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
+from jaxfl.simulation import kept_rows
 from jaxfl.simulation.finetune import FineTune, trainer
-from jaxfl.simulation.kept_rows import at_hand
 from jaxfl.simulation.metrics import Evaluation, Totals, finetuned, summarise, together
 from jaxfl.simulation.program import kept, program_bytes, shapes_of
-from jaxfl.simulation.testers import Block, in_windows, of_all, resident
+from jaxfl.simulation.testers import Block, in_windows, of_all, parted, resident
 from jaxfl.typing import Array, Key, Params
 
 BLOCK = 1000  # test rows of a client taken at once
@@ -42,7 +43,6 @@ def evaluator(
     *,
     clients: np.ndarray | None = None,
     stream: bool = False,
-    kept: bool = False,
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
@@ -57,12 +57,11 @@ def evaluator(
         test_rows: the most rows of a client that are tested; None tests all.
         clients: who is tested `[M]`, in ascending order; None tests all.
         stream: whether the rows stay on the host, and are sent in windows.
-        kept: whether the state's rows of the clients do, see `kept_rows`.
     """
-    look = _of_test_rows(method, data, plan, finetune, test_rows, clients, stream, kept)
+    look = _of_test_rows(method, data, plan, finetune, test_rows, clients, stream)
     if data.validation is None:
         return look
-    look_apart = _of_test_rows(method, on_validation(data), plan, None, test_rows, clients, stream, kept)
+    look_apart = _of_test_rows(method, on_validation(data), plan, None, test_rows, clients, stream)
 
     def both(key: Key, state: Any) -> Evaluation:
         found, apart = look(key, state), look_apart(key, state).metrics
@@ -80,7 +79,6 @@ def _of_test_rows(
     test_rows: int | None,
     clients: np.ndarray | None,
     stream: bool,
-    kept: bool,
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns the evaluation on the test rows alone; arguments as of `evaluator`."""
     ids = np.arange(data.num_clients) if clients is None else clients
@@ -88,7 +86,7 @@ def _of_test_rows(
         assigns, trains = method.assign is not keep_clusters, finetune is not None
         blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)
     else:
-        blocks = resident(data, ids, plan, test_rows, together=not kept)
+        blocks = resident(data, ids, plan, test_rows)
     tests = _for_tests(plan, data)
     few, note = (data, {}) if clients is None else (data.subset(ids), {"eval_clients": len(ids)})
 
@@ -98,9 +96,10 @@ def _of_test_rows(
 
     def evaluate(key: Key, state: Any) -> Evaluation:
         cluster, plain, tuned = np.array(state.cluster), [], []
-        for block in blocks():
+        split = parted if kept_rows.has_any(state) else lambda block: iter([block])
+        for block in itertools.chain.from_iterable(map(split, blocks())):
             shapes = shapes_of(block.data, block.tested, block.ids)
-            served = at_hand(state, block.ids, plan.place)
+            served = kept_rows.at_hand(state, block.ids, plan.place)
             if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
                 served = _assigner(method, plan, shapes)(key, served, block.data, block.ids, block.real)
             own = block.ids[block.real]
@@ -134,7 +133,7 @@ def model_of(
         stream: whether the rows stay on the host.
     """
     ids, plan = np.array([client]), Plan()
-    state = jax.tree.map(np.asarray, at_hand(state, ids, plan.place))  # of one device or of several
+    state = jax.tree.map(np.asarray, kept_rows.at_hand(state, ids, plan.place))  # of one device or of several
     if method.assign is not keep_clusters:
         blocks = (
             in_windows(data, ids, plan, None, assigns=True, trains=False) if stream else resident(data, ids, plan, None)

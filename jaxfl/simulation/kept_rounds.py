@@ -119,10 +119,8 @@ class KeptRounds(Rounds):
             first, count = getattr(state, self._field), state.cluster.shape[0]
             rows = KeptRows(Index.of_nobody(first, count), self._folder, new=True)
             rows.check_room(min(count, self._cohorts.rounds * self._size))
-        else:
-            rows = getattr(state, self._field)
-        rest = tree.placed(with_field(state, self._field, ()), self._plan.place)
-        return with_field(rest, self._field, rows)
+            state = with_field(state, self._field, rows)
+        return tree.placed(state, self._plan.place)
 
 
 @kept

@@ -232,6 +232,11 @@ def at_hand(state: Any, ids: np.ndarray, place: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.here(ids, place) if isinstance(leaf, KeptRows) else leaf, state)
 
 
+def has_any(state: Any) -> bool:
+    """Returns whether a state has rows that are on the host."""
+    return any(isinstance(leaf, KeptRows) for leaf in jax.tree.leaves(state))
+
+
 def shapes_whole(state: Any) -> Any:
     """Returns a state in which the shapes of rows that are on the host stand for them; any other as it is."""
     return jax.tree.map(lambda leaf: leaf.shapes if isinstance(leaf, KeptRows) else leaf, state)

@@ -212,7 +212,7 @@ class _Seed:
         self._evaluation: Evaluation | None = None
         self.diverged: Diverged | None = None
         self.ended = False
-        rows = {"clients": one.tested, "stream": asked.stream, "kept": asked.kept}
+        rows = {"clients": one.tested, "stream": asked.stream}
         few = asked.schedule.test_rows
         self._look = evaluator(asked.method, data, plan, asked.finetune, **rows)
         self._glance = self._look if few is None else evaluator(asked.method, data, plan, asked.finetune, few, **rows)

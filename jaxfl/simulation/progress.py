@@ -16,7 +16,7 @@ from jaxfl.methods.base import takes_part
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.directory import HISTORY, RunDirectory
 from jaxfl.simulation.history import History
-from jaxfl.simulation.kept_rows import KeptRows
+from jaxfl.simulation.kept_rows import has_any, saving
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import Log, Made
 from jaxfl.simulation.restoring import restored
@@ -252,8 +252,8 @@ class Progress:
             OSError: it cannot be written; the message says what is kept.
         """
         if self._directory is not None and self.saved < self.done and (sound is None or sound(state)):
-            with self._told():
-                self._directory.save(state, self._header())
+            with self._told(), saving(state) as saved:
+                self._directory.save(saved, self._header())
             self.saved = self.done
 
     def keep(self, folder: Path, state: Params) -> None:
@@ -262,7 +262,7 @@ class Progress:
         Raises:
             ValueError: the clients' own models stay on the host: their file is that of the run.
         """
-        if any(isinstance(leaf, KeptRows) for leaf in jax.tree.leaves(state)):
+        if has_any(state):
             raise ValueError(
                 "the best checkpoint must have all models in it, got clients' models in a file on the host (resident); "
                 "give resident=True, or leave the best checkpoint out."

@@ -53,25 +53,18 @@ def sampled_clients(data: FederatedData, most: int | None, seed: int) -> np.ndar
     return np.sort(host_rng(seed, "eval_clients").permutation(able)[:most] if len(able) else np.arange(most))
 
 
-def resident(
-    data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None, *, together: bool = True
-) -> Blocks:
-    """Returns one block of everybody that is tested, of rows on the device; or several, of the same shapes.
+def resident(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None) -> Blocks:
+    """Returns one block of everybody that is tested, of rows on the device.
 
     Args:
         data: the federation.
         ids: who is tested.
         plan: has the devices.
         test_rows: the most rows of a client that are tested, or None.
-        together: whether it is one block.
     """
     tested = data if test_rows is None else _thinned(data, ids, test_rows).on_device(plan.mesh)
-
-    def blocks() -> Iterator[Block]:
-        for padded, real in _parts(ids, len(ids) if together else min(BESIDE, len(ids))):
-            yield Block(padded, real, data, tested)
-
-    return blocks
+    whole = Block(ids.astype(np.int32), np.ones(len(ids), bool), data, tested)
+    return lambda: iter([whole])
 
 
 def in_windows(
@@ -102,6 +95,16 @@ def in_windows(
             yield Block(padded, real, window if both in (own, None) else both.of(few), window)
 
     return blocks
+
+
+def parted(block: Block) -> Iterator[Block]:
+    """Yields blocks of at most `BESIDE` clients, of the same shapes; one that has no more as it is."""
+    own = block.ids[block.real]
+    if len(block.ids) <= BESIDE:
+        yield block
+        return
+    for padded, real in _parts(own, BESIDE):
+        yield block._replace(ids=padded, real=real)
 
 
 def of_all(found: Evaluation, ids: np.ndarray, cluster: np.ndarray) -> Evaluation:
