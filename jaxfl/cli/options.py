@@ -56,7 +56,7 @@ class Settings(NamedTuple):
             flat["server_optimizer"] = self.server_name
         if own.is_own(self.model_name):
             flat["model_checksum"] = own.checksum(self.model_name)
-        if own.is_own(learned := self.run.get("task")):
+        if own.is_own(learned := self.run.get("task", "auto")):
             flat["task_checksum"] = own.checksum(learned)
         for option in known(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name):
             given = getattr(self, option.owner)

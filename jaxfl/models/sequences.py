@@ -51,7 +51,7 @@ class CharRNN(nn.Module):
         check_tokens(tokens)
         outputs = nn.Embed(self.vocabulary or self.num_classes, self.embedding)(tokens)
         for width in (self.hidden,) if isinstance(self.hidden, int) else self.hidden:
-            outputs = nn.RNN(CELLS[self.cell](width))(outputs)
+            outputs = jnp.asarray(nn.RNN(CELLS[self.cell](width))(outputs))
         return nn.Dense(self.num_classes)(outputs[:, -1] if self.last else outputs)
 
 

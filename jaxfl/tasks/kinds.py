@@ -27,7 +27,8 @@ def classification(module: Network, data: FederatedData, *, fast_forms: bool = T
     while clients train and in `eval()` mode otherwise. If its `__call__` takes `train` (or
     `training`, `is_training`), it is True while clients train and rngs carry `"dropout"`; `deterministic` (or
     `use_running_average`) is False then. If it takes `mask`, it gets the batch's `[B]` mask of real rows (batch
-    statistics must leave padding out). All of the module's variables must be parameters.
+    statistics must leave padding out). All of the module's variables must be parameters, or running averages of batch
+    normalisation: these are leaves of the model like any other, but training sets them beside its steps.
 
     Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.rewriting`, and
     dense layers are trained by their factors where that is faster, see `jaxfl.client.factored`: the same values and
@@ -37,7 +38,8 @@ def classification(module: Network, data: FederatedData, *, fast_forms: bool = T
 
     Raises:
         ValueError: the labels are no classes; or the module does not return one logit per class of `data`, keeps
-            variables other than parameters, or has dropout that is off while clients train or on while they are tested.
+            variables of other kinds, running averages without a mask, or has dropout that is off while clients train
+            or on while they are tested.
 
     >>> import jax, jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -181,7 +183,7 @@ def supervised(
 
 
 # What a federation is for, by the kind of its labels.
-TASKS: dict[Kind, Callable[..., Task]] = {
+TASKS: dict[str, Callable[..., Task]] = {
     "classification": classification,
     "regression": regression,
     "multilabel": multilabel,

@@ -9,6 +9,8 @@ from flax import linen as nn
 from flax import nnx
 
 import jaxfl
+from jaxfl.client.training import local_train
+from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch
 from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.testing.compare import assert_close
@@ -49,10 +51,32 @@ class Listed(nnx.Module):
 
 class Normalised(nnx.Module):
     def __init__(self, rngs):
-        self.norm, self.head = nnx.BatchNorm(64, rngs=rngs), nnx.Linear(64, 10, rngs=rngs)
+        self.norm, self.head = nnx.BatchNorm(64, momentum=0.9, rngs=rngs), nnx.Linear(64, 10, rngs=rngs)
 
+    def __call__(self, x, mask):
+        return self.head(self.norm(x.reshape(x.shape[0], -1), mask=mask[:, None]))
+
+
+class NoMask(Normalised):
     def __call__(self, x):
-        return self.head(self.norm(x.reshape(x.shape[0], -1)))
+        return super().__call__(x, None)
+
+
+class LinenNormalised(nn.Module):
+    fixed: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, mask, train: bool = False):
+        average = not train if self.fixed is None else self.fixed
+        norm = nn.BatchNorm(use_running_average=average, momentum=0.9, name="norm")
+        return nn.Dense(10, name="head")(norm(x.reshape(x.shape[0], -1), mask=mask[:, None]))
+
+
+class Counting(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        self.variable("counts", "calls", jnp.zeros, ())
+        return nn.Dense(10)(x.reshape(x.shape[0], -1))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +133,13 @@ def test_a_run_learns(data):
     ("make", "said"),
     [
         (lambda: NNX(rngs=nnx.Rngs(0)), "Give the class, NNX, or a function: lambda rngs: NNX"),
-        (lambda: Normalised, r"parameters only, got the variables \['BatchStat'\]"),
+        (lambda: NoMask, "keeps running averages, which padding rows must not be part of; give __call__ an argument"),
+        (lambda: LinenNormalised(True), "must bring its running averages up to date while clients train, and use them"),
+        (
+            lambda: LinenNormalised(False),
+            "must bring its running averages up to date while clients train, and use them",
+        ),
+        (lambda: Counting(), r"must keep no other variables, got \['counts', 'params'\]; a client's model is"),
         (lambda: 3, "a module of flax.linen, the class of one of flax.nnx"),
         (lambda: lambda rngs: Listed(rngs, 3), "one logit for each of the 10 classes"),
     ],
@@ -117,3 +147,82 @@ def test_a_run_learns(data):
 def test_other_networks_are_refused(data, make, said):
     with pytest.raises(ValueError, match=said):
         jaxfl.classification(make(), data)
+
+
+def by_hand(model, data, client, steps, rate):
+    """Full-batch steps of logistic regression on normalised rows, in NumPy; momentum 0.9 of the running averages."""
+    rows = np.asarray(data.train.rows)[data.train.start[client] :][: data.train.size[client]]
+    x, y = np.asarray(data.inputs)[rows].reshape(len(rows), -1).astype(float), np.asarray(data.labels)[rows]
+    x = (x - np.asarray(data.mean)) / np.asarray(data.std)
+    model = jax.tree.map(lambda leaf: np.array(leaf, float), model)
+    norm, head = model["norm"], model["head"]
+    mean, var = x.mean(0), x.var(0)
+    normal = (x - mean) / np.sqrt(var + 1e-5)
+    for _ in range(steps):
+        features = normal * norm["scale"] + norm["bias"]
+        logits = features @ head["kernel"] + head["bias"]
+        chances = np.exp(logits - logits.max(1, keepdims=True))
+        away = (chances / chances.sum(1, keepdims=True) - np.eye(10)[y]) / len(x)
+        back = away @ head["kernel"].T
+        head["kernel"] -= rate * features.T @ away
+        head["bias"] -= rate * away.sum(0)
+        norm["scale"] -= rate * (back * normal).sum(0)
+        norm["bias"] -= rate * back.sum(0)
+        norm["mean"], norm["var"] = 0.9 * norm["mean"] + 0.1 * mean, 0.9 * norm["var"] + 0.1 * var
+    return model
+
+
+@pytest.mark.parametrize("make", [LinenNormalised(), Normalised], ids=["linen", "nnx"])
+@pytest.mark.parametrize("sizes", [{}, {"block": 8}], ids=["one batch", "blocks"])
+def test_running_averages_are_those_of_a_loop(data, make, sizes, key):
+    """Padding is left out: clients have 20 rows, or 15, of which some are padding; weight decay leaves them alone."""
+    task = jaxfl.classification(make, data)
+    assert task.averages.names == {"norm/mean", "norm/var"} and task.dense is None
+    model = task.init(key)
+    ragged = data.replace(train=data.train.replace(size=data.train.size - 5 * (np.arange(8) % 2).astype(np.int32)))
+    train = jax.jit(local_train(task, optax.sgd(0.2), local_epochs=3, batch_size=None, **sizes))
+    for client in (0, 1):
+        found, _ = train(key, model, ragged.on_device(), jnp.int32(client))
+        if sizes:  # each block has statistics of its own, and the averages get the blocks' mean
+            blocks = by_hand(model, ragged, client, 3, 0.2)["norm"]["mean"]
+            np.testing.assert_allclose(found["norm"]["mean"], blocks, rtol=1e-4, atol=1e-5)
+            continue
+        assert_close(found, by_hand(model, ragged, client, 3, 0.2), "by hand")
+    optimizer = optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.2))
+    decay = jax.jit(local_train(task, optimizer, local_epochs=3, batch_size=None, **sizes))
+    decayed, _ = decay(key, model, ragged.on_device(), jnp.int32(1))
+    assert_close(decayed["norm"]["mean"], found["norm"]["mean"], "no optimiser moves them")
+
+
+def test_a_client_is_tested_with_its_running_averages(data, key, batch):
+    task = jaxfl.classification(Normalised, data)
+    model = task.init(key)
+    alone = task.outputs(model, jax.tree.map(lambda leaf: leaf[:1], batch))
+    np.testing.assert_allclose(alone, task.outputs(model, batch)[:1], rtol=1e-5, atol=1e-6)
+    gradient = jax.grad(task.loss)(model, batch)
+    assert not np.any(gradient["norm"]["mean"]) and not np.any(gradient["norm"]["var"])
+
+
+def test_the_server_averages_running_averages_or_a_client_keeps_them(data, key):
+    """FedBN: the layers of normalisation stay with the client. A server's optimiser leaves the averages alone."""
+    task, states = jaxfl.classification(Normalised, data), {}
+    options = {"local_epochs": 1, "weighting": "uniform"}
+    adam = jaxfl.server.optimizers.fedadam(0.1)
+    methods = {
+        "fedavg": jaxfl.methods.fedavg(task, optax.sgd(0.1), **options),
+        "fedadam": jaxfl.methods.fedavg(task, optax.sgd(0.1), server_optimizer=adam, **options),
+        "fedbn": jaxfl.methods.fedper(task, optax.sgd(0.1), personal="norm", **options),
+    }
+    for name, method in methods.items():
+        state = method.init(key, data)
+        states[name], info = jax.jit(method.round)(key, state, data.on_device(), Cohort.of(range(8)))
+        assert int(info.diverged) == 0
+    own = states["fedbn"].heads["norm"]
+    assert not np.allclose(own["mean"][0], own["mean"][1]) and states["fedbn"].base["norm"]["mean"] is None
+    average = states["fedavg"].model
+    assert_close(average["norm"]["mean"], own["mean"].mean(0), "the mean of the clients'")
+    assert_close(states["fedadam"].model["norm"]["mean"], average["norm"]["mean"], "not Adam's")
+    assert not np.allclose(states["fedadam"].model["head"]["kernel"], average["head"]["kernel"])
+    for refused in (jaxfl.methods.fedsgd, jaxfl.methods.feddane):
+        with pytest.raises(ValueError, match="cannot bring running averages up to date: its clients send gradients"):
+            refused(task, optax.sgd(0.1))
