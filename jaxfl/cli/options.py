@@ -132,8 +132,8 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
-    network, fast = model(settings, data.num_classes), settings.run.get("fast_forms", True)
-    task = own.create_task(settings.run.get("task", "auto"), network, data, fast_forms=fast)
+    how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
+    task = own.create_task(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
     chosen = dict(settings.method)
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)

@@ -7,7 +7,7 @@ one network whose numbers are drawn already.
 import inspect
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import flax.errors
 import jax
@@ -89,7 +89,16 @@ class Functions(NamedTuple):
     running: Running | None = None
 
 
-Network = nn.Module | Made | Functions
+@runtime_checkable
+class Composed(Protocol):
+    """A network that is made of another one, such as `jaxfl.models.lora` makes."""
+
+    def functions(self, example: Batch) -> Functions:
+        """Returns its two functions, for rows like an example `[1, ...]`."""
+        ...
+
+
+Network = nn.Module | Made | Functions | Composed
 
 
 def functions_of(network: Network, example: Batch) -> Functions:
@@ -108,6 +117,8 @@ def functions_of(network: Network, example: Batch) -> Functions:
         return network
     if isinstance(network, nn.Module):
         return _linen(network, example)
+    if isinstance(network, Composed):
+        return network.functions(example)
     if isinstance(network, nnx.Module):
         name = type(network).__name__
         raise ValueError(

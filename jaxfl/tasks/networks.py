@@ -11,6 +11,7 @@ from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models import dense_layers, rewriting
 from jaxfl.models.adapters import TRAINING, Network, Running, functions_of
+from jaxfl.models.precision import Compute, check_products, in_bfloat16
 from jaxfl.tasks.contract import Averages, DenseLayers, Products, Task, masked_mean
 from jaxfl.tasks.metrics import Metrics
 from jaxfl.typing import Array, Key, Params
@@ -25,6 +26,7 @@ def of_network(
     metrics: Metrics,
     *,
     fast_forms: bool = True,
+    compute: Compute = "float32",
     shape: tuple[int, ...] | None = None,
     what: str = "",
 ) -> Task:
@@ -36,11 +38,13 @@ def of_network(
         losses: `(outputs [B, ...], batch) -> [B]`.
         metrics: of the outputs.
         fast_forms: whether operations are computed in forms that are fast for many clients.
+        compute: the type that the network computes in.
         shape: that outputs of one row must have, or None.
         what: is to be returned, for the message.
     """
     example = example_of(data)
-    init, apply, running = functions_of(module, example)
+    functions = functions_of(module, example)
+    init, apply, running = in_bfloat16(functions) if compute == "bfloat16" else functions
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
         return mean_loss(forward(_fixed(model, averages), batch, key), batch)
@@ -51,6 +55,8 @@ def of_network(
     model = jax.eval_shape(init, jax.random.key(0))
     _check_dropout(apply, model, example)
     outputs = jax.eval_shape(lambda model: apply(model, example, None), model)
+    if compute == "bfloat16":
+        check_products(apply, model, example, None)
     if shape is not None and outputs.shape != (1, *shape):
         raise ValueError(
             f"module must return {what} of {data.name}, got outputs of shape {outputs.shape} for one row; set "

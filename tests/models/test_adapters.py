@@ -9,6 +9,7 @@ from flax import linen as nn
 from flax import nnx
 
 import jaxfl
+from jaxfl import tree
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch
@@ -226,3 +227,69 @@ def test_the_server_averages_running_averages_or_a_client_keeps_them(data, key):
     for refused in (jaxfl.methods.fedsgd, jaxfl.methods.feddane):
         with pytest.raises(ValueError, match="cannot bring running averages up to date: its clients send gradients"):
             refused(task, optax.sgd(0.1))
+
+
+@pytest.mark.parametrize("make", [Linen(), Normalised], ids=["dense", "normalised"])
+def test_bfloat16_is_near_float32_and_steps_are_in_float32(data, key, batch, make):
+    """A number of bfloat16 has 8 bits: half a percent a product, and a loss is a mean of many."""
+    found = {}
+    for compute in ("float32", "bfloat16"):
+        with jax.numpy_dtype_promotion("standard"):  # flax's batch normalisation leaves it to JAX
+            task = jaxfl.classification(make, data, compute=compute)
+            model = task.init(key)
+            loss = task.loss if task.averages is None else task.averages.loss
+            found[compute] = jax.jit(jax.value_and_grad(loss))(model, batch, key)
+            assert task.outputs(model, batch).dtype == jnp.float32
+    (loss, gradient), (rough, rounded) = found["float32"], found["bfloat16"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(rounded)} == {jnp.dtype("float32")}
+    assert 0 < abs(float(rough - loss)) < 0.01 * float(loss)
+    one, other = tree.ravel(gradient), tree.ravel(rounded)
+    assert one @ other > 0.99 * jnp.linalg.norm(one) * jnp.linalg.norm(other)
+    assert not np.array_equal(one, other)
+
+
+def test_a_network_that_casts_to_float32_is_refused_in_bfloat16(data):
+    class Casts(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(10, dtype=jnp.float32)(x.reshape(x.shape[0], -1))
+
+    with pytest.raises(ValueError, match="some of its products are in float32; leave out what casts to it"):
+        jaxfl.classification(Casts(), data, compute="bfloat16")
+
+
+def test_adapters_start_at_the_base_and_are_all_that_is_trained_and_sent(data, key, batch):
+    module = Linen()
+    base = module.init(key, jnp.zeros((1, 8, 8)))["params"]
+    network = jaxfl.models.lora(module, base, rank=2, alpha=4.0, layers="stem")
+    task, whole = jaxfl.classification(network, data), jaxfl.classification(module, data)
+    model = task.init(key)
+    assert tree.names(model) == ["stem/kernel/down", "stem/kernel/up"]
+    np.testing.assert_allclose(task.outputs(model, batch), whole.outputs(base, batch), rtol=1e-6)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.5), local_epochs=2)
+    result = jaxfl.run(method, data, rounds=4, seed=0, eval_every=2)
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    assert result.history[-1]["bytes_up"] == 4 * 8 * 4 * (64 * 2 + 2 * 8)  # rounds, clients, bytes of a float, adapters
+    trained = network.merged(result.state.model)
+    assert_close(trained["head"], base["head"], "has no adapter")
+    change = np.asarray(trained["stem"]["kernel"] - base["stem"]["kernel"])
+    assert np.linalg.matrix_rank(change, tol=1e-5 * np.abs(change).max()) == 2
+    factors = result.state.model["stem/kernel"]
+    np.testing.assert_allclose(change, 2 * factors["down"] @ factors["up"], rtol=1e-4, atol=1e-6)  # alpha / rank
+    rough = jaxfl.classification(network, data, compute="bfloat16")
+    assert abs(float(rough.loss(model, batch) - task.loss(model, batch))) < 0.01 * float(task.loss(model, batch))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rank": 0}, "rank must be at least 1, got 0"),
+        ({"layers": "bias"}, "layers must name a kernel, got 'bias', and all that it names are vectors"),
+        ({"base": {"stem": {"kernel": jnp.zeros((2, 2))}}}, "base must be parameters of the module, but only one of"),
+        ({"module": LinenNormalised()}, "module must have no running averages"),
+    ],
+)
+def test_adapters_refuse(data, key, change, said):
+    arguments = {"module": Linen(), "base": Linen().init(key, jnp.zeros((1, 8, 8)))["params"], **change}
+    with pytest.raises(ValueError, match=said):
+        jaxfl.classification(jaxfl.models.lora(**arguments), data)
