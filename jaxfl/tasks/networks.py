@@ -56,7 +56,8 @@ def of_network(
     _check_dropout(apply, model, example)
     outputs = jax.eval_shape(lambda model: apply(model, example, None), model)
     if compute == "bfloat16":
-        check_products(apply, model, example, None)
+        for key in (None, jax.random.key(0)):
+            check_products(apply, model, example, key)
     if shape is not None and outputs.shape != (1, *shape):
         raise ValueError(
             f"module must return {what} of {data.name}, got outputs of shape {outputs.shape} for one row; set "

@@ -229,7 +229,7 @@ def test_the_server_averages_running_averages_or_a_client_keeps_them(data, key):
             refused(task, optax.sgd(0.1))
 
 
-@pytest.mark.parametrize("make", [Linen(), Normalised], ids=["dense", "normalised"])
+@pytest.mark.parametrize("make", [Linen(), LinenNormalised()], ids=["dense", "normalised"])
 def test_bfloat16_is_near_float32_and_steps_are_in_float32(data, key, batch, make):
     """A number of bfloat16 has 8 bits: half a percent a product, and a loss is a mean of many."""
     found = {}
@@ -256,6 +256,8 @@ def test_a_network_that_casts_to_float32_is_refused_in_bfloat16(data):
 
     with pytest.raises(ValueError, match="some of its products are in float32; leave out what casts to it"):
         jaxfl.classification(Casts(), data, compute="bfloat16")
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(ValueError, match="flax.nnx dtype=jnp.bfloat16"):
+        jaxfl.classification(Normalised, data, compute="bfloat16")
 
 
 def test_adapters_start_at_the_base_and_are_all_that_is_trained_and_sent(data, key, batch):
