@@ -23,7 +23,6 @@ from jaxfl.models import networks
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, options_of, quoted, words_of
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.tasks import TASKS
 
 LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
@@ -117,8 +116,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         if option.name in chosen[option.owner]:
             raise ValueError(f"{option.name} must be set once, got it with and without {option.owner}; leave one out.")
         chosen[option.owner][option.name] = value
-    if not own.is_own(learned := chosen["run"].get("task", "auto")):
-        check_name("task", learned, ["auto", *TASKS])
+    own.check_task(chosen["run"].get("task", "auto"))
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             raise ValueError(f"{option.name} must be given for {option.owner} {method}; add --set {option.name}=...")

@@ -17,7 +17,7 @@ from typing import Any
 from jaxfl.data.clients import FederatedData
 from jaxfl.models import networks
 from jaxfl.models.adapters import Network
-from jaxfl.schema import REQUIRED, Option, did_you_mean, lines_of, quoted
+from jaxfl.schema import REQUIRED, Option, check_name, did_you_mean, lines_of, quoted
 from jaxfl.tasks import TASKS, Task
 
 ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
@@ -55,6 +55,14 @@ def create_model(name: str, num_classes: int, **chosen: Any) -> Network:
     if "rngs" not in takes:
         return made(**chosen)
     return lambda rngs: made(**chosen, rngs=rngs)
+
+
+def check_task(name: str) -> None:
+    """Raises ValueError if there is no task of this name, or no function at this address."""
+    if is_own(name):
+        load(name)
+    else:
+        check_name("task", name, ["auto", *TASKS])
 
 
 def create_task(name: str, network: Network, data: FederatedData, **how: Any) -> Task:
