@@ -168,15 +168,19 @@ def finetune(settings: Settings) -> FineTune | None:
     """Returns the fine-tuning that the settings ask for: with the optimiser and batch size of local training.
 
     Raises:
-        ValueError: less than one epoch.
+        ValueError: less than one epoch, or batches of none.
     """
-    epochs = settings.run.get("finetune")
+    epochs, batch_size = settings.run.get("finetune"), settings.run.get("finetune_batch_size", "local")
     if epochs is None:
+        if batch_size != "local":
+            raise ValueError(f"finetune_batch_size needs finetune, got {batch_size} without it; give --finetune 1.")
         return None
     if epochs < 1:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")
-    local = METHODS[settings.method_name].options | settings.method  # a method without batches takes all rows
-    return FineTune(optimizer(settings), epochs, local.get("batch_size"))
+    if batch_size == "local":
+        local = METHODS[settings.method_name].options | settings.method  # a method without batches takes all rows
+        batch_size = local.get("batch_size")
+    return FineTune(optimizer(settings), epochs, batch_size)
 
 
 def optimizer(settings: Settings) -> optax.GradientTransformation:

@@ -22,4 +22,7 @@ RUN = (
         "resident", "auto", bool | Literal["auto"], "whether all rows lie on the device, or a round's are sent ahead"
     ),
     Option("finetune", None, int | None, "epochs of every client before a second test, as --finetune"),
+    Option(
+        "finetune_batch_size", "local", int | None | Literal["local"], "of these epochs; none takes all rows at once"
+    ),
 )

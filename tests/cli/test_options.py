@@ -105,6 +105,8 @@ def test_values_need_no_text():
     assert settings.optimizer_name == "adam" and settings.optimizer == {"learning_rate": 1.0}
     with pytest.raises(ValueError, match="finetune must be a whole number or none, got 1.5; its default is None."):
         options.route("fedavg", "rotated-digits", finetune=1.5)
+    with pytest.raises(ValueError, match="finetune_batch_size needs finetune, got 5 without it; give --finetune 1."):
+        options.finetune(options.route("fedavg", "rotated-digits", ["finetune_batch_size=5"]))
 
 
 def test_another_model_leaves_the_suited_options_behind():

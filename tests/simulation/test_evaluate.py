@@ -195,3 +195,14 @@ def test_attackers_are_apart():
     for name in ("micro", "macro"):
         assert look["attacked"][f"attackers_{name}_accuracy"] == look["without"][f"unseen_{name}_accuracy"]
     assert look["plain"]["micro_accuracy"] != look["attacked"]["micro_accuracy"] and not own & set(look["plain"])
+
+
+def test_many_clients_with_many_rows_are_tested_a_few_at_a_time(key, monkeypatch):
+    """A client that trains on 50 rows may be tested on 10,000: the plan of training says nothing about those."""
+    shapes = jax.eval_shape(random_state)
+
+    def needed(together):
+        monkeypatch.setattr(evaluate, "TOGETHER", together)
+        return evaluate.evaluation_bytes(METHOD, key, shapes, DATA["plain"], Plan(CLIENTS))
+
+    assert needed(24) < needed(9 * 12)
