@@ -1,6 +1,7 @@
 """What is learned: the networks of the papers, and the layers that keep any network fast where clients are many."""
 
 from jaxfl.models.adapters import Functions
+from jaxfl.models.lora import lora
 from jaxfl.models.networks import (
     MLP,
     MODELS,
@@ -33,5 +34,6 @@ __all__ = [
     "Transformer",
     "create",
     "load_weights",
+    "lora",
     "save_weights",
 ]

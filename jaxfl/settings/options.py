@@ -141,8 +141,8 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
-    network, fast = model(settings, data.num_classes), settings.run.get("fast_forms", True)
-    task = tasks.create(settings.run.get("task", "auto"), network, data, fast_forms=fast)
+    how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
+    task = tasks.create(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
     task = start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
     chosen = dict(settings.method)
     if settings.server_name:

@@ -4,6 +4,7 @@ A user's is a function of network and federation that returns a task, see `jaxfl
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.models.adapters import Network
@@ -13,20 +14,28 @@ from jaxfl.tasks import TASKS, Task
 
 
 def check(name: str) -> None:
-    """Raises ValueError unless there is such a task."""
-    if not own.is_own(name):
+    """Raises ValueError unless there is such a task, or such a function in a user's file."""
+    if own.is_own(name):
+        own.load(name)
+    else:
         check_name("task", name, ["auto", *TASKS])
 
 
-def create(name: str, network: Network, data: FederatedData, *, fast_forms: bool) -> Task:
+def create(name: str, network: Network, data: FederatedData, **how: Any) -> Task:
     """Returns a task; `"auto"` is the one that the labels are for.
+
+    Args:
+        name: of a task, or an address in a file.
+        network: what learns.
+        data: the federation.
+        **how: `fast_forms` and `compute`, see `jaxfl.classification`; a user's function says these itself.
 
     Raises:
         ValueError: the labels are of another kind, or a user's function returns no task.
     """
     if not own.is_own(name):
         known: dict[str, Callable[..., Task]] = {"auto": TASKS[data.kind], **TASKS}
-        return known[name](network, data, fast_forms=fast_forms)
+        return known[name](network, data, **how)
     if not isinstance(made := own.load(name)(network, data), Task):
         raise ValueError(f"{name} must return a task, such as jaxfl.supervised(module, data, ...), got {made!r}.")
     return made

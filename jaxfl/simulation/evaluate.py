@@ -264,8 +264,10 @@ def totals_of(method: Method, model: Any, data: FederatedData, client: Array) ->
 
     def sums_of(batch: Batch) -> Any:
         def total(leaf: Array) -> Array:
-            leaf = leaf.astype(jnp.int32) if leaf.dtype == bool else leaf
-            return jnp.where(tree.along(batch.mask, leaf), leaf, 0).sum(0, dtype=leaf.dtype)
+            real = tree.along(batch.mask, leaf)
+            if leaf.dtype == bool:
+                return (leaf & real).sum(0, dtype=jnp.int32)
+            return jnp.where(real, leaf, 0).sum(0, dtype=leaf.dtype)
 
         return jax.tree.map(total, task.metrics.counts(task.outputs(model, batch), batch))
 
