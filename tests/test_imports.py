@@ -45,12 +45,7 @@ HEAVY = {
     *("h5py", "PIL", "pyarrow", "requests"),
 }
 # The command line's commands, whose options typer reads.
-COMMANDS = {
-    f"jaxfl.cli.{name}"
-    for name in (
-        *("app", "arguments", "bench", "check_command", "compare_command", "reproduce_command", "sweep_command"),
-    )
-}
+COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "commands")}
 
 
 class Module(NamedTuple):
@@ -248,6 +243,11 @@ def test_a_checkout_that_nobody_installed_has_no_version(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     assert runpy.run_path(str(ROOT / "jaxfl" / "public.py"))["__version__"] == "unknown"
+
+
+def test_help_does_not_wait_for_jax():
+    code = "import sys, jaxfl.cli.app; sys.exit(any(name in sys.modules for name in ('jax', 'numpy', 'pandas')))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
 
 
 def test_import_jaxfl_is_light():

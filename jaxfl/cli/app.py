@@ -1,4 +1,7 @@
-"""The command line: `run`, `sweep`, `compare`, `check`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`."""
+"""The command line: `run`, `sweep`, `compare`, `check`, `methods`, `data`, `plan`, `reproduce`, `report`, `bench`.
+
+A command imports what it needs when it is called: `jaxfl --help` does not wait for JAX.
+"""
 
 import json
 import sys
@@ -8,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from jaxfl.cli import bench, signals, tables
+from jaxfl.cli import bench, signals
 from jaxfl.cli.arguments import (
     AsJson,
     CohortSize,
@@ -22,21 +25,8 @@ from jaxfl.cli.arguments import (
     Processes,
     Quiet,
 )
-from jaxfl.cli.check_command import check_command
-from jaxfl.cli.compare_command import compare_command
-from jaxfl.cli.data_command import Wanted, show
+from jaxfl.cli.commands import check_command, compare_command, report_command, reproduce_command, sweep_command
 from jaxfl.cli.errors import errors
-from jaxfl.cli.hosts import together
-from jaxfl.cli.reproduce_command import report_command, reproduce_command
-from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
-from jaxfl.cli.sweep_command import sweep_command
-from jaxfl.cli.tables.console import saying, stderr, stdout, write
-from jaxfl.cli.watch import watchers
-from jaxfl.engine import use_cores
-from jaxfl.jobs import job
-from jaxfl.settings import methods, options
-from jaxfl.simulation.cache import keep_programs
-from jaxfl.simulation.footprint import footprint
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,6 +61,9 @@ def with_options(
     ] = False,
 ) -> None:
     """Takes the options of all commands."""
+    from jaxfl.engine import use_cores
+    from jaxfl.simulation.cache import keep_programs
+
     use_cores()
     if cache:
         keep_programs()
@@ -151,6 +144,14 @@ def run_command(
     attack=sign-flip --set attackers=0.2[/] of all; or [bold]label-flip[/], [bold]gaussian[/]; they are left out of the
     metrics).
     """
+    from jaxfl.cli import tables
+    from jaxfl.cli.hosts import together
+    from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
+    from jaxfl.cli.tables.console import stdout
+    from jaxfl.cli.watch import watchers
+    from jaxfl.jobs import job
+    from jaxfl.settings import options
+
     with errors(), together(processes, process, coordinator):
         given = {"finetune": finetune, "devices": devices, "chunk": chunk, "eval_clients": eval_clients}
         flags = [f"{name}={value}" for name, value in given.items() if value is not None]
@@ -188,6 +189,10 @@ def methods_command(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the options of one."""
+    from jaxfl.cli import tables
+    from jaxfl.cli.tables.console import stdout, write
+    from jaxfl.settings import methods
+
     with errors():
         if name is not None:
             methods.row(name)
@@ -238,6 +243,9 @@ def data_command(
 
     Files are looked for in --data-dir, else in $JAXFL_DATA, else in ~/.cache/jaxfl. Only --download gets any.
     """
+    from jaxfl.cli.data_command import Wanted, show
+    from jaxfl.cli.tables.console import stderr, stdout
+
     with errors():
         wanted = Wanted(name, data_dir, tuple(items or ()), seed, out if plot else None, download, save, as_json)
         if download:
@@ -257,6 +265,12 @@ def plan_command(
     items: Items = None,
 ) -> None:
     """Say what a run will take in memory; nothing is trained."""
+    from jaxfl.cli.run_command import defaults
+    from jaxfl.cli.tables.console import saying, stderr
+    from jaxfl.jobs import job
+    from jaxfl.settings import options
+    from jaxfl.simulation.footprint import footprint
+
     with errors():
         settings = options.route(method, data, items or ())
         rounds, share = defaults(data, None, cohort)

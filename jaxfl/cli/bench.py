@@ -7,9 +7,8 @@ import typer
 
 from jaxfl.cli import signals
 from jaxfl.cli.arguments import Clone
-from jaxfl.cli.bench_command import bench_scaling
-from jaxfl.cli.bench_works import WORKS, bench_works
 from jaxfl.cli.errors import errors
+from jaxfl.cli.experiments import WORKS
 
 group = typer.Typer(
     no_args_is_help=True,
@@ -56,6 +55,8 @@ def scaling_command(
     is its own, and one that is too much for the machine is told and takes no other with it. The exit code is then 1.
     """
     with errors():
+        from jaxfl.cli.bench_command import bench_scaling
+
         signals.tell("; nothing is written")
         complete = bench_scaling(over or ["cohort"], values, method, items or [], hidden, rounds, out)
     if not complete:
@@ -88,6 +89,8 @@ def works_command(
 ) -> None:
     """Measures workloads of `experiments/speed`; the first one is the name of the command."""
     with errors():
+        from jaxfl.cli.bench_works import bench_works
+
         given = {"clients": clients, "rounds": rounds, "chunk": chunk, "peers": peers, "environments": environments}
         complete = bench_works([str(context.info_name), *(more or [])], **given, out=out, clone=clone)
     if not complete:

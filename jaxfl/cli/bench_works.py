@@ -10,20 +10,11 @@ from typing import Any
 import jaxfl
 from jaxfl.cli import experiments, page, tables
 from jaxfl.cli.bench_command import PAGE, RECORD, numbers
+from jaxfl.cli.experiments import WORKS
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
 from jaxfl.plots.gaps import bars
 from jaxfl.schema import check_name
 
-WORKS = {
-    "w1": "The network of pfl's CIFAR-10 benchmark, 20 clients.",
-    "w2": "LEAF's FEMNIST network, 8 clients.",
-    "w3": "A thousand small clients: logistic regression and 784-200-10.",
-    "w4": "Clustering alone: cosine distances and linkage.",
-    "w5": "IFCA with four models 784-200-10, 120 clients.",
-    "w6": "784-2048-10, five full-batch steps, 64 clients.",
-    "w7": "FeSEM with 3,550 LEAF networks; minutes a round on a CPU.",
-    "w8": "A cohort of 100 out of 1,000, 10,000 and 100,000 clients.",
-}
 PICTURE = "bench.png"
 
 

@@ -1,14 +1,10 @@
-"""`jaxfl check`: the battery of laws on one method, a line for each."""
+"""What `jaxfl check` does: the battery of laws on one method, a line for each."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import optax
-import typer
 
-from jaxfl.cli import signals
-from jaxfl.cli.arguments import MethodName
-from jaxfl.cli.errors import errors
 from jaxfl.cli.tables.console import stdout
 from jaxfl.schema import REQUIRED, options_of
 from jaxfl.settings import methods, options, own
@@ -20,29 +16,6 @@ if TYPE_CHECKING:
 
 HOLDS, BROKEN, SILENT = "holds", "BROKEN", "not run"
 STYLES = {HOLDS: "green", BROKEN: "red", SILENT: "dim"}
-
-
-def check_command(
-    method: MethodName,
-    items: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="An option of the method on the battery's eight clients, e.g. [bold]num_clusters=2[/]; else the row's "
-            "[bold]small[/]. Repeat it.",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
-) -> None:
-    """Run the battery of laws that every method keeps, on one of jaxfl or on your own.
-
-    Try [bold]jaxfl check my_method.py:factory[/]: shapes, seeds, chunks, devices, padding, resuming, clients without
-    rows and with NaN, and what else a run relies on. It goes on behind a law that is broken; the exit code is then 1.
-    """
-    with errors():
-        signals.tell("")
-        kept = check(method, items or ())
-    raise typer.Exit(0 if kept else 1)
 
 
 def check(name: str, items: Iterable[str]) -> bool:

@@ -1,14 +1,11 @@
-"""`jaxfl compare`: reads runs, prints them side by side, and writes the table and a picture."""
+"""What `jaxfl compare` does: reads runs, prints them side by side, and writes the table and a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import Comparison, compare
-from jaxfl.cli.errors import errors
 from jaxfl.cli.tables.console import stderr, stdout
 from jaxfl.plots.curves import curves
 from jaxfl.simulation.history import write_text
@@ -19,45 +16,31 @@ if TYPE_CHECKING:
 WIDE = 200  # columns where no terminal says how many: no cell is cut
 
 
-def compare_command(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(help="Directories that jaxfl run --out has written, or of several such.", metavar="DIR..."),
-    ],
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="What is compared: an entry of history.jsonl; default micro_accuracy, or the task's main metric.",
-            metavar="NAME",
-        ),
-    ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(
-            help="Count rounds and bytes until the metric is this; default what every run reaches.", metavar="VALUE"
-        ),
-    ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table for a README.", metavar="FILE")] = None,
-    latex: Annotated[Path | None, typer.Option(help="Write the table for a paper (booktabs).", metavar="FILE")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the numbers.", metavar="FILE")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the metric by round: mean and deviation over seeds.", metavar="FILE")
-    ] = None,
+def compare_runs(
+    folders: Sequence[Path],
+    metric: str | None,
+    target: float | None,
+    files: Mapping[str, Path | None],
+    plot: Path | None,
 ) -> None:
-    """Set finished runs beside each other: mean and deviation over seeds, differences at equal seeds, cost.
+    """Prints the table of some runs, and writes it and a picture.
 
-    Try [bold]jaxfl compare runs --latex table.tex --plot curves.png[/]. Runs that differ in their seed alone are one
-    row; the first directory's is the one that the others are compared with.
+    Args:
+        folders: of the runs, or above them.
+        metric: what is compared; None is the main metric of the task.
+        target: as `jaxfl.analysis.comparison.compare` takes it.
+        files: the table's, by format: `"markdown"`, `"latex"` and `"csv"`; None writes none.
+        plot: the picture's, or None.
     """
-    with errors():
-        found = tell(folders, metric, target)
-        for path, text in ((markdown, found.to_markdown), (latex, found.to_latex), (csv, found.to_csv)):
-            if path is not None:
-                write_text(path, text())
-        if plot is not None:
-            curves(found).savefig(plot, dpi=150)
-        if written := [str(path) for path in (markdown, latex, csv, plot) if path is not None]:
-            print(f"written: {', '.join(written)}")
+    found = tell(folders, metric, target)
+    texts = {"markdown": found.to_markdown, "latex": found.to_latex, "csv": found.to_csv}
+    for form, path in files.items():
+        if path is not None:
+            write_text(path, texts[form]())
+    if plot is not None:
+        curves(found).savefig(plot, dpi=150)
+    if written := [str(path) for path in (*files.values(), plot) if path is not None]:
+        print(f"written: {', '.join(written)}")
 
 
 def tell(folders: Sequence[Path], metric: str | None = None, target: float | None = None) -> Comparison:

@@ -6,10 +6,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
-from jaxfl.cli.hosts import leave
-from jaxfl.cli.tables.console import stderr
 from jaxfl.settings import own
 from jaxfl.simulation.interrupts import Stopped
 
@@ -30,19 +26,36 @@ def errors() -> Iterator[None]:
         raise
     except (ValueError, OSError, MemoryError, ImportError) as error:
         told = f"error: {' '.join(str(error).split())}{own.place(error)}"
-        stderr().print(told, style="red", soft_wrap=True, markup=False)
-        if jax.distributed.is_initialized():
-            leave(2)
+        _print(told, "red")
+        _leave(2)
         raise typer.Exit(2) from None
     except Exception as error:
-        if not jax.distributed.is_initialized() or isinstance(error, typer.Exit):
-            raise
-        traceback.print_exc()
-        leave(1)
+        if not isinstance(error, typer.Exit):
+            _leave(1, error)
+        raise
     except Stopped as stopped:  # what is kept was said
         raise typer.Exit(128 + stopped.number) from None
 
 
 def _warn(message: Warning | str, *place: Any) -> None:
     """Shows a warning, without the place in the code that Python adds."""
-    stderr().print(f"warning: {' '.join(str(message).split())}", style="yellow", soft_wrap=True, markup=False)
+    _print(f"warning: {' '.join(str(message).split())}", "yellow")
+
+
+def _print(text: str, style: str) -> None:
+    """Shows a line."""
+    from jaxfl.cli.tables.console import stderr
+
+    stderr().print(text, style=style, soft_wrap=True, markup=False)
+
+
+def _leave(code: int, error: Exception | None = None) -> None:
+    """Ends the process if it is one of several, which would wait for it; an error is printed before."""
+    import jax
+
+    from jaxfl.cli.hosts import leave
+
+    if jax.distributed.is_initialized():
+        if error is not None:
+            traceback.print_exception(error)
+        leave(code)

@@ -1,15 +1,11 @@
-"""`jaxfl sweep`: methods, options and seeds on the same clients. What is done is not made again."""
+"""What `jaxfl sweep` does: methods, options and seeds on the same clients. What is done is not made again."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from jaxfl.cli import grid
-from jaxfl.cli.arguments import CohortSize, DataDir, Quiet
 from jaxfl.cli.compare_command import tell
-from jaxfl.cli.errors import errors
 from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
 from jaxfl.cli.tables.console import stderr
 from jaxfl.jobs import job
@@ -17,51 +13,29 @@ from jaxfl.schema import REQUIRED, Option
 from jaxfl.settings import options
 
 
-def sweep_command(
-    what: Annotated[
-        str,
-        typer.Argument(help="Methods, such as [bold]fedavg,ifca,stocfl[/], or a TOML file.", metavar="METHOD,...|FILE"),
-    ],
-    out: Annotated[Path, typer.Option(help="Directory, which gets a folder for each setting.", metavar="DIR")],
-    data: Annotated[
-        str | None, typer.Option(help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME")
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="As in jaxfl run; default 0.", metavar="0,1,2")] = None,
-    items: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Values of an option, [bold]threshold=0.3,0.5,auto[/], for the methods that have it; "
-            "[bold]stocfl.threshold=...[/] for one of them. Repeat it: all combinations are run.",
-            metavar="KEY=VALUE,...",
-        ),
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
-    cohort: CohortSize = None,
-    eval_every: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-) -> None:
-    """Run several methods with several values of options and several seeds, and compare them.
+def sweep(what: str, given: dict[str, Any], items: Sequence[str], data_dir: str | None, out: Path, quiet: bool) -> bool:
+    """Makes the runs of a sweep that are missing, and prints the comparison; returns whether all are done then.
 
-    Try [bold]jaxfl sweep fedavg,ifca,stocfl --data rotated-digits --seeds 0-2 --out runs/sweep[/]. The same command
-    goes on after an interruption, and makes nothing twice; with more values or seeds it makes those. Then [bold]jaxfl
-    compare runs/sweep --latex table.tex[/] writes the table.
+    Args:
+        what: methods, or a TOML file.
+        given: what else is asked for; it wins over the file.
+        items: `key=value,value`.
+        data_dir: where the data's files lie.
+        out: gets a folder for each setting.
+        quiet: whether to say nothing on the way.
+
+    Raises:
+        ValueError: something is missing, or not possible.
     """
-    with errors():
-        given: dict[str, Any] = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort}
-        given |= {"eval_every": eval_every}
-        asked, wanted = grid.from_file(Path(what)) if what.endswith(".toml") else ({"methods": what}, {})
-        asked |= {name: value for name, value in given.items() if value is not None}
-        settings = _settings(asked, {**wanted, **grid.values_of(items or ())}, data_dir, out)
-        for jobs in settings.values():
-            for one in jobs:
-                job.check(one)
-        complete = [_make(name, jobs, out / name, quiet) for name, jobs in settings.items()]
-        if made := [out / name for name, jobs in settings.items() if any(one.done() for one in jobs)]:
-            tell(made)
-        if not all(complete):  # it was said which diverged
-            raise typer.Exit(1)
+    asked, wanted = grid.from_file(Path(what)) if what.endswith(".toml") else ({"methods": what}, {})
+    settings = _settings(asked | given, {**wanted, **grid.values_of(items)}, data_dir, out)
+    for jobs in settings.values():
+        for one in jobs:
+            job.check(one)
+    complete = [_make(name, jobs, out / name, quiet) for name, jobs in settings.items()]
+    if made := [out / name for name, jobs in settings.items() if any(one.done() for one in jobs)]:
+        tell(made)
+    return all(complete)
 
 
 def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, out: Path) -> dict[str, list[job.Job]]:

@@ -6,7 +6,8 @@ import pytest
 import typer
 
 from experiments.reliability import fuzz_commands as fuzz
-from jaxfl.cli import app as command_line
+from jaxfl.cli import tables
+from jaxfl.cli.tables.console import stderr
 from jaxfl.jobs import job
 
 SEED, LINES = 1, 30
@@ -53,7 +54,7 @@ def test_what_is_a_finding(monkeypatch, fault, kind):
 
 
 def test_an_error_that_ends_well_is_a_finding(monkeypatch):
-    monkeypatch.setattr(command_line.tables, "methods", lambda: command_line.stderr().print("error: none"))
+    monkeypatch.setattr(tables, "methods", lambda: stderr().print("error: none"))
     assert fuzz.run(0, ["methods"], full=False).kind == "an error, and exit code 0"
     assert fuzz.run(0, ["methods", "local"], full=False).kind == "ran"
     assert fuzz.run(0, ["no-such-command"], full=False).kind == "usage"

@@ -1,0 +1,151 @@
+"""The commands with a module of their own for what they do, which is imported when they do it: JAX takes a second."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxfl.cli import experiments, signals
+from jaxfl.cli.arguments import Clone, CohortSize, DataDir, MethodName, Quiet
+from jaxfl.cli.errors import errors
+
+
+def sweep_command(
+    what: Annotated[
+        str,
+        typer.Argument(help="Methods, such as [bold]fedavg,ifca,stocfl[/], or a TOML file.", metavar="METHOD,...|FILE"),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory, which gets a folder for each setting.", metavar="DIR")],
+    data: Annotated[
+        str | None, typer.Option(help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="As in jaxfl run; default 0.", metavar="0,1,2")] = None,
+    items: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Values of an option, [bold]threshold=0.3,0.5,auto[/], for the methods that have it; "
+            "[bold]stocfl.threshold=...[/] for one of them. Repeat it: all combinations are run.",
+            metavar="KEY=VALUE,...",
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
+    cohort: CohortSize = None,
+    eval_every: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods with several values of options and several seeds, and compare them.
+
+    Try [bold]jaxfl sweep fedavg,ifca,stocfl --data rotated-digits --seeds 0-2 --out runs/sweep[/]. The same command
+    goes on after an interruption, and makes nothing twice; with more values or seeds it makes those. Then [bold]jaxfl
+    compare runs/sweep --latex table.tex[/] writes the table.
+    """
+    with errors():
+        from jaxfl.cli.sweep_command import sweep
+
+        given = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort, "eval_every": eval_every}
+        asked = {name: value for name, value in given.items() if value is not None}
+        complete = sweep(what, asked, items or (), data_dir, out, quiet)
+    if not complete:  # it was said which diverged
+        raise typer.Exit(1)
+
+
+def compare_command(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Directories that jaxfl run --out has written, or of several such.", metavar="DIR..."),
+    ],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What is compared: an entry of history.jsonl; default micro_accuracy, or the task's main metric.",
+            metavar="NAME",
+        ),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Count rounds and bytes until the metric is this; default what every run reaches.", metavar="VALUE"
+        ),
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table for a README.", metavar="FILE")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the table for a paper (booktabs).", metavar="FILE")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the numbers.", metavar="FILE")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the metric by round: mean and deviation over seeds.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Set finished runs beside each other: mean and deviation over seeds, differences at equal seeds, cost.
+
+    Try [bold]jaxfl compare runs --latex table.tex --plot curves.png[/]. Runs that differ in their seed alone are one
+    row; the first directory's is the one that the others are compared with.
+    """
+    with errors():
+        from jaxfl.cli.compare_command import compare_runs
+
+        files = {"markdown": markdown, "latex": latex, "csv": csv}
+        compare_runs(folders, metric, target, files, plot)
+
+
+def check_command(
+    method: MethodName,
+    items: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="An option of the method on the battery's eight clients, e.g. [bold]num_clusters=2[/]; else the row's "
+            "[bold]small[/]. Repeat it.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+) -> None:
+    """Run the battery of laws that every method keeps, on one of jaxfl or on your own.
+
+    Try [bold]jaxfl check my_method.py:factory[/]: shapes, seeds, chunks, devices, padding, resuming, clients without
+    rows and with NaN, and what else a run relies on. It goes on behind a law that is broken; the exit code is then 1.
+    """
+    with errors():
+        from jaxfl.cli.check_command import check
+
+        kept = check(method, items or ())
+    raise typer.Exit(0 if kept else 1)
+
+
+def reproduce_command(
+    name: Annotated[str, typer.Argument(help="A folder of experiments/, such as [bold]ifca[/].", metavar="NAME")],
+    scale: Annotated[str, typer.Option(help="smoke (seconds a row, no files), laptop or paper.")] = "smoke",
+    data_dir: DataDir = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Only cells whose [bold]table / row / column[/] holds this; * is anything.", metavar="PATTERN"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the results, if not the experiment's own.", metavar="DIR")
+    ] = None,
+    clone: Clone = None,
+) -> None:
+    """Make the numbers of a paper's tables that are still missing, and the report.
+
+    Try [bold]jaxfl reproduce ifca[/]. Results are appended to results.jsonl; the same command goes on after an
+    interruption, and does nothing where nothing is missing. The exit code is 1 if a run failed.
+    """
+    with errors():
+        signals.tell("; the same command goes on")
+        code = experiments.module("harness.run", clone).reproduce(name, scale, data_dir=data_dir, only=only, out=out)
+    raise typer.Exit(code)
+
+
+def report_command(
+    name: Annotated[str | None, typer.Argument(help="One experiment; all if not given.", metavar="[NAME]")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="smoke, laptop or paper; all with results if not given.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory that reproduce --out wrote to.", metavar="DIR")] = None,
+    clone: Clone = None,
+) -> None:
+    """Set what was made beside what the papers say: tables, pictures and a page; nothing is trained."""
+    with errors():
+        print(experiments.module("harness.report", clone).reports(name, scale, out), end="")
