@@ -4,7 +4,7 @@ import functools
 import re
 from pathlib import Path
 
-from docs.generate import reliability, results, speed
+from docs.generate import examples, reliability, results, speed
 from jaxfl.bench import AXES
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +14,10 @@ TABLES = {
     "cpu machine": speed.cpu_machine,
     "five results": results.five_rows,
     "h100": speed.h100,
+    "language clusters": examples.language_clusters,
+    "language methods": examples.language_methods,
+    "lecturer clusters": examples.lecturer_clusters,
+    "lecturer methods": examples.lecturer_methods,
     "machine": speed.machine,
     "reliability": reliability.counts,
     "scaling machine": speed.scaling_machine,
