@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from docs import lessons
-from docs.generate import papers, reliability, results, speed
+from docs.generate import examples, papers, reliability, results, speed
 from jaxfl.bench import AXES
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +17,10 @@ TABLES = {
     "h100": speed.h100,
     "h100 scaling": speed.h100_scaling,
     "h100 seeds": speed.h100_seeds,
+    "language clusters": examples.language_clusters,
+    "language methods": examples.language_methods,
+    "lecturer clusters": examples.lecturer_clusters,
+    "lecturer methods": examples.lecturer_methods,
     **{f"lesson {name}": functools.partial(lessons.table, name) for name in lessons.COMMANDS},
     "machine": speed.machine,
     "models on the host": speed.models_on_the_host,

@@ -265,7 +265,7 @@ def plan_command(
     items: Items = None,
 ) -> None:
     """Say what a run will take in memory; nothing is trained."""
-    from jaxfl.cli.run_command import defaults
+    from jaxfl.cli.run_command import defaults, seeds_of
     from jaxfl.cli.tables.console import saying, stderr
     from jaxfl.jobs import job
     from jaxfl.settings import options
