@@ -179,8 +179,6 @@ def run_command(
 app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)
 app.command("check")(check_command)
-app.command("reproduce")(reproduce_command)
-app.command("report")(report_command)
 
 
 @app.command("methods")
@@ -279,6 +277,10 @@ def plan_command(
             made, chosen = options.build(settings, federation), settings.run.get("devices")
             taken = footprint(made, federation, cohort=share, plan=options.plan(settings), devices=chosen)
         print(taken)
+
+
+app.command("reproduce")(reproduce_command)
+app.command("report")(report_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
