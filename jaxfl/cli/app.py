@@ -179,8 +179,6 @@ def run_command(
 app.command("compare")(compare_command)
 app.command("sweep")(sweep_command)
 app.command("check")(check_command)
-app.command("reproduce")(reproduce_command)
-app.command("report")(report_command)
 
 
 @app.command("methods")
@@ -289,6 +287,10 @@ def plan_command(
                 seeds=1 if seeds is None else len(seeds_of(seeds)),
             )
         print(taken)
+
+
+app.command("reproduce")(reproduce_command)
+app.command("report")(report_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
