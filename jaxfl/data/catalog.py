@@ -115,11 +115,7 @@ def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
 
 
 def cut(source: str) -> list[str]:
-    """Returns the names of the data sets that a source can be cut into, without shifts and its own name.
-
-    >>> cut("digits")[:3]
-    ['rotated-digits', 'shifted-digits', 'hybrid-digits']
-    """
+    """Returns the names of the data sets that a source can be cut into, without shifts and its own name."""
     return [f"{skew}-{source}" for skew in _cuts(source)]
 
 
