@@ -7,10 +7,10 @@ tested by Student's paired t-test; with few seeds it finds large effects only, a
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxfl.analysis.lines import Difference, Line, Run, paired
 from jaxfl.schema import checked
-from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import is_lower_better, main_metric
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ METRICS = {
     "micro": "micro",
     "macro": "macro",
     "tuned": "finetuned_micro",
-    "validation": "validation_micro",
     "worst 10 %": "worst_decile",
 }
 MEASURES = {
@@ -34,74 +33,6 @@ BEST = (*SPREAD, "ARI")  # columns in which the best mean is marked
 PERCENT = ("accuracy", "f1")  # metrics that are told in percent
 COSTS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
 PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"
-
-
-class Run(Protocol):
-    """What a comparison needs of a `jaxfl.Result`, or of a run that was kept."""
-
-    @property
-    def history(self) -> History:
-        """The records."""
-        ...
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What came of it."""
-        ...
-
-
-class Difference(NamedTuple):
-    """How far two settings are from each other, over the seeds that both have."""
-
-    mean: float
-    std: float | None  # of a sample; None for one seed
-    p: float | None  # of the paired t-test; None for one seed, or where all differences are equal
-    seeds: int
-
-
-def paired(differences: Sequence[float]) -> Difference | None:
-    """Returns the mean of the differences of pairs, and Student's paired t-test; None of no pairs.
-
-    >>> found = paired([1.0, 2.0, 3.0])
-    >>> found.mean, found.std, round(found.p, 3), found.seeds
-    (2.0, 1.0, 0.074, 3)
-    """
-    from scipy import stats
-
-    if not differences:
-        return None
-    std = statistics.stdev(differences) if len(differences) > 1 else None
-    mean, count = statistics.fmean(differences), len(differences)
-    p = float(2 * stats.t.sf(abs(mean) * math.sqrt(count) / std, count - 1)) if std else None
-    return Difference(mean, std, p, count)
-
-
-class Line(NamedTuple):
-    """A setting.
-
-    Attributes:
-        name: what the table calls it.
-        runs: by seed.
-    """
-
-    name: str
-    runs: dict[int, Run]
-
-    def values(self, measure: str) -> list[float]:
-        """Returns an entry of the summaries, of the runs that have it."""
-        found = [run.summary.get(measure) for run in self.runs.values()]
-        return [float(value) for value in found if value is not None]
-
-    def reached(self, metric: str, target: float, columns: Sequence[str], *, lower: bool = False) -> list[float] | None:
-        """Returns the sum of some columns of the history where each run reaches the target; None if one never does."""
-        found = []
-        for run in self.runs.values():
-            known = [one for one in run.history if one.get(metric) is not None]
-            records = [one for one in known if (one[metric] <= target if lower else one[metric] >= target)]
-            if not records:
-                return None
-            found.append(float(sum(records[0][name] for name in columns)))
-        return found
 
 
 class Comparison(NamedTuple):

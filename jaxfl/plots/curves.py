@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxfl.analysis.comparison import Comparison, Line
+from jaxfl.analysis.comparison import Comparison
+from jaxfl.analysis.lines import Line
 from jaxfl.plots import style
 
 if TYPE_CHECKING:
