@@ -218,3 +218,15 @@ def test_a_task_refuses_labels_of_another_kind_and_outputs_of_another_shape():
     with pytest.raises(ValueError, match=r"metrics must be one number for each client \(1,\), got \(\) for 'm'"):
         totals = Totals({}, np.ones(1), np.ones(1, int))
         summarise(Metrics(lambda outputs, batch: {}, lambda sums, rows: {"m": 1.0}), totals, np.zeros(1, int), floats)
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_dense_layers_of_other_tasks_are_found_and_compute_the_same(kind):
+    data = federate(INPUTS, GIVEN[kind].labels, PARTS, PARTS)
+    task = TASKS[kind](jaxfl.models.MLP(hidden=(4,), num_classes=data.num_classes), data)
+    assert task.dense.first == ("Dense_0/kernel",) and task.dense.inner == ("Dense_1/kernel",)
+    model, batch = task.init(jax.random.key(0)), data.on_device().batch(data.train, 0, jnp.arange(8))
+    products = {
+        name: lambda x, name=name: x @ model[name[:7]]["kernel"] for name in ("Dense_0/kernel", "Dense_1/kernel")
+    }
+    np.testing.assert_allclose(task.dense.loss(model, batch, None, products), task.loss(model, batch), rtol=1e-6)

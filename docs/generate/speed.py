@@ -136,6 +136,34 @@ def scaling_machine() -> str:
     ).strip()
 
 
+def h100_scaling() -> str:
+    """Returns the curves on the accelerator: a row for each axis."""
+    (record,) = read()["scaling"]["records"]
+    lines = ["| what grows | | milliseconds a round | memory on the GPU, GB | slope |", "|---|---|---|---|---|"]
+    for result in (Scaling(**one) for one in record["scalings"]):
+        values = " / ".join(f"{row['value']:,}" for row in result.points)
+        times = " / ".join(f"{1000 * row['seconds']['median']:.1f}" for row in result.points)
+        memory = " / ".join(f"{row['peak_bytes'] / 1e9:.1f}" for row in result.points)
+        lines.append(f"| {AXES[result.over].label} | {values} | {times} | {memory} | {result.slope:.2f} |")
+    return "\n".join(lines)
+
+
+def h100_seeds() -> str:
+    """Returns what five seeds in one program take on the accelerator, beside one seed."""
+    records = read()["seeds"]["records"]
+    lines = [
+        "| network, method | one seed, s | five seeds, s | five / one | of the rounds alone | with compilation |",
+        "|---|---|---|---|---|---|",
+    ]
+    names = {"logistic": "logistic", "mlp32": "784-32-10", "mlp200": "784-200-10"}
+    for one in records:
+        single, several = (one["seconds"][count][1:] for count in ("one", "five"))
+        told = [f"{statistics.median(values):.2f}" for values in (single, several, one["ratio"][1:])]
+        what = f"{names[one['network']]}, {one['method']}"
+        lines.append(f"| {what} | {' | '.join(told)} | {one['rounds_ratio']:.2f} | {one['ratio'][0]:.2f} |")
+    return "\n".join(lines)
+
+
 def _seconds(runs: list[dict[str, Any]]) -> str:
     """Returns jaxfl's seconds of a round, of all rounds of several runs."""
     return _spread([seconds for run in runs for seconds in run["seconds"]["jaxfl"]], "{:.0f}")

@@ -4,7 +4,7 @@ import functools
 import re
 from pathlib import Path
 
-from docs.generate import examples, reliability, results, speed
+from docs.generate import examples, papers, reliability, results, speed
 from jaxfl.bench import AXES
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +14,8 @@ TABLES = {
     "cpu machine": speed.cpu_machine,
     "five results": results.five_rows,
     "h100": speed.h100,
+    "h100 scaling": speed.h100_scaling,
+    "h100 seeds": speed.h100_seeds,
     "language clusters": examples.language_clusters,
     "language methods": examples.language_methods,
     "lecturer clusters": examples.lecturer_clusters,
@@ -29,9 +31,15 @@ PLACE = re.compile(r"(<!-- made: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 def documents() -> list[Path]:
     """Returns the documents that may have such tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))]
+    experiments = [results.EXPERIMENTS / name / "README.md" for name in results.experiments()]
+    return [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md")), *experiments]
 
 
 def renewed(text: str) -> str:
     """Returns a document with its tables made anew."""
-    return PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}", text)
+    return PLACE.sub(lambda found: f"{found[1]}\n{made(found[2])}\n\n{found[4]}", text)
+
+
+def made(place: str) -> str:
+    """Returns the table of a place: one of `TABLES`, or of an experiment, see `papers`."""
+    return papers.table(place) if papers.BETWEEN in place else TABLES[place]()

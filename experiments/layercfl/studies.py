@@ -18,6 +18,7 @@ from experiments.harness import studies
 from experiments.harness.base import Cell, Made, Study
 from experiments.harness.entries import EMPTY
 from jaxfl import LayerProfile, layer_profile, plots
+from jaxfl import data as federations
 from jaxfl.analysis.layer_profile import ALL, Distance
 from jaxfl.cli import options
 from jaxfl.clustering import distances
@@ -37,7 +38,7 @@ class Sweep(NamedTuple):
 
     Attributes:
         cells: by what the data are called: their data, network, optimiser, local epochs and batches.
-        rows: per client.
+        rows: that a client trains on.
         rounds: of each profile.
         look: the round of figure 7, and the rows of figure 10, by what the data are called.
     """
@@ -67,10 +68,10 @@ def of(feature: Cell, label: Cell, by_rows: Sweep, by_label: Sweep) -> tuple[Stu
     )
 
 
-def profile(cell: Cell, data_dir: str | None, rounds: int, **changed: Any) -> LayerProfile:
-    """Returns the profile of a cell's network on its data, some options of it changed."""
-    items = (*cell.items, *(f"{name}={value}" for name, value in changed.items()))
-    cell = dataclasses.replace(cell, items=items)
+def profile(cell: Cell, data_dir: str | None, rounds: int, rows: int | None = None) -> LayerProfile:
+    """Returns the profile of a cell's network on its data, with so many training rows of a client if they are given."""
+    if rows is not None:
+        cell = dataclasses.replace(cell, items=(*cell.items, f"rows_per_client={dealt(cell.data, rows)}"))
     settings = cell.job(cell.seeds[0]).settings
     data = studies.load(cell, data_dir)
     with studies.counting(f"{cell.column}, {data.num_clients} clients of {data.train.max_size} rows:", rounds) as count:
@@ -84,6 +85,17 @@ def profile(cell: Cell, data_dir: str | None, rounds: int, **changed: Any) -> La
             seed=cell.seeds[0],
             callback=count,
         )
+
+
+def dealt(data: str, rows: int) -> int:
+    """Returns how many rows a client must be dealt to train on so many: of a dominant class, a share is for its test.
+
+    >>> dealt("rotated-digits", 100), dealt("dominant-digits", 100)
+    (100, 125)
+    """
+    if federations.dataset(data).skew != "dominant":
+        return rows
+    return round(rows / (1 - federations.options(data)["test_share"]))
 
 
 def layers(cell: Cell, feature: bool, data_dir: str | None) -> Made:
@@ -156,7 +168,7 @@ def feature_skew(sweep: Sweep, data_dir: str | None) -> Made:
     """Draws how many rounds it takes until groups are told apart, and the gap in one round, by rows per client."""
     rows, first, at, by_round = [], {}, {}, {}
     for name, cell in sweep.cells.items():
-        found = {count: profile(cell, data_dir, sweep.rounds, rows_per_client=count) for count in sweep.rows}
+        found = {count: profile(cell, data_dir, sweep.rounds, count) for count in sweep.rows}
         gaps = {count: curves(one, fourth(one)) for count, one in found.items()}
         by_round[name] = {count: {way: gaps[count][way].tolist() for way in COLORS} for count in sweep.rows}
         first[name] = {way: [first_round(gaps[count][way]) for count in sweep.rows] for way in COLORS}
@@ -221,7 +233,7 @@ def label_skew(sweep: Sweep, data_dir: str | None) -> Made:
     rows, shares, watched = [], {}, {}
     for name, cell in sweep.cells.items():
         amounts = sorted({*sweep.rows, sweep.look[name]})
-        found = {count: profile(cell, data_dir, sweep.rounds, rows_per_client=count) for count in amounts}
+        found = {count: profile(cell, data_dir, sweep.rounds, count) for count in amounts}
         gaps = {count: curves(one, first_dense(one)) for count, one in found.items()}
         watched[f"{name}, {sweep.look[name]} rows"] = gaps[sweep.look[name]]
         shares[name] = {way: [float((gaps[count][way] > 0).mean()) for count in sweep.rows] for way in COLORS}

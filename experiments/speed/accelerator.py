@@ -14,6 +14,8 @@ command goes on where it was stopped; `--only w2,w6` chooses parts, `--again` ma
 | reductions | sums of clients by cluster: one-hot product, segment sum |
 | battery | every law of every method, and the float64 loops, on the device |
 | w1 w2 w3 w5 w6 w7 w8 | the workloads, with the automatic chunk and a sweep of chunks |
+| seeds | five seeds in one program beside one seed |
+| scaling | the curves of `jaxfl bench scaling` |
 | table1 | StoCFL's table 1 at 4,800 x 50, paper scale, as many runs as time allows |
 """
 
@@ -44,6 +46,8 @@ PARTS: dict[str, tuple[Callable[[Setting], None], int]] = {  # with the seconds 
     "w5": (workloads.w5, 120),
     "w1": (workloads.w1, 240),
     "w7": (workloads.w7, 240),
+    "seeds": (workloads.seeds, 150),
+    "scaling": (workloads.scaling, 270),
     "table1": (workloads.table1, 900),
 }
 

@@ -1,5 +1,6 @@
 """The parts of the accelerator kit that time workloads, and the one that makes a table of a paper."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -127,6 +128,55 @@ def w8(setting: Setting) -> None:
     toy = ["--population", "20", "40", "--clients", "2"]
     arguments = sized(setting, ["--population", "1000", "10000", "100000"], toy)
     workload("w8", arguments, (1,) if setting.smoke else (25, 50), setting)
+
+
+def seeds(setting: Setting) -> None:
+    """Times one seed beside five that share a program, whole calls of `jaxfl.run` after one that compiles."""
+    import jax
+    import numpy as np
+    import optax
+
+    import jaxfl
+    from jaxfl.data.synthetic import prototypes
+
+    clients, cohort, rounds, times, networks = 1000, 100, 200, 3, {"logistic": (), "mlp32": (32,), "mlp200": (200,)}
+    if setting.smoke:
+        clients, cohort, rounds, times, networks = 8, 4, 2, 1, {"logistic": ()}
+    data = prototypes(clients, 50, (28, 28), 10)
+    for name, hidden in networks.items():
+        task = jaxfl.classification(jaxfl.models.MLP(hidden, 10), data)
+        for label in ("fedavg",) if setting.smoke else ("fedavg", "ifca"):
+            made = jaxfl.methods.METHODS[label].factory(task, optax.sgd(0.1), local_epochs=1, batch_size=10)
+            given = {"rounds": rounds, "cohort": cohort, "eval_every": rounds}
+            calls = {"one": lambda m=made, g=given: [jaxfl.run(m, data, seed=0, **g)],
+                     "five": lambda m=made, g=given: jaxfl.run(m, data, seeds=range(5), **g)}  # fmt: skip
+            spent: dict[str, list[float]] = {"one": [], "five": []}
+            for _ in range(times + 1):  # the first calls compile
+                results = {}
+                for count, call in calls.items():
+                    began = time.perf_counter()
+                    results[count] = call()
+                    spent[count].append(time.perf_counter() - began)
+            apart, together = (jax.tree.leaves(results[count][0].state) for count in ("one", "five"))
+            say({"network": name, "method": label, "clients": clients, "cohort": cohort, "rounds": rounds,
+                 "seconds": spent, "ratio": [five / one for one, five in zip(*spent.values(), strict=True)],
+                 "rounds_ratio": 5 * results["five"][0].summary["seconds_per_round"]
+                 / results["one"][0].summary["seconds_per_round"],
+                 "seeds_together": results["five"][0].summary["seeds_together"],
+                 "largest_difference": max(float(np.abs(np.asarray(a, np.float64) - np.asarray(b)).max())
+                                           for a, b in zip(apart, together, strict=True))})  # fmt: skip
+
+
+def scaling(setting: Setting) -> None:
+    """Makes the curves of `jaxfl bench scaling`; one device has none of devices."""
+    folder = setting.out / "scaling"
+    command = [sys.executable, "-m", "jaxfl.cli", "bench", "scaling", "--out", str(folder)]
+    if setting.smoke:
+        command += ["--over", "cohort", "--values", "2", "--rounds", "1", "--hidden", "4"]
+    else:
+        command += [word for axis in ("cohort", "population", "width", "seeds") for word in ("--over", axis)]
+    code = subprocess.run(command, timeout=setting.seconds).returncode
+    say({"exit": code, **json.loads((folder / "bench.json").read_text())})
 
 
 COLUMNS = ("MNIST 4800 x 50, 100 %", "MNIST 4800 x 50, 10 %")

@@ -20,6 +20,7 @@ from jaxfl import methods, models, plots, sampling
 from jaxfl.analysis.thresholds import clusters_at, threshold_sweep
 from jaxfl.clustering import scores
 from jaxfl.clustering.distances import cosine
+from jaxfl.data import partition
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.methods.base import doubled
 from jaxfl.methods.stocfl import StoCFLState
@@ -209,16 +210,9 @@ def automatic(
 
 def threshold(source: str, clients: int, rows: int | None, hidden: int, data_dir: str | None) -> Made:
     """Draws figure 8: two rotations of four groups of labels, at all thresholds, without training."""
-    data = jaxfl.data.load(
-        f"rotated+pathological-{source}",
-        data_dir=data_dir,
-        num_clients=clients,
-        angles=(0, 180),
-        rows_per_client=rows,
-    )
+    data = _both_rotations(jaxfl.data.load(f"pathological-{source}", data_dir=data_dir, num_clients=clients), rows)
     assert data.group is not None
-    both = np.asarray(data.group)
-    labels = np.unique([name.split(";")[0] for name in data.group_names], return_inverse=True)[1][both]
+    both, labels = np.asarray(data.group), np.asarray(data.group) // 2
     psi = _representations(_task(models.MLP(num_classes=data.num_classes, hidden=(hidden,)), data), data)
     swept = threshold_sweep(psi, np.linspace(0, 1, 101), group=both)
     by_labels = threshold_sweep(psi, np.linspace(0, 1, 101), group=labels)
@@ -271,6 +265,27 @@ def _representations(task: Task, data: FederatedData) -> np.ndarray:
 
 def _cosines(psi: np.ndarray) -> np.ndarray:
     return np.asarray(cosine(jnp.asarray(psi)))
+
+
+def _both_rotations(data: FederatedData, rows: int | None) -> FederatedData:
+    """Returns the groups of labels with half of their clients at 0 and half at 180 degrees, all images in both halves.
+
+    So a client has twice the rows that it would have if every image were in one rotation only.
+    """
+    half, group, pool = data.num_clients // 2, np.asarray(data.group), np.sort(np.asarray(data.train.rows))
+    labels = np.asarray(data.labels)[pool]
+    halves = [partition.pathological(labels, half, rows_per_client=rows, seed=seed) for seed in (0, 1)]
+    turned = np.concatenate([np.zeros(half, np.int32), np.ones(half, np.int32)])
+    order = np.argsort(np.concatenate([own for _, own in halves]), kind="stable")  # the clients of a group together
+    parts = [part for parts, _ in halves for part in parts]
+    turned = turned[order]
+    return dataclasses.replace(
+        data,
+        train=Split.pack([pool[parts[client]] for client in order]),
+        rotation=2 * turned,
+        group=2 * group + turned,
+        group_names=tuple(f"{name}; {angle}°" for name in data.group_names for angle in (0, 180)),
+    )
 
 
 def _windows(data: FederatedData, rows: int) -> FederatedData:

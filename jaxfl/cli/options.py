@@ -23,7 +23,6 @@ from jaxfl.models import networks
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, describe, did_you_mean, options_of, quoted, words_of
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.tasks import TASKS
 
 LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
@@ -56,7 +55,7 @@ class Settings(NamedTuple):
             flat["server_optimizer"] = self.server_name
         if own.is_own(self.model_name):
             flat["model_checksum"] = own.checksum(self.model_name)
-        if own.is_own(learned := self.run.get("task")):
+        if own.is_own(learned := self.run.get("task", "auto")):
             flat["task_checksum"] = own.checksum(learned)
         for option in known(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name):
             given = getattr(self, option.owner)
@@ -117,8 +116,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         if option.name in chosen[option.owner]:
             raise ValueError(f"{option.name} must be set once, got it with and without {option.owner}; leave one out.")
         chosen[option.owner][option.name] = value
-    if not own.is_own(learned := chosen["run"].get("task", "auto")):
-        check_name("task", learned, ["auto", *TASKS])
+    own.check_task(chosen["run"].get("task", "auto"))
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             raise ValueError(f"{option.name} must be given for {option.owner} {method}; add --set {option.name}=...")
@@ -132,8 +130,8 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
-    network, fast = model(settings, data.num_classes), settings.run.get("fast_forms", True)
-    task = own.create_task(settings.run.get("task", "auto"), network, data, fast_forms=fast)
+    how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
+    task = own.create_task(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
     chosen = dict(settings.method)
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)
@@ -170,15 +168,19 @@ def finetune(settings: Settings) -> FineTune | None:
     """Returns the fine-tuning that the settings ask for: with the optimiser and batch size of local training.
 
     Raises:
-        ValueError: less than one epoch.
+        ValueError: less than one epoch, or batches of none.
     """
-    epochs = settings.run.get("finetune")
+    epochs, batch_size = settings.run.get("finetune"), settings.run.get("finetune_batch_size", "local")
     if epochs is None:
+        if batch_size != "local":
+            raise ValueError(f"finetune_batch_size needs finetune, got {batch_size} without it; give --finetune 1.")
         return None
     if epochs < 1:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")
-    local = METHODS[settings.method_name].options | settings.method  # a method without batches takes all rows
-    return FineTune(optimizer(settings), epochs, local.get("batch_size"))
+    if batch_size == "local":
+        local = METHODS[settings.method_name].options | settings.method  # a method without batches takes all rows
+        batch_size = local.get("batch_size")
+    return FineTune(optimizer(settings), epochs, batch_size)
 
 
 def optimizer(settings: Settings) -> optax.GradientTransformation:

@@ -17,7 +17,7 @@ from typing import Any
 from jaxfl.data.clients import FederatedData
 from jaxfl.models import networks
 from jaxfl.models.adapters import Network
-from jaxfl.schema import REQUIRED, Option, did_you_mean, lines_of, quoted
+from jaxfl.schema import REQUIRED, Option, check_name, did_you_mean, lines_of, quoted
 from jaxfl.tasks import TASKS, Task
 
 ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
@@ -57,14 +57,28 @@ def create_model(name: str, num_classes: int, **chosen: Any) -> Network:
     return lambda rngs: made(**chosen, rngs=rngs)
 
 
-def create_task(name: str, network: Network, data: FederatedData, *, fast_forms: bool) -> Task:
+def check_task(name: str) -> None:
+    """Raises ValueError if there is no task of this name, or no function at this address."""
+    if is_own(name):
+        load(name)
+    else:
+        check_name("task", name, ["auto", *TASKS])
+
+
+def create_task(name: str, network: Network, data: FederatedData, **how: Any) -> Task:
     """Returns a task by its name: `"auto"` is the one that the labels are for.
+
+    Args:
+        name: of a task, or an address in a file.
+        network: what learns.
+        data: the federation.
+        **how: `fast_forms` and `compute`, see `jaxfl.classification`; a user's function says these itself.
 
     Raises:
         ValueError: the labels are of another kind, or a user's function returns no task.
     """
     if not is_own(name):
-        return TASKS[data.kind if name == "auto" else name](network, data, fast_forms=fast_forms)
+        return TASKS[data.kind if name == "auto" else name](network, data, **how)
     if not isinstance(made := load(name)(network, data), Task):
         raise ValueError(f"{name} must return a task, such as jaxfl.supervised(module, data, ...), got {made!r}.")
     return made

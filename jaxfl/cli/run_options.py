@@ -3,6 +3,7 @@
 from typing import Literal
 
 from jaxfl import sampling
+from jaxfl.models.precision import Compute
 from jaxfl.schema import Option
 
 # Of every run. `dropouts` and `availability` say who takes part, see `jaxfl.sampling`; see `jaxfl.FineTune` too.
@@ -13,6 +14,7 @@ RUN = (
     Option("availability", "always", sampling.Pattern, "who can be sampled"),
     Option("availability_period", 24.0, float, "rounds of a day, of availability=diurnal"),
     Option("fast_forms", True, bool, "whether convolutions and poolings take the forms that are fast for many clients"),
+    Option("compute", "float32", Compute, "what the network computes in; parameters and losses are float32 anyway"),
     Option("task", "auto", str, "what is learned; auto goes by the data's labels, FILE.py:NAME is your own"),
     Option("test_rows", None, int | None, "the most rows tested of a client before the last round; none tests all"),
     Option("eval_clients", None, int | None, "clients that are tested; none tests all of up to 10,000"),
@@ -20,4 +22,7 @@ RUN = (
         "resident", "auto", bool | Literal["auto"], "whether all rows lie on the device, or a round's are sent ahead"
     ),
     Option("finetune", None, int | None, "epochs of every client before a second test, as --finetune"),
+    Option(
+        "finetune_batch_size", "local", int | None | Literal["local"], "of these epochs; none takes all rows at once"
+    ),
 )

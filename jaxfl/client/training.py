@@ -20,7 +20,7 @@ from jaxfl.client.factored import Form
 from jaxfl.client.passes import BLOCK, batch_shape, true_gradient
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks import Task
+from jaxfl.tasks import Averages, Task
 from jaxfl.typing import Array, Key, Params
 
 Train = Callable[..., tuple[Params, Array]]
@@ -60,7 +60,8 @@ def local_train(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}; None takes all of a client's rows at once.")
     optimizer = optax.with_extra_args_support(optimizer)
-    descend = _descent(optimizer)
+    descend = _descent(optimizer, task.averages)
+    task = task if task.averages is None else task._replace(loss=task.averages.loss)
     if batch_size is None:
         run = _full_batch(task, optimizer, descend, local_epochs, block)
     else:
@@ -73,15 +74,24 @@ def local_train(
     return train
 
 
-def _descent(optimizer: optax.GradientTransformationExtraArgs) -> Descend:
-    """Returns `(model, state, gradient, extra) -> (model, state)`, one step."""
+def _descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages | None) -> Descend:
+    """Returns `(model, state, gradient, extra) -> (model, state)`, one step; running averages get their next values."""
 
     def descend(model, state, gradient, extra):
         gradient = _after_all(gradient)
         updates, state = optimizer.update(gradient, state, model, **extra)
         return optax.apply_updates(model, updates), state
 
-    return descend
+    if averages is None:
+        return descend
+
+    def descend_beside(model, state, gradient, extra):
+        chosen = averages.chosen(model)
+        still = jax.tree.map(lambda one, leaf: jnp.zeros_like(leaf) if one else leaf, chosen, gradient)
+        moved, state = descend(model, state, still, extra)
+        return jax.tree.map(lambda one, value, leaf: value if one else leaf, chosen, gradient, moved), state
+
+    return descend_beside
 
 
 def _full_batch(

@@ -34,7 +34,7 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
-from jaxfl.tasks import Task
+from jaxfl.tasks import Task, check_trains
 from jaxfl.typing import Array, Key, Params
 
 Update = Literal["parallel", "chain"]
@@ -77,6 +77,8 @@ def averaging(
         server_optimizer: takes the server's step; None takes the average.
         update: `"parallel"`, or `"chain"`: in the order of the clients' ids.
     """
+
+    server_optimizer = optimizers.beside(server_optimizer, task.averages)
 
     def train_from(model: Params, shared, client: Array):
         key, state, data = shared
@@ -216,6 +218,7 @@ def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: ag
     Raises:
         ValueError: an option is out of range.
     """
+    check_trains(task, "fedsgd")
     gradient_of = full_gradient(task)
 
     def round(key: Key, state: AveragingState, data: FederatedData, cohort: Cohort) -> tuple[AveragingState, Info]:

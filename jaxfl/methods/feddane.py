@@ -36,7 +36,7 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
-from jaxfl.tasks import Task, without_dropout
+from jaxfl.tasks import Task, check_trains, without_dropout
 from jaxfl.typing import Array, Key, Params
 
 
@@ -84,6 +84,7 @@ def feddane(
     >>> int(result.state.round)
     2
     """
+    check_trains(task, "feddane")
     local = optax.chain(proximal_pull(proximal_weight), gradient_correction(), optimizer)
     train = local_train(task, local, local_epochs=local_epochs, batch_size=batch_size)
     gradient_of = full_gradient(without_dropout(task))  # the same function in both phases

@@ -79,6 +79,7 @@ def fedper(
     >>> jaxfl.tree.names(result.state.base), jaxfl.tree.names(result.state.heads)
     (['Dense_0/bias', 'Dense_0/kernel'], ['Dense_1/bias', 'Dense_1/kernel'])
     """
+    server_optimizer = optimizers.beside(server_optimizer, task.averages)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     if personal is None:
         chosen = last_layer(task)

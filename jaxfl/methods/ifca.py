@@ -42,7 +42,7 @@ from jaxfl.methods.parts.multi_centre import members
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
-from jaxfl.tasks import Task
+from jaxfl.tasks import Task, check_trains
 from jaxfl.typing import Array, Key, Params
 
 Average = Literal["models", "gradients"]
@@ -104,6 +104,7 @@ def ifca(
         ValueError: an option is out of range, or there are more clusters than clients.
     """
     _check(num_clusters, average, shared, server_optimizer)
+    server_optimizer = optimizers.beside(server_optimizer, task.averages)
     starts.check(start, num_clusters, min_share, max_draws, warmup_rounds, shared)
     losses, pooled = losses_of(task), pooling(shared)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
@@ -174,6 +175,7 @@ def train_model(train: Train) -> Train:
 
 def full_gradient_of(task: Task) -> Train:
     """Returns `(key, model, data, client) -> (gradient, loss)`, what a client sends in Option I."""
+    check_trains(task, 'average="gradients"')
     gradient_of = full_gradient(task)
 
     def send(key: Key, model: Params, data: FederatedData, client: Array) -> tuple[Params, Array]:

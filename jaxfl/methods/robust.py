@@ -41,7 +41,7 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once
-from jaxfl.methods.parts.vectors import to_vector
+from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -95,7 +95,8 @@ def robust(
             geometric median (TKM).
         centre: of a cluster: `"mean"`, `"median"` (coordinate by coordinate) or `"geometric_median"`.
         restarts: k-means++ starts; that of the lowest inertia is kept.
-        layers: patterns (see `tree.matching`) of the parameters that clients are clustered by; all by default.
+        layers: patterns (see `tree.matching`) of the parameters that clients are clustered by, or `"last kernel"`; all
+            by default.
         sketch_size: numbers kept of each w_i, if it is longer.
         iterative: cluster again after every round.
 
@@ -111,12 +112,13 @@ def robust(
     """
     sizes = {"num_clusters": num_clusters, "restarts": restarts}
     _check(sizes | {"sketch_size": sketch_size, "first_epochs": first_epochs}, trim, outliers)
+    chosen = compared_leaves(task, layers)
     stage = {"trimmed": outliers, "trim": trim_by, "centre": centre}
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
 
     def point_of(key: Key, model: Params) -> Array:
-        return to_vector(key, model, layers, sketch_size)
+        return to_vector(key, tree.partition(model, chosen)[0], size=sketch_size)
 
     cluster_again = reclustering(point_of, stage)
 

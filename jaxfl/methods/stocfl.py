@@ -128,7 +128,8 @@ def stocfl(
         linkage: `"single"`, all pairs at once, or `"greedy"`: the closest pair merges and is represented anew, until
             no cosine reaches tau; `"auto"` is greedy.
         merged: the model of a merged cluster: the `"largest"` part's, the `"mean"` weighted by members, or the current
-            `"global"` one.
+            `"global"` one. Parts of three or more clusters merge at once; the official code unites them pair by pair,
+            so that two small ones may outweigh the largest.
         newcomers: where a new cluster starts, at the `"initial"` model omega_0 or the current `"global"` one (initial,
             global).
         update: of omega, `"parallel"` or as a `"chain"`, see `averaging` (parallel, chain).

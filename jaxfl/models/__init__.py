@@ -1,6 +1,7 @@
 """What is learned: the networks of the papers, and the layers that keep any network fast where clients are many."""
 
 from jaxfl.models.adapters import Functions
+from jaxfl.models.lora import lora
 from jaxfl.models.networks import (
     MLP,
     MODELS,
@@ -31,4 +32,5 @@ __all__ = [
     "StoCFLFemnistCNN",
     "Transformer",
     "create",
+    "lora",
 ]

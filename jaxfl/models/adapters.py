@@ -7,19 +7,28 @@ one network whose numbers are drawn already.
 import inspect
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import flax.errors
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
+from jaxfl import tree
 from jaxfl.typing import Array, Key, Params
 
 # How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
-PARAMETERS_ONLY = (
-    "a client's model is its parameters (use batch statistics without running averages, or group normalisation)"
+STATS = "batch_stats"  # flax.linen's name of running averages
+BOTH = "a client's model is its parameters and the running averages of batch normalisation"
+PADDING = (
+    "module keeps running averages, which padding rows must not be part of; give __call__ an argument mask, and pass "
+    "mask=mask[:, None] (as many axes as the rows have) to its BatchNorm layers."
+)
+SWITCHED = (
+    "module must bring its running averages up to date while clients train, and use them in a test; give __call__ an "
+    "argument train: bool, and pass nn.BatchNorm(use_running_average=not train)"
 )
 
 
@@ -45,6 +54,18 @@ class Made(Protocol):
         ...
 
 
+class Running(NamedTuple):
+    """Running averages of a network: leaves of its model that no gradient moves, kept for tests.
+
+    Attributes:
+        names: of these leaves, as `jaxfl.tree.names` has them.
+        apply: `(model, batch, key) -> (outputs, model)`, in training: the model with the averages after the batch.
+    """
+
+    names: frozenset[str]
+    apply: Callable[[Params, Batch, Key | None], tuple[Array, Params]]
+
+
 class Functions(NamedTuple):
     """A network as two pure functions: what every other one is made into, and what any library's can be written as.
 
@@ -52,6 +73,7 @@ class Functions(NamedTuple):
         init: `key -> model`, a pytree of arrays.
         apply: `(model, batch, key) -> outputs [B, ...]` of the rows `batch.x [B, ...]`, of which those where
             `batch.mask [B]` is False are padding; `key` is None outside training, where dropout is off.
+        running: running averages among the leaves of the model, or None.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -64,9 +86,19 @@ class Functions(NamedTuple):
 
     init: Callable[[Key], Params]
     apply: Callable[[Params, Batch, Key | None], Array]
+    running: Running | None = None
 
 
-Network = nn.Module | Made | Functions
+@runtime_checkable
+class Composed(Protocol):
+    """A network that is made of another one, such as `jaxfl.models.lora` makes."""
+
+    def functions(self, example: Batch) -> Functions:
+        """Returns its two functions, for rows like an example `[1, ...]`."""
+        ...
+
+
+Network = nn.Module | Made | Functions | Composed
 
 
 def functions_of(network: Network, example: Batch) -> Functions:
@@ -78,12 +110,15 @@ def functions_of(network: Network, example: Batch) -> Functions:
         example: one row `[1, ...]`.
 
     Raises:
-        ValueError: it is none of these, or keeps variables other than parameters.
+        ValueError: it is none of these, keeps variables other than parameters and running averages, or these are not
+            brought up to date in training alone, or with padding.
     """
     if isinstance(network, Functions):
         return network
     if isinstance(network, nn.Module):
         return _linen(network, example)
+    if isinstance(network, Composed):
+        return network.functions(example)
     if isinstance(network, nnx.Module):
         name = type(network).__name__
         raise ValueError(
@@ -92,7 +127,7 @@ def functions_of(network: Network, example: Batch) -> Functions:
         )
     of_class = isinstance(network, type) and issubclass(network, nnx.Module)
     if of_class or (callable(network) and "rngs" in inspect.signature(network).parameters):
-        return _nnx(network)
+        return _nnx(network, example)
     raise ValueError(
         "module must be a module of flax.linen, the class of one of flax.nnx (whose __init__ takes rngs), a function "
         f"of rngs that makes one, or jaxfl.models.Functions(init, apply), got {network!r}."
@@ -113,23 +148,90 @@ def _linen(module: nn.Module, example: Batch) -> Functions:
         return module.init(key, example.x, **_given(accepted, example, False))
 
     found = jax.eval_shape(variables, jax.random.key(0))
-    if set(found) != {"params"}:
-        raise ValueError(f"module must keep parameters only, got the variables {sorted(found)}; {PARAMETERS_ONLY}.")
+    if not {"params"} <= set(found) <= {"params", STATS}:
+        raise ValueError(f"module must keep no other variables, got {sorted(found)}; {BOTH}.")
+    names = frozenset(tree.names(found.get(STATS, {})))
+    if not names:
 
-    def apply(model: Params, batch: Batch, key: Key | None) -> Array:
-        rngs = {} if key is None else {"dropout": key}
-        outputs = module.apply({"params": model}, batch.x, rngs=rngs, **_given(accepted, batch, key is not None))
-        return jnp.asarray(outputs)
+        def apply(model: Params, batch: Batch, key: Key | None) -> Array:
+            rngs = {} if key is None else {"dropout": key}
+            outputs = module.apply({"params": model}, batch.x, rngs=rngs, **_given(accepted, batch, key is not None))
+            return jnp.asarray(outputs)
 
-    return Functions(lambda key: variables(key)["params"], apply)
+        return Functions(lambda key: variables(key)["params"], apply)
+
+    def together(model: Params, batch: Batch, key: Key | None) -> tuple[Array, Params]:
+        given, rngs = _given(accepted, batch, key is not None), {} if key is None else {"dropout": key}
+        parts = {"params": _part(model, names, inside=False), STATS: _part(model, names, inside=True)}
+        if key is None:
+            return jnp.asarray(module.apply(parts, batch.x, **given)), model
+        outputs, after = module.apply(parts, batch.x, rngs=rngs, mutable=[STATS], **given)
+        return jnp.asarray(outputs), _merged(parts["params"], after[STATS])
+
+    def init(key: Key) -> Params:
+        made = variables(key)
+        return _merged(made["params"], made[STATS])
+
+    return _checked(init, together, names, example, accepted)
 
 
-def _nnx(make: Made) -> Functions:
+def _part(model: Params, names: frozenset[str], prefix: str = "", *, inside: bool) -> Params:
+    """Returns the leaves of nested dictionaries that are among the names, or those that are not."""
+    found = {}
+    for name, node in model.items():
+        if isinstance(node, Mapping):
+            if below := _part(node, names, f"{prefix}{name}/", inside=inside):
+                found[name] = below
+        elif (f"{prefix}{name}" in names) == inside:
+            found[name] = node
+    return found
+
+
+def _merged(one: Params, other: Params) -> Params:
+    """Returns nested dictionaries in one: a layer has its averages behind its parameters."""
+    merged = dict(one)
+    for name, node in other.items():
+        merged[name] = _merged(merged.get(name, {}), node) if isinstance(node, Mapping) else node
+    return merged
+
+
+def _checked(
+    init: Callable[[Key], Params],
+    together: Callable[[Params, Batch, Key | None], tuple[Array, Params]],
+    names: frozenset[str],
+    example: Batch,
+    accepted: Mapping[str, Any],
+) -> Functions:
+    """Returns the functions of a network with running averages.
+
+    Raises:
+        ValueError: they are brought up to date in a test, or not in training, or with padding.
+    """
+    if "mask" not in accepted:
+        raise ValueError(PADDING)
+
+    def averages(model: Params, key: Key | None) -> list[Array]:
+        after = together(model, example, key)[1]
+        return [leaf for name, leaf in zip(tree.names(after), jax.tree.leaves(after), strict=True) if name in names]
+
+    model = jax.eval_shape(init, jax.random.key(0))
+    for key in (None, jax.random.key(0)):
+        try:
+            program = jax.make_jaxpr(lambda model, key=key: averages(model, key))(model).jaxpr
+        except flax.errors.ModifyScopeVariableError as error:
+            raise ValueError(f"{SWITCHED} ({error}).") from error
+        kept = [out in program.invars for out in program.outvars]
+        if (any(kept) and key is not None) or (not all(kept) and key is None):
+            raise ValueError(f"{SWITCHED}.")
+    return Functions(init, lambda model, batch, key: together(model, batch, key)[0], Running(names, together))
+
+
+def _nnx(make: Made, example: Batch) -> Functions:
     """Returns the functions of a module that is made anew for each key; inside `apply` it is put together again."""
 
     def parts(key: Key) -> tuple[nnx.Module, Any, Any, Any]:
         module = make(rngs=nnx.Rngs(key))
-        structure, model, rest = nnx.split(module, nnx.Param, ...)
+        structure, model, rest = nnx.split(module, (nnx.Param, nnx.BatchStat), ...)
         return module, structure, model, rest
 
     def init(key: Key) -> Params:
@@ -146,17 +248,24 @@ def _nnx(make: Made) -> Functions:
     structure, model_state, rest, accepted = kept[0]
     others = {type(one).__name__ for _, one in nnx.to_flat_state(rest) if not isinstance(one, nnx.RngState)}
     if others:
-        raise ValueError(f"module must keep parameters only, got the variables {sorted(others)}; {PARAMETERS_ONLY}.")
+        raise ValueError(f"module must keep no other variables, got {sorted(others)}; {BOTH}.")
+    flat = nnx.to_flat_state(model_state)
+    names = frozenset("/".join(map(str, path)) for path, one in flat if isinstance(one, nnx.BatchStat))
 
-    def apply(model: Params, batch: Batch, key: Key | None) -> Array:
+    def together(model: Params, batch: Batch, key: Key | None) -> tuple[Array, Params]:
         keys = jax.random.key(0) if key is None else key
         streams = nnx.map_state(lambda path, one: one.replace(_stream(path, one, keys)), rest)
         values = nnx.map_state(lambda path, one: one.replace(_at(model, path)), model_state)
         module = nnx.merge(structure, values, streams)
         module.eval() if key is None else module.train()
-        return jnp.asarray(module(batch.x, **_given(accepted, batch, key is not None)))
+        outputs = jnp.asarray(module(batch.x, **_given(accepted, batch, key is not None)))
+        if not names:
+            return outputs, model
+        return outputs, _in_order(module, nnx.to_pure_dict(nnx.state(module, (nnx.Param, nnx.BatchStat))))
 
-    return Functions(init, apply)
+    if names:
+        return _checked(init, together, names, example, accepted)
+    return Functions(init, lambda model, batch, key: together(model, batch, key)[0])
 
 
 def _in_order(node: Any, values: Any) -> Any:

@@ -175,18 +175,23 @@ class BatchNorm(nn.Module):
 
 
 def as_vectors(inputs: Array) -> Array:
-    """Flattens `[B, ...]` to float32 `[B, d]`."""
-    return inputs.reshape(inputs.shape[0], -1).astype(jnp.float32)
+    """Flattens `[B, ...]` to float32 `[B, d]`; bfloat16 stays."""
+    return _floats(inputs.reshape(inputs.shape[0], -1))
 
 
 def as_images(inputs: Array) -> Array:
-    """Returns `[B, H, W]` or `[B, H, W, channels]` as float32 `[B, H, W, channels]`."""
+    """Returns `[B, H, W]` or `[B, H, W, channels]` as float32 `[B, H, W, channels]`; bfloat16 stays."""
     if inputs.ndim not in (3, 4):
         raise ValueError(
             f"inputs must be images [B, H, W] or [B, H, W, channels] for a convolutional model, got shape "
             f"{inputs.shape}; reshape the rows to images or use 'mlp' or 'logistic'."
         )
-    return (inputs[..., None] if inputs.ndim == 3 else inputs).astype(jnp.float32)
+    return _floats(inputs[..., None] if inputs.ndim == 3 else inputs)
+
+
+def _floats(inputs: Array) -> Array:
+    """Returns inputs as the numbers that a network computes with."""
+    return inputs if inputs.dtype == jnp.bfloat16 else inputs.astype(jnp.float32)
 
 
 def check_sizes(name: str, sizes: int | Sequence[int]) -> None:

@@ -85,12 +85,12 @@ def _found(program: core.ClosedJaxpr | core.Jaxpr) -> collections.Counter[str]:
         if (kind := _kind(equation)) is not None:
             found[kind] += 1
         elif equation.primitive.name in INLINE + LOOPS:
-            for part in _programs(equation.params):
+            for part in programs_of(equation.params):
                 found += _found(part)
     return found
 
 
-def _programs(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Jaxpr]:
+def programs_of(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Jaxpr]:
     """Returns the programs among an equation's parameters."""
     values = [one for value in params.values() for one in (value if isinstance(value, tuple) else (value,))]
     return [one for one in values if isinstance(one, core.ClosedJaxpr | core.Jaxpr)]
@@ -106,7 +106,7 @@ def _evaluate(program: Any, values: Sequence[Array], products: Mapping[int, Prod
 
     for equation in jaxpr.eqns:
         given, name = [read(atom) for atom in equation.invars], equation.primitive.name
-        inner = _programs(equation.params) if name in INLINE + LOOPS else []
+        inner = programs_of(equation.params) if name in INLINE + LOOPS else []
         worthwhile = any(map(_found, inner))
         taken = [products[id(value)] for value in given if id(value) in products]
         if name == "dot_general" and taken:

@@ -51,7 +51,10 @@ class CharRNN(nn.Module):
         check_tokens(tokens)
         outputs = nn.Embed(self.vocabulary or self.num_classes, self.embedding)(tokens)
         for width in (self.hidden,) if isinstance(self.hidden, int) else self.hidden:
-            outputs = nn.RNN(CELLS[self.cell](width))(outputs)
+            zeros = jnp.zeros((len(tokens), width), outputs.dtype)  # flax's own are float32, and all behind would be
+            start = (zeros, zeros) if self.cell == "lstm" else zeros
+            layer = nn.RNN(CELLS[self.cell](width))
+            outputs = jnp.asarray(layer(outputs, initial_carry=start))
         return nn.Dense(self.num_classes)(outputs[:, -1] if self.last else outputs)
 
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.tasks import Averages
 from jaxfl.typing import Array, Params
 
 
@@ -58,6 +59,24 @@ def step(
         return average, state
     updates, moved = optimizer.update(jax.tree.map(lambda a, b: a - b, model, average), state, model)
     return tree.where(jnp.asarray(counted), (optax.apply_updates(model, updates), moved), (model, state))
+
+
+def beside(
+    optimizer: optax.GradientTransformation | None, averages: Averages | None
+) -> optax.GradientTransformation | None:
+    """Returns the server's optimiser, with running averages left to plain averaging: their change is no gradient.
+
+    Args:
+        optimizer: of the server, or None.
+        averages: of the task, or None where its model has none.
+    """
+    if optimizer is None or averages is None:
+        return optimizer
+
+    def labels(model: Params) -> Params:
+        return jax.tree.map(lambda chosen: "average" if chosen else "step", averages.chosen(model))
+
+    return optax.multi_transform({"step": optimizer, "average": optax.sgd(1.0)}, labels)
 
 
 class AdaptiveState(NamedTuple):

@@ -27,7 +27,8 @@ from jaxfl.simulation.program import kept, program_bytes, shapes_of
 from jaxfl.simulation.testers import Block, in_windows, of_all, resident
 from jaxfl.typing import Array, Key
 
-BLOCK = 1000  # test rows taken at once
+BLOCK = 1000  # test rows of a client taken at once
+TOGETHER = 16_000  # and of all clients that are tested side by side: enough to keep an accelerator busy
 NOT_VALIDATED = ("clusters", "num_clusters", "ari", "nmi", "purity", "eval_clients", "attackers")  # not of test rows
 
 
@@ -84,6 +85,7 @@ def _of_test_rows(
         blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)
     else:
         blocks = resident(data, ids, plan, test_rows)
+    tests = _for_tests(plan, data)
     few, note = (data, {}) if clients is None else (data.subset(ids), {"eval_clients": len(ids)})
 
     def summary(tested: list[Totals], cluster: np.ndarray) -> Evaluation:
@@ -99,9 +101,9 @@ def _of_test_rows(
                 served = _assigner(method, plan, shapes)(key, state, block.data, block.ids, block.real)
             own = block.ids[block.real]
             cluster[own] = np.asarray(served.cluster)[own]
-            plain.append(_tested(_tester(method, plan, shapes), served, block, cluster, plan))
+            plain.append(_tested(_tester(method, tests, shapes), served, block, cluster, tests))
             if finetune is not None:
-                found = _tuner(method, finetune, plan, shapes)(key, served, block.tested, block.ids, block.real)
+                found = _tuner(method, finetune, tests, shapes)(key, served, block.tested, block.ids, block.real)
                 tuned.append(jax.tree.map(lambda leaf, real=block.real: np.asarray(leaf)[real], found))
         result = summary(plain, cluster)
         if finetune is None:
@@ -131,7 +133,7 @@ def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, 
 
     state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((data.num_clients,), jnp.int32)))
     real, shapes = there(jax.ShapeDtypeStruct(ids.shape, bool)), shapes_of(data, data, ids)
-    tested = program_bytes(_tester(method, plan, shapes).lower(state, data, ids, real).compile())
+    tested = program_bytes(_tester(method, _for_tests(plan, data), shapes).lower(state, data, ids, real).compile())
     if method.assign is keep_clusters:
         return tested
     assigned = program_bytes(_assigner(method, plan, shapes).lower(key, state, data, ids, real).compile())
@@ -147,6 +149,15 @@ def _tested(test: Callable[..., Totals], state: Any, block: Block, cluster: np.n
     width = most if plan.chunk == 1 else min(most, 1 << (len(first) - 1).bit_length())
     found = test(state, block.tested, np.resize(own[first], width), np.arange(width) < len(first))
     return jax.tree.map(lambda leaf: np.asarray(leaf)[inverse], found)
+
+
+def _for_tests(plan: Plan, data: FederatedData) -> Plan:
+    """Returns the plan with which clients are tested: as many side by side as have `TOGETHER` rows in a block.
+
+    A client may train on 50 rows and be tested on 10,000: as many as train side by side would not fit into memory.
+    """
+    most = max(1, TOGETHER // max(1, min(data.test.max_size, BLOCK)))
+    return plan._replace(chunk=most if plan.chunk is None else min(plan.chunk, most))
 
 
 @kept
@@ -223,8 +234,10 @@ def totals_of(method: Method, model: Any, data: FederatedData, client: Array) ->
 
     def sums_of(batch: Batch) -> Any:
         def total(leaf: Array) -> Array:
-            leaf = leaf.astype(jnp.int32) if leaf.dtype == bool else leaf
-            return jnp.where(tree.along(batch.mask, leaf), leaf, 0).sum(0, dtype=leaf.dtype)
+            real = tree.along(batch.mask, leaf)
+            if leaf.dtype == bool:
+                return (leaf & real).sum(0, dtype=jnp.int32)
+            return jnp.where(real, leaf, 0).sum(0, dtype=leaf.dtype)
 
         return jax.tree.map(total, task.metrics.counts(task.outputs(model, batch), batch))
 

@@ -3,17 +3,27 @@
 `contract` says what a task is; `kinds` has a task for every kind of labels; `networks` makes one of any network.
 """
 
-from jaxfl.tasks.contract import DenseLayers, Products, Task, masked_mean, without_dropout
+from jaxfl.tasks.contract import (
+    Averages,
+    DenseLayers,
+    Products,
+    Task,
+    check_trains,
+    masked_mean,
+    without_dropout,
+)
 from jaxfl.tasks.kinds import TASKS, classification, multilabel, next_token, regression, supervised
 from jaxfl.tasks.metrics import ACCURACY, Metrics
 
 __all__ = [
     "ACCURACY",
     "TASKS",
+    "Averages",
     "DenseLayers",
     "Metrics",
     "Products",
     "Task",
+    "check_trains",
     "classification",
     "masked_mean",
     "multilabel",

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
+from jaxfl import tree
 from jaxfl.data.clients import Batch
 from jaxfl.tasks.metrics import ACCURACY, Metrics
 from jaxfl.typing import Array, Key, Params
@@ -28,6 +30,23 @@ class DenseLayers(NamedTuple):
     loss: Callable[[Params, Batch, Key | None, Products], Array]
 
 
+class Averages(NamedTuple):
+    """Running averages among the leaves of a model, which training brings up to date beside its steps.
+
+    Attributes:
+        names: of these leaves, as `tree.names` has them.
+        loss: the task's loss in training, but the gradient of such a leaf is the value that it gets.
+    """
+
+    names: frozenset[str]
+    loss: Callable[[Params, Batch, Key | None], Array]
+
+    def chosen(self, model: Params) -> Params:
+        """Returns which leaves of a model, or of a part of it, these are: a bool for every leaf."""
+        flags = [name in self.names for name in tree.names(model)]
+        return jax.tree.unflatten(jax.tree.structure(model), flags)
+
+
 class Task(NamedTuple):
     """A learning problem; three pure functions.
 
@@ -39,6 +58,7 @@ class Task(NamedTuple):
         dense: its dense layers, or None where none are known.
         replaced: kinds and counts of the network's operations that are computed in a fast form of their own.
         metrics: of the outputs, for test rows.
+        averages: running averages of batch normalisation, or None where the model has none.
     """
 
     init: Callable[[Key], Params]
@@ -47,6 +67,7 @@ class Task(NamedTuple):
     dense: DenseLayers | None = None
     replaced: tuple[tuple[str, int], ...] = ()
     metrics: Metrics = ACCURACY
+    averages: Averages | None = None
 
 
 def without_dropout(task: Task) -> Task:
@@ -71,3 +92,17 @@ def masked_mean(values: Array, mask: Array) -> Array:
     """
     # where before the sum: 0 * NaN of a padding row would poison the mean
     return jnp.where(mask, values, 0).sum() / jnp.maximum(mask.sum(), 1).astype(values.dtype)
+
+
+def check_trains(task: Task, what: str) -> None:
+    """Raises ValueError where a method sends gradients, and the task's model has running averages.
+
+    Args:
+        task: what is learned.
+        what: the method, or its option.
+    """
+    if task.averages is not None:
+        raise ValueError(
+            f"{what} cannot bring running averages up to date: its clients send gradients; take a method that trains "
+            "locally (fedavg with local_epochs=1), or group normalisation."
+        )

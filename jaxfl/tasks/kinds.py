@@ -9,6 +9,7 @@ import optax
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.data.labels import MASKED, Kind
 from jaxfl.models.adapters import Network
+from jaxfl.models.precision import Compute
 from jaxfl.schema import checked
 from jaxfl.tasks.contract import Task
 from jaxfl.tasks.metrics import ACCURACY, LABELS, TOKENS, Metrics, of_targets
@@ -17,7 +18,9 @@ from jaxfl.typing import Array
 
 
 @checked
-def classification(module: Network, data: FederatedData, *, fast_forms: bool = True) -> Task:
+def classification(
+    module: Network, data: FederatedData, *, fast_forms: bool = True, compute: Compute = "float32"
+) -> Task:
     """Returns the task of classifying the federation's inputs with a network: softmax cross-entropy.
 
     The network is a module of flax.linen; the class of a module of flax.nnx, or a function of `rngs` that makes one; or
@@ -27,17 +30,20 @@ def classification(module: Network, data: FederatedData, *, fast_forms: bool = T
     while clients train and in `eval()` mode otherwise. If its `__call__` takes `train` (or
     `training`, `is_training`), it is True while clients train and rngs carry `"dropout"`; `deterministic` (or
     `use_running_average`) is False then. If it takes `mask`, it gets the batch's `[B]` mask of real rows (batch
-    statistics must leave padding out). All of the module's variables must be parameters.
+    statistics must leave padding out). All of the module's variables must be parameters, or running averages of batch
+    normalisation: these are leaves of the model like any other, but training sets them beside its steps.
 
     Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.rewriting`, and
     dense layers are trained by their factors where that is faster, see `jaxfl.client.factored`: the same values and
-    gradients but for rounding. `fast_forms=False` leaves the network as it is.
+    gradients but for rounding. `fast_forms=False` leaves the network as it is. With `compute="bfloat16"` the network
+    computes in bfloat16, with float32 parameters, losses and steps, and dense layers are not trained by their factors.
 
     Metrics: `accuracy`, and `f1`, the mean F1 of the classes that a client's test rows have.
 
     Raises:
         ValueError: the labels are no classes; or the module does not return one logit per class of `data`, keeps
-            variables other than parameters, or has dropout that is off while clients train or on while they are tested.
+            variables of other kinds, running averages without a mask, or has dropout that is off while clients train
+            or on while they are tested.
 
     >>> import jax, jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -51,17 +57,19 @@ def classification(module: Network, data: FederatedData, *, fast_forms: bool = T
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)  # [B]
 
     what = f"one logit for each of the {data.num_classes} classes"
-    return of_network(module, data, losses, ACCURACY, fast_forms=fast_forms, shape=(data.num_classes,), what=what)
+    return of_network(
+        module, data, losses, ACCURACY, fast_forms=fast_forms, compute=compute, shape=(data.num_classes,), what=what
+    )
 
 
 @checked
-def regression(module: Network, data: FederatedData, *, fast_forms: bool = True) -> Task:
+def regression(module: Network, data: FederatedData, *, fast_forms: bool = True, compute: Compute = "float32") -> Task:
     """Returns the task of predicting numbers: the mean squared error over a row's targets.
 
     Args:
         module: as for `classification`; it returns `[B, L]`, a number for each target (L = 1 for labels `[P]`).
         data: with float labels `[P]` or `[P, L]`. Targets of about 0 to 1 in size learn best: nothing is normalised.
-        fast_forms: as for `classification`.
+        fast_forms, compute: as for `classification`.
 
     Metrics: `mse` and `mae`, means over rows and targets, lower is better; and `r2`, the share of the targets' variance
     that is predicted, of each client about its own mean (NaN where its targets are all the same).
@@ -87,18 +95,25 @@ def regression(module: Network, data: FederatedData, *, fast_forms: bool = True)
     center = labels.mean(0) if len(labels) else np.zeros(data.num_classes)
     what = f"one number for each of the {data.num_classes} targets"
     return of_network(
-        module, data, losses, of_targets(center), fast_forms=fast_forms, shape=(data.num_classes,), what=what
+        module,
+        data,
+        losses,
+        of_targets(center),
+        fast_forms=fast_forms,
+        compute=compute,
+        shape=(data.num_classes,),
+        what=what,
     )
 
 
 @checked
-def multilabel(module: Network, data: FederatedData, *, fast_forms: bool = True) -> Task:
+def multilabel(module: Network, data: FederatedData, *, fast_forms: bool = True, compute: Compute = "float32") -> Task:
     """Returns the task of telling which labels a row has, any number of them: the mean sigmoid cross-entropy.
 
     Args:
         module: as for `classification`; it returns `[B, L]`, a logit for each label, above 0 if the row has it.
         data: with labels `[P, L]`, bool.
-        fast_forms: as for `classification`.
+        fast_forms, compute: as for `classification`.
 
     Metrics: `accuracy`, the share of labels that are right; `f1`, of all labels together (micro-F1); and `label_f1`,
     the mean F1 of the labels that some row has (macro-F1).
@@ -112,11 +127,13 @@ def multilabel(module: Network, data: FederatedData, *, fast_forms: bool = True)
         return optax.sigmoid_binary_cross_entropy(outputs, batch.y.astype(outputs.dtype)).mean(1)
 
     what = f"one logit for each of the {data.num_classes} labels"
-    return of_network(module, data, losses, LABELS, fast_forms=fast_forms, shape=(data.num_classes,), what=what)
+    return of_network(
+        module, data, losses, LABELS, fast_forms=fast_forms, compute=compute, shape=(data.num_classes,), what=what
+    )
 
 
 @checked
-def next_token(module: Network, data: FederatedData, *, fast_forms: bool = True) -> Task:
+def next_token(module: Network, data: FederatedData, *, fast_forms: bool = True, compute: Compute = "float32") -> Task:
     """Returns the task of predicting a token at every position: softmax cross-entropy.
 
     The loss of a row is the mean over its positions whose label is not -1, that of a batch the mean over its rows, as
@@ -127,7 +144,7 @@ def next_token(module: Network, data: FederatedData, *, fast_forms: bool = True)
             that it is to predict: a network that goes from left to right, or with a causal mask.
         data: with labels `[P, T]`, tokens from 0 to L - 1; -1 where nothing is learned. Usually they are the inputs,
             one position on.
-        fast_forms: as for `classification`.
+        fast_forms, compute: as for `classification`.
 
     Metrics: `accuracy`, the share of tokens that are predicted; and `perplexity`, e to the mean loss of a token, lower
     is better.
@@ -145,12 +162,18 @@ def next_token(module: Network, data: FederatedData, *, fast_forms: bool = True)
 
     shape = (data.labels.shape[1], data.num_classes)
     what = f"logits of shape {shape}, one for each position and token,"
-    return of_network(module, data, losses, TOKENS, fast_forms=fast_forms, shape=shape, what=what)
+    return of_network(module, data, losses, TOKENS, fast_forms=fast_forms, compute=compute, shape=shape, what=what)
 
 
 @checked
 def supervised(
-    module: Network, data: FederatedData, losses: Losses, metrics: Metrics, *, fast_forms: bool = True
+    module: Network,
+    data: FederatedData,
+    losses: Losses,
+    metrics: Metrics,
+    *,
+    fast_forms: bool = True,
+    compute: Compute = "float32",
 ) -> Task:
     """Returns a task with a loss and metrics of your own.
 
@@ -160,7 +183,7 @@ def supervised(
         losses: `(outputs [B, ...], batch) -> [B]`, the loss of each row, labelled `batch.y`; padding is left out
             afterwards.
         metrics: of the outputs.
-        fast_forms: as for `classification`.
+        fast_forms, compute: as for `classification`.
 
     Raises:
         ValueError: `losses` returns another shape; or as for `classification`.
@@ -177,11 +200,11 @@ def supervised(
     >>> sorted(name for name in result.summary if name.endswith("parity"))[:3]
     ['macro_parity', 'micro_parity', 'p10_parity']
     """
-    return of_network(module, data, losses, metrics, fast_forms=fast_forms)
+    return of_network(module, data, losses, metrics, fast_forms=fast_forms, compute=compute)
 
 
 # What a federation is for, by the kind of its labels.
-TASKS: dict[Kind, Callable[..., Task]] = {
+TASKS: dict[str, Callable[..., Task]] = {
     "classification": classification,
     "regression": regression,
     "multilabel": multilabel,

@@ -42,16 +42,16 @@ class Metrics(NamedTuple):
     pooled: bool = True
 
 
-def _classes(outputs: Array, batch: Batch) -> Array:
-    """Returns `[B, 3, L]` bool: the class of each row, the one predicted, and where these are the same."""
+def _classes(outputs: Array, batch: Batch) -> tuple[Array, Array, Array]:
+    """Returns the class of each row, the one predicted, and where these are the same, each `[B, L]` bool."""
     predicted = jnp.argmax(outputs, 1)  # [B]
     truth, guess = (jax.nn.one_hot(y, outputs.shape[1], dtype=bool) for y in (batch.y, predicted))
-    return jnp.stack([truth, guess, truth & guess], 1)
+    return truth, guess, truth & guess
 
 
-def _accuracy(sums: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _accuracy(sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Returns accuracy, and the mean F1 of the classes that a client has."""
-    truth, guess, hits = sums[:, 0], sums[:, 1], sums[:, 2]  # [N, L]
+    truth, guess, hits = sums  # [N, L]
     by_class = np.where(truth > 0, 2 * hits / np.maximum(truth + guess, 1), 0.0)
     return {"accuracy": hits.sum(1) / rows, "f1": by_class.sum(1) / (truth > 0).sum(1)}
 
@@ -83,18 +83,18 @@ def of_targets(center: np.ndarray) -> Metrics:
     return Metrics(counts, values, lower=("mse", "mae"))
 
 
-def _flags(outputs: Array, batch: Batch) -> Array:
-    """Returns `[B, 4, L]` bool: which labels a row has, which are predicted, which are both, and which are right."""
+def _flags(outputs: Array, batch: Batch) -> tuple[Array, ...]:
+    """Returns which labels a row has, which are predicted, which are both, and which are right, each `[B, L]` bool."""
     guess = outputs > 0
-    return jnp.stack([batch.y, guess, batch.y & guess, batch.y == guess], 1)
+    return batch.y, guess, batch.y & guess, batch.y == guess
 
 
-def _labels(sums: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _labels(sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the share of labels that are right, F1 of all labels together, and the mean F1 of the labels there are.
 
     The last two are called micro-F1 and macro-F1 elsewhere.
     """
-    truth, guess, hits, right = (sums[:, place] for place in range(4))  # [N, L]
+    truth, guess, hits, right = sums  # [N, L]
     some = (truth + guess).sum(1)
     together = np.where(some > 0, 2 * hits.sum(1) / np.maximum(some, 1), np.nan)
     by_label = np.where(truth > 0, 2 * hits / np.maximum(truth + guess, 1), 0.0)

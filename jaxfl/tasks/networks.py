@@ -10,8 +10,9 @@ from flax import linen as nn
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models import dense_layers, rewriting
-from jaxfl.models.adapters import TRAINING, Network, functions_of
-from jaxfl.tasks.contract import DenseLayers, Products, Task, masked_mean
+from jaxfl.models.adapters import TRAINING, Network, Running, functions_of
+from jaxfl.models.precision import Compute, check_products, in_bfloat16
+from jaxfl.tasks.contract import Averages, DenseLayers, Products, Task, masked_mean
 from jaxfl.tasks.metrics import Metrics
 from jaxfl.typing import Array, Key, Params
 
@@ -25,6 +26,7 @@ def of_network(
     metrics: Metrics,
     *,
     fast_forms: bool = True,
+    compute: Compute = "float32",
     shape: tuple[int, ...] | None = None,
     what: str = "",
 ) -> Task:
@@ -36,14 +38,16 @@ def of_network(
         losses: `(outputs [B, ...], batch) -> [B]`.
         metrics: of the outputs.
         fast_forms: whether operations are computed in forms that are fast for many clients.
+        compute: the type that the network computes in.
         shape: that outputs of one row must have, or None.
         what: is to be returned, for the message.
     """
     example = example_of(data)
-    init, apply = functions_of(module, example)
+    functions = functions_of(module, example)
+    init, apply, running = in_bfloat16(functions) if compute == "bfloat16" else functions
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
-        return mean_loss(forward(model, batch, key), batch)
+        return mean_loss(forward(_fixed(model, averages), batch, key), batch)
 
     def mean_loss(outputs: Array, batch: Batch) -> Array:
         return masked_mean(losses(outputs, batch), batch.mask)
@@ -51,6 +55,9 @@ def of_network(
     model = jax.eval_shape(init, jax.random.key(0))
     _check_dropout(apply, model, example)
     outputs = jax.eval_shape(lambda model: apply(model, example, None), model)
+    if compute == "bfloat16":
+        for key in (None, jax.random.key(0)):
+            check_products(apply, model, example, key)
     if shape is not None and outputs.shape != (1, *shape):
         raise ValueError(
             f"module must return {what} of {data.name}, got outputs of shape {outputs.shape} for one row; set "
@@ -61,8 +68,42 @@ def of_network(
         raise ValueError(f"losses must return one loss for each row [B], got shape {each.shape} for one row.")
     replaced = rewriting.replaceable(apply, model, example, None) if fast_forms else ()
     forward = rewriting.in_fast_forms(apply) if replaced else apply
-    dense = _dense_layers(apply, mean_loss, model, example) if fast_forms else None
-    return Task(init, loss, lambda model, batch: forward(model, batch, None), dense, replaced, metrics)
+    dense = _dense_layers(apply, mean_loss, model, example) if fast_forms and running is None else None
+    averages = None if running is None else _averages(running, mean_loss, fast=bool(replaced))
+    return Task(init, loss, lambda model, batch: forward(model, batch, None), dense, replaced, metrics, averages)
+
+
+def _averages(running: Running, mean_loss: Callable[[Array, Batch], Array], *, fast: bool) -> Averages:
+    """Returns how training brings running averages up to date: as the gradients of their leaves."""
+    together = rewriting.in_fast_forms(running.apply) if fast else running.apply
+
+    def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        outputs, after = together(_fixed(model, averages), batch, key)
+        found, kept = mean_loss(outputs, batch), averages.chosen(model)
+        for chosen, before, value in zip(*map(jax.tree.leaves, (kept, model, after)), strict=True):
+            found = found + _moved(before, jax.lax.stop_gradient(value)).astype(found.dtype) if chosen else found
+        return found
+
+    averages = Averages(running.names, loss)
+    return averages
+
+
+def _fixed(model: Params, averages: Averages | None) -> Params:
+    """Returns the model, whose running averages no gradient goes through."""
+    if averages is None:
+        return model
+    return jax.tree.map(
+        lambda chosen, leaf: jax.lax.stop_gradient(leaf) if chosen else leaf, averages.chosen(model), model
+    )
+
+
+@jax.custom_vjp
+def _moved(before: Array, after: Array) -> Array:
+    """Returns 0; the gradient with respect to `before` is `after`."""
+    return jnp.zeros((), before.dtype)
+
+
+_moved.defvjp(lambda before, after: (_moved(before, after), after), lambda after, _: (after, jnp.zeros_like(after)))
 
 
 def example_of(data: FederatedData) -> Batch:

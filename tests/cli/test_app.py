@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from jaxfl.cli import job, run_command
 from jaxfl.cli.app import app
+from jaxfl.data import federate, stored
 from jaxfl.simulation import loop, program, rounds
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.progress import Diverged
@@ -443,3 +444,21 @@ def test_plan_says_what_it_takes():
     result = jaxfl("plan", "ifca", *SMALL)
     assert result.exit_code == 0, result.output
     assert re.search(r"total +[\d.,]+ MB", result.stdout)
+
+
+def test_a_run_is_told_by_the_main_metric_of_its_task(tmp_path):
+    """Of numbers: nothing is called accuracy, and the lowest error is the best."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(24, 2)).astype(np.float32)
+    rows = np.split(np.arange(24), 4)
+    stored.save(federate(inputs, inputs.sum(1), rows, rows, name="sums"), tmp_path / "data")
+    out = tmp_path / "run"
+    words = ["run", "fedavg", "--data", "saved", "--data-dir", str(tmp_path / "data"), "--set", "model=logistic"]
+    result = jaxfl(*words, "--rounds", "2", "--cohort", "1.0", "--out", out)
+    assert "fedavg on sums: 4 clients, 2 rounds of 4, mse" in result.stdout, result.output
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["lower_is_better"] == ["mse", "mae"] and summary["options"]["run.task"] == "auto"
+    assert not [name for name in summary if "accuracy" in name]
+    clients = pandas.read_csv(out / "clients.csv")
+    assert list(clients.columns)[-4:] == ["mse", "mae", "r2", "loss"]
+    assert clients.mse.max() == pytest.approx(summary["worst_decile_mse"])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import jax
+import numpy as np
 import optax
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from jaxfl import sampling
 from jaxfl.cli import literals, options
 from jaxfl.methods import METHODS, Row, fedavg
 from jaxfl.schema import Option
+from jaxfl.tasks import ACCURACY
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,8 @@ def test_values_need_no_text():
     assert settings.optimizer_name == "adam" and settings.optimizer == {"learning_rate": 1.0}
     with pytest.raises(ValueError, match="finetune must be a whole number or none, got 1.5; its default is None."):
         options.route("fedavg", "rotated-digits", finetune=1.5)
+    with pytest.raises(ValueError, match="finetune_batch_size needs finetune, got 5 without it; give --finetune 1."):
+        options.finetune(options.route("fedavg", "rotated-digits", ["finetune_batch_size=5"]))
 
 
 def test_another_model_leaves_the_suited_options_behind():
@@ -254,6 +258,9 @@ def test_a_network_of_ones_own(name, tmp_path):
         ("model=gone.py:NNX", "there is no file 'gone.py'"),
         ("model=broken.py:NNX", "cannot be executed: ZeroDivisionError"),
         ("model=mine.py", 'unknown model "mine.py"'),
+        ("task=regresion", 'unknown task "regresion"; did you mean "regression"'),
+        ("task=mine.py:parity", 'has no "parity" that can be called'),
+        ("compute=float16", 'compute must be "float32" or "bfloat16", got "float16"'),
     ],
 )
 def test_a_network_that_is_not_there_is_refused(text, said, tmp_path, monkeypatch):
@@ -262,3 +269,42 @@ def test_a_network_that_is_not_there_is_refused(text, said, tmp_path, monkeypatc
     (tmp_path / "broken.py").write_text("1 / 0")
     with pytest.raises(ValueError, match=re.escape(said)):
         options.route("fedavg", "rotated-digits", [text])
+
+
+TASK = """
+import jax.numpy as jnp
+import jaxfl
+
+
+def parity(module, data):
+    def losses(outputs, batch):
+        return jnp.abs(outputs[:, 0])
+
+    return jaxfl.supervised(module, data, losses, jaxfl.Metrics(lambda outputs, batch: batch.y, lambda sums, rows: {}))
+
+
+def nothing(module, data):
+    return module
+"""
+
+
+def test_the_task_is_that_of_the_labels_or_the_one_that_is_asked_for(tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    mine = ["num_clients=4", "model=logistic"]
+    of_digits = options.load(options.route("fedavg", "rotated-digits", mine))
+    numbers = of_digits.replace(labels=of_digits.labels.astype(np.float32), num_classes=1)
+
+    def task(data, *more):
+        return options.build(options.route("fedavg", "rotated-digits", [*mine, *more]), data).task
+
+    assert task(of_digits).metrics is ACCURACY
+    assert task(numbers).metrics.lower == task(numbers, "task=regression", "compute=bfloat16").metrics.lower != ()
+    with pytest.raises(ValueError, match="multilabel needs other labels .* float32 .*; jaxfl.regression is the task"):
+        task(numbers, "task=multilabel")
+    assert task(of_digits, f"task={tmp_path / 'mine.py'}:parity").metrics.pooled
+    with pytest.raises(ValueError, match="must return a task, such as jaxfl.supervised"):
+        task(of_digits, f"task={tmp_path / 'mine.py'}:nothing")
+    settings = options.route("fedavg", "rotated-digits", [f"task={tmp_path / 'mine.py'}:parity"])
+    before = settings.complete()
+    (tmp_path / "mine.py").write_text(TASK + "# changed")
+    assert settings.complete() != before, "a run is not resumed with another task of the same name"

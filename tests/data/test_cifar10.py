@@ -71,6 +71,14 @@ def test_both_layouts_give_the_same_examples(layout, request):
     assert source.mean.shape == source.std.shape == (3,) and source.mean.dtype == source.std.dtype == np.float32
 
 
+def test_pixels_lie_between_minus_one_and_one_if_asked(binary):
+    half, usual = cifar10.load(binary, scaling="half"), cifar10.load(binary)
+    assert [(pixel - half.mean) / half.std for pixel in (0, 255)] == [-1, 1]
+    np.testing.assert_array_equal(half.inputs, usual.inputs)
+    with pytest.raises(ValueError, match='scaling must be "channels" or "half", got "none"'):
+        cifar10.load(binary, scaling="none")
+
+
 @pytest.mark.parametrize("inner", ["", "cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"])
 def test_folders_that_are_searched(binary, inner):
     place = binary / inner

@@ -231,6 +231,35 @@ def test_every_cell_is_what_its_command_says_and_can_be_built(name, scale, monke
 # results
 
 
+IMAGES = {"mnist": 60_000, "cifar10": 50_000}  # of which every group of rotated or shifted clients has a share
+
+
+def test_clients_are_dealt_no_more_rows_than_there_are():
+    for name in base.names():
+        for one in base.load(name).scales["paper"].cells:
+            row = data.dataset(one.data)
+            if row.skew in ("rotated", "shifted") and row.source in IMAGES:
+                given = one.job(one.seeds[0]).settings.complete()
+                clients, rows = (given[f"data.{option}"] for option in ("num_clients", "rows_per_client"))
+                groups = len(given[f"data.{'angles' if row.skew == 'rotated' else 'shifts'}"] or range(4))
+                assert clients // groups * rows <= IMAGES[row.source], one.label
+
+
+def test_everybody_takes_part_where_cfl_is_run():
+    """It waits for an update of every member of a cluster; of clients that are sampled it never has them."""
+    found = [one for name in base.names() for scale in base.load(name).scales.values() for one in scale.cells]
+    assert {one.label for one in found if one.method in ("cfl", "adacfl", "layercfl") and one.cohort != 1.0} == set()
+
+
+def test_fesems_rows_fine_tune_alike():
+    """An epoch in batches of 10, FedSGD too, which trains on all rows at once otherwise."""
+    cells = [one for scale in base.load("fesem").scales.values() for one in scale.cells]
+    assert "fedsgd" in {one.method for one in cells}
+    assert {(tuned.epochs, tuned.batch_size) for one in cells if (tuned := options.finetune(one.job(0).settings))} == {
+        (1, 10)
+    }
+
+
 def test_with_and_without_fine_tuning_are_one_run(tmp_path):
     items = (*ITEMS, "finetune=1")
     cells = [cell("served", items=items), cell("tuned", items=items, metric="finetuned_micro_accuracy")]

@@ -162,9 +162,9 @@ def test_kit_makes_a_part_once(tmp_path, capsys):
         kit.main(["--out", str(tmp_path), "--only", "w9"])
 
 
-@pytest.mark.parametrize("part", ["precision", "reductions", "w1", "w2", "w3", "w5", "w6", "w7", "w8"])
+@pytest.mark.parametrize("part", ["precision", "reductions", "w1", "w2", "w3", "w5", "w6", "w7", "w8", "seeds"])
 def test_parts_of_the_kit_run_at_toy_size(part, tmp_path, capsys):
-    """All that the kit's `--smoke` runs, but for the battery and the table, which have tests of their own."""
+    """All that the kit's `--smoke` runs but the battery, the curves and the table: they have tests of their own."""
     kit, parts = (importlib.import_module(f"experiments.speed.{name}") for name in ("accelerator", "accelerator_parts"))
     kit.PARTS[part][0](parts.Setting(smoke=True, data_dir=None, out=tmp_path, seconds=60, chunks=None))
     lines = [line.removeprefix(parts.MARK) for line in capsys.readouterr().out.splitlines() if parts.MARK in line]

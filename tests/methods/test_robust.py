@@ -138,6 +138,13 @@ def test_every_round_is_the_papers(iterative, layers, trim, outliers, cohort, ba
     assert len(set(wanted.cluster.tolist())) == 2, "one cluster would be no test"
 
 
+def test_the_last_kernel_needs_no_pattern(key):
+    data = problems.linear_federation()
+    named, pattern = (robust(layers=layers).init(key, data) for layers in ("last kernel", "kernel"))
+    jax.tree.map(np.testing.assert_array_equal, named, pattern)
+    assert named.points.shape != robust().init(key, data).points.shape
+
+
 @pytest.mark.parametrize("cohort", [tuple(range(7)), (1, 2, 5)])
 def test_one_cluster_without_trimming_is_fedavg(cohort, key):
     data = problems.linear_federation()

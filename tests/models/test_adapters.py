@@ -9,6 +9,9 @@ from flax import linen as nn
 from flax import nnx
 
 import jaxfl
+from jaxfl import tree
+from jaxfl.client.training import local_train
+from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch
 from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.testing.compare import assert_close
@@ -49,10 +52,32 @@ class Listed(nnx.Module):
 
 class Normalised(nnx.Module):
     def __init__(self, rngs):
-        self.norm, self.head = nnx.BatchNorm(64, rngs=rngs), nnx.Linear(64, 10, rngs=rngs)
+        self.norm, self.head = nnx.BatchNorm(64, momentum=0.9, rngs=rngs), nnx.Linear(64, 10, rngs=rngs)
 
+    def __call__(self, x, mask):
+        return self.head(self.norm(x.reshape(x.shape[0], -1), mask=mask[:, None]))
+
+
+class NoMask(Normalised):
     def __call__(self, x):
-        return self.head(self.norm(x.reshape(x.shape[0], -1)))
+        return super().__call__(x, None)
+
+
+class LinenNormalised(nn.Module):
+    fixed: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, mask, train: bool = False):
+        average = not train if self.fixed is None else self.fixed
+        norm = nn.BatchNorm(use_running_average=average, momentum=0.9, name="norm")
+        return nn.Dense(10, name="head")(norm(x.reshape(x.shape[0], -1), mask=mask[:, None]))
+
+
+class Counting(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        self.variable("counts", "calls", jnp.zeros, ())
+        return nn.Dense(10)(x.reshape(x.shape[0], -1))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +134,13 @@ def test_a_run_learns(data):
     ("make", "said"),
     [
         (lambda: NNX(rngs=nnx.Rngs(0)), "Give the class, NNX, or a function: lambda rngs: NNX"),
-        (lambda: Normalised, r"parameters only, got the variables \['BatchStat'\]"),
+        (lambda: NoMask, "keeps running averages, which padding rows must not be part of; give __call__ an argument"),
+        (lambda: LinenNormalised(True), "must bring its running averages up to date while clients train, and use them"),
+        (
+            lambda: LinenNormalised(False),
+            "must bring its running averages up to date while clients train, and use them",
+        ),
+        (lambda: Counting(), r"must keep no other variables, got \['counts', 'params'\]; a client's model is"),
         (lambda: 3, "a module of flax.linen, the class of one of flax.nnx"),
         (lambda: lambda rngs: Listed(rngs, 3), "one logit for each of the 10 classes"),
     ],
@@ -117,3 +148,150 @@ def test_a_run_learns(data):
 def test_other_networks_are_refused(data, make, said):
     with pytest.raises(ValueError, match=said):
         jaxfl.classification(make(), data)
+
+
+def by_hand(model, data, client, steps, rate):
+    """Full-batch steps of logistic regression on normalised rows, in NumPy; momentum 0.9 of the running averages."""
+    rows = np.asarray(data.train.rows)[data.train.start[client] :][: data.train.size[client]]
+    x, y = np.asarray(data.inputs)[rows].reshape(len(rows), -1).astype(float), np.asarray(data.labels)[rows]
+    x = (x - np.asarray(data.mean)) / np.asarray(data.std)
+    model = jax.tree.map(lambda leaf: np.array(leaf, float), model)
+    norm, head = model["norm"], model["head"]
+    mean, var = x.mean(0), x.var(0)
+    normal = (x - mean) / np.sqrt(var + 1e-5)
+    for _ in range(steps):
+        features = normal * norm["scale"] + norm["bias"]
+        logits = features @ head["kernel"] + head["bias"]
+        chances = np.exp(logits - logits.max(1, keepdims=True))
+        away = (chances / chances.sum(1, keepdims=True) - np.eye(10)[y]) / len(x)
+        back = away @ head["kernel"].T
+        head["kernel"] -= rate * features.T @ away
+        head["bias"] -= rate * away.sum(0)
+        norm["scale"] -= rate * (back * normal).sum(0)
+        norm["bias"] -= rate * back.sum(0)
+        norm["mean"], norm["var"] = 0.9 * norm["mean"] + 0.1 * mean, 0.9 * norm["var"] + 0.1 * var
+    return model
+
+
+@pytest.mark.parametrize("make", [LinenNormalised(), Normalised], ids=["linen", "nnx"])
+@pytest.mark.parametrize("sizes", [{}, {"block": 8}], ids=["one batch", "blocks"])
+def test_running_averages_are_those_of_a_loop(data, make, sizes, key):
+    """Padding is left out: clients have 20 rows, or 15, of which some are padding; weight decay leaves them alone."""
+    task = jaxfl.classification(make, data)
+    assert task.averages.names == {"norm/mean", "norm/var"} and task.dense is None
+    model = task.init(key)
+    ragged = data.replace(train=data.train.replace(size=data.train.size - 5 * (np.arange(8) % 2).astype(np.int32)))
+    train = jax.jit(local_train(task, optax.sgd(0.2), local_epochs=3, batch_size=None, **sizes))
+    for client in (0, 1):
+        found, _ = train(key, model, ragged.on_device(), jnp.int32(client))
+        if sizes:  # each block has statistics of its own, and the averages get the blocks' mean
+            blocks = by_hand(model, ragged, client, 3, 0.2)["norm"]["mean"]
+            np.testing.assert_allclose(found["norm"]["mean"], blocks, rtol=1e-4, atol=1e-5)
+            continue
+        assert_close(found, by_hand(model, ragged, client, 3, 0.2), "by hand")
+    optimizer = optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.2))
+    decay = jax.jit(local_train(task, optimizer, local_epochs=3, batch_size=None, **sizes))
+    decayed, _ = decay(key, model, ragged.on_device(), jnp.int32(1))
+    assert_close(decayed["norm"]["mean"], found["norm"]["mean"], "no optimiser moves them")
+
+
+def test_a_client_is_tested_with_its_running_averages(data, key, batch):
+    task = jaxfl.classification(Normalised, data)
+    model = task.init(key)
+    alone = task.outputs(model, jax.tree.map(lambda leaf: leaf[:1], batch))
+    np.testing.assert_allclose(alone, task.outputs(model, batch)[:1], rtol=1e-5, atol=1e-6)
+    gradient = jax.grad(task.loss)(model, batch)
+    assert not np.any(gradient["norm"]["mean"]) and not np.any(gradient["norm"]["var"])
+
+
+def test_the_server_averages_running_averages_or_a_client_keeps_them(data, key):
+    """FedBN: the layers of normalisation stay with the client. A server's optimiser leaves the averages alone."""
+    task, states = jaxfl.classification(Normalised, data), {}
+    options = {"local_epochs": 1, "weighting": "uniform"}
+    adam = jaxfl.server.optimizers.fedadam(0.1)
+    methods = {
+        "fedavg": jaxfl.methods.fedavg(task, optax.sgd(0.1), **options),
+        "fedadam": jaxfl.methods.fedavg(task, optax.sgd(0.1), server_optimizer=adam, **options),
+        "fedbn": jaxfl.methods.fedper(task, optax.sgd(0.1), personal="norm", **options),
+    }
+    for name, method in methods.items():
+        state = method.init(key, data)
+        states[name], info = jax.jit(method.round)(key, state, data.on_device(), Cohort.of(range(8)))
+        assert int(info.diverged) == 0
+    own = states["fedbn"].heads["norm"]
+    assert not np.allclose(own["mean"][0], own["mean"][1]) and states["fedbn"].base["norm"]["mean"] is None
+    average = states["fedavg"].model
+    assert_close(average["norm"]["mean"], own["mean"].mean(0), "the mean of the clients'")
+    assert_close(states["fedadam"].model["norm"]["mean"], average["norm"]["mean"], "not Adam's")
+    assert not np.allclose(states["fedadam"].model["head"]["kernel"], average["head"]["kernel"])
+    for refused in (jaxfl.methods.fedsgd, jaxfl.methods.feddane):
+        with pytest.raises(ValueError, match="cannot bring running averages up to date: its clients send gradients"):
+            refused(task, optax.sgd(0.1))
+
+
+@pytest.mark.parametrize("make", [Linen(), LinenNormalised()], ids=["dense", "normalised"])
+def test_bfloat16_is_near_float32_and_steps_are_in_float32(data, key, batch, make):
+    """A number of bfloat16 has 8 bits: half a percent a product, and a loss is a mean of many."""
+    found = {}
+    for compute in ("float32", "bfloat16"):
+        with jax.numpy_dtype_promotion("standard"):  # flax's batch normalisation leaves it to JAX
+            task = jaxfl.classification(make, data, compute=compute)
+            model = task.init(key)
+            loss = task.loss if task.averages is None else task.averages.loss
+            found[compute] = jax.jit(jax.value_and_grad(loss))(model, batch, key)
+            assert task.outputs(model, batch).dtype == jnp.float32
+    (loss, gradient), (rough, rounded) = found["float32"], found["bfloat16"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(rounded)} == {jnp.dtype("float32")}
+    assert 0 < abs(float(rough - loss)) < 0.01 * float(loss)
+    one, other = tree.ravel(gradient), tree.ravel(rounded)
+    assert one @ other > 0.99 * jnp.linalg.norm(one) * jnp.linalg.norm(other)
+    assert not np.array_equal(one, other)
+
+
+def test_a_network_that_casts_to_float32_is_refused_in_bfloat16(data):
+    class Casts(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(10, dtype=jnp.float32)(x.reshape(x.shape[0], -1))
+
+    with pytest.raises(ValueError, match="some of its products are in float32; leave out what casts to it"):
+        jaxfl.classification(Casts(), data, compute="bfloat16")
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(ValueError, match="flax.nnx dtype=jnp.bfloat16"):
+        jaxfl.classification(Normalised, data, compute="bfloat16")
+
+
+def test_adapters_start_at_the_base_and_are_all_that_is_trained_and_sent(data, key, batch):
+    module = Linen()
+    base = module.init(key, jnp.zeros((1, 8, 8)))["params"]
+    network = jaxfl.models.lora(module, base, rank=2, alpha=4.0, layers="stem")
+    task, whole = jaxfl.classification(network, data), jaxfl.classification(module, data)
+    model = task.init(key)
+    assert tree.names(model) == ["stem/kernel/down", "stem/kernel/up"]
+    np.testing.assert_allclose(task.outputs(model, batch), whole.outputs(base, batch), rtol=1e-6)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.5), local_epochs=2)
+    result = jaxfl.run(method, data, rounds=4, seed=0, eval_every=2)
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    assert result.history[-1]["bytes_up"] == 4 * 8 * 4 * (64 * 2 + 2 * 8)  # rounds, clients, bytes of a float, adapters
+    trained = network.merged(result.state.model)
+    assert_close(trained["head"], base["head"], "has no adapter")
+    change = np.asarray(trained["stem"]["kernel"] - base["stem"]["kernel"])
+    assert np.linalg.matrix_rank(change, tol=1e-5 * np.abs(change).max()) == 2
+    factors = result.state.model["stem/kernel"]
+    np.testing.assert_allclose(change, 2 * factors["down"] @ factors["up"], rtol=1e-4, atol=1e-6)  # alpha / rank
+    rough = jaxfl.classification(network, data, compute="bfloat16")
+    assert abs(float(rough.loss(model, batch) - task.loss(model, batch))) < 0.01 * float(task.loss(model, batch))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rank": 0}, "rank must be at least 1, got 0"),
+        ({"layers": "bias"}, "layers must name a kernel, got 'bias', and all that it names are vectors"),
+        ({"base": {"stem": {"kernel": jnp.zeros((2, 2))}}}, "base must be parameters of the module, but only one of"),
+        ({"module": LinenNormalised()}, "module must have no running averages"),
+    ],
+)
+def test_adapters_refuse(data, key, change, said):
+    arguments = {"module": Linen(), "base": Linen().init(key, jnp.zeros((1, 8, 8)))["params"], **change}
+    with pytest.raises(ValueError, match=said):
+        jaxfl.classification(jaxfl.models.lora(**arguments), data)

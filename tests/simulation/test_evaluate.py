@@ -225,3 +225,14 @@ def test_validation_sees_no_test_row(key):
     names = [name for name in first if name.startswith("validation_")]
     assert len(names) >= 11 and [first[name] for name in names] == [second[name] for name in names]
     assert first["loss"] != second["loss"]
+
+
+def test_many_clients_with_many_rows_are_tested_a_few_at_a_time(key, monkeypatch):
+    """A client that trains on 50 rows may be tested on 10,000: the plan of training says nothing about those."""
+    shapes = jax.eval_shape(random_state)
+
+    def needed(together):
+        monkeypatch.setattr(evaluate, "TOGETHER", together)
+        return evaluate.evaluation_bytes(METHOD, key, shapes, DATA["plain"], Plan(CLIENTS))
+
+    assert needed(24) < needed(9 * 12)

@@ -1,11 +1,13 @@
 """CIFAR-10: the official binary version, or lossless WebP sheets of tiles with a file of labels."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources.base import Folder, Remote, Row, Source, folders, locate, require
+from jaxfl.schema import checked
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 HELP = f"get the binary version from {URL}, unpack it and give its folder as data_dir"
@@ -23,7 +25,8 @@ MEAN = np.array([0.4914, 0.4822, 0.4465], np.float32) * np.float32(255)
 STD = np.array([0.2470, 0.2435, 0.2616], np.float32) * np.float32(255)
 
 
-def load(data_dir: Folder = None) -> Source:
+@checked
+def load(data_dir: Folder = None, *, scaling: Literal["channels", "half"] = "channels") -> Source:
     """Returns CIFAR-10: 50,000 + 10,000 colour images of 32 x 32, channels last, standardised per channel.
 
     Two layouts are read, in `data_dir` or `data_dir/cifar10` or the folder `cifar-10-batches-bin` in one of them:
@@ -35,6 +38,11 @@ def load(data_dir: Folder = None) -> Source:
 
     The official pickled version is not read: unpickling runs code that the file brings.
 
+    Args:
+        data_dir: where to look.
+        scaling: by mean and deviation of each of the "channels", or "half" the range subtracted and divided by (-1 to
+            1), as some codes do.
+
     Raises:
         FileNotFoundError: a file is missing, or only the pickled version is there.
         ValueError: a file is damaged, or the counts of images and labels disagree.
@@ -43,8 +51,9 @@ def load(data_dir: Folder = None) -> Source:
     """
     layout, place = require("cifar10", LAYOUTS, _places(data_dir), _remedy(data_dir))
     inputs, labels, test_inputs, test_labels, names = (_binary if layout == "binary" else _sheets)(place)
+    mean, std = (MEAN, STD) if scaling == "channels" else (127.5, 127.5)
     return Source(
-        "cifar10", inputs, labels, 10, test_inputs, test_labels, class_names=names or CLASSES, mean=MEAN, std=STD
+        "cifar10", inputs, labels, 10, test_inputs, test_labels, class_names=names or CLASSES, mean=mean, std=std
     )
 
 

@@ -1,0 +1,57 @@
+"""Tables of the experiments' READMEs, each between comments that say which numbers it has.
+
+    <!-- made: stocfl paper | Table 1 | MNIST 4800 x 50, 10 %; MNIST 2400 x 100, 10 % | clusters -->
+
+is the experiment and its scale, the table, the columns, and, if they are wanted, the clusters that were found.
+"""
+
+import functools
+
+from docs.generate.results import EXPERIMENTS
+from experiments.harness import base, entries
+from experiments.harness.entries import Entry
+
+BETWEEN = " | "
+
+
+def table(place: str) -> str:
+    """Returns a table: ours, in brackets the paper's, for the rows of which a number was made.
+
+    Raises:
+        ValueError: the experiment has no such table or column at this scale.
+    """
+    (where, name, columns), more = place.split(BETWEEN)[:3], place.split(BETWEEN)[3:]
+    experiment, scale = where.split(" ")
+    found = numbers(experiment, scale)
+    wanted = columns.split("; ")
+    cells = {(one.cell.row, one.cell.column): one for one in found if one.cell.table == name}
+    if unknown := [column for column in wanted if column not in {column for _, column in cells}]:
+        raise ValueError(f"{experiment} has no column {unknown[0]!r} in {name!r} at {scale} scale.")
+    lines = [BETWEEN.join(["", name, *wanted]).strip() + " |", "|" + "---|" * (1 + len(wanted))]
+    for row in dict.fromkeys(row for row, _ in cells):
+        made = [cells.get((row, column)) for column in wanted]
+        if any(one is not None and one.lines for one in made):
+            lines.append(f"| {row} | {BETWEEN.join(_number(one, 'clusters' in more) for one in made)} |")
+    return "\n".join(lines)
+
+
+@functools.cache
+def numbers(experiment: str, scale: str) -> list[Entry]:
+    """Returns every cell of a scale with its results."""
+    return entries.collect(base.load(experiment), scale, EXPERIMENTS / experiment / "results" / scale)
+
+
+def _number(entry: Entry | None, clusters: bool) -> str:
+    """Returns what a cell says."""
+    if entry is None:
+        return ""
+    paper = "" if entry.target is None else f" ({entry.target.value:.2f})"
+    if not entry.lines:
+        return f"not made{paper}"
+    seeds = len(entry.lines)
+    few = "" if seeds == len(entry.cell.seeds) else f", {seeds} seed{'s' * (seeds > 1)}"
+    told = f"{entry.mean:.2f}{few}{paper}"
+    if clusters:
+        number, ari = (sum(entry.values(name)) / seeds for name in ("num_clusters", "ari"))
+        told += f"; {number:.3g} cluster{'s' * (number > 1)}, ARI {ari:.2f}"
+    return told

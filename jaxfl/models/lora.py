@@ -1,0 +1,140 @@
+"""Adapters of low rank: clients train, send and are compared by small factors, on top of a network that stays as it is.
+
+Hu et al., "LoRA: low-rank adaptation of large language models", 2022. A kernel W [d, h] of the base becomes
+
+    W + (alpha / rank) down @ up,    down [d, rank] drawn at random, up [rank, h] from zeros
+
+A kernel of more axes, such as one of attention or of a convolution, is taken as the matrix that is nearest to a square.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import tree
+from jaxfl.models.adapters import Batch, Functions, Network, functions_of
+from jaxfl.typing import Array, Key, Params
+
+
+class Lora(NamedTuple):
+    """A network of which adapters alone are trained; made by `lora`, taken wherever a network is.
+
+    Attributes:
+        module: the network.
+        base: its parameters, which stay as they are.
+        rank: of the adapters.
+        alpha: their weight times the rank.
+        layers: patterns of the kernels that have adapters.
+    """
+
+    module: Network
+    base: Params
+    rank: int
+    alpha: float
+    layers: str | tuple[str, ...]
+
+    def functions(self, example: Batch) -> Functions:
+        """Returns the two functions of the network, whose model are the adapters.
+
+        Args:
+            example: one row `[1, ...]`.
+
+        Raises:
+            ValueError: the base is of another network, or of one with running averages.
+        """
+        network = functions_of(self.module, example)
+        if network.running is not None:
+            raise ValueError(
+                "module must have no running averages, which adapters do not bring up to date; use group or layer "
+                "normalisation."
+            )
+        shapes = jax.eval_shape(network.init, jax.random.key(0))
+        wanted, got = (
+            {*zip(tree.names(one), map(np.shape, jax.tree.leaves(one)), strict=True)} for one in (shapes, self.base)
+        )
+        if wanted != got:
+            name, shape = min(wanted ^ got)
+            raise ValueError(
+                f"base must be parameters of the module, but only one of them has {name} of shape {shape}."
+            )
+        return Functions(self._init, lambda model, batch, key: network.apply(self.merged(model), batch, key))
+
+    def merged(self, adapters: Params) -> Params:
+        """Returns the parameters of the whole network under these adapters.
+
+        Args:
+            adapters: of one client or cluster, as `client_params` of a method returns them.
+        """
+        scale, dtype = self.alpha / self.rank, jax.tree.leaves(adapters)[0].dtype
+
+        def add(name: str, leaf: Any) -> Any:
+            own, leaf = adapters.get(name), jnp.asarray(leaf, dtype)  # bfloat16 where the network computes in that
+            return leaf if own is None else leaf + (scale * (own["down"] @ own["up"])).reshape(leaf.shape)
+
+        leaves = [add(*one) for one in zip(tree.names(self.base), jax.tree.leaves(self.base), strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(self.base), leaves)
+
+    def _init(self, key: Key) -> Params:
+        """Returns new adapters, by the names of their kernels."""
+        found: dict[str, dict[str, Array]] = {}
+        chosen = jax.tree.leaves(tree.matching(self.base, self.layers))
+        for name, leaf, yes in zip(tree.names(self.base), jax.tree.leaves(self.base), chosen, strict=True):
+            if yes and np.ndim(leaf) > 1:
+                rows, columns = _sides(np.shape(leaf))
+                key, own = jax.random.split(key)
+                down = jax.random.normal(own, (rows, self.rank), leaf.dtype) / math.sqrt(rows)
+                found[name] = {"down": down, "up": jnp.zeros((self.rank, columns), leaf.dtype)}
+        return found
+
+
+def lora(
+    module: Network,
+    base: Params,
+    *,
+    rank: int = 4,
+    alpha: float | None = None,
+    layers: str | tuple[str, ...] = ".*",
+) -> Lora:
+    """Returns a network of which adapters alone are trained.
+
+    A method's models are the adapters: they are what clients send (the base is sent once, and counted nowhere), what
+    clusters are made of, and what is kept. Leaves are called by their kernel: `Dense_0/kernel/up`.
+
+    Args:
+        module: the network, see `jaxfl.classification`.
+        base: its parameters, such as `module.init(key, inputs)["params"]`, or read from a file.
+        rank: of the adapters.
+        alpha: the adapters count `alpha / rank` times; None is `rank`, once.
+        layers: regular expressions of the names of layers or kernels that get adapters, see `jaxfl.tree.matching`;
+            vectors, such as biases, never do.
+
+    Raises:
+        ValueError: the rank is below 1, or the patterns name no kernel.
+
+    >>> import jaxfl, optax
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
+    >>> module = jaxfl.models.MLP(hidden=(16,), num_classes=10)
+    >>> base = module.init(jax.random.key(0), jnp.zeros((1, 8, 8)))["params"]
+    >>> task = jaxfl.classification(lora(module, base, rank=2), data)
+    >>> [(name, leaf.shape) for name, leaf in task.init(jax.random.key(1))["Dense_0/kernel"].items()]
+    [('down', (64, 2)), ('up', (2, 16))]
+    """
+    if rank < 1:
+        raise ValueError(f"rank must be at least 1, got {rank}; 4 is usual.")
+    made = Lora(module, base, rank, float(rank if alpha is None else alpha), layers)
+    if not jax.eval_shape(made._init, jax.random.key(0)):
+        raise ValueError(f"layers must name a kernel, got {layers!r}, and all that it names are vectors.")
+    return made
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns rows and columns of the matrix that is nearest to a square.
+
+    >>> _sides((64, 4, 16)), _sides((3, 3, 8, 16))
+    ((64, 64), (72, 16))
+    """
+    cuts = [(math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in range(1, len(shape))]
+    return min(cuts, key=sum)

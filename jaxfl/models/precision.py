@@ -1,0 +1,76 @@
+"""Mixed precision: a network that computes in bfloat16, with parameters and outputs in float32."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl import tree
+from jaxfl.models.adapters import Functions, Running
+from jaxfl.models.rewriting import programs_of
+from jaxfl.typing import Array, Key, Params
+
+Compute = Literal["float32", "bfloat16"]
+
+
+def lowered(part: Params, but: frozenset[str] = frozenset()) -> Params:
+    """Returns a tree with its floats in bfloat16; those of some names stay as they are.
+
+    >>> [leaf.dtype.name for leaf in jax.tree.leaves(lowered({"tokens": jnp.ones(2, int), "w": jnp.ones(2)}))]
+    ['int32', 'bfloat16']
+    """
+    names = iter(tree.names(part))
+
+    def lower(leaf: Any) -> Any:
+        changed = next(names) not in but and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(jnp.bfloat16) if changed else leaf
+
+    return jax.tree.map(lower, part)
+
+
+def check_products(fn: Callable[..., Any], *args: Any) -> None:
+    """Raises ValueError if a network that is given bfloat16 multiplies in float32 all the same, where nobody would see.
+
+    Args:
+        fn: the network.
+        *args: what it is given, or shapes.
+    """
+    if any(aval.dtype == jnp.float32 for aval in _multiplied(jax.make_jaxpr(fn)(*args))):
+        raise ValueError(
+            "module must compute in the type of its inputs for compute='bfloat16', but some of its products are in "
+            "float32; leave out what casts to it (.astype(jnp.float32), dtype=jnp.float32), and give a BatchNorm of "
+            "flax.nnx dtype=jnp.bfloat16."
+        )
+
+
+def _multiplied(program: Any) -> Iterator[Any]:
+    """Yields what is multiplied in a program, and in the programs within."""
+    for equation in getattr(program, "jaxpr", program).eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            yield from (atom.aval for atom in equation.invars)
+        for part in programs_of(equation.params):
+            yield from _multiplied(part)
+
+
+def in_bfloat16(network: Functions) -> Functions:
+    """Returns a network that computes in bfloat16, but for its running averages; losses are computed in float32.
+
+    Args:
+        network: with parameters in float32, which stay that: gradients and steps are in float32.
+    """
+    running = network.running
+    names = frozenset() if running is None else running.names
+
+    def apply(model: Params, batch: Any, key: Key | None) -> Array:
+        model = lowered(model) if key is None else lowered(model, names)  # in a test the averages stay as they are
+        return network.apply(model, batch._replace(x=lowered(batch.x)), key).astype(jnp.float32)
+
+    if running is None:
+        return Functions(network.init, apply)
+
+    def together(model: Params, batch: Any, key: Key | None) -> tuple[Array, Params]:
+        outputs, after = running.apply(lowered(model, names), batch._replace(x=lowered(batch.x)), key)
+        return outputs.astype(jnp.float32), jax.tree.map(lambda new, old: new.astype(old.dtype), after, model)
+
+    return Functions(network.init, apply, Running(names, together))
