@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.models.adapters import Network
-from jaxfl.schema import check_name
+from jaxfl.schema import check_name, quoted
 from jaxfl.settings import own
 from jaxfl.tasks import TASKS, Task
 
@@ -16,7 +16,8 @@ from jaxfl.tasks import TASKS, Task
 def check(name: str) -> None:
     """Raises ValueError unless there is such a task, or such a function in a user's file."""
     if own.is_own(name):
-        own.load(name)
+        if not callable(found := own.load(name)):
+            raise ValueError(f"{name} must be a function that makes a task, got {quoted(found)}.")
     else:
         check_name("task", name, ["auto", *TASKS])
 

@@ -138,8 +138,8 @@ def test_rows_that_are_set_apart_already_are_those_set_aside(samples):
     choose_num_clusters(fedavg, data, (1,), num_clients=16, rounds=1, validation=0.5)
     theirs, own = samples
     for client in range(16):
-        assert seen_by(theirs, theirs.train, client) == seen_by(data, data.train, client)
-        assert seen_by(theirs, theirs.test, client) == seen_by(data, data.validation, client)
+        assert seen_by(theirs, "train", client) == seen_by(data, "train", client)
+        assert seen_by(theirs, "test", client) == seen_by(data, "validation", client)
     assert theirs.validation is None and (theirs.test.size[0], own.test.size[0]) == (10, 15)
 
 

@@ -259,7 +259,8 @@ def test_a_network_of_ones_own(name, tmp_path):
         ("model=broken.py:NNX", "cannot be executed: ZeroDivisionError"),
         ("model=mine.py", 'unknown model "mine.py"'),
         ("task=regresion", 'unknown task "regresion"; did you mean "regression"'),
-        ("task=mine.py:parity", 'has no "parity" that can be called'),
+        ("task=mine.py:parity", 'has no "parity"'),
+        ("task=mine.py:shape", "must be a function that makes a task, got 3"),
         ("compute=float16", 'compute must be "float32" or "bfloat16", got "float16"'),
     ],
 )
