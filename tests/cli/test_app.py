@@ -243,7 +243,7 @@ def test_a_run_leaves_its_files(finished):
     assert result.exit_code == 0, result.output
     assert {path.name for path in out.iterdir()} == {
         "config.json", "history.jsonl", "summary.json", "checkpoint.npz", "checkpoint-before.npz", "convergence.png",
-        "clusters.png", "clients.csv", ".lock",
+        "clusters.png", "clusters.jsonl", "clients.csv", ".lock",
     }  # fmt: skip
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) >= SUMMARY
