@@ -66,7 +66,7 @@ def alluvial(result: Run) -> "Figure":
         names = style.group_names(result.data, groups)
 
     most = max(len(np.unique(lane)) for lane in lanes)
-    figure = style.figure((min(2.6 + 1.15 * len(words), 15), min(4.6 + 0.1 * max(most - 10, 0), 6.5)))
+    figure = style.figure((min(2.6 + 1.0 * len(words), 12), min(4.6 + 0.1 * max(most - 10, 0), 6.5)))
     axes = figure.subplots()
     _draw(axes, lanes, colors, names)
     axes.set_xticks(range(len(words)), words, fontsize=8)

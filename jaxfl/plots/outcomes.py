@@ -144,11 +144,13 @@ def personalisation(result: Run) -> "Figure":
         f"{better:,} better, {worse:,} worse, {len(gain) - better - worse:,} the same", fontsize=10, loc="left"
     )
     change.set_xlabel("clients, the largest gain first (%)", fontsize=9)
-    change.set_ylabel(f"{'less' if lower else 'more'} {main} after fine-tuning", fontsize=9)
+    change.set_ylabel(f"{'lower' if lower else 'higher'} {main} by", fontsize=9)
     change.tick_params(labelsize=8)
     change.set_xlim(0, 100)
     style.light_grid(change)
-    words = f"{result.data.name}: {style.count(len(gain), 'client')}, {'less' if lower else 'more'} by"
-    figure.suptitle(f"{words} {gain.mean():.3g} in the mean", fontsize=10, x=0.01, ha="left")
+    words = (
+        f"{result.data.name}: {style.count(len(gain), 'client')}, mean {main} {before.mean():.4g} before fine-tuning"
+    )
+    figure.suptitle(f"{words}, {after.mean():.4g} after", fontsize=10, x=0.01, ha="left")
     maps.legend(figure, entries, columns)
     return figure
