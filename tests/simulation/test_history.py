@@ -105,6 +105,12 @@ def test_clusters_of_many_clients_are_not_kept(tmp_path):
     assert history.clusters is None and not (tmp_path / "clusters.jsonl").exists()
     history.append({"round": 2}, np.zeros(2, int))  # begun by an older version: the first is not known
     assert history.clusters.tolist() == [[-1, -1], [0, 0]]
-    (tmp_path / "clusters.jsonl").write_text('{"round": 2, "cluster": [0, 0]}\n{"round": 3, "cluster": [0]}\n')
-    with pytest.raises(ValueError, match="clusters.jsonl must hold a cluster of every client"):
+
+
+@pytest.mark.parametrize("cluster", ["[0]", "[0, null]", "[0, 1e9]", "7", '["a", "b"]', f"[0, {10**30}]"])
+def test_a_damaged_file_of_clusters_is_refused(tmp_path, cluster):
+    filled(tmp_path / "history.jsonl")
+    lines = f'{{"round": 2, "cluster": [0, 0]}}\n{{"round": 3, "cluster": {cluster}}}\n'
+    (tmp_path / "clusters.jsonl").write_text(lines)
+    with pytest.raises(ValueError, match="clusters.jsonl must hold the cluster of every client"):
         _ = History(tmp_path / "history.jsonl").clusters
