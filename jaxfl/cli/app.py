@@ -129,6 +129,9 @@ def run_command(
     time_limit: Annotated[
         str | None, typer.Option(help="End each run after this time, and keep what is done.", metavar="30m|2h|90s")
     ] = None,
+    html: Annotated[
+        bool, typer.Option("--html", help="Write index.html into --out: results, pictures and clients in one page.")
+    ] = False,
     quiet: Quiet = False,
     processes: Processes = None,
     process: Process = None,
@@ -144,10 +147,8 @@ def run_command(
     attack=sign-flip --set attackers=0.2[/] of all; or [bold]label-flip[/], [bold]gaussian[/]; they are left out of the
     metrics).
     """
-    from jaxfl.cli import tables
     from jaxfl.cli.hosts import together
-    from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
-    from jaxfl.cli.tables.console import stdout
+    from jaxfl.cli.run_command import defaults, run_jobs, seeds_of, tell
     from jaxfl.cli.watch import watchers
     from jaxfl.jobs import job
     from jaxfl.settings import options
@@ -164,15 +165,10 @@ def run_command(
         for one in jobs:
             job.check(one)
         looking = watchers(log or (), stop_early, time_limit, jobs)
-        made = list(zip(jobs, run_jobs(jobs, several=seeds is not None, quiet=quiet, watchers=looking), strict=True))
-        summaries = [summary for _, summary in made if summary is not None]
-        if summaries:
-            stdout().print(tables.results(summaries, job.across(summaries, out) if seeds is not None else None))
-        for one, summary in made:
-            if one.out is not None and summary is not None and not quiet:
-                pictures = " and ".join(str(one.out / name) for name in job.PICTURES)
-                print(f"pictures: {pictures}")
-        if len(summaries) < len(jobs):  # it was said which diverged
+        several = seeds is not None
+        summaries = run_jobs(jobs, several=several, quiet=quiet, watchers=looking, html=html)
+        tell(jobs, summaries, out, several=several, quiet=quiet, html=html)
+        if None in summaries:  # it was said which diverged
             raise typer.Exit(1)
 
 

@@ -9,8 +9,8 @@
 | IFCA | `jaxfl run ifca` |
 | a\\|b |  |
 <BLANKLINE>
->>> "<td><code>jaxfl run ifca</code></td>" in html("Tables", blocks, Path())
-True
+>>> "<td><code>jaxfl run ifca</code></td>" in html("Tables", blocks, Path()), "<script>" in html("", blocks, Path())
+(True, False)
 """
 
 import base64
@@ -29,6 +29,32 @@ thead th { border-bottom: 2px solid #888 }
 pre { font-size: 12px; line-height: 1.4 }
 code { font-size: 12px; background: #f4f4f4; padding: 0 .2em }
 img { max-width: 100%; margin: .5rem 0 }
+"""
+SORTING = """
+.sorted { max-height: 40rem; overflow: auto }
+.sorted thead th { position: sticky; top: 0; background: #fff }
+.sorted button { all: unset; cursor: pointer; white-space: nowrap }
+.sorted button:focus-visible { outline: 2px solid #0072B2 }
+.sorted button::after { content: " \\2195"; color: #999 }
+[aria-sort=ascending] button::after { content: " \\2191"; color: inherit }
+[aria-sort=descending] button::after { content: " \\2193"; color: inherit }
+"""
+# A click on a column's name sorts by it, the next one the other way round; empty cells stay at the end.
+SCRIPT = """
+for (const table of document.querySelectorAll(".sorted table")) {
+  const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, place) => head.firstChild.addEventListener("click", () => {
+    const way = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+    const rows = [...body.rows].map(row => [row.cells[place].textContent, row]);
+    rows.sort(([a], [b]) => {
+      if (a === "" || b === "") return (a === "") - (b === "");
+      return way * (isNaN(a) || isNaN(b) ? a.localeCompare(b, "en", {numeric: true}) : a - b);
+    });
+    heads.forEach(other => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", way === 1 ? "ascending" : "descending");
+    body.append(...rows.map(([, row]) => row));
+  }));
+}
 """
 
 
@@ -50,10 +76,11 @@ class Text(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of words."""
+    """A table of words; on a page one that is `sorted` by a column when its name is clicked, where it is wished."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    sorted: bool = False
 
 
 class Listing(NamedTuple):
@@ -85,11 +112,13 @@ def html(title: str, blocks: Sequence[Block], folder: Path) -> str:
         blocks: of the report.
         folder: where the pictures lie; they go into the page.
     """
-    body = "\n".join(_html(block, folder) for block in blocks)
+    body, style = "\n".join(_html(block, folder) for block in blocks), STYLE
+    if any(isinstance(block, Table) and block.sorted for block in blocks):
+        body, style = f"{body}\n<script>{SCRIPT}</script>", STYLE + SORTING
     return (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title><style>{style}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 
@@ -103,7 +132,7 @@ def _markdown(block: Block) -> str:
             return f"```text\n{text}\n```"
         case Picture(name, text):
             return f"![{text}]({name})"
-        case Table(head, rows):
+        case Table(head, rows, _):
             lines = [head, *rows]
             text = [f"| {' | '.join(map(_markdown_word, line))} |" for line in lines]
             return "\n".join([text[0], f"|{'---|' * len(head)}", *text[1:]])
@@ -125,10 +154,12 @@ def _html(block: Block, folder: Path) -> str:
         case Picture(name, text):
             content = base64.b64encode((folder / name).read_bytes()).decode()
             return f'<img alt="{escape(text)}" src="data:image/png;base64,{content}">'
-        case Table(head, rows):
-            top = "".join(f"<th>{escape(word)}</th>" for word in head)
+        case Table(head, rows, sortable):
+            form = "<th><button>{}</button></th>" if sortable else "<th>{}</th>"
+            top = "".join(form.format(escape(word)) for word in head)
             lines = "\n".join(f"<tr>{''.join(map(_html_word, row))}</tr>" for row in rows)
-            return f"<div><table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>"
+            start = '<div class="sorted">' if sortable else "<div>"
+            return f"{start}<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>"
 
 
 def _html_word(word: str) -> str:

@@ -3,10 +3,12 @@
 import contextlib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxfl import data as federations
-from jaxfl.cli.tables.console import saying, stderr
+from jaxfl.cli import run_page, tables
+from jaxfl.cli.tables.console import saying, stderr, stdout
 from jaxfl.cli.watch import Watchers
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
@@ -24,7 +26,12 @@ MOST = 1000  # seeds of a range
 
 
 def run_jobs(
-    jobs: Sequence[job.Job], *, several: bool, quiet: bool = False, watchers: Watchers | None = None
+    jobs: Sequence[job.Job],
+    *,
+    several: bool,
+    quiet: bool = False,
+    watchers: Watchers | None = None,
+    html: bool = False,
 ) -> list[dict[str, Any] | None]:
     """Runs jobs that differ in their seed alone: as many in one program as is fast, where their data are alike.
 
@@ -33,24 +40,29 @@ def run_jobs(
         several: whether several seeds were asked for, of which this may be one.
         quiet: whether nothing is said on the way.
         watchers: what looks on beside the progress bar, of the runs of one program.
+        html: whether a page is written into the folder of each.
 
     Returns:
         The summary of each, None if the run has diverged, which is said. State and data are let go: many runs take the
         memory of those that are one program.
 
     Raises:
+        ValueError: there is no folder for a page.
         Stopped: after it is said what is kept.
     """
+    if html and any(one.out is None for one in jobs):
+        raise ValueError("html is a page in the folder of the run; add --out DIR.")
     shared, summaries, most = [], [], together(len(jobs))
     for first in range(0, len(jobs), most):
         group = jobs[first : first + most]
         data = [_load(one, quiet) for one in group]
         same = alike(data) if len(group) > 1 else None
         if same is not None:
-            summaries += _run(group, same, f"{len(group)} seeds", shared, quiet, watchers)
+            summaries += _run(group, same, f"{len(group)} seeds", shared, quiet, watchers, html)
             continue
         for one in group:
-            summaries += _run([one], [data.pop(0)], f"seed {one.seed}" if several else "", shared, quiet, watchers)
+            label = f"seed {one.seed}" if several else ""
+            summaries += _run([one], [data.pop(0)], label, shared, quiet, watchers, html)
     return summaries
 
 
@@ -69,6 +81,7 @@ def _run(
     shared: list[job.Tools],
     quiet: bool,
     watchers: Watchers | None,
+    html: bool,
 ) -> list[dict[str, Any] | None]:
     """Runs jobs in one program, under a progress bar.
 
@@ -79,6 +92,7 @@ def _run(
         shared: what runs of other seeds were made with, empty for the first; it is kept there for the next.
         quiet: whether nothing is said on the way.
         watchers: what looks on beside the bar.
+        html: whether a page is written of each.
     """
     console, first = stderr(quiet=quiet), jobs[0]
     bar = ProgressBar(label=label)
@@ -101,6 +115,9 @@ def _run(
             f"interrupted after round {stopped.round} of {stopped.rounds}; {kept}", style="yellow", soft_wrap=True
         )
         raise
+    for one, mine in zip(found, jobs, strict=True):
+        if html and isinstance(one, Result):
+            run_page.write(one, mine)
     return [
         _told(one, mine, label if len(jobs) == 1 else f"seed {mine.seed}", quiet)
         for mine, one in zip(jobs, found, strict=True)
@@ -141,6 +158,34 @@ def _told(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -
     if count := summary["empty_clients"]:
         notes.print(f"note: {count} of {clients} clients have no training rows; they train nothing.")
     return summary
+
+
+def tell(
+    jobs: Sequence[job.Job],
+    summaries: Sequence[dict[str, Any] | None],
+    out: Path | None,
+    *,
+    several: bool,
+    quiet: bool,
+    html: bool,
+) -> None:
+    """Prints the table of what came of the runs, and what can be looked at.
+
+    Args:
+        jobs: all.
+        summaries: of each, from `run_jobs`.
+        out: the folder of all, or None.
+        several: whether several seeds were asked for.
+        quiet: whether no file is named.
+        html: whether pages were written.
+    """
+    if made := [summary for summary in summaries if summary is not None]:
+        stdout().print(tables.results(made, job.across(made, out) if several else None))
+    for one, summary in zip(jobs, summaries, strict=True):
+        if one.out is not None and summary is not None and not quiet:
+            print(f"pictures: {' and '.join(str(one.out / name) for name in job.PICTURES)}")
+            if html:
+                print(f"page: {one.out / run_page.PAGE}")
 
 
 def seeds_of(text: str) -> list[int]:

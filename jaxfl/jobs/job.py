@@ -1,7 +1,7 @@
 """A run with a directory of its own: what was asked for, what came of it, and the pictures.
 
 The directory holds `config.json` (before anything is computed; beside it copies of a user's files of
-Python), `history.jsonl` and the checkpoints (while it runs),
+Python), `history.jsonl`, `clusters.jsonl` and the checkpoints (while it runs),
 `summary.json`, `clients.csv` (a row per client), `convergence.png` and `clusters.png` (at the end).
 """
 

@@ -138,7 +138,7 @@ def clusters(result: Run) -> "Figure":
     axes.set_yticks([top + line / 2 for top, line in zip(tops, lines, strict=True)], names)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    figure.text(left / size[0], 1 - 0.25 / size[1], _title(result), fontsize=10)
+    figure.text(left / size[0], 1 - 0.25 / size[1], described(result), fontsize=10)
     from matplotlib.patches import Patch
 
     figure.legend(
@@ -195,7 +195,7 @@ def _draw_squares(
     axes.add_collection(PatchCollection(squares, facecolors=colors, edgecolors=edges, lw=widths, snap=False))
 
 
-def _title(result: Run) -> str:
+def described(result: Run) -> str:
     """Returns how many clusters were found, and how well they agree with the groups."""
     metrics = result.evaluation.metrics
     sampled = f" ({metrics['eval_clients']:,} tested)" if "eval_clients" in metrics else ""

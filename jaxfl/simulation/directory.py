@@ -1,6 +1,6 @@
 """The directory of a run: what lies in it, who may go on with it, and how it is read and written.
 
-`config.json` says what was asked for, `history.jsonl` grows and `checkpoint.npz` changes while the run goes, beside it
+`config.json` says what was asked for, `history.jsonl` and `clusters.jsonl` grow, `checkpoint.npz` changes, beside it
 `checkpoint-before.npz` and maybe `rows.bin` (see `kept_rows`), `summary.json` says what came of it, and `.lock` keeps
 other runs away meanwhile. JSON files and checkpoints are whole or not there: written beside the old one and renamed.
 """

@@ -1,4 +1,8 @@
-"""What happened in a run: a record per evaluation, on disk as soon as it exists."""
+"""What happened in a run: a record per evaluation, on disk as soon as it exists.
+
+Beside the records of `history.jsonl` lie the clusters of the clients, in `clusters.jsonl`: a line after each evaluation
+at which somebody is in another cluster than before.
+"""
 
 import contextlib
 import json
@@ -8,10 +12,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jaxfl.data import bounded
 
 if TYPE_CHECKING:
     import pandas
+
+CLUSTERS = "clusters.jsonl"  # beside the history
+FOLLOWED = 10_000  # clients whose clusters are kept at every evaluation; of more, none are
 
 
 class History:
@@ -41,6 +50,7 @@ class History:
         self.path = None if path is None else Path(path)
         self.records: list[dict[str, Any]] = [] if self.path is None else read(self.path)
         self._writes = False
+        self._moves: list[dict[str, Any]] | None = [] if path is None else None  # None: not read yet
 
     @classmethod
     def writing(cls, path: str | os.PathLike, records: Iterable[dict[str, Any]] = ()) -> "History":
@@ -48,27 +58,64 @@ class History:
 
         Args:
             path: of the file, which is replaced.
-            records: to begin with.
+            records: to begin with; of another history with the clusters that it knows, else with those in the folder.
         """
         history = cls()
         history.path, history.records, history._writes = Path(path), list(records), True
+        last = history.records[-1]["round"] if history.records else 0
+        moves = records.moves if isinstance(records, History) else _moves(history.path)
+        history._moves = [move for move in moves if move["round"] <= last]
+        if history._moves or (history.path.parent / CLUSTERS).exists():
+            write_text(history.path.parent / CLUSTERS, "".join(map(_line, history._moves)))
         write_text(history.path, "".join(_line(record) for record in history.records))
         return history
 
-    def append(self, record: dict[str, Any]) -> None:
+    @property
+    def moves(self) -> list[dict[str, Any]]:
+        """Returns the `round` and every client's `cluster`, of the evaluations at which somebody was in another one."""
+        if self._moves is None:
+            self._moves = [] if self.path is None else _moves(self.path)
+        return self._moves
+
+    @property
+    def clusters(self) -> np.ndarray | None:
+        """Returns the cluster of every client at every evaluation `[evaluations, N]`, -1 for none or not known.
+
+        None where they were not kept: of a run with more than 10,000 clients, or one of an older version.
+
+        >>> history = History()
+        >>> for round, cluster in ((2, [0, 0, 1]), (4, [0, 0, 1]), (6, [0, 1, 1])):
+        ...     history.append({"round": round}, np.array(cluster))
+        >>> history.clusters.tolist()
+        [[0, 0, 1], [0, 0, 1], [0, 1, 1]]
+        """
+        if not self.moves:
+            return None
+        known = np.array([move["cluster"] for move in self.moves])
+        known = np.concatenate([np.full_like(known[:1], -1), known])
+        return known[np.searchsorted([move["round"] for move in self.moves], self.column("round"), "right")]
+
+    def append(self, record: dict[str, Any], cluster: np.ndarray | None = None) -> None:
         """Adds a record, and writes it through to the disk.
+
+        Args:
+            record: of an evaluation.
+            cluster: of every client `[N]`; kept of up to 10,000 clients, None keeps nothing.
 
         Raises:
             ValueError: the history was read from a file.
         """
         if self.path is not None and not self._writes:
             raise ValueError(f"{self.path} was opened to be read; History.writing(path) is for a run.")
+        if cluster is not None and len(cluster) <= FOLLOWED:
+            found = cluster.tolist()
+            if not self.moves or self.moves[-1]["cluster"] != found:
+                self.moves.append({"round": record["round"], "cluster": found})
+                if self.path is not None:
+                    _add(self.path.parent / CLUSTERS, self.moves[-1])
         self.records.append(record)
         if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(_line(record))
-                file.flush()
-                os.fsync(file.fileno())
+            _add(self.path, record)
 
     def column(self, name: str) -> list[Any]:
         """Returns one number of every record, None where a record has none."""
@@ -171,6 +218,27 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
             "as it was, or choose another directory."
         ) from error
     return record
+
+
+def _moves(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of the file of clusters beside a history."""
+    beside = path.parent / CLUSTERS
+    moves = read(beside) if beside.exists() else []
+    try:
+        found = np.array([move.get("cluster") for move in moves])
+    except ValueError:  # lines of several lengths
+        found = np.zeros(0)
+    if moves and (found.ndim, found.dtype.kind) != (2, "i"):
+        raise ValueError(f"{beside} must hold the cluster of every client in each line; put it back, or remove it.")
+    return moves
+
+
+def _add(path: Path, record: dict[str, Any]) -> None:
+    """Writes a line through to the disk."""
+    with path.open("a") as file:
+        file.write(_line(record))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -237,7 +237,7 @@ class Progress:
         """
         record = self.tally.record(self.done, evaluation, self.pace)
         with self._told():
-            self.history.append(record)
+            self.history.append(record, evaluation.cluster)
         return record
 
     def save(self, state: Params, *, sound: Callable[[Params], bool] | None = None) -> None:

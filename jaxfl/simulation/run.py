@@ -96,7 +96,8 @@ def run(
             `finetuned_micro_accuracy` and others, beside the usual ones, see `FineTune`. Costs N trainings and N tests
             an evaluation, and changes nothing else.
         callbacks: called with an `Event` about once a second and after every evaluation.
-        checkpoint_dir: gets `history.jsonl`, a line per evaluation, and `checkpoint.npz`; None keeps nothing on disk.
+        checkpoint_dir: gets `history.jsonl`, a line per evaluation, `clusters.jsonl`, a line where clients have moved,
+            and `checkpoint.npz`; None keeps nothing on disk.
         checkpoint_every: rounds between checkpoints; None saves after every evaluation.
         resume: go on from the checkpoint in `checkpoint_dir`, bit for bit; without one, start.
         plan: a `Plan` (chunk and devices), or `"auto"`. Where the device runs out of memory while the run goes on, it

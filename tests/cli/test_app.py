@@ -1,9 +1,11 @@
 """The command line: what it refuses, in one line and before anything compiles, and what a run leaves behind."""
 
 import gzip
+import html.parser
 import importlib.metadata
 import json
 import re
+import shlex
 import signal
 import struct
 import sys
@@ -14,10 +16,11 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl.cli import run_command
+from jaxfl.cli import run_command, run_page
 from jaxfl.cli.app import app
 from jaxfl.data import federate, stored
 from jaxfl.jobs import job
+from jaxfl.settings import options
 from jaxfl.simulation import loop, program, rounds
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.progress import Diverged
@@ -94,6 +97,7 @@ def refused(*arguments):
             ["stocfl", *SMALL, "--cohort", "half"],
             'cohort must be a whole number or a number, got "half"; write --cohort 0.1 or --cohort 120',
         ),
+        (["stocfl", *SMALL, "--html"], "html is a page in the folder of the run; add --out DIR"),
         (["stocfl", *SMALL, "--rounds", "0"], "rounds must be at least 1, got 0"),
         (["stocfl", *SMALL, "--eval-every", "0"], "eval_every must be at least 1, got 0"),
         (
@@ -235,7 +239,9 @@ def test_classes_without_rows_are_told(never_compiles, tmp_path):
 def finished(tmp_path_factory):
     """A run of three rounds, and its directory."""
     out = tmp_path_factory.mktemp("runs") / "a" / "b"
-    return jaxfl("run", "stocfl", *SMALL, "--rounds", "3", "--cohort", "4", "--eval-every", "1", "--out", out), out
+    return jaxfl(
+        "run", "stocfl", *SMALL, "--rounds", "3", "--cohort", "4", "--eval-every", "1", "--html", "--out", out
+    ), out
 
 
 def test_a_run_leaves_its_files(finished):
@@ -243,7 +249,7 @@ def test_a_run_leaves_its_files(finished):
     assert result.exit_code == 0, result.output
     assert {path.name for path in out.iterdir()} == {
         "config.json", "history.jsonl", "summary.json", "checkpoint.npz", "checkpoint-before.npz", "convergence.png",
-        "clusters.png", "clients.csv", ".lock",
+        "clusters.png", "clusters.jsonl", "clients.csv", ".lock", "index.html", "alluvial.png", "confusion.png",
     }  # fmt: skip
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) >= SUMMARY
@@ -254,9 +260,49 @@ def test_a_run_leaves_its_files(finished):
     assert history[-1]["micro_accuracy"] == summary["micro_accuracy"]
     config = json.loads((out / "config.json").read_text())
     assert (config["rounds"], config["cohort"], config["model"]) == (3, 4, "logistic")
-    for word in (f"{summary['micro_accuracy']:.4f}", str(out / "clusters.png"), str(out / "convergence.png")):
+    files = [str(out / name) for name in ("clusters.png", "convergence.png", "index.html")]
+    for word in (f"{summary['micro_accuracy']:.4f}", *files):
         assert word in result.stdout.replace("\n", "")
     assert [line.split()[1] for line in result.stderr.splitlines() if line.startswith("round")] == ["1/3", "2/3", "3/3"]
+
+
+def test_a_page_needs_nothing_beside_it(finished):
+    class Page(html.parser.HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.tags, self.words = [], []
+
+        def handle_starttag(self, tag, attrs):
+            self.tags.append((tag, dict(attrs)))
+
+        def handle_data(self, data):
+            self.words.append(data)
+
+    page = Page()
+    page.feed((finished[1] / "index.html").read_text(encoding="utf-8"))
+    assert {tag for tag, _ in page.tags} >= {"title", "style", "table", "button", "script", "img"}
+    asked = [value for _, given in page.tags for name, value in given.items() if name in ("src", "href", "srcset")]
+    assert len(asked) == 4 and all(value.startswith("data:image/png;base64,iVBOR") for value in asked)
+    listed = pandas.read_csv(finished[1] / "clients.csv")
+    assert [given for tag, given in page.tags if tag == "button"] == [{}] * (len(listed.columns) + 1)  # and the slot
+    start = page.words.index("Clients")
+    cells = [word for word in page.words[start : page.words.index("All metrics")] if word.strip()]
+    assert [float(word) for word in cells[-1:]] == [float(f"{listed['loss'].iloc[-1]:.4g}")]
+    assert any(word.startswith("jaxfl run stocfl --data rotated-digits --rounds 3 --cohort 4") for word in page.words)
+
+
+def test_the_command_of_a_page_is_the_run():
+    items = ["num_clusters=2", "angles=(0,90)", "finetune=1", "chunk=none", "hidden=(8,4)", "server_optimizer=fedadam"]
+    settings = options.route("ifca", "rotated-digits", [*items, "server.learning_rate=0.1"])
+    made = run_page.command(job.Job(settings, 3, 0.5, 7, "a folder", 2))
+    jaxfl_run, method, *words = shlex.split(made)[1:]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert (jaxfl_run, method, given["--data-dir"], given["--seed"], given["--eval-every"]) == (
+        "run", "ifca", "a folder", "7", "2",
+    )  # fmt: skip
+    asked = [value for flag, value in zip(words[::2], words[1::2], strict=True) if flag == "--set"]
+    again = options.route(method, given["--data"], asked)
+    assert again == settings
 
 
 def test_clients_are_listed(finished):

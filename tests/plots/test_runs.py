@@ -8,6 +8,7 @@ import optax
 import pytest
 from matplotlib.collections import PatchCollection
 from matplotlib.colors import to_hex
+from matplotlib.patches import PathPatch, Rectangle
 
 import jaxfl
 from jaxfl import plots
@@ -112,3 +113,73 @@ def test_pictures_leave_no_trace(result):
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []
     assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def moving(result, rows, group, names=()):
+    """Returns the result of a run in which clients were in these clusters, evaluation by evaluation."""
+    history = History()
+    for round, row in enumerate(rows, 1):
+        history.append({"round": round}, np.array(row))
+    return having(result, rows[-1], group, names)._replace(history=history)
+
+
+def test_alluvial_draws_who_moves(result):
+    figure = plots.alluvial(moving(result, [[0, 0, 0, 5], [0, 0, 1, 1]], np.array([0, 0, 1, 1]), ("a", "b")))
+    (axes,) = figure.axes
+    first, second, groups = (
+        sorted(
+            one.get_height() for one in axes.patches if isinstance(one, Rectangle) and round(one.get_center()[0]) == x
+        )
+        for x in range(3)
+    )
+    assert (first, second, groups) == ([1, 3], [2, 2], [2, 2])
+    bands = [one for one in axes.patches if isinstance(one, PathPatch)]
+    corners = [one.get_path().vertices for one in bands]
+    ends = [(corner[0, 0].round(), corner[-1, 1] - corner[0, 1]) for corner in corners]
+    assert sorted(ends) == [(0, 1), (0, 1), (0, 2), (1, 2), (1, 2)]  # where from, and how many clients
+    stayed, left = (plots.palette()[place].lower() for place in (0, 1))
+    assert [to_hex(one.get_facecolor()) for one in bands].count(left) == 1
+    assert [to_hex(one.get_facecolor()) for one in bands].count(stayed) == 3
+    assert {"a", "b", "1", "2"} <= {text.get_text() for text in axes.texts}
+    assert "the last to move: 2 clients between rounds 1 and 2" in figure.get_suptitle()
+
+
+def test_alluvial_of_many_evaluations_and_of_none(result):
+    rows = [np.arange(30) % (2 + round % 2) - 1 for round in range(40)]  # -1 is none
+    (axes,) = plots.alluvial(moving(result, rows, None)).axes
+    words = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert len(words) == 11 and (words[0], words[-1]) == ("round 1", "round 40")
+    with pytest.raises(ValueError, match="history must know the clusters at every evaluation, got none"):
+        plots.alluvial(result._replace(history=History()))
+
+
+def test_confusion_counts_every_client_once(result):
+    group = np.array([1, 0, 1, 0, 2, 2])
+    (axes,) = plots.confusion(having(result, [7, 3, 7, 3, 3, -1], group, ("a", "b", "c"))).axes
+    written = {tuple(np.floor(one.get_position()).astype(int).tolist()): one.get_text() for one in axes.texts}
+    assert {place: text for place, text in written.items() if place[1] >= 0} == {
+        (0, 0): "2", (1, 1): "2", (0, 2): "1", (2, 2): "1",
+    }  # fmt: skip
+    assert [written[column, -1] for column in range(3)] == ["1", "2", "none"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["a (2)", "b (2)", "c (2)"]
+    (axes,) = plots.confusion(having(result, np.arange(50), np.arange(50))).axes
+    counts = [int(one.get_text()) for one in axes.texts if one.get_position()[1] > 0]
+    assert sum(counts) == 50 and len(axes.get_yticks()) == 41
+    with pytest.raises(ValueError, match="data must know the true groups, got none; plots.clusters"):
+        plots.confusion(having(result, [0, 1], None))
+
+
+@pytest.mark.parametrize(
+    ("lower", "words"), [((), "1 better, 2 worse, 1 the same"), (("mse",), "2 better, 1 worse, 1")]
+)
+def test_personalisation_says_who_gains(result, lower, words):
+    before, after = np.array([0.5, 0.5, 0.5, 0.5, np.nan]), np.array([0.9, 0.4, 0.4, 0.5, np.nan])
+    was = having(result, [0, 0, 1, 1, 1], None)
+    with pytest.raises(ValueError, match="must have tested fine-tuned models, got none; run with finetune="):
+        plots.personalisation(was)
+    plain = was.evaluation._replace(values={"mse": before})
+    evaluation = plain._replace(finetuned=plain._replace(values={"mse": after}))
+    summary = {**result.summary, "lower_is_better": list(lower)}
+    dots, change = plots.personalisation(was._replace(evaluation=evaluation, summary=summary)).axes
+    assert sorted(dots.collections[0].get_offsets().tolist()) == [[0.5, 0.4], [0.5, 0.4], [0.5, 0.5], [0.5, 0.9]]
+    assert words in change.get_title(loc="left")

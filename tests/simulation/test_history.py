@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from jaxfl.simulation.history import History, read
@@ -80,3 +81,36 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
     history = History.writing(path, read(path))
     history.append(RECORDS[2])
     assert path.read_text() == whole
+
+
+def test_clusters_are_kept_where_somebody_moves(tmp_path):
+    path, found = tmp_path / "run" / "history.jsonl", ([0, 0, 1], [0, 0, 1], [0, -1, 1], [2, -1, 1])
+    path.parent.mkdir()
+    history = History.writing(path)
+    for round, cluster in enumerate(found, 1):
+        history.append({"round": round}, np.array(cluster))
+        assert History(path).clusters.tolist() == history.clusters.tolist() == list(found[:round])
+    lines = (tmp_path / "run" / "clusters.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 3, 4]
+    copy = History.writing(tmp_path / "history.jsonl", history)  # the best round, kept elsewhere
+    assert History(copy.path).clusters.tolist() == list(found)
+    again = History.writing(path, read(path)[:3])  # resumed: what came later is made again
+    assert again.clusters.tolist() == History(path).clusters.tolist() == list(found[:3])
+    assert History.writing(path).clusters is History(path).clusters is None
+
+
+def test_clusters_of_many_clients_are_not_kept(tmp_path):
+    history = History.writing(tmp_path / "history.jsonl")
+    history.append({"round": 1}, np.zeros(10_001, int))
+    assert history.clusters is None and not (tmp_path / "clusters.jsonl").exists()
+    history.append({"round": 2}, np.zeros(2, int))  # begun by an older version: the first is not known
+    assert history.clusters.tolist() == [[-1, -1], [0, 0]]
+
+
+@pytest.mark.parametrize("cluster", ["[0]", "[0, null]", "[0, 1e9]", "7", '["a", "b"]', f"[0, {10**30}]"])
+def test_a_damaged_file_of_clusters_is_refused(tmp_path, cluster):
+    filled(tmp_path / "history.jsonl")
+    lines = f'{{"round": 2, "cluster": [0, 0]}}\n{{"round": 3, "cluster": {cluster}}}\n'
+    (tmp_path / "clusters.jsonl").write_text(lines)
+    with pytest.raises(ValueError, match="clusters.jsonl must hold the cluster of every client"):
+        _ = History(tmp_path / "history.jsonl").clusters

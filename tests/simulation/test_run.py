@@ -174,7 +174,10 @@ def test_two_runs_in_one_directory_are_one(straight, tmp_path):
                 second.result()
 
     first = jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[another], **options)
-    assert untimed(first.history) == untimed(straight.history) == untimed(History(tmp_path / "history.jsonl"))
+    kept = History(tmp_path / "history.jsonl")
+    assert untimed(first.history) == untimed(straight.history) == untimed(kept)
+    assert kept.clusters.shape == (len(kept), DATA.num_clients)
+    assert (kept.clusters[-1] == straight.evaluation.cluster).all()
 
 
 def test_resuming_nothing_starts(straight, tmp_path):

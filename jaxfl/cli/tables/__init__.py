@@ -3,7 +3,7 @@
 from jaxfl.cli.tables.bench import SCALING_HEAD, device, scaling, scaling_rows, scaling_title
 from jaxfl.cli.tables.choices import method_options, method_rows
 from jaxfl.cli.tables.federations import data, data_rows, dataset, description, place, source, source_row
-from jaxfl.cli.tables.runs import methods, results
+from jaxfl.cli.tables.runs import methods, result, results
 
 __all__ = [
     "SCALING_HEAD",
@@ -16,6 +16,7 @@ __all__ = [
     "method_rows",
     "methods",
     "place",
+    "result",
     "results",
     "scaling",
     "scaling_rows",

@@ -36,10 +36,8 @@ def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | 
     """
     from rich.table import Table
 
-    one = runs[0]
+    one, columns = runs[0], _columns(runs)
     main = main_metric(one)
-    columns = {name: (key.format(main), *how) for name, (key, *how) in COLUMNS.items()}
-    columns = {name: how for name, how in columns.items() if name not in SELDOM or any(run.get(how[0]) for run in runs)}
     tested = f" ({one['eval_clients']} tested)" if one["eval_clients"] < one["num_clients"] else ""
     clients = f"{one['num_clients']} clients{tested}, {one['rounds']} rounds of {one['cohort']}"
     measured = "" if main == "accuracy" else f", {main}"
@@ -68,6 +66,18 @@ def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | 
         several = f"{most} seeds at a time, in one program" if most > 1 else "seeds one after another"
         table.caption, table.caption_justify = several if len(runs) > 1 else "one seed, no deviation", "left"
     return table
+
+
+def result(run: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Returns names and values of the columns of `results` for one run."""
+    columns = _columns([run])
+    return list(columns), [_cell(run[key], *how) for key, *how in columns.values()]
+
+
+def _columns(runs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """Returns key, factor and format of the columns that say something of these runs."""
+    columns = {name: (key.format(main_metric(runs[0])), *how) for name, (key, *how) in COLUMNS.items()}
+    return {name: how for name, how in columns.items() if name not in SELDOM or any(run.get(how[0]) for run in runs)}
 
 
 def _cell(value: float | None, factor: float, form: str) -> str:

@@ -1,0 +1,129 @@
+"""One page of a run, which needs nothing beside it: what ran, what came of it, pictures and a table of the clients."""
+
+import shlex
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import jaxfl
+from jaxfl import plots
+from jaxfl.cli import page, tables
+from jaxfl.jobs import job as jobs
+from jaxfl.plots import style
+from jaxfl.simulation import processes
+from jaxfl.simulation.directory import RunDirectory
+from jaxfl.simulation.history import write_text
+from jaxfl.simulation.result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAGE = "index.html"
+LISTED = 10_000  # clients; of more, the first
+
+
+def write(result: Result, job: jobs.Job) -> None:
+    """Writes the page, and the pictures that the folder has not got yet.
+
+    Args:
+        result: of the run, its summary completed by `jaxfl.jobs.job.execute`.
+        job: with a folder.
+
+    Raises:
+        OSError: it cannot be written; the message says what is kept.
+    """
+    if job.out is None or not processes.first():
+        return
+    with RunDirectory(job.out, "out").told("all but the page is kept"):
+        summary = result.summary
+        metrics = {name: value for name, value in result.evaluation.metrics.items() if name != "clusters"}
+        title = f"{summary['method']} on {summary['data']}"
+        head, cells = tables.result(summary)
+        blocks: list[page.Block] = [
+            page.Heading(1, title),
+            page.Text(_made(summary)),
+            page.Table(["command"], [[page.Code(command(job))]]),
+            page.Heading(2, "Results"),
+            page.Table(head, [cells]),
+            page.Heading(2, "Pictures"),
+            *_pictures(result, job.out),
+            page.Heading(2, "Clients"),
+            *_clients(result),
+            page.Heading(2, "All metrics"),
+            page.Table(["metric", "value"], [[name, _word(value)] for name, value in metrics.items()]),
+            page.Heading(2, "Options"),
+            page.Table(["option", "value"], [[name, str(value)] for name, value in summary["options"].items()]),
+        ]
+        write_text(job.out / PAGE, page.html(title, blocks, job.out))
+
+
+def command(job: jobs.Job) -> str:
+    """Returns the command that makes the run again, without its folder."""
+    settings, server = job.settings, job.settings.server_name
+    words = ["jaxfl", "run", settings.method_name, "--data", settings.data_name]
+    words += [] if job.data_dir is None else ["--data-dir", str(job.data_dir)]
+    words += ["--rounds", str(job.rounds), "--cohort", str(job.cohort), "--seed", str(job.seed)]
+    words += [] if job.eval_every is None else ["--eval-every", str(job.eval_every)]
+    chosen = {"model": settings.model_name, "optimizer": settings.optimizer_name}
+    chosen |= {} if server is None else {"server_optimizer": server}
+    for owner in ("data", "method", "model", "optimizer", "server", "run"):
+        chosen |= {f"{owner}.{name}": value for name, value in getattr(settings, owner).items()}
+    return shlex.join([*words, *(word for name, value in chosen.items() for word in ("--set", f"{name}={value}"))])
+
+
+def _pictures(result: Result, folder: Path) -> list[page.Picture]:
+    """Returns the pictures that show something; those that the folder of every run has are there."""
+    pictures = [
+        page.Picture("convergence.png", "metrics, loss and clusters by round"),
+        page.Picture("clusters.png", "clients by true group, in the colour of their cluster"),
+    ]
+
+    def add(draw: Callable[[Result], "Figure"], name: str, words: str) -> None:
+        draw(result).savefig(folder / name, dpi=150)
+        pictures.append(page.Picture(name, words))
+
+    history, evaluation = result.history.clusters, result.evaluation
+    if history is not None and len(np.unique(history)) > 1 and len(history) > 1:
+        add(plots.alluvial, "alluvial.png", "clients that move between clusters")
+    if result.data.group is not None and len(np.unique(evaluation.cluster)) > 1:
+        add(plots.confusion, "confusion.png", "clusters against true groups")
+    if evaluation.finetuned is not None and np.isfinite(evaluation.finetuned.values[evaluation.main]).any():
+        add(plots.personalisation, "personalisation.png", "each client before and after fine-tuning")
+    return pictures
+
+
+def _made(summary: dict[str, Any]) -> str:
+    """Returns what ran where, in a sentence."""
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    return (
+        f"{style.count(summary['num_clients'], 'client')}, {summary['rounds']} rounds of {summary['cohort']}, seed "
+        f"{summary['seed']}; {summary['device']}, jaxfl {jaxfl.__version__}, {versions}; "
+        f"{datetime.now().isoformat(sep=' ', timespec='minutes')}."
+    )
+
+
+def _clients(result: Result) -> list[page.Block]:
+    """Returns the table of the clients, and what its columns are."""
+    frame = result.clients()
+    order = style.cluster_order(np.asarray(frame["cluster"]), result.data.group)
+    number = {slot: place + 1 for place, slot in enumerate(order)}
+    frame = frame.rename(columns={"cluster": "slot"})
+    frame.insert(2, "cluster", [number.get(slot, "") for slot in frame["slot"]])
+    told = "Clusters have the numbers of the pictures; slots are the clusters of clients.csv. A column's name sorts."
+    told += f" The first {LISTED:,} of {len(frame):,} clients." if len(frame) > LISTED else ""
+    rows = [[_word(value) for value in row] for row in frame.head(LISTED).itertuples(index=False)]
+    return [page.Text(told), page.Table(list(frame.columns), rows, sorted=True)]
+
+
+def _word(value: Any) -> str:
+    """Returns a value in a table; nothing for what is not known.
+
+    >>> _word(0.123456), _word(float("nan")), _word(3), _word("90°")
+    ('0.1235', '', '3', '90°')
+    """
+    if value is None or (isinstance(value, float | np.floating) and np.isnan(value)):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)

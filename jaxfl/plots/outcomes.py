@@ -1,0 +1,156 @@
+"""Pictures of what came of a run: clusters against true groups, and what personalisation gives each client."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxfl.plots import maps, style
+from jaxfl.plots.runs import Run, described
+from jaxfl.simulation.metrics import is_lower_better
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GROUPS = 40  # of more true groups, the smallest are one row
+CELL = 0.36  # inches
+BETTER, WORSE = style.BASE[0], style.BASE[5]
+
+
+def confusion(result: Run) -> "Figure":
+    """Draws how many clients of each true group are in each cluster.
+
+    A row is a group, a column a cluster with the number and colour that it has in `clusters(result)`; a darker cell
+    holds a larger share of its row. Found exactly, each row and each column has one number. Clusters beyond the 22
+    colours are one column, groups beyond the 40 largest one row. Of a run that tests a sample of its clients, only
+    these are counted.
+
+    Args:
+        result: of a run, or of `jaxfl.load`.
+
+    Raises:
+        ValueError: the true groups are unknown.
+    """
+    found, group = np.asarray(result.evaluation.cluster), result.data.group
+    if group is None:
+        raise ValueError("result.data must know the true groups, got none; plots.clusters draws clusters without them.")
+    group = np.asarray(group)
+    if "eval_clients" in result.evaluation.metrics:
+        tested = result.evaluation.rows > 0
+        found, group = found[tested], group[tested]
+    order = style.cluster_order(found, group)
+    color_of, shown = style.cluster_colors(order), order[: len(style.palette())]
+    heads = [(str(place + 1), found == one, color_of[one]) for place, one in enumerate(shown)]
+    rest = np.isin(found, order[len(shown) :])
+    heads += [(f"{len(order) - len(shown)} more", rest, style.OTHERS)] if rest.any() else []
+    heads += [("none", found < 0, style.NOBODY)] if (found < 0).any() else []
+
+    groups, size = np.unique(group, return_counts=True)
+    largest = np.sort(groups[np.argsort(-size, kind="stable")[:GROUPS]])
+    rows = list(zip(style.group_names(result.data, largest), [group == one for one in largest], strict=True))
+    if len(groups) > GROUPS:
+        rows.append((f"{len(groups) - GROUPS} more groups", ~np.isin(group, largest)))
+    counts = np.array([[int((mine & here).sum()) for _, here, _ in heads] for _, mine in rows])
+
+    names = [f"{name} ({line.sum():,})" for (name, _), line in zip(rows, counts, strict=True)]
+    cell = max(CELL, 0.085 * max(len(f"{count:,}") for count in counts.flat))
+    figure = style.figure((max(1.2 + 0.09 * max(map(len, names)) + cell * len(heads), 5.5), 1.3 + CELL * len(rows)))
+    axes = figure.subplots()
+    _draw_counts(axes, counts, [(word, color) for word, _, color in heads], cell / CELL)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, names, fontsize=8)
+    figure.suptitle(described(result), fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def _draw_counts(axes: "Axes", counts: np.ndarray, heads: Sequence[tuple[str, str]], wide: float) -> None:
+    """Draws a table `[rows, columns]` below the clusters' words and colours.
+
+    Args:
+        axes: empty.
+        counts: of clients.
+        heads: words and colours of the columns.
+        wide: a cell's width, of its height.
+    """
+    from matplotlib.patches import Rectangle
+
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    for row, column in np.ndindex(counts.shape):
+        if not counts[row, column]:
+            continue
+        color = style.mix(style.BASE[0], 1.0, 0.92 * (1 - float(share[row, column])))
+        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=color, edgecolor="#FFFFFF", lw=1))
+        words, ink = f"{counts[row, column]:,}", style.ink(color)
+        axes.text(column + 0.5, row + 0.5, words, ha="center", va="center_baseline", fontsize=8, color=ink)
+    for column, (word, color) in enumerate(heads):
+        edge = "#BBBBBB" if color == style.NOBODY else color
+        axes.add_patch(Rectangle((column + 0.06, -1.0), 0.88, 0.82, facecolor=color, edgecolor=edge, lw=0.5))
+        size, ink = 8 if len(word) < 3 else 6, style.ink(color)
+        axes.text(column + 0.5, -0.58, word, ha="center", va="center_baseline", fontsize=size, color=ink)
+    lines = {"color": "#E5E5E5", "lw": 0.6, "zorder": 0}
+    axes.hlines(np.arange(len(counts) + 1), 0, len(heads), **lines)
+    axes.vlines(np.arange(len(heads) + 1), 0, len(counts), **lines)
+    axes.set(xlim=(0, len(heads)), ylim=(len(counts), -1.05), xticks=[], aspect=1 / wide, anchor="W")
+    axes.set_title("cluster", fontsize=8, loc="left")
+    axes.set_ylabel("true group (clients)", fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def personalisation(result: Run) -> "Figure":
+    """Draws what fine-tuning gives each client: its accuracy (or other main metric) before and after.
+
+    Left, a dot is a client in the colour of its cluster; on the line nothing changes. Right, the change of every
+    client, the largest gain first.
+
+    Args:
+        result: of a run with `finetune`, or of `jaxfl.load` of one.
+
+    Raises:
+        ValueError: the run did not fine-tune, or nobody was tested.
+    """
+    evaluation = result.evaluation
+    if evaluation.finetuned is None:
+        raise ValueError(
+            "result must have tested fine-tuned models, got none; run with finetune=jaxfl.FineTune(...), --finetune 1."
+        )
+    main = evaluation.main
+    before, after = evaluation.values[main], evaluation.finetuned.values[main]
+    known = np.isfinite(before) & np.isfinite(after)
+    if not known.any():
+        raise ValueError(f"result must know the {main} of some client, got none: nobody has test rows.")
+    order = style.cluster_order(np.asarray(evaluation.cluster), result.data.group)
+    color_of, found = style.cluster_colors(order), np.asarray(evaluation.cluster)[known]
+    before, after = before[known], after[known]
+    lower = is_lower_better(main, (getattr(result, "summary", None) or {}).get("lower_is_better", ()))
+    gain = np.sort(before - after if lower else after - before)[::-1]
+
+    entries = style.legend_entries(found, order, color_of)
+    columns = -(-len(entries) // 18)
+    figure = style.figure((8.6 + 0.95 * columns, 4.2))
+    dots, change = figure.subplots(1, 2)
+    maps.draw(dots, np.stack([before, after], 1), [color_of.get(int(one), style.NOBODY) for one in found])
+    dots.axline((before[0], before[0]), slope=1, color="#444444", lw=1, ls=":", zorder=0)
+    dots.set_title(f"{main} of each client", fontsize=10, loc="left")
+    dots.set_xlabel("before fine-tuning", fontsize=9)
+    dots.set_ylabel("after", fontsize=9)
+    place = np.arange(len(gain) + 1) / len(gain) * 100
+    steps = np.append(gain, gain[-1])
+    for where, color in ((steps >= 0, BETTER), (steps < 0, WORSE)):
+        change.fill_between(place, np.where(where, steps, 0), step="post", color=color, lw=0)
+    change.axhline(0, color="#444444", lw=0.8)
+    better, worse = int((gain > 0).sum()), int((gain < 0).sum())
+    change.set_title(
+        f"{better:,} better, {worse:,} worse, {len(gain) - better - worse:,} the same", fontsize=10, loc="left"
+    )
+    change.set_xlabel("clients, the largest gain first (%)", fontsize=9)
+    change.set_ylabel(f"{'lower' if lower else 'higher'} {main} by", fontsize=9)
+    change.tick_params(labelsize=8)
+    change.set_xlim(0, 100)
+    style.light_grid(change)
+    words = (
+        f"{result.data.name}: {style.count(len(gain), 'client')}, mean {main} {before.mean():.4g} before fine-tuning"
+    )
+    figure.suptitle(f"{words}, {after.mean():.4g} after", fontsize=10, x=0.01, ha="left")
+    maps.legend(figure, entries, columns)
+    return figure
