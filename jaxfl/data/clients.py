@@ -126,6 +126,8 @@ class FederatedData:
         stragglers: share of a round's clients that train for fewer epochs, `[]` float32, or None, see
             `jaxfl.data.conditions`.
         attack: who attacks, or None.
+        rate: what the steps of this round's local training are multiplied by, `[]` float32, or None; given to methods
+            by `jaxfl.scheduled`, no data set has one.
         dealt: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
         validation: rows set apart from each client's training rows, or None, see `jaxfl.data.divide.set_apart`; nobody
             trains on them, and metrics of them are reported beside those of the test rows.
@@ -149,6 +151,7 @@ class FederatedData:
     client_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
+    rate: AnyArray | None = struct.field(metadata=SHARED, default=None)
     dealt: bool = struct.field(pytree_node=False, default=False)
     validation: Split | None = None
 

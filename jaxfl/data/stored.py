@@ -36,7 +36,7 @@ TYPES = {  # of the arrays whose type is always the same
     **dict.fromkeys(("rotation", "label_shift", "group"), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
     **dict.fromkeys(("held_out", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
-    **dict.fromkeys(("stragglers", "attack.scale"), "float32"),
+    **dict.fromkeys(("stragglers", "attack.scale", "rate"), "float32"),
 }
 
 

@@ -99,6 +99,7 @@ def check(job: Job) -> None:
     options.server_optimizer(job.settings)
     options.sampler(job.settings)
     options.finetune(job.settings)
+    options.schedule(job.settings)
     if directory := job.directory():
         directory.check(job.config(), resume=job.resume)
         schedule.check_done(directory.done())

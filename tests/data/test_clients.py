@@ -188,7 +188,9 @@ def full_federation():
     )
     flipped = np.array([False, True, False, True])
     apart = data.Split.pack([np.array([0]), np.array([], int), np.array([10, 6, 9]), np.array([2])])
-    return replace(fed, test=replace(fed.test, flipped=flipped), validation=replace(apart, flipped=flipped))
+    return replace(
+        fed, test=replace(fed.test, flipped=flipped), validation=replace(apart, flipped=flipped), rate=np.float32(0.5)
+    )
 
 
 def parts(part, prefix=""):
