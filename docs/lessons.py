@@ -50,7 +50,7 @@ def table(name: str) -> str:
     for row in rows:
         accuracy = f"{row['micro_accuracy mean']:.2f} ± {row['micro_accuracy std']:.2f}"
         lines.append(f"| {row['setting']} | {accuracy} | {row['num_clusters mean']:.1f} | {row['ari mean']:.2f} |")
-    return "\n".join(["```text", COMMANDS[name], "```", "", *lines])
+    return "\n".join(["```text", f"{COMMANDS[name]} --out runs/{name}", "```", "", *lines])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from jaxfl.cohort import Plan
 from jaxfl.engine import use_cores
 from jaxfl.jobs.kept import KeptRun, load, run_named
 from jaxfl.methods.parts import matching
+from jaxfl.methods.parts.pace import scheduled
 from jaxfl.methods.parts.representation import of_clients as representations
 from jaxfl.methods.parts.representation import represent
 from jaxfl.models import layers
@@ -77,6 +78,7 @@ __all__ = [
     "run",
     "run_mapped",
     "run_named",
+    "scheduled",
     "start_from",
     "supervised",
     "testing",

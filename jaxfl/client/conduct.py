@@ -1,6 +1,7 @@
-"""What stragglers and attackers do, as functions that `client.training` and `sampling` call.
+"""What stragglers and attackers do, and how long steps are, as functions that `client.training` and `sampling` call.
 
-Who they are, and the papers, is in `data.conditions`; a federation without conditions costs nothing.
+Who they are, and the papers, is in `data.conditions`; a federation without conditions costs nothing, nor does one
+without the rate of a schedule.
 """
 
 import jax
@@ -22,6 +23,20 @@ def epochs_of(key: Key, data: FederatedData, local_epochs: int) -> int | Array:
         return local_epochs
     fewer = jax.random.randint(key_for(key, Stream.STRAGGLE, 1), (), 1, max(local_epochs, 2), jnp.int32)
     return jnp.where(is_late(key, data.stragglers), fewer, jnp.int32(local_epochs))
+
+
+def paced(updates: Params, rate: Array | None) -> Params:
+    """Returns an optimiser's updates times the round's rate `[]`; as they are where there is none.
+
+    The last thing that is done to them: a factor that stays the same from the first step on is one of the learning
+    rate.
+
+    >>> paced({"w": jnp.array([2.0])}, jnp.float32(0.5))["w"].tolist()
+    [1.0]
+    """
+    if rate is None:
+        return updates
+    return jax.tree.map(lambda leaf: leaf * rate.astype(leaf.dtype), updates)
 
 
 def sent_model(key: Key, start: Params, trained: Params, data: FederatedData, client: Array) -> Params:

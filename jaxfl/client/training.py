@@ -4,7 +4,8 @@ Trip counts depend on the data (each client runs through its own number of batch
 have; under vmap a chunk runs to its largest client. The last, partial batch of an epoch is used, masked, and averaged
 over its true count; a client without rows makes no step.
 
-What a federation says of its clients (who is late, who attacks) is done here, see `jaxfl.data.conditions`.
+What a federation says of its clients (who is late, who attacks) is done here, see `jaxfl.data.conditions`; and how long
+the steps of the round are, see `jaxfl.scheduled`.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from jaxfl.tasks import Averages, Task
 from jaxfl.typing import Array, Key, Params
 
 Train = Callable[..., tuple[Params, Array]]
-Descend = Callable[[Params, optax.OptState, Params, dict], tuple[Params, optax.OptState]]
+Descend = Callable[[Params, optax.OptState, Params, dict, Array | None], tuple[Params, optax.OptState]]
 
 
 def local_train(
@@ -75,20 +76,20 @@ def local_train(
 
 
 def _descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages | None) -> Descend:
-    """Returns `(model, state, gradient, extra) -> (model, state)`, one step; running averages get their next values."""
+    """Returns `(model, state, gradient, extra, rate) -> (model, state)`, one step; running averages get new values."""
 
-    def descend(model, state, gradient, extra):
+    def descend(model, state, gradient, extra, rate):
         gradient = _after_all(gradient)
         updates, state = optimizer.update(gradient, state, model, **extra)
-        return optax.apply_updates(model, updates), state
+        return optax.apply_updates(model, conduct.paced(updates, rate)), state
 
     if averages is None:
         return descend
 
-    def descend_beside(model, state, gradient, extra):
+    def descend_beside(model, state, gradient, extra, rate):
         chosen = averages.chosen(model)
         still = jax.tree.map(lambda one, leaf: jnp.zeros_like(leaf) if one else leaf, chosen, gradient)
-        moved, state = descend(model, state, still, extra)
+        moved, state = descend(model, state, still, extra, rate)
         return jax.tree.map(lambda one, value, leaf: value if one else leaf, chosen, gradient, moved), state
 
     return descend_beside
@@ -122,7 +123,7 @@ def _full_batch(
             model, state, memory, total = carry
             dropout = key_for(key, Stream.DROPOUT, index)
             loss, gradient, memory = form.loss_and_gradient(model, memory, dropout, None)
-            return *descend(model, state, gradient, form.extra), memory, total + loss
+            return *descend(model, state, gradient, form.extra, data.rate), memory, total + loss
 
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
         carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype))
@@ -175,7 +176,11 @@ def _mini_batches(
                 dropout = key_for(key, Stream.DROPOUT, index, number)
                 loss, gradient, memory = form.loss_and_gradient(model, memory, dropout, positions)
                 count = (positions < size).sum()
-                return *descend(model, state, gradient, form.extra), memory, total + loss * count.astype(loss.dtype)
+                return (
+                    *descend(model, state, gradient, form.extra, data.rate),
+                    memory,
+                    total + loss * count.astype(loss.dtype),
+                )
 
             return jax.lax.fori_loop(0, -(-size // width), step, carry), None
 

@@ -26,6 +26,7 @@ def federate(
     name: str = "data",
     group_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
 ) -> FederatedData:
     """Builds a federation from a pool of examples and one index array per client, and checks it.
 
@@ -38,7 +39,7 @@ def federate(
         num_classes: L; None takes it from the labels where their shape says it (regression, multilabel).
         rotation, tilt, label_shift, group, held_out: one value per client `[N]`, see `FederatedData`.
         mean, std: normalisation, in the units of `inputs`.
-        name, group_names, class_names: for plots and tables.
+        name, group_names, class_names, client_names: for plots and tables; of the clients, one for each or none.
 
     Raises:
         ValueError: the shapes disagree, labels are outside the classes or of no kind, a number is NaN or infinite, a
@@ -89,6 +90,7 @@ def federate(
         name=name,
         group_names=tuple(group_names),
         class_names=tuple(class_names),
+        client_names=tuple(client_names),
     )
     check_lists(data)
     _check_rows(data)
@@ -131,7 +133,8 @@ def _check_finite(inputs: np.ndarray) -> None:
 
 def check_lists(data: FederatedData) -> None:
     """Raises if a list of clients is too short or too long."""
-    for name, values in data.per_client().items():
+    names = {"client_names": data.client_names} if data.client_names else {}
+    for name, values in (data.per_client() | names).items():
         if len(values) != data.num_clients:
             raise ValueError(
                 f"{name.removesuffix('.start')} must have one entry for each of the {data.num_clients} clients of "

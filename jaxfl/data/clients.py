@@ -121,9 +121,13 @@ class FederatedData:
         name: what plots and tables call the data.
         group_names: one name per true group.
         class_names: one name per class, or empty.
+        client_names: one name per client, who made its rows, or empty; for tables only. Programs are given federations
+            without them (`unnamed`): others' names must not compile anything anew.
         stragglers: share of a round's clients that train for fewer epochs, `[]` float32, or None, see
             `jaxfl.data.conditions`.
         attack: who attacks, or None.
+        rate: what the steps of this round's local training are multiplied by, `[]` float32, or None; given to methods
+            by `jaxfl.scheduled`, no data set has one.
         dealt: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
         validation: rows set apart from each client's training rows, or None, see `jaxfl.data.divide.set_apart`; nobody
             trains on them, and metrics of them are reported beside those of the test rows.
@@ -144,8 +148,10 @@ class FederatedData:
     name: str = struct.field(pytree_node=False, default="data")
     group_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
     class_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
+    client_names: tuple[str, ...] = struct.field(pytree_node=False, default=())
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
+    rate: AnyArray | None = struct.field(metadata=SHARED, default=None)
     dealt: bool = struct.field(pytree_node=False, default=False)
     validation: Split | None = None
 
@@ -244,7 +250,11 @@ class FederatedData:
             few = replaced(few, name, values[ids])
         for name, split in few.splits.items():
             few = replaced(few, f"{name}.max_size", int(np.max(split.size, initial=0)))
-        return few
+        return replaced(few, "client_names", tuple(self.client_names[one] for one in ids if self.client_names))
+
+    def unnamed(self) -> "FederatedData":
+        """Returns the federation without the names of its clients: equal programs for whoever they are."""
+        return replaced(self, "client_names", ())
 
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":
         """Returns the federation with its arrays on the device, or on all of a mesh; nothing is copied if they are."""

@@ -63,7 +63,10 @@ def writers(
     else:
         train, test = partition.train_test_split(parts, test_share, seed=seed)
     names = () if group is None else source.group_names
-    return pack(source, "writers", inputs, labels, train, test, group, names, held_out)
+    makers = [str(clients[part[0]]) for part in parts]
+    if by == "group" and source.group_names:
+        makers = [source.group_names[clients[part[0]]] for part in parts]
+    return pack(source, "writers", inputs, labels, train, test, group, names, held_out, makers)
 
 
 def _chosen(

@@ -267,6 +267,7 @@ def pack(
     group: np.ndarray | None,
     group_names: tuple[str, ...],
     held_out: np.ndarray | None = None,
+    client_names: Sequence[str] = (),
 ) -> FederatedData:
     """Builds a federation from its parts and what the source knows about the examples."""
     if source.fit is not None:
@@ -284,4 +285,5 @@ def pack(
         name=f"{skew}-{source.name}",
         group_names=group_names,
         class_names=source.class_names,
+        client_names=client_names,
     )

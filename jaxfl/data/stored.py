@@ -31,11 +31,12 @@ MAPPED = (
 )  # as long as the pool or its lists; all else is read
 LABELS = 1 << 24  # looked at in one go
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
+NAMES = "client_names"  # where there are any
 TYPES = {  # of the arrays whose type is always the same
     **dict.fromkeys(("rotation", "label_shift", "group"), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
     **dict.fromkeys(("held_out", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
-    **dict.fromkeys(("stragglers", "attack.scale"), "float32"),
+    **dict.fromkeys(("stragglers", "attack.scale", "rate"), "float32"),
 }
 
 
@@ -82,6 +83,7 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
     """
     header = {"schema": SCHEMA, **{name: getattr(data, name) for name in PLAIN}}
     header |= {"max_size": {name: split.max_size for name, split in data.splits.items()}}
+    header |= {NAMES: data.client_names} if data.client_names else {}
     header |= {"attack": None if data.attack is None else data.attack.kind}
     header |= {
         "arrays": {name: {"dtype": np.dtype(kind).name, "shape": shape} for name, (kind, shape) in arrays.items()}
@@ -138,6 +140,7 @@ def _blank(header: dict[str, Any]) -> FederatedData:
     if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31 for one in numbers):
         raise ValueError(f"num_classes and max_size must be numbers, got {numbers}")
     names = {name: tuple(map(str, header[name])) for name in ("group_names", "class_names")}
+    names[NAMES] = tuple(map(str, header.get(NAMES, ())))
     nothing: Any = None  # in the place of arrays that are still to be read
     splits = {name: Split(nothing, nothing, nothing, size) for name, size in sizes.items()}
     attack = header["attack"]

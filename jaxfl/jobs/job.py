@@ -99,6 +99,7 @@ def check(job: Job) -> None:
     options.server_optimizer(job.settings)
     options.sampler(job.settings)
     options.finetune(job.settings)
+    options.schedule(job.settings)
     if directory := job.directory():
         directory.check(job.config(), resume=job.resume)
         schedule.check_done(directory.done())
@@ -122,7 +123,7 @@ class Tools(NamedTuple):
     @classmethod
     def of(cls, job: Job, data: FederatedData, others: "Tools | None" = None) -> "Tools":
         """Returns those of a job; `others`, of a job that differs in its seed alone, where they suit the data."""
-        suits = shapes_of(data)
+        suits = shapes_of(data.unnamed())
         if others is not None and others.suits == suits:
             return others
         settings = job.settings

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import full_gradient
 from jaxfl.client.training import Train, local_train
@@ -233,7 +234,7 @@ def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: ag
             aggregate.mean(total, empty=jax.tree.map(lambda g: jnp.zeros_like(g)[None], state.model)), 0
         )
         updates, _ = optimizer.update(gradient, optimizer.init(state.model), state.model)
-        model = optax.apply_updates(state.model, updates)
+        model = optax.apply_updates(state.model, conduct.paced(updates, data.rate))
         zero = jnp.zeros(cohort.ids.shape, jnp.int32)
         seen = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=gradient, down=model)
         return AveragingState(model, (), state.cluster, state.round + 1), seen

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import mean_loss
 from jaxfl.client.training import Train, local_train
@@ -185,6 +186,7 @@ def learning(train: Train, solver: Method) -> Callable[..., tuple[Params, Array,
                 client,
                 anchor=anchor,
                 judge=lambda candidate: loss_of(candidate, validation, client),
+                rate=data.rate,
             )
             finite = tree.is_finite(own)
             return (), (tree.where(finite, own, model), loss, finite)
@@ -212,24 +214,36 @@ def best_of(candidates: Sequence[optax.GradientTransformation]) -> optax.Gradien
         candidates: optimisers with states of one kind. A single one is taken as it is.
 
     Returns:
-        An optimiser whose update takes `judge`, `model -> loss []`, and passes all else on. The first of equals wins; a
-        loss that is not a number never does.
+        An optimiser whose update takes `judge`, `model -> loss []`, and `rate`, by which who takes the step will
+        multiply it (see `jaxfl.scheduled`), and passes all else on. The first of equals wins; a loss that is not a
+        number never does.
 
     >>> import optax
     >>> best, model, gradient = best_of([optax.sgd(0.1), optax.sgd(1.0)]), jnp.array(3.0), jnp.array(2.0)
     >>> updates, _ = best.update(gradient, best.init(model), model, judge=lambda model: (model - 1) ** 2)
     >>> float(updates)
     -2.0
+    >>> longer = {"judge": lambda model: (model - 1) ** 2, "rate": jnp.array(2.0)}  # -4 goes too far
+    >>> round(float(best.update(gradient, best.init(model), model, **longer)[0]), 6)
+    -0.2
     """
     tried: list[Callable[..., tuple[Params, Any]]] = [optax.with_extra_args_support(c).update for c in candidates]
 
-    def update(updates: Params, state: Any, params: Params = None, *, judge: Judge | None = None, **extra):
+    def update(
+        updates: Params,
+        state: Any,
+        params: Params = None,
+        *,
+        judge: Judge | None = None,
+        rate: Array | None = None,
+        **extra: Any,
+    ):
         steps = [step(updates, state, params, **extra) for step in tried]  # of (updates, state)
         if len(steps) == 1:
             return steps[0]
         if judge is None:
             raise ValueError("judge must be passed to the update: the loss that a step is chosen by.")
-        losses = jnp.stack([judge(optax.apply_updates(params, step)) for step, _ in steps])
+        losses = jnp.stack([judge(optax.apply_updates(params, conduct.paced(step, rate))) for step, _ in steps])
         best = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses))
         return jax.tree.map(lambda *leaves: jnp.stack(leaves)[best], *steps)
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
+from jaxfl.client import conduct
 from jaxfl.client.passes import full_gradient
 from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
@@ -140,7 +141,7 @@ def ifca(
 
     def round(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> tuple[IFCAState, Info]:
         total, (loss, found) = over_clients(client, (key, state, data), cohort)
-        models, moments = update(state, total)
+        models, moments = update(state, total, data)
         cluster = base.write_clusters(state.cluster, cohort, found)
         one = base.shape_of(models)
         seen = info_of(cohort, data, loss, found, cluster, total, one, pooled(models, one))
@@ -186,9 +187,9 @@ def full_gradient_of(task: Task) -> Train:
 
 
 def model_step(server_optimizer: optax.GradientTransformation | None, pooled: Callable[[Params, Params], Params]):
-    """Returns the server's step of Option II: `(state, total) -> (models [K, ...], server)`."""
+    """Returns the server's step of Option II: `(state, total, data) -> (models [K, ...], server)`."""
 
-    def step(state: IFCAState, total: aggregate.Total) -> tuple[Params, optax.OptState]:
+    def step(state: IFCAState, total: aggregate.Total, data: FederatedData) -> tuple[Params, optax.OptState]:
         separate = aggregate.mean(total, empty=state.models)
         mean = pooled(separate, aggregate.mean(of_all_clusters(total), empty=state.models))
         models, moments = jax.vmap(functools.partial(optimizers.step, server_optimizer))(
@@ -201,15 +202,15 @@ def model_step(server_optimizer: optax.GradientTransformation | None, pooled: Ca
 
 
 def gradient_step(optimizer: optax.GradientTransformation, pooled: Callable[[Params, Params], Params]):
-    """Returns the server's step of Option I: `(state, total) -> (models [K, ...], server)`."""
+    """Returns the server's step of Option I: `(state, total, data) -> (models [K, ...], server)`."""
 
-    def step(state: IFCAState, total: aggregate.Total) -> tuple[Params, optax.OptState]:
+    def step(state: IFCAState, total: aggregate.Total, data: FederatedData) -> tuple[Params, optax.OptState]:
         nothing = jax.tree.map(jnp.zeros_like, total.values)
         gradients = pooled(aggregate.cohort_mean(total), aggregate.mean(of_all_clusters(total), empty=nothing))
 
         def descend(model: Params, gradient: Params) -> Params:
             updates, _ = optimizer.update(gradient, optimizer.init(model), model)
-            return optax.apply_updates(model, updates)
+            return optax.apply_updates(model, conduct.paced(updates, data.rate))
 
         return jax.vmap(descend)(state.models, gradients), state.server
 

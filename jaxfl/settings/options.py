@@ -5,7 +5,7 @@
 ({'threshold': 0.6}, {'hidden': (64,)}, {'learning_rate': 0.05})
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,10 @@ from jaxfl import sampling
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
+from jaxfl.methods.parts.pace import scheduled
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, options_of, quoted
-from jaxfl.settings import methods, models, optimizers, own, tasks
+from jaxfl.settings import methods, models, optimizers, own, schedules, tasks
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.reading import convert as convert
 from jaxfl.settings.reading import find as find
@@ -27,6 +28,7 @@ from jaxfl.settings.reading import split as split
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.tasks import start_from
+from jaxfl.typing import Array
 
 OWNERS = ("data", "method", "model", "optimizer", "server", "run")
 
@@ -147,7 +149,9 @@ def build(settings: Settings, data: FederatedData) -> Method:
     chosen = dict(settings.method)
     if settings.server_name:
         chosen["server_optimizer"] = server_optimizer(settings)
-    return methods.make(settings.method_name, task, optimizer(settings), **chosen)
+    method = methods.make(settings.method_name, task, optimizer(settings), **chosen)
+    rates = schedule(settings)
+    return method if rates is None else scheduled(method, rates)
 
 
 def model(settings: Settings, num_classes: int) -> Network:
@@ -167,6 +171,16 @@ def plan(settings: Settings) -> PlanChoice:
     if isinstance(chunk, int) and chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}; none takes the whole cohort at once.")
     return "auto" if chunk == "auto" else Plan(chunk=chunk)
+
+
+def schedule(settings: Settings) -> Callable[[Array], Any] | None:
+    """Returns the schedule of the clients' learning rate, None where it stays.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    run = settings.run
+    return schedules.of_rounds(run.get("schedule", "constant"), run.get("schedule_rounds"), run.get("schedule_factor"))
 
 
 def sampler(settings: Settings) -> sampling.Sampler:

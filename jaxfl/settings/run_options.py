@@ -5,6 +5,7 @@ from typing import Literal
 from jaxfl import sampling
 from jaxfl.models.precision import Compute
 from jaxfl.schema import Option
+from jaxfl.settings import schedules
 
 # Of every run. `dropouts` and `availability` say who takes part, see `jaxfl.sampling`; see `jaxfl.FineTune` too.
 RUN = (
@@ -28,5 +29,8 @@ RUN = (
     Option(
         "finetune_batch_size", "local", int | None | Literal["local"], "of these epochs; none takes all rows at once"
     ),
+    Option("schedule", "constant", schedules.Name, "how the clients' learning rate changes from round to round"),
+    Option("schedule_rounds", None, int | None, "rounds that it falls or rises for, or between two steps"),
+    Option("schedule_factor", None, float | None, "of the learning rate: where it falls to, or rises from"),
     Option("weights", None, str | None, "FILE.safetensors with the model that all start from, see jaxfl.start_from"),
 )

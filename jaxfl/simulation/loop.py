@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxfl import engine
 from jaxfl.cohort import Plan
-from jaxfl.data.clients import FederatedData
+from jaxfl.data.clients import FederatedData, replaced
 from jaxfl.methods.base import Method
 from jaxfl.models import rewriting
 from jaxfl.sampling import Sampler
@@ -54,7 +54,8 @@ class One(NamedTuple):
     """What the run of one seed is, beside it."""
 
     seed: int
-    data: FederatedData
+    data: FederatedData  # without the clients' names, which no program is told
+    client_names: tuple[str, ...]
     tested: np.ndarray | None  # who is tested; None is everybody
     directory: RunDirectory | None
     identity: dict[str, Any]
@@ -287,7 +288,8 @@ class _Seed:
             resident=not asked.stream,
             resident_state=not asked.kept,
         )
-        return Result(state, progress.history, evaluation, self._data, summary, asked.method)
+        data = replaced(self._data, "client_names", one.client_names)
+        return Result(state, progress.history, evaluation, data, summary, asked.method)
 
     def _event(self, record: dict[str, Any] | None, state: Any) -> Event:
         """Returns what callbacks are told after some rounds."""

@@ -80,9 +80,10 @@ class Result(NamedTuple):
     def clients(self) -> "pandas.DataFrame":
         """Returns a row per client: id, true group, cluster, training and test rows, the task's metrics and loss.
 
-        `group` is empty where groups are unknown, `cluster` is the slot of the model that the client is served, -1 for
-        none, and what was not tested is NaN. Of classification the metrics are
-        `accuracy` and `f1`. With `finetune` there is `finetuned_accuracy`, or what the main metric is, too.
+        `name` says who made the client's rows, where that is known. `group` is empty where groups are unknown,
+        `cluster` is the slot of the model that the client is served, -1 for none, and what was not tested is NaN. Of
+        classification the metrics are `accuracy` and `f1`. With `finetune` there is `finetuned_accuracy`, or what the
+        main metric is, too.
         """
         import pandas
 
@@ -93,6 +94,7 @@ class Result(NamedTuple):
             group = [names[one] if one < len(names) else str(one) for one in np.asarray(data.group).tolist()]
         columns = {
             "client": np.arange(data.num_clients),
+            **({"name": data.client_names} if data.client_names else {}),
             "group": group,
             "cluster": found.cluster,
             "train_rows": np.asarray(data.train.size),

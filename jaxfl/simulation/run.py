@@ -143,7 +143,7 @@ def run(
     check_kept(checkpoint_every, checkpoint_dir)
     several, numbers = seeds is not None, check_seeds([seed] if seeds is None else seeds)
     of_each = _of_each(data, len(numbers))
-    data = of_each[0]
+    data = of_each[0].unnamed()
     size = cohort_size(cohort, data)
     # traced once, for the shapes and for the state
     init = initialiser(method, shapes_of(data), engine.mesh_of(plan, devices))
@@ -161,7 +161,8 @@ def run(
         tested = sampled_clients(own, eval_clients, number)
         identity |= {} if tested is None else {"eval_clients": len(tested)}
         folder = Path(checkpoint_dir, f"seed-{number}") if several and checkpoint_dir is not None else checkpoint_dir
-        ones.append(One(number, own, tested, directory_at(folder, resume=resume), identity))
+        directory = directory_at(folder, resume=resume)
+        ones.append(One(number, own.unnamed(), own.client_names, tested, directory, identity))
     processes.check_alike([[one.identity for one in ones], schedule, devices, stream, checkpoint_dir is None, resume])
     chosen = chosen._replace(chunk=processes.least(chosen.chunk))
     found, results = outcomes(asked, ones, chosen, resume), []

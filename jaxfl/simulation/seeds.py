@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfl import engine, tree
 from jaxfl.cohort import Plan, PlanChoice
-from jaxfl.data.clients import FederatedData
+from jaxfl.data.clients import FederatedData, replaced
 from jaxfl.methods.base import Grow, Method, doubled
 from jaxfl.sampling import Sampler
 from jaxfl.simulation.lanes import Lanes
@@ -151,13 +151,15 @@ def alike(data: Sequence[FederatedData]) -> list[FederatedData] | None:
     (True, None)
     """
     first, *others = data
-    if any(other is not first and shapes_of(other) != shapes_of(first) for other in others):
+    if any(other is not first and shapes_of(other.unnamed()) != shapes_of(first.unnamed()) for other in others):
         return None
 
     def known(mine: Any, leaf: Any) -> Any:
         return mine if leaf is mine or np.array_equal(leaf, mine) else leaf
 
-    return [first, *(jax.tree.map(known, first, other) for other in others)]
+    bare = first.unnamed()
+    found = (jax.tree.map(known, bare, other.unnamed()) for other in others)
+    return [first, *(replaced(one, "client_names", of.client_names) for one, of in zip(found, others, strict=True))]
 
 
 def placed(data: Sequence[FederatedData], plan: Plan) -> list[FederatedData]:

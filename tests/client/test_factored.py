@@ -192,6 +192,17 @@ def test_a_traced_rate_is_the_same(key, used, float64):
     assert abs(fast[0]["w"][0] - fast[0]["w"][1]).max() > 1e-3
 
 
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_the_rate_of_a_round_is_the_same(batch_size, key, used, float64):
+    data = replace(federation(), rate=np.float64(0.25))
+    extra = extras("pull", key) | {"batch_size": batch_size}
+    fast, usual = (trained(task, LINEAR["pull"], data, key, **extra) for task in (TASK, PLAIN))
+    assert used == [True, False]
+    close(fast, usual)
+    whole = trained(TASK, LINEAR["pull"], federation(), key, **extra)
+    assert abs(fast[0]["w"][0] - whole[0]["w"][0]).max() > 1e-3
+
+
 def follows(optimizer, key):
     """Whether the kernel may be trained in coordinates."""
     model = TASK.init(key)

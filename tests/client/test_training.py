@@ -181,6 +181,27 @@ def test_label_flip_trains_on_other_labels_and_sends_what_it_learned(key):
     close(*(on_every_client(lambda i, of=of: train(key, start, of, i)) for of in (data, relabelled)))
 
 
+@pytest.mark.parametrize(
+    ("rule", "batch_size", "block"),
+    [
+        (lambda rate: optax.chain(optax.add_decayed_weights(0.1), optax.sgd(rate, momentum=0.9)), None, 100),
+        (optax.adam, 3, 100),
+        (optax.sgd, None, 3),
+        (optax.sgd, 3, 1),
+    ],
+)
+def test_a_rate_is_another_learning_rate(rule, batch_size, block, key):
+    """Steps of a rate are those of an optimiser that was made with it, wherever the rows come from."""
+    start, data = SOFTMAX.init(key), jax.device_put(DATA)
+
+    def trained(rate, of):
+        train = local_train(SOFTMAX, rule(rate), local_epochs=2, batch_size=batch_size, block=block)
+        return on_every_client(lambda i: train(key, start, of, i))
+
+    with jax.numpy_dtype_promotion("standard"):  # Adam takes a float to the power of a counter
+        close(trained(0.2, replace(data, rate=jnp.float64(0.25))), trained(0.05, data))
+
+
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_without_conditions_the_program_is_as_if_there_were_none(batch_size, key, monkeypatch):
     start, data = SOFTMAX.init(key), jax.device_put(DATA)
@@ -196,6 +217,7 @@ def test_without_conditions_the_program_is_as_if_there_were_none(batch_size, key
         "epochs_of": lambda key, data, local_epochs: local_epochs,
         "sent_model": lambda key, start, trained, data, client: trained,
         "sent_gradient": lambda key, gradient, data, client: gradient,
+        "paced": lambda updates, rate: updates,
     }.items():
         monkeypatch.setattr(training.conduct, name, nothing)
     assert program().as_text() == usual

@@ -105,6 +105,7 @@ def test_shared_split_stores_a_part_once():
         ({"test": [np.array([-1]), *TEST[1:]]}, "test must index .* got row -1"),
         ({"test": TEST[:-1]}, "test must have one entry for each of the 4 clients of train, got 3"),
         ({"group": np.zeros(3, int)}, "group must have one entry for each of the 4 clients"),
+        ({"client_names": ["ann"]}, "client_names must have one entry for each of the 4 clients"),
         ({"inputs": IMAGES[:, :4], "rotation": np.arange(4)}, "rotation needs square images"),
     ],
 )
@@ -187,7 +188,9 @@ def full_federation():
     )
     flipped = np.array([False, True, False, True])
     apart = data.Split.pack([np.array([0]), np.array([], int), np.array([10, 6, 9]), np.array([2])])
-    return replace(fed, test=replace(fed.test, flipped=flipped), validation=replace(apart, flipped=flipped))
+    return replace(
+        fed, test=replace(fed.test, flipped=flipped), validation=replace(apart, flipped=flipped), rate=np.float32(0.5)
+    )
 
 
 def parts(part, prefix=""):
@@ -256,6 +259,7 @@ def test_a_subset_is_the_federation_of_these_clients_alone():
     with pytest.raises(ValueError, match="ids must be clients from 0 to 3, got 4"):
         fed.subset([0, 4])
     assert fed.subset([]).num_clients == 0
+    assert replace(fed, client_names=tuple("abcd")).subset(ids).client_names == ("d", "c", "c")
 
 
 def own_rows(split):

@@ -174,6 +174,7 @@ def test_makers_keep_their_own_test_rows_and_newcomers_are_held_out():
     origin = made()
     fed = natural.writers(origin, test_share=None)
     assert fed.num_clients == 10 and fed.held_out.tolist() == [False] * 8 + [True] * 2
+    assert fed.client_names == tuple(f"w{client}" for client in range(10))
     for client in range(10):
         assert set(origin.test_clients[rows_of(fed.test, client) - 80]) == {f"w{client}"}
         assert rows_of(fed.train, client).tolist() == (list(range(10 * client, 10 * client + 10)) if client < 8 else [])
@@ -194,6 +195,7 @@ def test_makers_test_rows_are_theirs_like_the_others_when_split_anew():
 def test_a_site_can_be_a_client():
     fed = natural.writers(made(), by="group")
     assert fed.num_clients == 2 and (fed.train.size + fed.test.size).tolist() == [40, 40] and fed.group is None
+    assert fed.client_names == ("north", "south")
     for site in (0, 1):
         own = np.concatenate([rows_of(fed.train, site), rows_of(fed.test, site)])
         assert sorted(own.tolist()) == list(range(40 * site, 40 * site + 40))

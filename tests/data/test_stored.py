@@ -21,6 +21,7 @@ SAVED = {
     "without test rows": replace(DATA, test=Split.pack([np.zeros(0, int)] * 6)),
     "some rows set apart": divide.set_apart(DATA, 0.3),
     "named": replace(DATA, group_names=("one", "two"), class_names=("a", "b", "c"), name="mine"),
+    "with names of clients": replace(DATA, client_names=tuple("uvwxyz")),
     "scaled by channel": replace(DATA, mean=np.ones((1, 4), np.float32), std=np.full((1, 4), 2.0, np.float32)),
 }
 

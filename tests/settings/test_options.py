@@ -109,6 +109,24 @@ def test_values_need_no_text():
         options.finetune(options.route("fedavg", "rotated-digits", ["finetune_batch_size=5"]))
 
 
+def test_a_schedule_is_of_the_method_that_is_built():
+    items = ["schedule=exponential", "schedule_rounds=2", "schedule_factor=0.25"]
+    settings = options.route("fedavg", "rotated-digits", items)
+    assert settings.complete()["run.schedule"] == "exponential"
+    rates = options.schedule(settings)
+    assert [float(rates(np.float32(number))) for number in (0, 1, 2)] == pytest.approx([1, 0.5, 0.25])
+    assert options.schedule(options.route("fedavg", "rotated-digits")) is None
+    for wrong, message in {
+        "schedule=cosine": "schedule_rounds must be given with schedule=cosine",
+        "schedule_rounds=5": "schedule_rounds needs a schedule, got 5 without it",
+        "schedule=step schedule_rounds=0": "schedule_rounds must be at least 1, got 0",
+        "schedule=step schedule_rounds=3 schedule_factor=2": "schedule_factor must be from 0 to 1, .* got 2.0 of step",
+        "schedule=linear": "schedule",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            options.schedule(options.route("fedavg", "rotated-digits", wrong.split()))
+
+
 def test_another_model_leaves_the_suited_options_behind():
     assert "model.hidden" not in options.route("fedavg", "rotated-digits", ["model=logistic"]).complete()
     assert options.route("fedavg", "rotated-digits").complete()["model.hidden"] == (128,)

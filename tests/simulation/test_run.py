@@ -449,12 +449,14 @@ def compiled():
 
 
 def test_another_seed_takes_the_program_of_the_first(compiled):
-    """On other data of the same shapes; and what is told of the program stays true."""
-    method, other = fedavg(), replace(DATA, labels=(DATA.labels + 1) % 3)
+    """On other data of the same shapes, whoever made them; and what is told of the program stays true."""
+    names = tuple(f"writer {client}" for client in range(DATA.num_clients))
+    method, other = fedavg(), replace(DATA, labels=(DATA.labels + 1) % 3, client_names=names)
     options = {"rounds": 3, "cohort": 3, "plan": Plan(), "finetune": FineTune(optax.sgd(0.1))}
     first = jaxfl.run(method, DATA, seed=2, **options)
     compiled.clear()
     second = jaxfl.run(method, other, seed=3, **options)
+    assert tuple(second.clients()["name"]) == names and "name" not in first.clients()
     assert compiled == [] and second.summary["factored"] == first.summary["factored"] == "no: no dense layer is known"
     assert untimed(second.history) == untimed(jaxfl.run(fedavg(), other, seed=3, **options).history)
     assert untimed(second.history) != untimed(first.history) and compiled

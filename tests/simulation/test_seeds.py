@@ -103,12 +103,13 @@ def test_seeds_one_after_another_are_the_runs_apart(apart):
 def test_seeds_may_have_data_of_their_own(side_by_side):
     """What is the same is there once; what is not decides every seed's own run."""
     other = replace(DATA, labels=(DATA.labels + 1) % 3)
-    same = replace(other, inputs=DATA.inputs.copy())
+    same = replace(other, inputs=DATA.inputs.copy(), client_names=tuple("abcdefgh"))
     found = jaxfl.run(METHOD, [DATA, same], seeds=SEEDS, **OPTIONS)
     for seed, data, one in zip(SEEDS, (DATA, other), found, strict=True):
         assert_same_run(one, jaxfl.run(METHOD, data, seed=seed, **OPTIONS), METHOD)
         assert one.data.inputs is found[0].data.inputs and one.summary["seeds_together"] == 2
     assert found[1].data.labels is not found[0].data.labels
+    assert [one.data.client_names for one in found] == [(), tuple("abcdefgh")]
 
 
 def test_seeds_that_are_stopped_go_on(apart, side_by_side, tmp_path):
