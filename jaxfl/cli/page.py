@@ -28,7 +28,7 @@ th, td { border-bottom: 1px solid #ddd; padding: .25rem .7rem .25rem 0; text-ali
 thead th { border-bottom: 2px solid #888 }
 pre { font-size: 12px; line-height: 1.4 }
 code { font-size: 12px; background: #f4f4f4; padding: 0 .2em }
-img { max-width: 100%; margin: .5rem 0 }
+img { display: block; max-width: 100%; margin: 1rem 0 }
 """
 SORTING = """
 .sorted { max-height: 40rem; overflow: auto }
@@ -90,10 +90,11 @@ class Listing(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A PNG beside the report."""
+    """A PNG beside the report; of known `dpi` its words are as large on a page as those of the others."""
 
     name: str
     text: str
+    dpi: int | None = None
 
 
 Block = Heading | Text | Table | Listing | Picture
@@ -130,7 +131,7 @@ def _markdown(block: Block) -> str:
             return text
         case Listing(text):
             return f"```text\n{text}\n```"
-        case Picture(name, text):
+        case Picture(name, text, _):
             return f"![{text}]({name})"
         case Table(head, rows, _):
             lines = [head, *rows]
@@ -151,9 +152,12 @@ def _html(block: Block, folder: Path) -> str:
             return f"<p>{escape(text)}</p>"
         case Listing(text):
             return f"<div><pre>{escape(text)}</pre></div>"
-        case Picture(name, text):
-            content = base64.b64encode((folder / name).read_bytes()).decode()
-            return f'<img alt="{escape(text)}" src="data:image/png;base64,{content}">'
+        case Picture(name, text, dpi):
+            png = (folder / name).read_bytes()
+            content = base64.b64encode(png).decode()
+            pixels = int.from_bytes(png[16:20], "big")  # its width, in the header
+            wide = "" if dpi is None else f' width="{round(96 * pixels / dpi)}"'  # a browser has 96 in an inch
+            return f'<img alt="{escape(text)}"{wide} src="data:image/png;base64,{content}">'
         case Table(head, rows, sortable):
             form = "<th><button>{}</button></th>" if sortable else "<th>{}</th>"
             top = "".join(form.format(escape(word)) for word in head)

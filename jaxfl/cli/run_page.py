@@ -77,13 +77,13 @@ def command(job: jobs.Job) -> str:
 def _pictures(result: Result, folder: Path) -> list[page.Picture]:
     """Returns the pictures that show something; those that the folder of every run has are there."""
     pictures = [
-        page.Picture("convergence.png", "metrics, loss and clusters by round"),
-        page.Picture("clusters.png", "clients by true group, in the colour of their cluster"),
+        page.Picture("convergence.png", "metrics, loss and clusters by round", jobs.DPI),
+        page.Picture("clusters.png", "clients by true group, in the colour of their cluster", jobs.DPI),
     ]
 
     def add(draw: Callable[[Result], "Figure"], name: str, words: str) -> None:
-        draw(result).savefig(folder / name, dpi=150)
-        pictures.append(page.Picture(name, words))
+        draw(result).savefig(folder / name, dpi=jobs.DPI)
+        pictures.append(page.Picture(name, words, jobs.DPI))
 
     history, evaluation = result.history.clusters, result.evaluation
     if history is not None and len(np.unique(history)) > 1 and len(history) > 1:

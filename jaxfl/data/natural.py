@@ -63,7 +63,8 @@ def writers(
     else:
         train, test = partition.train_test_split(parts, test_share, seed=seed)
     names = () if group is None else source.group_names
-    makers = [str(clients[part[0]]) for part in parts]
+    makers = [clients[part[0]] for part in parts]
+    makers = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in makers]
     if by == "group" and source.group_names:
         makers = [source.group_names[clients[part[0]]] for part in parts]
     return pack(source, "writers", inputs, labels, train, test, group, names, held_out, makers)

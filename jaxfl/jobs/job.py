@@ -32,6 +32,7 @@ from jaxfl.simulation.shared import directory_at
 
 CLIENTS = "clients.csv"
 PICTURES = ("convergence.png", "clusters.png")
+DPI = 150  # of these
 
 
 class Job(NamedTuple):
@@ -228,7 +229,7 @@ def _finished(job: Job, result: Result) -> Result:
             write_text(directory.path / CLIENTS, result.clients().to_csv(index=False))
         for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
             with directory.told("all but the pictures is kept"):
-                draw(result).savefig(directory.path / name, dpi=150)
+                draw(result).savefig(directory.path / name, dpi=DPI)
     return result
 
 

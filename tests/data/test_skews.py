@@ -1,5 +1,7 @@
 """Federations by partition, by domain and by product: groups as declared, no row of one client with another."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,6 +177,8 @@ def test_makers_keep_their_own_test_rows_and_newcomers_are_held_out():
     fed = natural.writers(origin, test_share=None)
     assert fed.num_clients == 10 and fed.held_out.tolist() == [False] * 8 + [True] * 2
     assert fed.client_names == tuple(f"w{client}" for client in range(10))
+    in_bytes = {name: getattr(origin, name).astype("S") for name in ("clients", "test_clients")}
+    assert natural.writers(replace(origin, **in_bytes)).client_names == fed.client_names
     for client in range(10):
         assert set(origin.test_clients[rows_of(fed.test, client) - 80]) == {f"w{client}"}
         assert rows_of(fed.train, client).tolist() == (list(range(10 * client, 10 * client + 10)) if client < 8 else [])
