@@ -25,7 +25,7 @@ from jaxfl.cli.app import app
 from jaxfl.jobs import job
 from jaxfl.plots import style
 from jaxfl.schema import Option
-from jaxfl.settings import options
+from jaxfl.settings import options, tasks
 from jaxfl.simulation.history import History
 from jaxfl.simulation.result import Result
 
@@ -209,8 +209,8 @@ def test_every_cell_is_what_its_command_says_and_can_be_built(name, scale, monke
     federation = data.load("rotated-digits", num_clients=8, rows_per_client=20)
     images = np.zeros((len(federation.labels), 32, 32, 3), np.uint8)  # large enough for every network
     federation = dataclasses.replace(federation, inputs=images)
-    task_of = functools.cache(functools.partial(options.classification, data=federation))  # few networks, many cells
-    monkeypatch.setattr(options, "classification", lambda network, data, **forms: task_of(network, **forms))
+    task_of = functools.cache(functools.partial(tasks.create, data=federation))  # few networks, many cells
+    monkeypatch.setattr(tasks, "create", lambda name, network, data, **how: task_of(name, network, **how))
     jobs, built = {}, set()
     for one in base.load(name).scales[scale].cells:
         words = shlex.split(one.command(one.seeds[-1]))
