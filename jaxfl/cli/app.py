@@ -120,7 +120,7 @@ def run_command(
     ] = None,
     log: Annotated[
         list[str] | None,
-        typer.Option(help="Write each evaluation there, too. Repeat it.", metavar="csv|tensorboard|wandb|mlflow"),
+        typer.Option(help="Log each evaluation: csv, tensorboard, wandb or mlflow. Repeat it.", metavar="NAME"),
     ] = None,
     stop_early: Annotated[
         int | None,

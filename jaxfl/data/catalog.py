@@ -30,7 +30,6 @@ SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "iid": (skews.iid, "clients differ by chance only"),
     "writers": (natural.writers, "one client for each writer, person or site"),
 }
-
 # What goes before another skew with a plus: a federation in, the federation with shifted clients out.
 SHIFTS: dict[str, Callable[..., FederatedData]] = {"rotated": shift.rotate, "shifted": shift.relabel}
 
@@ -62,11 +61,8 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cifar100": USUAL | {"dominant": {"num_clients": 20, "rows_per_client": 500}},
     # The scarcest of these classes would not do for 1,000 rows each.
-    "unipen": USUAL | {"dominant": {"num_clients": 20}},
-    "unipen-letters": USUAL | {"dominant": {"num_clients": 20}},
-    "npz": SMALL,
-    "parquet": SMALL,
-    "table": SMALL,
+    **dict.fromkeys(("unipen", "unipen-letters"), USUAL | {"dominant": {"num_clients": 20}}),
+    **dict.fromkeys(("npz", "parquet", "table"), SMALL),
 }
 # The other domain of `hybrid`, a source or "negative".
 OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # StoCFL

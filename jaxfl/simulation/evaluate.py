@@ -2,9 +2,8 @@
 
 Many clients share a model and a test set (four rotations of MNIST under four models are at most sixteen pairs, whatever
 the number of clients), so the pass runs over the distinct pairs and its sums are handed to all who share one. What is
-added up is the task's, see `jaxfl.tasks.Metrics`; what is made of it for all clients is in `metrics.py`.
-
-Who is tested together, and where the rows come from, is in `testers.py`.
+added up is the task's, see `jaxfl.tasks.Metrics`; what is made of it for all clients is in `metrics.py`; who is tested
+together, and where the rows come from, in `testers.py`.
 """
 
 import itertools

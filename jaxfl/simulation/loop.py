@@ -5,61 +5,28 @@ import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 
 from jaxfl import engine
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData, replaced
-from jaxfl.methods.base import Method
 from jaxfl.models import rewriting
-from jaxfl.sampling import Sampler
 from jaxfl.simulation import processes
-from jaxfl.simulation.directory import RunDirectory
+from jaxfl.simulation.asked import Asked, One
 from jaxfl.simulation.evaluate import evaluator
-from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.interrupts import Deferred, Stopped
 from jaxfl.simulation.kept_rounds import KeptRounds
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import Made
 from jaxfl.simulation.progress import Diverged, Progress
-from jaxfl.simulation.result import Callback, Event, Result
+from jaxfl.simulation.result import Event, Result
 from jaxfl.simulation.rounds import Rounds
-from jaxfl.simulation.schedule import Clock, Schedule
+from jaxfl.simulation.schedule import Clock
 from jaxfl.simulation.seeds import RoundsInLanes, placed, together
 from jaxfl.simulation.streaming import Stream
 from jaxfl.simulation.summary import summary_of
-
-
-class Asked(NamedTuple):
-    """What runs were asked for that differ in their seed, and maybe in the data that were made with it."""
-
-    method: Method
-    shapes: Any  # of the method's first state
-    schedule: Schedule
-    size: int  # clients of a cohort
-    sampler: Sampler
-    finetune: FineTune | None
-    callbacks: Sequence[Callback]
-    began: float  # when, by `time.perf_counter`
-    stream: bool  # whether rows of data stay on the host
-    kept: bool  # whether the state's rows of the clients do
-    inside: Plan  # of one of several seeds in a program
-    several: bool  # whether several seeds were asked for
-
-
-class One(NamedTuple):
-    """What the run of one seed is, beside it."""
-
-    seed: int
-    data: FederatedData  # without the clients' names, which no program is told
-    client_names: tuple[str, ...]
-    tested: np.ndarray | None  # who is tested; None is everybody
-    directory: RunDirectory | None
-    identity: dict[str, Any]
-
 
 Outcome = Result | Diverged
 

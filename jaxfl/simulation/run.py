@@ -16,9 +16,10 @@ from jaxfl.random import check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import processes
+from jaxfl.simulation.asked import Asked, One
 from jaxfl.simulation.directory import identity_of
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.simulation.loop import Asked, One, outcomes
+from jaxfl.simulation.loop import outcomes
 from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Callback, Result
