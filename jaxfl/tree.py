@@ -1,5 +1,6 @@
 """Arithmetic on pytrees of parameters: what `jax.tree` and `optax.tree` leave to write."""
 
+import abc
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,16 +12,16 @@ import numpy as np
 from jaxfl.typing import AnyArray, Array, Params
 
 
-class Rows:
+class Rows(abc.ABC):
     """Stands for a stacked tree `[N, ...]` that does not lie here as it is: `take` and `put` ask it for its rows."""
 
+    @abc.abstractmethod
     def take(self, index: AnyArray) -> Params:
         """Returns the rows `[C, ...]` of `index [C]`."""
-        raise NotImplementedError
 
     def put(self, index: Array, rows: Params) -> "Rows":
-        """Returns what stands for the tree with `rows` written at `index`."""
-        raise NotImplementedError
+        """Returns what stands for the tree with `rows` written at `index`; what is on the host is only taken."""
+        raise TypeError(f"{type(self).__name__} cannot be written to inside a round.")
 
 
 def take(models: Params, index: AnyArray | int) -> Params:
