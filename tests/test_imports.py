@@ -45,7 +45,7 @@ HEAVY = {
     *("h5py", "PIL", "pyarrow", "requests"),
 }
 # The command line's commands, whose options typer reads.
-COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "commands")}
+COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "commands", "completion")}
 
 
 class Module(NamedTuple):

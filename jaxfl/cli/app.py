@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from jaxfl.cli import bench, signals
+from jaxfl.cli import bench, completion, signals
 from jaxfl.cli.arguments import (
     AsJson,
     CohortSize,
@@ -187,7 +187,10 @@ app.command("check")(check_command)
 
 @app.command("methods")
 def methods_command(
-    name: Annotated[str | None, typer.Argument(help="Show the options of this one.", metavar="[METHOD]")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show the options of this one.", metavar="[METHOD]", autocompletion=completion.methods),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the options of one."""
@@ -210,7 +213,11 @@ def methods_command(
 def data_command(
     name: Annotated[
         str | None,
-        typer.Argument(help="A data set, such as rotated-mnist, or a source, such as mnist.", metavar="NAME"),
+        typer.Argument(
+            help="A data set, such as rotated-mnist, or a source, such as mnist.",
+            metavar="NAME",
+            autocompletion=completion.named,
+        ),
     ] = None,
     data_dir: DataDir = None,
     items: DataItems = None,

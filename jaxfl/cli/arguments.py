@@ -5,8 +5,20 @@ from typing import Annotated
 
 import typer
 
-MethodName = Annotated[str, typer.Argument(help="A method; [bold]jaxfl methods[/] lists them.", metavar="METHOD")]
-DataName = Annotated[str, typer.Option("--data", help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME")]
+from jaxfl.cli import completion
+
+MethodName = Annotated[
+    str,
+    typer.Argument(
+        help="A method; [bold]jaxfl methods[/] lists them.", metavar="METHOD", autocompletion=completion.methods
+    ),
+]
+DataName = Annotated[
+    str,
+    typer.Option(
+        "--data", help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME", autocompletion=completion.data
+    ),
+]
 DataDir = Annotated[
     str | None, typer.Option("--data-dir", help="Folder of the data's files (or the one above it).", metavar="DIR")
 ]
@@ -39,6 +51,7 @@ Items = Annotated[
         "[bold]num_clients=100[/], [bold]model=mlp[/], [bold]hidden=200[/], [bold]optimizer=adam[/], "
         "[bold]learning_rate=0.05[/]. Repeat it. [bold]jaxfl methods METHOD[/] and [bold]jaxfl data NAME[/] list them.",
         metavar="KEY=VALUE",
+        autocompletion=completion.settings,
     ),
 ]
 DataItems = Annotated[
@@ -47,6 +60,7 @@ DataItems = Annotated[
         "--set",
         help="An option of the data set, e.g. [bold]alpha=0.1[/]. Repeat it. [bold]jaxfl data NAME[/] lists them.",
         metavar="KEY=VALUE",
+        autocompletion=completion.settings,
     ),
 ]
 Clone = Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jaxfl.cli import experiments, signals
+from jaxfl.cli import completion, experiments, signals
 from jaxfl.cli.arguments import Clone, CohortSize, DataDir, DataName, Items, MethodName, Quiet
 from jaxfl.cli.errors import errors
 
@@ -15,11 +15,18 @@ TIMED = 3  # rounds that `jaxfl plan --time` trains
 def sweep_command(
     what: Annotated[
         str,
-        typer.Argument(help="Methods, such as [bold]fedavg,ifca,stocfl[/], or a TOML file.", metavar="METHOD,...|FILE"),
+        typer.Argument(
+            help="Methods, such as [bold]fedavg,ifca,stocfl[/], or a TOML file.",
+            metavar="METHOD,...|FILE",
+            autocompletion=completion.several,
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Directory, which gets a folder for each setting.", metavar="DIR")],
     data: Annotated[
-        str | None, typer.Option(help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME", autocompletion=completion.data
+        ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="As in jaxfl run; default 0.", metavar="0,1,2")] = None,
     items: Annotated[
@@ -36,7 +43,8 @@ def sweep_command(
     eval_every: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
     data_dir: DataDir = None,
     html: Annotated[
-        bool, typer.Option("--html", help="Write one page of all runs, index.html, into the directory.")
+        bool,
+        typer.Option("--html", help="Write a page of all runs, index.html, into the directory, and one of each."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:

@@ -1,16 +1,18 @@
 """One page of several runs, which needs nothing beside it: the table, curves, the runs one by one, their commands."""
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
 import jaxfl
 from jaxfl.analysis.comparison import Comparison
 from jaxfl.analysis.kept import Kept
 from jaxfl.cli import page
-from jaxfl.cli.run_page import command, word
+from jaxfl.cli.run_page import PAGE, command, word
 from jaxfl.jobs.job import DPI
 from jaxfl.jobs.kept import KeptRun
 from jaxfl.plots import style
@@ -51,7 +53,7 @@ def write(settings: Settings, found: Comparison, unfinished: Sequence[Path], pat
     with TemporaryDirectory() as folder:
         pictures = _pictures(found, runs, Path(folder))
         blocks += [page.Heading(2, "Curves"), *pictures]
-        blocks += [page.Heading(2, "Runs"), _runs(settings, [found.metric, *found.measures(), "rounds"])]
+        blocks += [page.Heading(2, "Runs"), _runs(settings, [found.metric, *found.measures(), "rounds"], path.parent)]
         if commands := _commands(settings):
             blocks += [page.Heading(2, "Commands"), page.Table(["setting", "command of its first run"], commands)]
         write_text(path, page.html(title, blocks, Path(folder)))
@@ -79,14 +81,28 @@ def _pictures(found: Comparison, runs: Sequence[Kept], folder: Path) -> list[pag
     return pictures
 
 
-def _runs(settings: Settings, columns: Sequence[str]) -> page.Table:
-    """Returns a row for every run, with the entries of the summaries that some run has."""
+def _runs(settings: Settings, columns: Sequence[str], folder: Path) -> page.Table:
+    """Returns a row for every run, with the entries of the summaries that some run has.
+
+    Args:
+        settings: the runs.
+        columns: the entries.
+        folder: of the page, from which a link leads to the page of each run that has one.
+    """
     runs = [(name, run) for name, line in settings.items() for run in line]
     known = [name for name in dict.fromkeys(columns) if any(run.summary.get(name) is not None for _, run in runs)]
     rows = [
-        [name, str(run.seed), *(word(run.summary.get(column)) for column in known), str(run.path)] for name, run in runs
+        [name, str(run.seed), *(word(run.summary.get(column)) for column in known), _where(run.path, folder)]
+        for name, run in runs
     ]
     return page.Table(["setting", "seed", *(name.replace("_", " ") for name in known), "folder"], rows, sorted=True)
+
+
+def _where(run: Path, folder: Path) -> str:
+    """Returns the folder of a run, which leads to the run's page if there is one."""
+    if not (run / PAGE).exists():
+        return str(run)
+    return page.Link.to(quote(Path(os.path.relpath(run / PAGE, folder)).as_posix()), str(run))
 
 
 def _commands(settings: Settings) -> list[list[str]]:

@@ -122,12 +122,12 @@ def _show_all(wanted: Wanted, out: "Console") -> None:
         if given:
             raise ValueError(f"{option} needs the NAME of a data set; jaxfl data lists them.")
     if wanted.as_json:
-        print(json.dumps(tables.data_rows(_all(), wanted.data_dir), indent=2))
+        print(json.dumps(tables.data_rows(listed(), wanted.data_dir), indent=2))
         return
     write(out, *tables.data(wanted.data_dir))
 
 
-def _all() -> list[str]:
+def listed() -> list[str]:
     """Returns the names of all data sets, those of sources that installed packages bring included."""
     brought = [name for name in sources.names() if name not in sources.SOURCES]
     return [*federations.DATASETS, *(one for name in brought for one in federations.cut(name))]

@@ -77,6 +77,19 @@ class Bold(str):
         return cell if plain == cell else cls(plain)
 
 
+class Link(str):
+    """What leads to another page."""
+
+    target: str
+
+    @classmethod
+    def to(cls, target: str, text: str) -> "Link":
+        """Returns words that lead to an address, which is seen from the page."""
+        found = cls(text)
+        found.target = target
+        return found
+
+
 class Heading(NamedTuple):
     """A heading; level 1 is the page's."""
 
@@ -156,6 +169,8 @@ def _markdown(block: Block) -> str:
 
 def _markdown_word(word: str) -> str:
     text = word.replace("|", "\\|")
+    if isinstance(word, Link):
+        return f"[{text}]({word.target})"
     return f"`{text}`" if isinstance(word, Code) else f"**{text}**" if isinstance(word, Bold) else text
 
 
@@ -182,5 +197,7 @@ def _html(block: Block, folder: Path) -> str:
 
 
 def _html_word(word: str) -> str:
+    if isinstance(word, Link):
+        return f'<td><a href="{escape(word.target)}">{escape(word)}</a></td>'
     tag = "code" if isinstance(word, Code) else "b" if isinstance(word, Bold) else ""
     return f"<td><{tag}>{escape(word)}</{tag}></td>" if tag else f"<td>{escape(word)}</td>"

@@ -32,7 +32,7 @@ def sweep(
         data_dir: where the data's files lie.
         out: gets a folder for each setting.
         quiet: whether to say nothing on the way.
-        html: whether a page of all runs is written into `out`.
+        html: whether a page of all runs is written into `out`, and one of each run into its folder.
 
     Raises:
         ValueError: something is missing, or not possible.
@@ -42,7 +42,7 @@ def sweep(
     for jobs in settings.values():
         for one in jobs:
             job.check(one)
-    complete = [_make(name, jobs, out / name, quiet) for name, jobs in settings.items()]
+    complete = [_make(name, jobs, out / name, quiet, html) for name, jobs in settings.items()]
     if made := [out / name for name, jobs in settings.items() if any(one.done() for one in jobs)]:
         tell(made, html=out / PAGE if html else None)
         if html and not quiet:
@@ -74,7 +74,7 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
     return found
 
 
-def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool) -> bool:
+def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool, html: bool) -> bool:
     """Makes the runs of a setting that are missing; returns whether all of them are done then.
 
     Args:
@@ -82,13 +82,14 @@ def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool) -> bool
         jobs: of each seed, checked.
         folder: of the setting.
         quiet: whether to say nothing on the way.
+        html: whether a page is written of each run that is made.
     """
     missing, console = [one for one in jobs if one.done() is None], stderr(quiet=quiet)
     said = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
     console.print(f"{name}: {said}", highlight=False, markup=False)
     for resume in (True, False):  # those that were begun are ended first
         if some := [one for one in missing if one.resume is resume]:
-            run_jobs(some, several=True, quiet=quiet)
+            run_jobs(some, several=True, quiet=quiet, html=html)
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
     if missing and summaries:
         job.across(summaries, folder)

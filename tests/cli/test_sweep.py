@@ -1,10 +1,12 @@
 """A sweep: which runs it is, that nothing is made twice, and what is refused."""
 
 import json
+import re
+from urllib.parse import unquote
 
 import pytest
 
-from jaxfl.cli import grid
+from jaxfl.cli import grid, run_page
 from jaxfl.cli.app import main
 
 DIGITS = ["--data", "rotated-digits", "--rounds", "2", "--set", "num_clients=8", "--set", "rows_per_client=20"]
@@ -46,7 +48,7 @@ def test_a_file_says_what_is_wanted(tmp_path):
     )
 
 
-def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures):
+def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, monkeypatch):
     out = tmp_path / "runs"
     words = ["fedavg,ifca", *DIGITS, "--out", out, "--set"]
     assert sweep(*words, "num_clusters=2", "--seeds", "0") == 0
@@ -61,9 +63,13 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures):
     assert "fedavg: done" in told.err
     assert "ifca-num_clusters=2: 1 of 1 runs to make" in told.err  # its folder has another name now
     assert "ifca num_clusters=3" in told.out
+    monkeypatch.setattr(run_page, "_pictures", lambda *_: [])  # have tests of their own
     assert sweep(*words, "num_clusters=2", "--seeds", "0,1", "--html") == 0
     page = (out / "index.html").read_text(encoding="utf-8")
-    assert "jaxfl run ifca --data rotated-digits --rounds 2" in page and str(out / "fedavg" / "seed-1") in page
+    assert "jaxfl run ifca --data rotated-digits --rounds 2" in page and str(out / "fedavg" / "seed-0") in page
+    led = re.findall('<a href="(.*?)">', page)  # of runs that have a page: the new ones
+    assert sorted(led) == [f"{name}/index.html" for name in ("fedavg/seed-1", "ifca/seed-0", "ifca/seed-1")]
+    assert all((out / unquote(link)).exists() for link in led)
     assert (out / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == first[
         out / "fedavg" / "seed-0" / "summary.json"
     ]
