@@ -60,7 +60,6 @@ def test_mapped_digits_are_the_runs_one_after_the_other():
     ("name", "options", "plan"),
     [
         ("ditto", {}, "auto"),
-        ("stocfl", {"threshold": 0.3}, "auto"),
         ("stocfl", {"threshold": 0.9, "preset": "official"}, Plan(chunk=3)),
     ],
 )

@@ -71,9 +71,7 @@ def alone(name, seed):
     return jaxfl.run(MADE[name], DATA, seed=seed, **OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"), [("stocfl", 2), ("fedavg", None), ("stocfl", None), ("ditto", None), ("fesem", None)]
-)
+@pytest.mark.parametrize(("name", "devices"), [("stocfl", 2), ("fedavg", None), ("ditto", None), ("fesem", None)])
 def test_seeds_in_one_program_are_the_runs_apart(name, devices, side_by_side):
     """Where each has a device of its own, and where all are mapped on one."""
     found = jaxfl.run(MADE[name], DATA, seeds=SEEDS, devices=devices, **OPTIONS)

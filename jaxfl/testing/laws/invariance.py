@@ -1,6 +1,8 @@
 """The laws of what must change nothing: chunks, devices, padding, and the order and the names of the clients."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +10,11 @@ import numpy as np
 
 from jaxfl import engine
 from jaxfl.cohort import Cohort, Plan
-from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Row
 from jaxfl.testing.compare import assert_close, assert_equal, assert_same_partition, leaves
-from jaxfl.testing.small import COHORT, case, cohort_of, federation, of_one_width
+from jaxfl.testing.small import COHORT, Case, case, cohort_of, federation, of_one_width
 
 
 def three_at_a_time() -> Cohort:
@@ -29,21 +31,60 @@ def check_chunks(row: Row) -> None:
 
 def check_devices(row: Row) -> str | None:
     """Up to four devices give what one gives, each with its own clients' rows where only the cohort's are read."""
-    devices = jax.devices()[:4]
-    if len(devices) < 2:
+    if len(devices := jax.devices()[:4]) < 2:
         return "not run: it needs two devices (XLA_FLAGS=--xla_force_host_platform_device_count=4)"
-    one, data = case(row), federation()
-    plan = Plan(chunk=1, mesh=jax.sharding.Mesh(np.array(devices), ("clients",)))
-    everywhere = jax.sharding.NamedSharding(plan.mesh, jax.sharding.PartitionSpec())
-    start = jax.device_put(one.init(jax.random.key(0), data), everywhere)  # where a round leaves it: compiled once
-    cohort, seen = engine.by_size(data, Cohort.of(COHORT, plan)), data
-    if one.method.reads == "cohort":
-        windows = Windows(data, len(cohort.ids), mesh=plan.mesh, dealt=True)
-        seen = windows.of(np.asarray(cohort.ids), np.asarray(cohort.mask))
-    spread = one.run(seen, cohort, start=start)[0]
-    alone = one.run(data, cohort_of())[0]
-    assert_close(spread, alone, f"{len(devices)} devices must give what one gives")
+    one, law = case(row), f"{len(devices)} devices must give what one gives"
+    _check_together(one, law, lambda: _spread(one, federation(), Plan(chunk=1, mesh=_mesh())))
     return None
+
+
+def check_padding_rows(row: Row) -> None:
+    """Wider batches, filled with masked rows, and all clients at once change nothing: the same batches are drawn."""
+    one = case(row)
+
+    def wide() -> Any:
+        return one.run(_wide(federation()), Cohort.of(COHORT, Plan(chunk=None)))[0]
+
+    _check_together(one, "padding rows must change nothing, nor chunk=None", wide)
+
+
+def _check_together(one: Case, law: str, alone: Callable[[], Any]) -> None:
+    """Checks several devices, wider batches and all clients at once: together, since a program takes long to compile.
+
+    Args:
+        one: the method.
+        law: the one that is checked.
+        alone: returns the state under the law's own change; it is called to say whether that is at fault.
+    """
+    wanted = one.run(federation(), cohort_of())[0]
+    found = _spread(one, _wide(federation()), Plan(chunk=None, mesh=_mesh() if len(jax.devices()) > 1 else None))
+    try:
+        assert_close(found, wanted, "")
+    except AssertionError:
+        assert_close(alone(), wanted, law)
+        assert_close(found, wanted, "devices, padding rows and chunk=None together must change nothing")
+
+
+def _mesh() -> jax.sharding.Mesh:
+    return jax.sharding.Mesh(np.array(jax.devices()[:4]), ("clients",))
+
+
+def _spread(one: Case, data: FederatedData, plan: Plan) -> Any:
+    """Returns the state after two rounds under a plan, each device with the rows of its own clients if it may."""
+    cohort, start = engine.by_size(data, Cohort.of(COHORT, plan)), one.init(jax.random.key(0), data)
+    if plan.mesh is not None:
+        everywhere = jax.sharding.NamedSharding(plan.mesh, jax.sharding.PartitionSpec())
+        start = jax.device_put(start, everywhere)  # where a round leaves it: compiled once
+        if one.method.reads == "cohort":
+            windows = Windows(data, len(cohort.ids), mesh=plan.mesh, dealt=True)
+            data = windows.of(np.asarray(cohort.ids), np.asarray(cohort.mask))
+    return one.run(data, cohort, start=start)[0]
+
+
+def _wide(data: FederatedData) -> FederatedData:
+    """Returns the federation with batches that are five rows wider, in both splits."""
+    splits = {"train": data.train, "test": data.test}
+    return replace(data, **{name: replace(split, max_size=split.max_size + 5) for name, split in splits.items()})
 
 
 def check_padding_clients(row: Row) -> None:
@@ -69,14 +110,6 @@ def check_nobody(row: Row) -> None:
     # at any depth: a method may hold another one's state
     kept, left = ({p: x for p, x in leaves(s).items() if p.rpartition("/")[2] != "round"} for s in (after, before))
     assert_equal(kept, left, "a round in which nobody takes part must change nothing but its number")
-
-
-def check_padding_rows(row: Row) -> None:
-    """Wider batches, filled with masked rows, and all clients at once change nothing: the same batches are drawn."""
-    one, data = case(row), federation()
-    wide = replace(data, **{name: _wider(getattr(data, name)) for name in ("train", "test")})
-    padded = one.run(wide, Cohort.of(COHORT, Plan(chunk=None)))[0]  # two changes at once: a program less
-    assert_close(padded, one.run(data, cohort_of())[0], "padding rows must change nothing, nor chunk=None")
 
 
 def check_cohort_order(row: Row) -> None:
@@ -111,8 +144,3 @@ def _of_one_row_each(data: FederatedData) -> FederatedData:
         own = data.train.rows[start : start + size]
         inputs[own], labels[own] = inputs[own[:1]], group
     return replace(data, inputs=inputs, labels=labels)
-
-
-def _wider(split: Split) -> Split:
-    """Returns the split padded by five more rows."""
-    return replace(split, max_size=split.max_size + 5)
