@@ -44,6 +44,15 @@ class Federation(NamedTuple):
     lower: bool = False
 
     @property
+    def clients(self) -> int:
+        """Returns the number of clients.
+
+        >>> federation("unipen").clients
+        60
+        """
+        return next(int(item.partition("=")[2]) for item in self.items if item.startswith("num_clients="))
+
+    @property
     def eval_every(self) -> int:
         """Returns the rounds between two evaluations."""
         return max(1, self.rounds // EVALUATIONS)

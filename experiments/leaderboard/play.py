@@ -46,6 +46,7 @@ def cell(on: Federation, row: Row, value: Number, rate: float, rounds: int | Non
     """Returns the run of a method at one value of its number and one learning rate."""
     able = options_of(methods.row(row.method).factory)
     items = [item for item in on.items if item.partition("=")[0] in able or not item.startswith(LOCAL)]
+    own = [item.format(clients=on.clients) for item in row.items]
     number = [] if row.number is None else [f"{row.number}={str(value).lower()}"]
     return Cell(
         on.title,
@@ -53,7 +54,7 @@ def cell(on: Federation, row: Row, value: Number, rate: float, rounds: int | Non
         ", ".join([*number, f"learning_rate={rate}"]),
         row.method,
         on.data,
-        (*items, *APART, f"learning_rate={rate}", *row.items, *number),
+        (*items, *APART, f"learning_rate={rate}", *own, *number),
         rounds=on.rounds if rounds is None else rounds,
         cohort=1.0,
         seeds=SEEDS,

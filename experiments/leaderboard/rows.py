@@ -33,7 +33,7 @@ class Row(NamedTuple):
         passes: how often it goes over a client's rows with gradients where FedAvg goes once: 2 for a method that trains
             two models. It makes as many rounds fewer. None is the number itself: a method that trains all its models.
         beside: more passes of a round, however many local epochs there are.
-        items: more options, `key=value`, where the defaults do not suit.
+        items: more options, `key=value`, where the defaults do not suit; `{clients}` is the federation's number of them.
         elsewhere: another grid for some federations, by their names.
         apart: whether each learning rate is compiled apart, because the optimiser is used beside `local_train`; so are
             methods from files and packages, of which nothing is known.
@@ -88,7 +88,7 @@ ROWS = (
     Row("fedgroup", COUNT),
     Row("fedem", COUNT, passes=None),
     Row("fedsoft", COUNT),
-    Row("feddrift", "merge_threshold", (0.05, 0.1, 0.2), items=("start=own", "rounds_per_step=5", "slots=40")),
+    Row("feddrift", "merge_threshold", (0.05, 0.1, 0.2), items=("start=own", "rounds_per_step=5", "slots={clients}")),
     Row("apfl", "mixture", (0.25, 0.5, 0.75), passes=2.0),
     # the paper's lambda = 15 and outer rate of 0.005 are for hundreds of rounds
     Row("pfedme", "outer_rate", (0.2, 0.5, 1.0), passes=5.0, items=("proximal_weight=1.0",), apart=True),

@@ -171,7 +171,7 @@ class Comparison(NamedTuple):
         factor = self._factor()
         digits = 2 if factor == 100 else 4
         spread = "" if found.std is None else f" {PLUS_MINUS} {factor * found.std:.{digits}f}"
-        mean = f"{factor * found.mean:+.{digits}f}".replace("-", MINUS)
+        mean = f"{factor * found.mean:+z.{digits}f}".replace("-", MINUS)
         return [f"{mean}{spread}", "" if found.p is None else f"{found.p:.2g}"]
 
 
@@ -252,11 +252,15 @@ def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _cell(values: Sequence[float] | None, digits: int, *, spread: bool = False) -> str:
-    """Returns a mean, with the deviation if it is wanted."""
+    """Returns a mean, with the deviation if it is wanted; a score that is as good as 0 has no sign.
+
+    >>> _cell([-1e-9, 1e-10], 3)
+    '0.000'
+    """
     if not values:
         return "-"
     told = f" {PLUS_MINUS} {statistics.stdev(values):.{digits}f}" if spread and len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{told}"
+    return f"{statistics.fmean(values):z.{digits}f}{told}"
 
 
 def _tex(cell: str) -> str:

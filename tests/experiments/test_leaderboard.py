@@ -66,6 +66,12 @@ def test_bytes_end_a_run_of_many_models_earlier(smoke):
         play.moment([{"round": 4, "bytes_up": 9.0, "bytes_down": 9.0}], 1.0, 8.0, 4)
 
 
+@pytest.mark.parametrize("on", FEDERATIONS, ids=lambda on: on.name)
+def test_every_client_of_feddrift_may_begin_with_a_model_of_its_own(on):
+    settings = play.cell(on, row("feddrift"), 0.1, on.rates[0]).job(0).settings
+    assert settings.method["slots"] == settings.data["num_clients"]
+
+
 def line(name, value, rate, seed, validation, micro, number=None):
     numbers = {"round": 4, "validation": validation, "micro": micro, "macro": micro, "worst": micro, "unseen": micro}
     numbers |= {"clusters": 2, "ari": 0.5, "bytes": 1e6, "seconds": 1.0}

@@ -19,7 +19,7 @@ COLUMNS = {
     "validation": ("validation_micro_{}", 1, "{:.4f}"),
     "worst 10%": ("worst_decile_{}", 1, "{:.4f}"),
     "clusters": ("num_clusters", 1, "{:g}"),
-    "ARI": ("ari", 1, "{:.3f}"),
+    "ARI": ("ari", 1, "{:z.3f}"),
     "diverged": ("diverged", 1, "{:g}"),
     "rounds/s": ("seconds_per_round", -1, "{:.3g}"),
     "compile": ("compile_seconds", 1, "{:.1f} s"),
