@@ -32,6 +32,13 @@ atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_e
 gc.set_threshold(100_000, 50, 1000)
 
 
+def pytest_cmdline_main(config):
+    """Takes no more workers than there are cores: three on two cores take a twentieth longer than two."""
+    if workers := getattr(config.option, "tx", None):  # of pytest-xdist, whose hook was before this one
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        config.option.tx = workers[:cores]
+
+
 def pytest_configure(config):
     """Makes JAX refuse silent promotions, and hypothesis small enough for functions that compile."""
     import hypothesis
