@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jaxfl import tree
 from jaxfl.client.kernels import RESTORED
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Contribution, Total
@@ -45,11 +44,13 @@ class Work(NamedTuple):
     Attributes:
         run: `(shared, *example) -> (sums, kept, factors)`: contributions have the norm `[]` of such a kernel in its
             place.
+        sums: the shapes of what `run` sums.
         places: of these kernels: which contribution, and which of its leaves.
         kernels: W_j `k * [d, h]` of each.
     """
 
     run: Callable[..., tuple[Any, Any, list[Factors]]]
+    sums: Any
     places: list[tuple[int, int]]
     kernels: list[list[Array]]
 
@@ -94,7 +95,9 @@ def read(fn: Callable[..., tuple[Any, Any]], shared: Any, *example: Any) -> Work
             flat[number] = _norm(gram, leaf, products, square)
         return *jax.tree.unflatten(structure, flat), factors
 
-    return Work(run, places, kernels)
+    norms = {number: jax.ShapeDtypeStruct((), atoms[2].aval.dtype) for number, atoms in outputs}
+    kept = [norms.get(number, shape) for number, shape in enumerate(jax.tree.leaves(shapes))]
+    return Work(run, jax.tree.unflatten(structure, kept)[0], places, kernels)
 
 
 def _operands(equation: core.JaxprEqn) -> tuple[list[Any], list[Any]]:
@@ -155,8 +158,7 @@ def add_all(work: Work, shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
     count = mask.shape[0]
     together = max(size for size in range(1, TOGETHER + 1) if count % size == 0) if work.places else count
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), (mask, xs))
-    sent = jax.eval_shape(work.run, shared, *tree.take(xs, 0))[0]
-    empty = jax.tree.map(aggregate.empty_total, sent, is_leaf=aggregate.is_contribution)
+    empty = jax.tree.map(aggregate.empty_total, work.sums, is_leaf=aggregate.is_contribution)
     nothing = [(jnp.zeros_like(one[0]), jnp.zeros((len(one), one[0].shape[1]), one[0].dtype)) for one in work.kernels]
     (sums, added), kept = jax.lax.scan(group, (empty, nothing), parts)
     totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
