@@ -33,7 +33,7 @@ class Row(NamedTuple):
         passes: how often it goes over a client's rows with gradients where FedAvg goes once: 2 for a method that trains
             two models. It makes as many rounds fewer. None is the number itself: a method that trains all its models.
         beside: more passes of a round, however many local epochs there are.
-        items: more options, `key=value`, where the defaults do not suit; `{clients}` is the federation's number of them.
+        items: more options, `key=value`, where the defaults do not suit; `{clients}` is how many there are.
         elsewhere: another grid for some federations, by their names.
         apart: whether each learning rate is compiled apart, because the optimiser is used beside `local_train`; so are
             methods from files and packages, of which nothing is known.

@@ -449,7 +449,7 @@ def test_missing_cells_show_the_command_that_makes_them(tmp_path):
             assert words[:5] == ["jaxfl", "reproduce", name, "--scale", "laptop"]
             assert (words[5:7] == ["--data-dir", "DIR"]) == one.needs_files
             assert base.select([*scale.cells, *scale.studies], words[words.index("--only") + 1]) == [one]
-        assert ("0 of 1" in text) == bool(scale.cells)
+        assert bool(re.search(r"\b0 of \d", text)) == bool(scale.cells)
         assert ("nowhere: " in text) == any(one.missing for one in printed.values())
         assert list((tmp_path / name).rglob("*.png")) == []
 
