@@ -120,7 +120,8 @@ class Player:
             return None
         results.append(self._path, line)
         self._lines.append(line)
-        told = "diverged" if line["numbers"] is None else f"{self._on.metric} {line['numbers']['micro']:.4f}"
+        lost = "diverged" if line["same_rounds"] is None else "nothing within the budget"
+        told = lost if line["numbers"] is None else f"{self._on.metric} {line['numbers']['micro']:.4f}"
         self._say(f"{asked.label}, seed {seed}: {told}, {line['processor_seconds']:.1f} s")
         return line
 
@@ -140,7 +141,8 @@ class Player:
             # everybody receives and sends a model, as in FedAvg
             budget = 2.0 * model * cohort_size(job.cohort, data) * self._on.rounds
             counted = moment(list(found.history), passes(row, value, self._on), budget, self._on.rounds)
-            numbers, same = _numbers(counted, self._on), _numbers(found.history[-1], self._on)
+            numbers = None if counted is None else _numbers(counted, self._on)
+            same = _numbers(found.history[-1], self._on)
         except Diverged:
             numbers = same = None
         rounds = self._on.rounds if numbers is None else numbers["round"]
@@ -162,17 +164,14 @@ class Player:
         return self._data[job.seed]
 
 
-def moment(records: Sequence[Mapping[str, Any]], times: float, budget: float, rounds: int) -> Mapping[str, Any]:
-    """Returns the last evaluation within the budget.
+def moment(records: Sequence[Mapping[str, Any]], times: float, budget: float, rounds: int) -> Mapping[str, Any] | None:
+    """Returns the last evaluation within the budget; None if it was spent before the first one.
 
     Args:
         records: of a history.
         times: how often its method goes over the rows where FedAvg goes once, as of `rows.passes`.
         budget: bytes, up and down, all clients together.
         rounds: FedAvg's, which are as many passes.
-
-    Raises:
-        ValueError: the budget was spent before the first one.
 
     >>> records = [{"round": round, "bytes_up": 5.0 * round, "bytes_down": 20.0 * round} for round in (4, 8, 12)]
     >>> moment(records, 1.0, 200.0, 12)["round"], moment(records, 2.0, 1000.0, 12)["round"]
@@ -183,9 +182,7 @@ def moment(records: Sequence[Mapping[str, Any]], times: float, budget: float, ro
         for one in records
         if one["bytes_up"] + one["bytes_down"] <= budget * (1 + 1e-6) and one["round"] * times <= rounds
     ]
-    if not within:
-        raise ValueError(f"the budget of {rounds} rounds of FedAvg is spent before round {records[0]['round']}.")
-    return within[-1]
+    return within[-1] if within else None
 
 
 def same_shapes(data: Sequence[FederatedData]) -> list[FederatedData]:
