@@ -106,9 +106,9 @@ def federation(num_groups: int = 2, ragged: bool = True, rows: int = 12) -> Fede
     return of_one_width(replace(data, **pools, **splits, held_out=nobody, group_names=()))
 
 
-def of_one_width(data: FederatedData) -> FederatedData:
-    """Returns the federation with batches as wide as those of all others of the battery."""
-    return replace(data, **{name: replace(split, max_size=ROWS) for name, split in _splits(data)})
+def of_one_width(data: FederatedData, rows: int = ROWS) -> FederatedData:
+    """Returns the federation with batches as wide as those of all others of the battery, or of so many rows."""
+    return replace(data, **{name: replace(split, max_size=rows) for name, split in _splits(data)})
 
 
 def _splits(data: FederatedData) -> list[tuple[str, Split]]:

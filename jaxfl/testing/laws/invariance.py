@@ -14,7 +14,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Row
 from jaxfl.testing.compare import assert_close, assert_equal, assert_same_partition, leaves
-from jaxfl.testing.small import COHORT, Case, case, cohort_of, federation, of_one_width
+from jaxfl.testing.small import COHORT, ROWS, Case, case, cohort_of, federation, of_one_width
 
 
 def three_at_a_time() -> Cohort:
@@ -83,8 +83,7 @@ def _spread(one: Case, data: FederatedData, plan: Plan) -> Any:
 
 def _wide(data: FederatedData) -> FederatedData:
     """Returns the federation with batches that are five rows wider, in both splits."""
-    splits = {"train": data.train, "test": data.test}
-    return replace(data, **{name: replace(split, max_size=split.max_size + 5) for name, split in splits.items()})
+    return of_one_width(data, ROWS + 5)
 
 
 def check_padding_clients(row: Row) -> None:
