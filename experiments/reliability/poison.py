@@ -11,8 +11,9 @@ The sick must be counted, once for each time that they took part, and be served 
 
 Methods take turns, each with options at random, in a cohort of all or of some, with clients that fail, are late, attack
 or are held out. Two kinds of methods know of clients who have sent nothing, and there the runs can be compared only if
-nobody is left in doubt: CFL and its kin split a cluster when all of its members were heard, so all take part in every
-round; and FeSEM's `loss_weighting="rows"` weighs by all rows that there are, so all clients have as many. `CASES` cases
+nobody is left in doubt. CFL and its kin split a cluster when all of its members were heard, and SCAFFOLD and FedDyn keep
+a mean over all clients: there all take part in every round. FeSEM's `loss_weighting="rows"` and FedDyn's `pull="rows"`
+weigh by all rows that there are: there all clients have as many. `CASES` cases
 in turn share these, and so the compiled programs; they differ in who is sick and how.
 Case i of a seed is always the same.
 """
@@ -44,7 +45,8 @@ CLIENTS, SICK, ROUNDS = 10, 3, 4
 CASES = 6  # that share a method and its programs
 KINDS = {"nan": np.nan, "inf": np.inf, "1e30": 1e30}
 CONDITIONS = ("stragglers", "dropouts", "availability", "attackers", "held out")
-WAIT = ("cfl", "layercfl", "adacfl")
+EVERYBODY = ("cfl", "layercfl", "adacfl", "scaffold", "feddyn")  # see above
+BY_ROWS = ("loss_weighting", "pull")
 OPTIONS: dict[str, tuple[Any, ...]] = {  # beside those that take a few words
     "batch_size": (None, 4),
     "local_epochs": (1, 2),
@@ -121,7 +123,7 @@ def setting(seed: int, group: int, name: str) -> Setting:
     """Returns the setting of a group of cases, drawn until the method takes its options."""
     draw = random.Random(f"{seed} {group}")
     data = synthetic.clustered_linear(CLIENTS, 2, 12, 4, 3, seed=draw.randrange(100), ragged=draw.random() < 0.5)
-    known = [word for word in CONDITIONS if name not in WAIT or word not in ("dropouts", "availability")]
+    known = [word for word in CONDITIONS if name not in EVERYBODY or word not in ("dropouts", "availability")]
     chosen = draw.sample(known, draw.choice([0, 0, 1, 2]))
     sampler = sampling.uniform
     if "held out" in chosen:
@@ -140,7 +142,7 @@ def setting(seed: int, group: int, name: str) -> Setting:
         task = jaxfl.classification(jaxfl.models.MLP(hidden=(8,), num_classes=3), data)
     while True:
         options = _options(draw, name)
-        if options.get("loss_weighting") == "rows" and np.ptp(data.train.size):
+        if any(options.get(key) == "rows" for key in BY_ROWS) and np.ptp(data.train.size):
             continue
         try:
             made = METHODS[name].factory(task, optax.sgd(0.3), **options)
@@ -148,7 +150,7 @@ def setting(seed: int, group: int, name: str) -> Setting:
         except (ValueError, TypeError):  # options that do not go together
             continue
         most = CLIENTS if data.held_out is None else CLIENTS - int(data.held_out.sum())
-        some = most if name in WAIT else draw.choice((5, most))
+        some = most if name in EVERYBODY else draw.choice((5, most))
         return Setting(name, options, network, some, chosen, made, data, sampler)
 
 

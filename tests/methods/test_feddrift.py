@@ -226,6 +226,13 @@ def test_ties_and_those_who_cannot_say_change_nothing():
     np.testing.assert_allclose(after.risk, 0.1, rtol=1e-6)
 
 
+def test_who_cannot_say_at_the_second_step_did_not_count_at_the_first():
+    state = slots_of_state([0, 0, 1, 1], weight=[2, 2, 0], used=[0, 0, -1])
+    risks, able = [[0.1, 0.2, 0], [jnp.inf] * 3, [0.2, 0.1, 0], [0.2, 0.1, 0]], [True, False, True, True]
+    assert move(state, risks, able=able, now=1)[0].weight.tolist() == [2, 4, 0]
+    assert move(state, risks, able=able, now=2)[0].weight.tolist() == [3, 4, 0], "what was counted since is right"
+
+
 def test_eager_clients_share_a_copy_of_the_first_ones_model():
     state = slots_of_state([0, 0, 1], weight=[1, 1, 0], used=[2, 2, -1])
     after, _, _ = move(state, [[0.1, 0.9, 0], [0.9, 0.8, 0], [0.7, 0.9, 0]], eager=True)

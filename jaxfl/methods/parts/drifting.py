@@ -56,7 +56,11 @@ def moved(
     Returns:
         The state; which models `[K]` are in the pool and are no new ones; and who has drifted `[N]`.
     """
-    slots, pool = state.weight.shape[0], in_pool(state, now)
+    slots = state.weight.shape[0]
+    # at the first step everybody was counted, for nobody was asked; now it is known who of them cannot say
+    could = jnp.zeros(slots, jnp.float32).at[state.cluster].add(able.astype(jnp.float32))
+    state = state._replace(weight=jnp.where(now == 1, jnp.minimum(could, state.weight), state.weight))
+    pool = in_pool(state, now)
     chooses = able & (state.alone_until <= now)
     offered = jnp.where(pool[None], risks, jnp.inf)
     newest, own = offered.min(1), jnp.take_along_axis(offered, state.cluster[:, None], 1)[:, 0]
