@@ -11,10 +11,10 @@ The sick must be counted, once for each time that they took part, and be served 
 
 Methods take turns, each with options at random, in a cohort of all or of some, with clients that fail, are late, attack
 or are held out. Two kinds of methods know of clients who have sent nothing, and there the runs can be compared only if
-nobody is left in doubt. CFL and its kin split a cluster when all of its members were heard, and SCAFFOLD and FedDyn keep
-a mean over all clients: there all take part in every round. FeSEM's `loss_weighting="rows"` and FedDyn's `pull="rows"`
-weigh by all rows that there are: there all clients have as many. `CASES` cases
-in turn share these, and so the compiled programs; they differ in who is sick and how.
+nobody is left in doubt. CFL and its kin split a cluster when all of its members were heard; SCAFFOLD, FedDyn and FedEM
+with `mean_over="everybody"` have a mean over all clients: there all take part in every round. With FeSEM's
+`loss_weighting="rows"` and FedDyn's `pull="rows"` all rows that there are weigh: there all clients have as many.
+`CASES` cases in turn share these, and so the compiled programs; they differ in who is sick and how.
 Case i of a seed is always the same.
 """
 
@@ -142,7 +142,11 @@ def setting(seed: int, group: int, name: str) -> Setting:
         task = jaxfl.classification(jaxfl.models.MLP(hidden=(8,), num_classes=3), data)
     while True:
         options = _options(draw, name)
-        if any(options.get(key) == "rows" for key in BY_ROWS) and np.ptp(data.train.size):
+        rule = METHODS[name].presets.get(options.get("preset", ""), {}) | options
+        of_all = rule.get("mean_over") == "everybody"
+        if of_all and not {"dropouts", "availability"}.isdisjoint(chosen):
+            continue
+        if any(rule.get(key) == "rows" for key in BY_ROWS) and np.ptp(data.train.size):
             continue
         try:
             made = METHODS[name].factory(task, optax.sgd(0.3), **options)
@@ -150,7 +154,7 @@ def setting(seed: int, group: int, name: str) -> Setting:
         except (ValueError, TypeError):  # options that do not go together
             continue
         most = CLIENTS if data.held_out is None else CLIENTS - int(data.held_out.sum())
-        some = most if name in EVERYBODY else draw.choice((5, most))
+        some = most if of_all or name in EVERYBODY else draw.choice((5, most))
         return Setting(name, options, network, some, chosen, made, data, sampler)
 
 
