@@ -190,17 +190,30 @@ def info(
         overflow: see `Info`.
         **extra: arrays of the method's own.
     """
-    real = cohort.mask.sum().astype(jnp.float32)
+    real = cohort.mask.sum()
     return Info(
         loss=loss,
         cluster=cluster,
         num_clusters=jnp.asarray(num_clusters, jnp.int32),
         diverged=diverged,
-        bytes_up=real * tree.num_bytes(up),
-        bytes_down=real * tree.num_bytes(down),
+        bytes_up=traffic(real, up),
+        bytes_down=traffic(real, down),
         overflow=jnp.asarray(overflow, jnp.int32),
         extra=extra,
     )
+
+
+def traffic(clients: Array, each: Params) -> Array:
+    """Returns the bytes `[]` float32 that clients send if each of them sends a pytree of arrays or shapes.
+
+    Args:
+        clients: how many, `[]`.
+        each: what one sends; it may be larger than the 2 GB that an integer of JAX can count.
+
+    >>> float(traffic(jnp.int32(10), jax.ShapeDtypeStruct((2**30,), jnp.float32))) / 2**30
+    40.0
+    """
+    return clients.astype(jnp.float32) * float(tree.num_bytes(each))
 
 
 def from_preset(presets: Mapping[str, Mapping[str, Any]], preset: str, **given: Any) -> dict[str, Any]:

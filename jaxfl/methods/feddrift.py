@@ -165,9 +165,10 @@ def feddrift(
             drifted=drifted,
         )
         # at a step everybody is sent all models, and sends a number of each
-        asked = jnp.where(due, base.takes_part(data).sum() * in_use, 0).astype(jnp.float32)
+        asked = jnp.where(due, base.takes_part(data).sum() * in_use, 0)
         seen = seen._replace(
-            bytes_up=seen.bytes_up + 4 * asked, bytes_down=seen.bytes_down + tree.num_bytes(one) * asked
+            bytes_up=seen.bytes_up + base.traffic(asked, state.risk[0]),
+            bytes_down=seen.bytes_down + base.traffic(asked, one),
         )
         return state._replace(models=aggregate.mean(total, empty=state.models), round=state.round + 1), seen
 

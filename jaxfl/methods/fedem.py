@@ -147,7 +147,7 @@ def fedem(
                 lambda: (estimated(step, learners, log_weights, absent, data, cohort), absent.sum()),
                 lambda: (log_weights, jnp.zeros_like(absent.sum())),
             )
-            down = asked.astype(jnp.float32) * tree.num_bytes(learners)
+            down = base.traffic(asked, learners)
             seen = seen._replace(bytes_down=seen.bytes_down + down)
         return FedEMState(learners, log_weights, state.cluster, state.round + 1), seen
 

@@ -276,10 +276,10 @@ def _info(
         down=state.centres,
         shares=jnp.where(real[:, None], u, 0).sum(0) / jnp.maximum(real.sum(), 1).astype(u.dtype),
     )
-    others = asked.astype(jnp.float32)  # who estimate without being sampled
+    # beside them are those who estimate without being sampled
     return seen._replace(
-        bytes_up=seen.bytes_up + others * tree.num_bytes(numbers),
-        bytes_down=seen.bytes_down + others * tree.num_bytes(state.centres),
+        bytes_up=seen.bytes_up + base.traffic(asked, numbers),
+        bytes_down=seen.bytes_down + base.traffic(asked, state.centres),
     )
 
 

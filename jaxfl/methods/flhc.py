@@ -146,7 +146,7 @@ def flhc(
         numbers = {"num_clusters": jnp.maximum(number, 1), "overflow": base.doublings(number, places)}
         models, seen = step(key, start, found, state.round, data, cohort, **numbers)
         sent = jax.eval_shape(vector_of, key, theta)
-        seen = with_clustering(seen, due, data, tree.num_bytes(sent), tree.num_bytes(theta))
+        seen = with_clustering(seen, due, data, sent, theta)
         return FLHCState(models, found, number, state.round + 1), seen
 
     def client_params(state: FLHCState, ids: Array) -> Params:
@@ -155,11 +155,13 @@ def flhc(
     return Method(init, round, client_params, task, grow=grow, reads="everybody")
 
 
-def with_clustering(seen: Info, due: Array, data: FederatedData, up: int, down: int) -> Info:
-    """Returns what is seen of a round, with the bytes that every client has sent and was sent if clustering was due."""
+def with_clustering(seen: Info, due: Array, data: FederatedData, up: Params, down: Params) -> Info:
+    """Returns what is seen of a round, with what every client has sent and was sent if clustering was due."""
     asked = data.num_clients if data.held_out is None else (~data.held_out).sum()
-    times = jnp.where(due, asked, 0).astype(jnp.float32)
-    return seen._replace(bytes_up=seen.bytes_up + times * up, bytes_down=seen.bytes_down + times * down)
+    times = jnp.where(due, asked, 0)
+    return seen._replace(
+        bytes_up=seen.bytes_up + base.traffic(times, up), bytes_down=seen.bytes_down + base.traffic(times, down)
+    )
 
 
 def _check(

@@ -119,7 +119,7 @@ def lg_fedavg(
         seen = base.info(
             cohort, loss, cohort.ids, num_clusters=data.num_clients, diverged=count, up=others, down=others
         )
-        more = jnp.where(warm, cohort.mask.sum(), 0).astype(jnp.float32) * tree.num_bytes(usual)
+        more = base.traffic(jnp.where(warm, cohort.mask.sum(), 0), usual)
         seen = seen._replace(bytes_up=seen.bytes_up + more, bytes_down=seen.bytes_down + more)
         local, trained = tree.put(state.local, ids, own), state.trained.at[ids].set(True, mode="drop")
         return LGState(model, local, trained, state.cluster, state.round + 1), seen
