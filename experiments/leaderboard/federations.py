@@ -91,11 +91,12 @@ FEDERATIONS = (
         "fortunes",
         (
             *("num_clients=40", "min_rows=60", "max_rows=60", "length=32", "hidden=48", "embedding=16"),
-            *("local_epochs=1", "batch_size=20", "optimizer=adam"),
+            *("local_epochs=2", "batch_size=10"),
         ),
         (2, 4, 9),
         9,
-        rates=(0.01, 0.02, 0.04),
+        rates=(3.0, 6.0, 12.0),
+        rounds=30,
     ),
     Federation(
         "cifar10",
