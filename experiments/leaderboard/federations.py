@@ -102,7 +102,10 @@ FEDERATIONS = (
         "cifar10",
         "CIFAR-10, Dirichlet 0.1",
         "dirichlet-cifar10",
-        ("num_clients=30", "alpha=0.1", "min_rows=20", "max_rows=75", "local_epochs=2", "batch_size=16"),
+        (
+            *("num_clients=30", "alpha=0.1", "min_rows=20", "max_rows=66", "test_share=0.4"),
+            *("local_epochs=2", "batch_size=16"),
+        ),
         (2, 4, 8),
         None,
         rates=(0.03, 0.1, 0.3),
