@@ -4,12 +4,13 @@ All clients that are not held out take part in every round, because some methods
 fifth of the clients is held out, and a fifth of everybody's training rows is set apart to choose by.
 """
 
+import math
 from typing import NamedTuple
 
 from jaxfl.schema import check_name
 
 SEEDS = (0, 1, 2, 3, 4)
-EVALUATIONS = 15  # of a run, and so the steps in which a budget is counted
+EVALUATIONS = 15  # of a run at most, and so the steps in which a budget is counted
 APART = ("validation=0.2", "held_out=0.2")
 DIGITS = ("num_clients=40", "rows_per_client=100", "hidden=64", "local_epochs=2", "batch_size=20")
 TESTED = "test_share=0.02"  # of MNIST's training images: 1,200 rows that all clients are tested on
@@ -55,7 +56,7 @@ class Federation(NamedTuple):
     @property
     def eval_every(self) -> int:
         """Returns the rounds between two evaluations."""
-        return max(1, self.rounds // EVALUATIONS)
+        return math.ceil(self.rounds / EVALUATIONS)
 
 
 FEDERATIONS = (
