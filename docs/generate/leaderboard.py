@@ -22,20 +22,24 @@ def table(given: bool = False) -> dict[str, list[Standing]]:
 
 def state() -> str:
     """Returns what is there and what is missing."""
-    known, done = [one.name for one in rows.rows()], table()
-    lacking = [f"{on.title} ({len(some)})" for on in FEDERATIONS if (some := _missing(on, known))]
+    done = table()
+    missing = {on: _missing(on) for on in FEDERATIONS}
+    lacking = [f"{on.title} ({len(some)})" for on, some in missing.items() if some]
     spent = {on.name: [line["processor_seconds"] for line in results.read(_file(on))] for on in FEDERATIONS}
     made, used = sum(map(len, spent.values())), sum(map(sum, spent.values()))
     each = {name: sum(own) / len(own) if own else used / max(made, 1) for name, own in spent.items()}
     wanted = {on.name: _runs(on) for on in FEDERATIONS}
     hours = sum(each[name] * wanted[name] for name in wanted) / 3600
-    whole = sum(on.name in done and not _missing(on, known) for on in FEDERATIONS)
+    whole = sum(on.name in done and not some for on, some in missing.items())
     text = (
-        f"So far: {len(done)} of {len(FEDERATIONS)} federations, {whole} of them with all {len(known)} methods. "
-        f"{made:,} runs took {used / 3600:.1f} hours of a processor core; all {sum(wanted.values()):,} take about "
+        f"So far: {len(done)} of {len(FEDERATIONS)} federations, {whole} of them with all that take part of "
+        f"{len(rows.rows())} methods. {made:,} runs took {used / 3600:.1f} hours of a processor core; all {sum(wanted.values()):,} take about "
         f"{hours:.0f} at this pace, and more where a federation that was not begun is slower."
     )
     text += "".join(f" `{name}` takes no part: {why}." for name, why in rows.ABSENT.items() if name in METHODS)
+    for on in FEDERATIONS:
+        absent = rows.ABSENT_FROM.get(on.name, {}).items()
+        text += "".join(f" `{name}` takes none in {on.title}: {why}." for name, why in absent)
     return f"{text} Methods that are missing: {', '.join(lacking)}." if lacking else text
 
 
@@ -48,7 +52,7 @@ def _runs(on: Federation) -> int:
     others = len(SEEDS) - 1
     return sum(
         len(rows.values(one, on)) * len(on.rates) + others * (1 + (one.counts and on.groups is not None))
-        for one in rows.rows()
+        for one in rows.rows(on)
     )
 
 
@@ -266,10 +270,10 @@ def _unsolved(own: Table) -> str:
     return "; ".join(words) or "nothing that was measured"
 
 
-def _missing(on: Federation, known: Sequence[str]) -> list[str]:
+def _missing(on: Federation) -> list[str]:
     """Returns the methods without numbers on a federation."""
     done = {one.row for one in table().get(on.name, ())}
-    return [name for name in known if name not in done]
+    return [one.name for one in rows.rows(on) if one.name not in done]
 
 
 def _of(own: Sequence[Standing], name: str) -> Standing | None:

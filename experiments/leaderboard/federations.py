@@ -28,6 +28,8 @@ class Federation(NamedTuple):
         counts: the numbers of clusters that are tried where the number is not given.
         groups: the true number, or None where there are no true groups.
         rates: the learning rates that are tried.
+        pulls: what the weights of pulls towards another model are times here. A pull is added to the gradient, so that
+            it weighs more where rates are larger because gradients are smaller.
         rounds: of FedAvg; what it sends and how often it steps in them is everybody's budget.
         metric: the task's main one.
         lower: whether it is better where it is lower.
@@ -40,6 +42,7 @@ class Federation(NamedTuple):
     counts: tuple[int, ...]
     groups: int | None
     rates: tuple[float, ...] = (0.1, 0.3, 1.0)
+    pulls: float = 1.0
     rounds: int = 60
     metric: str = "accuracy"
     lower: bool = False
@@ -97,6 +100,7 @@ FEDERATIONS = (
         (2, 4, 9),
         9,
         rates=(3.0, 6.0, 12.0),
+        pulls=0.03,
         rounds=30,
     ),
     Federation(
