@@ -33,8 +33,8 @@ def state() -> str:
     whole = sum(on.name in done and not some for on, some in missing.items())
     text = (
         f"So far: {len(done)} of {len(FEDERATIONS)} federations, {whole} of them with all that take part of "
-        f"{len(rows.rows())} methods. {made:,} runs took {used / 3600:.1f} hours of a processor core; all {sum(wanted.values()):,} take about "
-        f"{hours:.0f} at this pace, and more where a federation that was not begun is slower."
+        f"{len(rows.rows())} methods. {made:,} runs took {used / 3600:.1f} hours of a processor core; all "
+        f"{sum(wanted.values()):,} take about {hours:.0f} at this pace, and more where a federation that was not begun is slower."
     )
     text += "".join(f" `{name}` takes no part: {why}." for name, why in rows.ABSENT.items() if name in METHODS)
     for on in FEDERATIONS:
