@@ -22,20 +22,25 @@ def table(given: bool = False) -> dict[str, list[Standing]]:
 
 def state() -> str:
     """Returns what is there and what is missing."""
-    known, done = [one.name for one in rows.rows()], table()
-    lacking = [f"{on.title} ({len(some)})" for on in FEDERATIONS if (some := _missing(on, known))]
+    done = table()
+    missing = {on: _missing(on) for on in FEDERATIONS}
+    lacking = [f"{on.title} ({len(some)})" for on, some in missing.items() if some]
     spent = {on.name: [line["processor_seconds"] for line in results.read(_file(on))] for on in FEDERATIONS}
     made, used = sum(map(len, spent.values())), sum(map(sum, spent.values()))
     each = {name: sum(own) / len(own) if own else used / max(made, 1) for name, own in spent.items()}
     wanted = {on.name: _runs(on) for on in FEDERATIONS}
     hours = sum(each[name] * wanted[name] for name in wanted) / 3600
-    whole = sum(on.name in done and not _missing(on, known) for on in FEDERATIONS)
+    whole = sum(on.name in done and not some for on, some in missing.items())
     text = (
-        f"So far: {len(done)} of {len(FEDERATIONS)} federations, {whole} of them with all {len(known)} methods. "
-        f"{made:,} runs took {used / 3600:.1f} hours of a processor core; all {sum(wanted.values()):,} take about "
-        f"{hours:.0f} at this pace, and more where a federation that was not begun is slower."
+        f"So far: {len(done)} of {len(FEDERATIONS)} federations, {whole} of them with all that take part of "
+        f"{len(rows.rows())} methods. {made:,} runs took {used / 3600:.1f} hours of a processor core; all "
+        f"{sum(wanted.values()):,} take about {hours:.0f} at this pace, and more where a federation that was not begun "
+        "is slower."
     )
     text += "".join(f" `{name}` takes no part: {why}." for name, why in rows.ABSENT.items() if name in METHODS)
+    for on in FEDERATIONS:
+        absent = rows.ABSENT_FROM.get(on.name, {}).items()
+        text += "".join(f" `{name}` takes none in {on.title}: {why}." for name, why in absent)
     return f"{text} Methods that are missing: {', '.join(lacking)}." if lacking else text
 
 
@@ -48,7 +53,7 @@ def _runs(on: Federation) -> int:
     others = len(SEEDS) - 1
     return sum(
         len(rows.values(one, on)) * len(on.rates) + others * (1 + (one.counts and on.groups is not None))
-        for one in rows.rows()
+        for one in rows.rows(on)
     )
 
 
@@ -89,53 +94,17 @@ def winners() -> str:
         begun = "" if on.name in counted(table()) else f" (begun, {len(own)} methods)"
         line = f"- **{on.title}{begun}:** `{own[0].row}`, {_both(on, own[0])}"
         line += f", then {_names([one.row for one in own[1:3]])}" if len(own) > 1 else ""
-        line += f"; FedAvg has {_word(on, base.mean('micro'))}" if base is not None else ""
+        line += f"; FedAvg has {word(on, base.mean('micro'))}" if base is not None else ""
         line += (
-            f"; the best that is told the number, `{told[0].row}`, {_word(on, told[0].mean('micro'))}" if told else ""
+            f"; the best that is told the number, `{told[0].row}`, {word(on, told[0].mean('micro'))}" if told else ""
         )
-        line += f". The worst tenth under `{own[0].row}`: {_word(on, own[0].mean('worst'))}"
-        finders = [one for one in own if _kind(one.row) == "clustered" and one.mean("ari") is not None]
+        line += f". The worst tenth under `{own[0].row}`: {word(on, own[0].mean('worst'))}"
+        finders = [one for one in own if kind(one.row) == "clustered" and one.mean("ari") is not None]
         if on.groups is not None and finders:
             agree = max(finders, key=lambda one: one.mean("ari") or 0)
             line += f"; true groups are found best by `{agree.row}`, ARI {agree.mean('ari'):.2f}"
         lines.append(f"{line}.")
     return "\n".join(lines) or "Nothing was made yet."
-
-
-def advice() -> str:
-    """Returns which method to use, in ten lines that go as far as the numbers do."""
-    own, ranking = counted(table()), mean_ranks(table())
-    if ranking is None:
-        return "No federation has been made yet."
-    place = dict(zip(ranking.names, ranking.means, strict=True))
-    kinds = {
-        kind: [name for name in ranking.names if _kind(name) == kind]
-        for kind in ("global", "personalised", "clustered")
-    }
-    numbered = {one.name for one in rows.rows() if one.counts}
-    free = [name for name in kinds["clustered"] if name not in numbered]
-    plain = [name for name in ranking.names if rows.row(name).number is None]
-    titles = ", ".join(on.title for on in FEDERATIONS if on.name in own)
-
-    def rank(names: Sequence[str]) -> str:
-        return f"`{names[0]}` (mean rank {place[names[0]]:.1f} of {len(place)})" if names else "nobody so far"
-
-    told = [(on, found[0]) for on in FEDERATIONS if on.name in own and (found := table(True).get(on.name))]
-    lines = [
-        f"This rests on {len(own)} of {len(FEDERATIONS)} federations so far: {titles}. A lead of less than "
-        f"{ranking.difference:.1f} mean ranks may be chance.",
-        f"**In doubt:** {rank(ranking.names)}.",
-        f"**You know how many kinds of clients there are:** {_told(told)}.",
-        f"**You do not know it:** {rank(kinds['clustered'])} of the methods with clusters, if validation rows may "
-        f"choose its number; {rank(free)} of those that find the number themselves.",
-        f"**Everybody must have the same model:** {rank(kinds['global'])}. It costs {_behind(own, kinds['global'])}.",
-        f"**Everybody may have a model of their own:** {rank(kinds['personalised'])}.",
-        f"**You want to tune nothing but a learning rate:** {rank(plain)}.",
-        f"**New clients will come:** {_most(own, 'unseen')}.",
-        f"**Nobody may be left behind:** the worst tenth is served best by {_most(own, 'worst')}.",
-        f"**Furthest from solved:** {_unsolved(own)}.",
-    ]
-    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
 
 
 def setting() -> str:
@@ -147,7 +116,7 @@ def setting() -> str:
             f"`{on.data}`",
             " ".join(f"`{item}`" for item in on.items),
             str(on.rounds),
-            ", ".join(map(str, on.rates)),
+            ", ".join(map(str, on.rates)) + ("" if on.pulls == 1 else f"; pulls are {on.pulls} times the others'"),
             ", ".join(map(str, on.counts)),
             "unknown" if on.groups is None else str(on.groups),
         ]
@@ -181,14 +150,14 @@ def _cells(on: Federation, own: Sequence[Standing]) -> str:
         first = one.lines[0]
         chosen = [] if first["number"] is None else [f"`{first['number']}={first['value']}`"]
         ari, clusters, sent, seconds = (one.mean(name) for name in ("ari", "clusters", "bytes", "seconds"))
-        if _kind(one.row) != "clustered":
+        if kind(one.row) != "clustered":
             ari = clusters = None
         lines.append(
             [
                 f"`{one.row}`",
                 _both(on, one),
-                *(_word(on, one.mean(name)) for name in ("macro", "worst", "unseen")),
-                _word(on, one.mean("micro", "same_rounds")),
+                *(word(on, one.mean(name)) for name in ("macro", "worst", "unseen")),
+                word(on, one.mean("micro", "same_rounds")),
                 NONE if ari is None else f"{ari:.2f}",
                 NONE if clusters is None else f"{clusters:.1f}",
                 NONE if sent is None else f"{sent / 1e6:,.0f}",
@@ -218,67 +187,19 @@ def _numbers(found: Table, ranking: Ranks | None) -> str:
     return _markdown(["method", *(on.title for on in columns), "mean rank"], lines)
 
 
-def _told(best: Sequence[tuple[Federation, Standing]]) -> str:
-    """Returns who is best where the number is given."""
-    if not best:
-        return "nobody was told so far"
-    by_name: dict[str, list[str]] = {}
-    for on, one in best:
-        by_name.setdefault(one.row, []).append(f"{on.title}, {_word(on, one.mean('micro'))}")
-    return "; ".join(f"`{name}` ({'; '.join(where)})" for name, where in by_name.items())
-
-
-def _behind(own: Table, names: Sequence[str]) -> str:
-    """Returns how far the best of some methods is behind the best of all, by federation."""
-    words = []
-    for on in FEDERATIONS:
-        some = [one for one in own.get(on.name, ()) if one.row in names]
-        if some:
-            gap = abs((own[on.name][0].mean("micro") or 0) - (some[0].mean("micro") or 0))
-            words.append(f"{gap:.3f} on {on.title}" if on.lower else f"{100 * gap:.1f} points on {on.title}")
-    return ", ".join(words) or "nothing that was measured"
-
-
-def _most(own: Table, name: str) -> str:
-    """Returns who has the best of a number, by federation."""
-    by_name: dict[str, list[str]] = {}
-    for on in FEDERATIONS:
-        some = [(value, one) for one in own.get(on.name, ()) if (value := one.mean(name)) is not None]
-        if some:
-            value, one = (min if on.lower else max)(some, key=lambda pair: pair[0])
-            by_name.setdefault(one.row, []).append(f"{on.title}, {_word(on, value)}")
-    return "; ".join(f"`{who}` ({'; '.join(where)})" for who, where in by_name.items()) or "nobody so far"
-
-
-def _unsolved(own: Table) -> str:
-    """Returns the federation on which the best accuracy is lowest, and the groups that nobody finds."""
-    best = {on.title: own[on.name][0] for on in FEDERATIONS if on.name in own and not on.lower}
-    words = []
-    if best:
-        title = min(best, key=lambda one: best[one].mean("micro") or 0)
-        worst = best[title]
-        words.append(f"{title}, where the best is {_percent(worst.mean('micro'))} and its worst tenth "
-                     f"{_percent(worst.mean('worst'))}")  # fmt: skip
-    for on in FEDERATIONS:
-        found = [one.mean("ari") or 0 for one in own.get(on.name, ()) if _kind(one.row) == "clustered"]
-        if on.groups is not None and found and max(found) < 0.5:
-            words.append(f"the groups of {on.title} are not found (best ARI {max(found):.2f})")
-    return "; ".join(words) or "nothing that was measured"
-
-
-def _missing(on: Federation, known: Sequence[str]) -> list[str]:
+def _missing(on: Federation) -> list[str]:
     """Returns the methods without numbers on a federation."""
     done = {one.row for one in table().get(on.name, ())}
-    return [name for name in known if name not in done]
+    return [one.name for one in rows.rows(on) if one.name not in done]
 
 
 def _of(own: Sequence[Standing], name: str) -> Standing | None:
     return next((one for one in own if one.row == name), None)
 
 
-def _kind(name: str) -> str:
+def kind(name: str) -> str:
     """Returns the kind of a method; a newcomer has none."""
-    return next((kind for kind, own in KINDS.items() if name in own), "")
+    return next((one for one, own in KINDS.items() if name in own), "")
 
 
 def _names(names: Sequence[str]) -> str:
@@ -287,11 +208,13 @@ def _names(names: Sequence[str]) -> str:
     )
 
 
-def _word(on: Federation, value: float | None) -> str:
-    return NONE if value is None else f"{value:.3f}" if on.lower else _percent(value)
+def word(on: Federation, value: float | None) -> str:
+    """Returns a value of a federation's main metric."""
+    return NONE if value is None else f"{value:.3f}" if on.lower else percent(value)
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """Returns an accuracy."""
     return NONE if value is None else f"{100 * value:.1f} %"
 
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from docs import lessons
-from docs.generate import examples, leaderboard, methods, papers, reliability, results, speed
+from docs.generate import advice, examples, leaderboard, methods, papers, reliability, results, speed
 from experiments.leaderboard.federations import FEDERATIONS
 from jaxfl.bench import AXES
 
@@ -22,7 +22,7 @@ TABLES = {
     "language methods": examples.language_methods,
     "lecturer clusters": examples.lecturer_clusters,
     "lecturer methods": examples.lecturer_methods,
-    "leaderboard advice": leaderboard.advice,
+    "leaderboard advice": advice.advice,
     "leaderboard given": leaderboard.given,
     "leaderboard ranks": leaderboard.differences,
     "leaderboard setting": leaderboard.setting,

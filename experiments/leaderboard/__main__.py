@@ -38,8 +38,8 @@ def main(words: list[str] | None = None) -> int:
         print(*pictures.draw(out), sep="\n")
         return 0
     keep_programs()
-    chosen = [_row(name, given.number) for name in given.method] if given.method else rows()
-    failed = sum(play(federation(name), chosen, out, given.data_dir, _say) for name in names)
+    chosen = [_row(name, given.number) for name in given.method or ()]
+    failed = sum(play(on, chosen or rows(on), out, given.data_dir, _say) for on in map(federation, names))
     return int(failed > 0)
 
 

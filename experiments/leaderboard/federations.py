@@ -4,12 +4,13 @@ All clients that are not held out take part in every round, because some methods
 fifth of the clients is held out, and a fifth of everybody's training rows is set apart to choose by.
 """
 
+import math
 from typing import NamedTuple
 
 from jaxfl.schema import check_name
 
 SEEDS = (0, 1, 2, 3, 4)
-EVALUATIONS = 15  # of a run, and so the steps in which a budget is counted
+EVALUATIONS = 15  # of a run at most, and so the steps in which a budget is counted
 APART = ("validation=0.2", "held_out=0.2")
 DIGITS = ("num_clients=40", "rows_per_client=100", "hidden=64", "local_epochs=2", "batch_size=20")
 TESTED = "test_share=0.02"  # of MNIST's training images: 1,200 rows that all clients are tested on
@@ -27,6 +28,8 @@ class Federation(NamedTuple):
         counts: the numbers of clusters that are tried where the number is not given.
         groups: the true number, or None where there are no true groups.
         rates: the learning rates that are tried.
+        pulls: what the weights of pulls towards another model are times here. A pull is added to the gradient, so that
+            it weighs more where rates are larger because gradients are smaller.
         rounds: of FedAvg; what it sends and how often it steps in them is everybody's budget.
         metric: the task's main one.
         lower: whether it is better where it is lower.
@@ -39,6 +42,7 @@ class Federation(NamedTuple):
     counts: tuple[int, ...]
     groups: int | None
     rates: tuple[float, ...] = (0.1, 0.3, 1.0)
+    pulls: float = 1.0
     rounds: int = 60
     metric: str = "accuracy"
     lower: bool = False
@@ -55,7 +59,7 @@ class Federation(NamedTuple):
     @property
     def eval_every(self) -> int:
         """Returns the rounds between two evaluations."""
-        return max(1, self.rounds // EVALUATIONS)
+        return math.ceil(self.rounds / EVALUATIONS)
 
 
 FEDERATIONS = (
@@ -91,21 +95,26 @@ FEDERATIONS = (
         "fortunes",
         (
             *("num_clients=40", "min_rows=60", "max_rows=60", "length=32", "hidden=48", "embedding=16"),
-            *("local_epochs=1", "batch_size=20", "optimizer=adam"),
+            *("local_epochs=2", "batch_size=10"),
         ),
         (2, 4, 9),
         9,
-        rates=(0.01, 0.02, 0.04),
+        rates=(3.0, 6.0, 12.0),
+        pulls=0.03,
+        rounds=30,
     ),
     Federation(
         "cifar10",
         "CIFAR-10, Dirichlet 0.1",
         "dirichlet-cifar10",
-        ("num_clients=40", "alpha=0.1", "min_rows=20", "max_rows=75", "local_epochs=2", "batch_size=32"),
+        (
+            *("num_clients=30", "alpha=0.1", "min_rows=20", "max_rows=66", "test_share=0.4"),
+            *("local_epochs=2", "batch_size=16"),
+        ),
         (2, 4, 8),
         None,
         rates=(0.03, 0.1, 0.3),
-        rounds=30,
+        rounds=20,
     ),
 )
 SMOKE = Federation(

@@ -25,7 +25,7 @@ import numpy as np
 from experiments.harness import results
 from experiments.harness.base import Cell
 from experiments.leaderboard.federations import APART, SEEDS, Federation
-from experiments.leaderboard.rows import Number, Row, passes, values
+from experiments.leaderboard.rows import Number, Row, items, passes, values
 from experiments.leaderboard.table import best
 from jaxfl import tree
 from jaxfl.data.clients import SPLITS, FederatedData, replaced
@@ -45,8 +45,7 @@ Say = Callable[[str], None]
 def cell(on: Federation, row: Row, value: Number, rate: float, rounds: int | None = None) -> Cell:
     """Returns the run of a method at one value of its number and one learning rate."""
     able = options_of(methods.row(row.method).factory)
-    items = [item for item in on.items if item.partition("=")[0] in able or not item.startswith(LOCAL)]
-    own = [item.format(clients=on.clients) for item in row.items]
+    shared = [item for item in on.items if item.partition("=")[0] in able or not item.startswith(LOCAL)]
     number = [] if row.number is None else [f"{row.number}={str(value).lower()}"]
     return Cell(
         on.title,
@@ -54,7 +53,7 @@ def cell(on: Federation, row: Row, value: Number, rate: float, rounds: int | Non
         ", ".join([*number, f"learning_rate={rate}"]),
         row.method,
         on.data,
-        (*items, *APART, f"learning_rate={rate}", *own, *number),
+        (*shared, *APART, f"learning_rate={rate}", *items(row, on), *number),
         rounds=on.rounds if rounds is None else rounds,
         cohort=1.0,
         seeds=SEEDS,

@@ -19,7 +19,7 @@ from experiments.leaderboard.federations import Federation
 from jaxfl.methods import METHODS
 from jaxfl.settings.own import label
 
-COUNT = "num_clusters"
+COUNT, PULL = "num_clusters", "proximal_weight"
 Number = int | float | str | None
 
 
@@ -33,6 +33,7 @@ class Row(NamedTuple):
         passes: how often it goes over a client's rows with gradients where FedAvg goes once: 2 for a method that trains
             two models. It makes as many rounds fewer. None is the number itself: a method that trains all its models.
         beside: more passes of a round, however many local epochs there are.
+        pull: the method's default of the weight of its pull, if it has one and another number is chosen.
         items: more options, `key=value`, where the defaults do not suit; `{clients}` is how many there are.
         elsewhere: another grid for some federations, by their names.
         apart: whether each learning rate is compiled apart, because the optimiser is used beside `local_train`; so are
@@ -44,6 +45,7 @@ class Row(NamedTuple):
     grid: tuple[Number, ...] = ()
     passes: float | None = 1.0
     beside: float = 0.0
+    pull: float | None = None
     items: tuple[str, ...] = ()
     elsewhere: Mapping[str, tuple[Number, ...]] = {}
     apart: bool = False
@@ -76,13 +78,13 @@ ROWS = (
     Row("hypcluster", COUNT),
     Row("kfed", COUNT),
     Row("robust", COUNT),
-    Row("fesem", COUNT),
-    Row("fesem_ma", COUNT),
+    Row("fesem", COUNT, pull=0.1),
+    Row("fesem_ma", COUNT, pull=0.1),
     Row("flhc", "threshold", (0.6, 0.8, 1.0)),
     Row("cfl", "eps1", STATIONARY),
     Row("layercfl", "eps1", STATIONARY),
     Row("adacfl", "eps1", STATIONARY),
-    Row("stocfl", "threshold", (0.3, 0.5, 0.7), passes=2.0, elsewhere=TEXTS),
+    Row("stocfl", "threshold", (0.3, 0.5, 0.7), passes=2.0, pull=0.05, elsewhere=TEXTS),
     Row("wecfl", COUNT),
     Row("pacfl", "threshold", (5.0, 10.0, 20.0)),  # degrees
     Row("fedgroup", COUNT),
@@ -95,18 +97,24 @@ ROWS = (
     Row("fedamp", "proximal_weight", (0.1, 1.0, 10.0)),
     Row("fedrep", items=("head_epochs=1",), beside=1.0),
     Row("lg_fedavg"),
-    Row("perfedavg", "adaptation_rate", (0.03, 0.1, 0.3)),
+    Row("perfedavg", "adaptation_rate", (0.03, 0.1, 0.3), elsewhere={"fortunes": (0.3, 1.0, 3.0)}),
     Row("scaffold"),
     Row("feddyn", "proximal_weight", (0.01, 0.1, 1.0)),
     Row("fednova"),
 )
 ABSENT = {"fedbn": "no network here has layers of normalisation"}  # who takes no part, and why
+ABSENT_FROM = {"fortunes": {"fesem_ma": "it matches the neurons of a chain of layers, which an LSTM is not"}}
 
 
-def rows() -> list[Row]:
-    """Returns a row for every registered method that takes part, in the order of the registry."""
+def rows(on: Federation | None = None) -> list[Row]:
+    """Returns a row for every registered method that takes part, in the order of the registry.
+
+    Args:
+        on: the federation; None is of any.
+    """
     own = {one.method: one for one in ROWS}
-    return [own.get(name, Row(name)) for name in METHODS if name not in ABSENT]
+    absent = ABSENT if on is None else ABSENT | ABSENT_FROM.get(on.name, {})
+    return [own.get(name, Row(name)) for name in METHODS if name not in absent]
 
 
 def row(method: str, number: str | None = None, grid: tuple[Number, ...] = ()) -> Row:
@@ -118,7 +126,26 @@ def row(method: str, number: str | None = None, grid: tuple[Number, ...] = ()) -
 def values(one: Row, on: Federation) -> tuple[Number, ...]:
     """Returns what is tried of a row's number on a federation; `(None,)` where it has none."""
     grid = on.counts if one.counts and not one.grid else one.elsewhere.get(on.name, one.grid)
+    if one.number == PULL:
+        grid = tuple(_weakened(float(value or 0), on) for value in grid)
     return grid or (None,)
+
+
+def items(one: Row, on: Federation) -> list[str]:
+    """Returns what a row is given beside its number, `key=value`.
+
+    >>> from experiments.leaderboard.federations import federation
+    >>> items(row("stocfl"), federation("rotated")), items(row("stocfl"), federation("fortunes"))
+    ([], ['proximal_weight=0.0015'])
+    """
+    default = () if one.pull is None or on.pulls == 1 else (f"{PULL}={one.pull}",)
+    given = [item.format(clients=on.clients).partition("=") for item in (*one.items, *default)]
+    return [f"{name}={_weakened(float(value), on) if name == PULL else value}" for name, _, value in given]
+
+
+def _weakened(weight: float, on: Federation) -> float:
+    """Returns the weight of a pull as a federation has it."""
+    return float(f"{weight * on.pulls:.3g}")
 
 
 def passes(one: Row, value: Number, on: Federation) -> float:

@@ -142,7 +142,7 @@ def test_every_method_has_a_row_and_every_cell_can_be():
     assert len(own) == len(rows.ROWS) and own <= set(METHODS)
     for on in FEDERATIONS:
         assert on.groups is None or on.groups in on.counts
-        for one in rows.rows():
+        for one in rows.rows(on):
             words = play.cell(on, one, rows.values(one, on)[-1], on.rates[0]).command(0)
             assert words.startswith(f"jaxfl run {one.method} --data {on.data} --data-dir DIR")
 
