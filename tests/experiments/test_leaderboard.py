@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from docs.generate import advice
 from docs.generate import leaderboard as pages
 from experiments.harness import results
 from experiments.leaderboard import __main__, federations, pictures, play, rows, table
@@ -115,8 +116,8 @@ def test_validation_rows_choose_and_seeds_are_averaged(results_of_two):
 def test_pages_say_what_the_results_say(results_of_two, tmp_path):
     assert pages.state().startswith("So far: 2 of 8 federations, 0 of them with all")
     assert "| `ifca` | **72.0 ± 1.6 %** |" in pages.unknown()
-    assert len(pages.advice().splitlines()) == 10
-    assert "`ifca` (Rotated MNIST, 72.0 %" in pages.advice()
+    assert len(advice.advice().splitlines()) == 10
+    assert "`ifca` (Rotated MNIST, 72.0 %" in advice.advice()
     assert "learning_rate=0.3" in pages.cells("rotated") and pages.cells("shifted").startswith("Not made.")
     figure = pictures.heatmap(*(table.by_federation(results_of_two, given=given) for given in (False, True)))
     words = [text.get_text() for text in figure.axes[0].texts]
@@ -140,6 +141,9 @@ def test_every_method_has_a_row_and_every_cell_can_be():
     assert [one.method for one in rows.rows()] == [name for name in METHODS if name not in rows.ABSENT]
     own = {one.method for one in rows.ROWS}
     assert len(own) == len(rows.ROWS) and own <= set(METHODS)
+    for name, absent in rows.ABSENT_FROM.items():
+        there = {one.method for one in rows.rows(federations.federation(name))}
+        assert set(absent) <= own and there == own - set(absent)
     for on in FEDERATIONS:
         assert on.groups is None or on.groups in on.counts
         for one in rows.rows(on):
