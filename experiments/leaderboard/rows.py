@@ -89,7 +89,7 @@ ROWS = (
     Row("pacfl", "threshold", (5.0, 10.0, 20.0)),  # degrees
     Row("fedgroup", COUNT),
     Row("fedem", COUNT, passes=None),
-    Row("fedsoft", COUNT),
+    Row("fedsoft", COUNT, pull=0.1),
     Row("feddrift", "merge_threshold", (0.05, 0.1, 0.2), items=("start=own", "rounds_per_step=5", "slots={clients}")),
     Row("apfl", "mixture", (0.25, 0.5, 0.75), passes=2.0),
     # the paper's lambda = 15 and outer rate of 0.005 are for hundreds of rounds
@@ -103,7 +103,12 @@ ROWS = (
     Row("fednova"),
 )
 ABSENT = {"fedbn": "no network here has layers of normalisation"}  # who takes no part, and why
-ABSENT_FROM = {"fortunes": {"fesem_ma": "it matches the neurons of a chain of layers, which an LSTM is not"}}
+ABSENT_FROM = {
+    "fortunes": {
+        "fesem_ma": "it matches the neurons of a chain of layers, which an LSTM is not",
+        "pacfl": "it compares inputs that are numbers, and these are characters",
+    },
+}
 
 
 def rows(on: Federation | None = None) -> list[Row]:
