@@ -15,6 +15,7 @@ from experiments.leaderboard.federations import FEDERATIONS, SEEDS, SMOKE
 from experiments.leaderboard.rows import Row, row
 from jaxfl.jobs import job
 from jaxfl.methods import METHODS
+from jaxfl.schema import options_of
 from jaxfl.settings import options
 
 
@@ -141,6 +142,11 @@ def test_every_method_has_a_row_and_every_cell_can_be():
     assert [one.method for one in rows.rows()] == [name for name in METHODS if name not in rows.ABSENT]
     own = {one.method for one in rows.ROWS}
     assert len(own) == len(rows.ROWS) and own <= set(METHODS)
+    for one in rows.ROWS:
+        known = options_of(METHODS[one.method].factory).get(rows.PULL)
+        preset = METHODS[one.method].presets.get("paper", {}).get(rows.PULL)
+        given = one.number == rows.PULL or any(item.startswith(rows.PULL) for item in one.items)
+        assert one.pull == (None if known is None or given else known.default or preset or None)
     for name, absent in rows.ABSENT_FROM.items():
         there = {one.method for one in rows.rows(federations.federation(name))}
         assert set(absent) <= own and there == own - set(absent)

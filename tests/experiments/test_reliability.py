@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reliability import fuzz_files, kills, order, poison, soak
+from experiments.reliability import fuzz_files, kills, order, poison, settings, soak
 from experiments.reliability.campaign import heed_signals, until
 
 
@@ -20,7 +20,7 @@ def test_sick_clients_change_nothing_for_the_others(name):
 
 
 def test_what_sick_clients_change_is_found():
-    setting = poison.setting(0, 0, "fedavg")
+    setting = settings.setting(0, 0, "fedavg")
 
     def round(key, state, data, cohort):
         new, info = setting.made.round(key, state, data, cohort)
@@ -38,8 +38,8 @@ def test_what_sick_clients_change_is_found():
 
 
 def test_a_case_is_the_same_whenever_it_is_made():
-    one, other = (str(poison.setting(4, 2, "fesem")) for _ in range(2))
-    assert one == other != str(poison.setting(5, 2, "fesem"))
+    one, other = (str(settings.setting(4, 2, "fesem")) for _ in range(2))
+    assert one == other != str(settings.setting(5, 2, "fesem"))
     assert list(poison.campaign(0, 0, 10, ["fedavg"], until(0))) == []
 
 
