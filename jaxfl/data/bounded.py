@@ -24,7 +24,7 @@ TEXT = 1 << 26  # bytes of a JSON document
 BLOCK = 1 << 20  # bytes read at once
 
 DAMAGE = (  # what a zip's members and numpy's headers raise beside ValueError
-    *(zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError, struct.error),
+    *(zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, struct.error),
     *(SyntaxError, tokenize.TokenError, TypeError, OverflowError, IndexError, KeyError),
 )
 
