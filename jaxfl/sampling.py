@@ -26,6 +26,8 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 
+MANY = 1 << 16  # clients above which a lot for each of them would take longer than many a round
+
 Sampler = Callable[[Key, Array, FederatedData, int, Plan], Cohort]
 Pattern = Literal["always", "diurnal", "random"]
 
@@ -72,6 +74,9 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
 def uniform(root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
     """Returns the cohort of one round: `size` clients, uniformly and without replacement, in ascending order of id.
 
+    Up to 65,536 clients (or eight cohorts) draw a lot each, and the highest take part; of more, clients are drawn one
+    by one until there are enough different ones, which takes as long for a million of them as for a thousand.
+
     Args:
         root: the key of the run.
         round: the round `[]`, from 0.
@@ -81,7 +86,9 @@ def uniform(root: Key, round: Array, data: FederatedData, size: int, plan: Plan 
     """
     if size == data.num_clients:
         return Cohort.of(jnp.arange(size), plan)
-    return Cohort.of(jnp.sort(_lots(root, round, data, size)[1]), plan)
+    if data.num_clients <= max(MANY, 8 * size):
+        return Cohort.of(jnp.sort(_lots(root, round, data, size)[1]), plan)
+    return Cohort.of(_different_ones(root, round, data, size), plan)
 
 
 sample = uniform  # the usual sampler
@@ -210,6 +217,25 @@ def _lots(
     if data.held_out is not None:
         lots = jnp.where(data.held_out, -2.0, lots)
     return jax.lax.top_k(lots, size)
+
+
+def _different_ones(root: Key, round: Array, data: FederatedData, size: int) -> Array:
+    """Returns the first `size` different clients of a sequence of independent draws, in ascending order.
+
+    The sequence ends after three cohorts. Where too few of it are different, since most are held out, lots are drawn:
+    whether it happens does not depend on who they are, so that all clients stay as likely.
+    """
+    ids = jax.random.randint(key_for(root, Stream.COHORT, round), (3 * size + 16,), 0, data.num_clients)
+    order = jnp.argsort(ids, stable=True)
+    again = jnp.append(False, jnp.diff(ids[order]) == 0)
+    new = jnp.zeros_like(again).at[order].set(~again, unique_indices=True)
+    if data.held_out is not None:
+        new &= ~jnp.asarray(data.held_out)[ids]
+    drawn = jnp.cumsum(new)
+    different = jnp.sort(jnp.where(new & (drawn <= size), ids, data.num_clients))[:size]
+    return jax.lax.cond(
+        drawn[-1] >= size, lambda: different, lambda: jnp.sort(_lots(root, round, data, size)[1]).astype(ids.dtype)
+    )
 
 
 def _called(name: str, sampler: Sampler) -> Sampler:

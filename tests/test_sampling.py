@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxfl import sampling
 from jaxfl.client import conduct
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
+from jaxfl.data.clients import Split
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.random import Stream, key_for
 from jaxfl.sampling import availability, cohort_size, dropouts, name_of, sample, uniform
@@ -70,6 +72,48 @@ def test_every_client_and_every_pair_is_as_likely(key):
     np.testing.assert_allclose(np.diag(together), single, atol=5 * np.sqrt(single * (1 - single) / rounds))
     off = together[~np.eye(10, dtype=bool)]
     np.testing.assert_allclose(off, pair, atol=5 * np.sqrt(pair * (1 - pair) / rounds))
+
+
+MILLION = replace(
+    DATA,
+    train=Split(DATA.train.rows, np.zeros(1_000_000, np.int32), np.full(1_000_000, 2, np.int32), 2),
+    test=Split(DATA.test.rows, np.zeros(1_000_000, np.int32), np.full(1_000_000, 2, np.int32), 2),
+)
+
+
+def test_of_a_million_clients_all_are_as_likely(key):
+    """Also those whose number is close to another's, and those at both ends."""
+    rounds, size = 2000, 50
+    # one round after another: side by side, both ways of drawing would be computed
+    ids = np.asarray(jax.jit(lambda: jax.lax.map(lambda r: sample(key, r, MILLION, size).ids, jnp.arange(rounds)))())
+    assert ids.dtype == np.int32 and (np.diff(ids) > 0).all() and ids.min() >= 0 and ids.max() < 1_000_000
+    # 100,000 draws of 1,000,000: five standard deviations of the number in each of ten equal parts
+    parts = np.bincount(ids.ravel() // 100_000, minlength=10)
+    np.testing.assert_allclose(parts, 10_000, atol=5 * np.sqrt(10_000 * 0.9))
+    assert len(np.unique(ids)) > 94_000  # 95,163 are expected
+    one = jax.jit(lambda r: sample(key, r, MILLION, size).ids)
+    np.testing.assert_array_equal(one(jnp.int32(7)), ids[7])
+
+
+def test_of_a_million_the_first_different_ones_are_taken(key, monkeypatch):
+    """Every pair is as likely where draws are often the same: of 17 clients two."""
+    monkeypatch.setattr(sampling, "MANY", 0)
+    few, rounds = clustered_linear(17, rows=2), 8000
+    ids = np.asarray(jax.jit(jax.vmap(lambda r: sample(key, r, few, 2).ids))(jnp.arange(rounds)))
+    together = np.zeros((17, 17))
+    np.add.at(together, tuple(ids.T), 1 / rounds)
+    pairs, pair = together[np.triu_indices(17, 1)], 2 / (17 * 16)
+    assert together.sum() == pytest.approx(pairs.sum())
+    np.testing.assert_allclose(pairs, pair, atol=5 * np.sqrt(pair * (1 - pair) / rounds))
+
+
+@pytest.mark.parametrize("there", [20, 600_000])
+def test_of_a_million_those_held_out_are_never_drawn(there, key):
+    """Be it most of them, where lots decide, or some."""
+    held_out = np.arange(1_000_000) >= there
+    data = replace(MILLION, held_out=held_out)
+    ids = np.asarray(jax.jit(lambda r: sample(key, r, data, 10).ids)(jnp.int32(0)))
+    assert len(set(ids)) == 10 and ids.max() < there
 
 
 def drawn(sampler, key, size=4, data=DATA, rounds=400):
