@@ -116,8 +116,9 @@ def check_checkpoint(row: Row) -> None:
 
 def check_cuts(row: Row) -> None:
     """How often a run is evaluated changes nothing, and clients without rows are counted."""
-    method, data = case(row, batch_size=None).method, federation()  # programs of its own: here the full batches
-    options = {"rounds": 4, "cohort": 0.5, "seed": 1, "plan": Plan()}
+    # programs of its own: here full batches, and all clients at once
+    method, data = case(row, batch_size=None).method, federation()
+    options = {"rounds": 4, "cohort": 0.5, "seed": 1, "plan": Plan(chunk=None)}
     often, seldom = (run(method, data, eval_every=every, **options) for every in (1, 3))
     assert_equal(often.state, seldom.state, "the frequency of evaluation must change nothing")
     assert often.history[-1]["micro_accuracy"] == seldom.history[-1]["micro_accuracy"], "nor the last evaluation"
