@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxfl import engine, methods, models, sampling, tree
+from jaxfl import engine, methods, models, tree
 from jaxfl.clustering import scores
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear
@@ -186,7 +186,7 @@ def test_every_round_is_the_papers(name, key):
     state = state._replace(cluster=jnp.array(loop.cluster, jnp.int32), centres=centres)
     all_changed, all_moved = 0, []
     for number in range(ROUNDS):
-        cohort = sampling.sample(key, state.round, data, 5)
+        cohort = problems.sample(key, state.round, data, 5)
         ids, before = cohort.ids.tolist(), list(loop.cluster)
         state, info = method.round(key, state, data, cohort)
         objectives = loop.round(number, ids)
@@ -308,7 +308,7 @@ def test_planted_groups_are_found_in_part_time(options, key):
     state = method.init(key, data)
     for _ in range(3):
         assert scores.adjusted_rand_index(data.group, state.cluster) == 1
-        state, info = method.round(key, state, data, sampling.sample(key, state.round, data, 6))
+        state, info = method.round(key, state, data, problems.sample(key, state.round, data, 6))
         assert int(info.num_clusters) == 2 and int(info.extra["changed"]) == 0
 
 

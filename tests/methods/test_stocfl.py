@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxfl
-from jaxfl import classification, methods, models, sampling, tree
+from jaxfl import classification, methods, models, tree
 from jaxfl.clustering import scores
 from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
@@ -159,7 +159,7 @@ def test_it_is_its_loop(variant, key):
     )
     loop = Loop(setting, jax.tree.map(np.asarray, state.solver.model), THRESHOLD, **rule)
     for number in range(6):
-        cohort = sampling.sample(key, state.round, DATA, 3)
+        cohort = problems.sample(key, state.round, DATA, 3)
         state, info = method.round(key, state, DATA, cohort)
         loop.round(number, cohort.ids.tolist())
         found = {k: sorted(np.flatnonzero(np.asarray(state.cluster) == k).tolist()) for k in loop.slots}
@@ -180,7 +180,7 @@ def test_switches_matter(key):
         method = stocfl(**VARIANTS[name])
         state = method.init(key, DATA)
         for _ in range(6):
-            state, _ = method.round(key, state, DATA, sampling.sample(key, state.round, DATA, 3))
+            state, _ = method.round(key, state, DATA, problems.sample(key, state.round, DATA, 3))
         ends.append(np.asarray(tree.ravel(method.client_params(state, jnp.arange(10)))))
     assert min(np.abs(a - b).max() for n, a in enumerate(ends) for b in ends[:n]) > 1e-6
 
@@ -288,7 +288,7 @@ def auto_after(rounds, digits, key, data):
     method, _ = digits
     state = method.init(key, data)
     for _ in range(rounds):
-        state, info = method.round(key, state, data, sampling.sample(key, state.round, data, 20))
+        state, info = method.round(key, state, data, problems.sample(key, state.round, data, 20))
         assert int(info.overflow) == 0
     return state
 
@@ -451,7 +451,7 @@ def test_a_solver_of_its_own_trains_omega(key):
     method = stocfl(solver=solver)
     state, wanted = method.init(key, data), solver.init(key, data)
     for _ in range(3):
-        cohort = sampling.sample(key, state.round, data, 4)
+        cohort = problems.sample(key, state.round, data, 4)
         state, _ = method.round(key, state, data, cohort)
         wanted, _ = solver.round(key, wanted, data, cohort)
     close(state.solver.model, wanted.model)
