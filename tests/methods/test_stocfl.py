@@ -29,6 +29,7 @@ TASK = problems.softmax_task()
 DATA = problems.linear_federation((5, 0, 3, 8, 1, 6, 4, 2, 3, 5), (0, 0, 1, 1, 0, 1, 0, 1, 0, 1))
 PLAIN = {name: PRESETS["paper"][name] for name in PRESETS["paper"]} | {"linkage": "single", "merged": "largest"}
 
+halves_of = jax.jit(divide_rows, static_argnums=2)
 close = functools.partial(reference.close, rtol=1e-9)  # some twenty steps amplify rounding
 
 
@@ -321,7 +322,7 @@ def test_agreement_is_of_disjoint_halves(key):
     inputs = np.zeros(data.inputs.shape)
     inputs[data.train.rows] = [[1, 2, 0], [1, 2, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0], [np.nan, 0, 0]]
     data = jax.device_put(replace(data, inputs=inputs))
-    first, second = (replace(data, train=half) for half in divide_rows(key, data.train, 0.5))
+    first, second = (replace(data, train=half) for half in halves_of(key, data.train, 0.5))
     task = linear_loss_task()
     found = [
         agreement(key, {"w": jnp.ones(3)}, (first, second), jnp.int32(client))
@@ -340,7 +341,7 @@ def test_an_attackers_noise_is_of_the_run_and_other_noise_in_each_half(key):
     alike = np.isclose(one, other).all(1)
     assert alike.tolist() == (~attacker).tolist()
     device = data.on_device()
-    halves = tuple(replace(device, train=half) for half in divide_rows(key, device.train, 0.5))
+    halves = tuple(replace(device, train=half) for half in halves_of(key, device.train, 0.5))
     agreement = jax.jit(represented.agreement)
     found = [agreement(key, anchor, halves, jnp.int32(client)) for client in np.flatnonzero(attacker)]
     assert max(found) < 0.99, "noise does not agree with noise"
