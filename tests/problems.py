@@ -1,6 +1,7 @@
 """Small problems in float64, where a formula or a loop gives the answer: use them under `jax.enable_x64(True)`."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -88,3 +89,15 @@ def compiled(method: Method) -> Method:
     """Returns the method with its functions compiled as wholes; else each of their operations would be, alone."""
     wholes = {name: jax.jit(getattr(method, name)) for name in ("init", "round", "client_params", "assign")}
     return method._replace(**wholes)
+
+
+def once(factory, build):
+    """Returns `build(**options)` that makes a method once for the same options, also where they say a default."""
+    defaults = {name: option.default for name, option in inspect.signature(factory).parameters.items()}
+    made = functools.cache(build)
+
+    @functools.wraps(build)
+    def found(**options):
+        return made(**{name: value for name, value in sorted(options.items()) if value != defaults.get(name, made)})
+
+    return found

@@ -87,7 +87,7 @@ def test_sweep_is_the_first_round_with_everybody():
     data = jaxfl.data.load("rotated-digits", num_clients=12, rows_per_client=40)
     task = jaxfl.classification(jaxfl.models.MLP(num_classes=10, hidden=(16,)), data)
     key = jax.random.key(3)
-    anchor = task.init(jaxfl.random.key_for(key, jaxfl.random.Stream.INIT))
+    anchor = jax.jit(task.init)(jaxfl.random.key_for(key, jaxfl.random.Stream.INIT))
     points = representation.of_clients(representation.represent(task, optax.sgd(0.1)), key, anchor, data)
     taus = [0.35, 0.6]
     rows = thresholds.threshold_sweep(points, taus, group=data.group)

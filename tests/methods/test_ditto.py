@@ -68,6 +68,9 @@ class Ditto:
         return self.models[client] if client in self.trained else self.solver.model
 
 
+divided = jax.jit(divide_rows, static_argnums=2)
+
+
 def numbers(models):
     return jax.tree.map(np.asarray, models)
 
@@ -119,7 +122,7 @@ def test_a_lambda_of_several_is_chosen_in_every_step(key):
     data = problems.linear_federation()
     pulls = (0.1, 1.0, 2.0)
     method = ditto(proximal_weight=pulls, validation_share=0.3, **EPOCHS)
-    left, held = divide_rows(key, data.train, 0.3)
+    left, held = divided(key, data.train, 0.3)
     rest, validation = (problems.rows_of(replace(data, train=split)) for split in (left, held))
     setting = reference.Setting(key, rest, RATE, 2, 3, "uniform")
     loop = Ditto(setting, numbers(method.init(key, data).solver.model), pulls, judge=validation)
@@ -223,7 +226,7 @@ def test_validation_rows_train_nothing(key):
     """Other values of the rows that are held back leave all models as they are."""
     data = problems.linear_federation()
     inputs = np.asarray(data.inputs).copy()
-    _, held = divide_rows(key, data.train, 0.3)
+    _, held = divided(key, data.train, 0.3)
     for start, size in zip(held.start, held.size, strict=True):
         inputs[held.rows[start : start + size]] += 1.0
     method = ditto(proximal_weight=(0.5, 0.5), validation_share=0.3, **EPOCHS)

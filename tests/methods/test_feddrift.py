@@ -9,15 +9,20 @@ import numpy as np
 import optax
 import pytest
 
-from jaxfl import methods, sampling
+from jaxfl import methods
 from jaxfl.methods.parts import drifting
 from jaxfl.methods.parts.drifting import FedDriftState
 from tests import problems, reference
+from tests.problems import compiled
 from tests.reference import average, gradient, train, with_rows
 
 RATE, PERIOD, ROUNDS = 0.4, 2, 10
 EPOCHS = {"local_epochs": 2, "batch_size": 3}
 TASK = problems.softmax_task()
+
+
+def feddrift(**options):
+    return compiled(methods.feddrift(TASK, optax.sgd(RATE), **options, **EPOCHS))
 
 
 class Loop:
@@ -117,10 +122,8 @@ def test_every_round_is_the_codes(options, key):
         data = problems.linear_federation()
         shifted = np.isin(np.arange(7), (2, 4, 6)).astype(np.int32)
         phases = [replace(data, label_shift=shift.astype(np.int32)) for shift in (0 * shifted, shifted)]
-        method = methods.feddrift(
-            TASK, optax.sgd(RATE), rounds_per_step=PERIOD, measure="loss", slots=16, **options, **EPOCHS
-        )
-        state, step = method.init(key, data), jax.jit(method.round)
+        method = feddrift(rounds_per_step=PERIOD, measure="loss", slots=16, **options)
+        state = method.init(key, data)
         model = jax.tree.map(lambda leaf: np.asarray(leaf[0]), state.models)
         wanted, drifts = Loop(model, 7, **options), 0
         for number in range(ROUNDS):
@@ -128,8 +131,8 @@ def test_every_round_is_the_codes(options, key):
             rows = zip(problems.rows_of(now), now.label_shift, strict=True)
             clients = [(x, (y + shift) % 2) for (x, y), shift in rows]
             setting = reference.Setting(key, clients, RATE, 2, 3, "rows")
-            cohort = sampling.sample(key, state.round, now, 4)
-            state, info = step(key, state, now, cohort)
+            cohort = problems.sample(key, state.round, now, 4)
+            state, info = method.round(key, state, now, cohort)
             drifts += int(info.extra["drifted"])
             wanted.round(setting, number, cohort.ids.tolist())
             served = jax.tree.map(np.asarray, method.client_params(state, jnp.arange(7)))
@@ -142,15 +145,14 @@ def test_every_round_is_the_codes(options, key):
 
 def test_whoever_never_drifts_is_fedavg(key):
     with jax.enable_x64(True):
-        never = methods.feddrift(TASK, optax.sgd(RATE), rounds_per_step=1, threshold=math.inf, slots=3, **EPOCHS)
+        never = feddrift(rounds_per_step=1, threshold=math.inf, slots=3)
         for served, loop, _ in side_by_side(never, reference.FedProx, key):
             reference.close(served, [loop.served(client) for client in range(7)])
 
 
 def test_own_models_are_local_and_at_an_infinite_distance_they_all_merge_at_the_second_step(key):
     with jax.enable_x64(True):
-        own = {"start": "own", "rounds_per_step": 2, "slots": 7, "merge_threshold": math.inf}
-        method = methods.feddrift(TASK, optax.sgd(RATE), **own, **EPOCHS)
+        method = feddrift(start="own", rounds_per_step=2, slots=7, merge_threshold=math.inf)
         for number, (served, loop, state) in enumerate(side_by_side(method, reference.Local, key)):
             if number < 2:
                 reference.close(served, [loop.served(client) for client in range(7)])
@@ -161,12 +163,12 @@ def test_own_models_are_local_and_at_an_infinite_distance_they_all_merge_at_the_
 def side_by_side(method, loop, key):
     """Yields for three rounds the models that are served, the loop, and the state."""
     data = problems.linear_federation()
-    state, step = method.init(key, data), jax.jit(method.round)
+    state = method.init(key, data)
     setting = reference.Setting(key, problems.rows_of(data), RATE, 2, 3, "rows")
     wanted = loop(setting, jax.tree.map(lambda leaf: np.asarray(leaf[0]), state.models))
     for number in range(3):
-        cohort = sampling.sample(key, state.round, data, 4)
-        state, _ = step(key, state, data, cohort)
+        cohort = problems.sample(key, state.round, data, 4)
+        state, _ = method.round(key, state, data, cohort)
         wanted.round(number, cohort.ids.tolist())
         served = jax.tree.map(np.asarray, method.client_params(state, jnp.arange(7)))
         yield [jax.tree.map(lambda leaf, one=client: leaf[one], served) for client in range(7)], wanted, state
@@ -174,20 +176,23 @@ def side_by_side(method, loop, key):
 
 def slots_of_state(cluster, weight, used, **more):
     state = {
-        "models": {"w": 10 * jnp.arange(len(weight), dtype=jnp.float32)},
-        "cluster": jnp.array(cluster, jnp.int32),
-        "risk": jnp.full(len(cluster), 0.1),
-        "alone_until": jnp.zeros(len(cluster), jnp.int32),
-        "weight": jnp.array(weight, jnp.float32),
-        "used": jnp.array(used, jnp.int32),
-        "round": jnp.int32(0),
+        "models": {"w": 10 * np.arange(len(weight), dtype=np.float32)},
+        "cluster": np.array(cluster, np.int32),
+        "risk": np.full(len(cluster), 0.1, np.float32),
+        "alone_until": np.zeros(len(cluster), np.int32),
+        "weight": np.array(weight, np.float32),
+        "used": np.array(used, np.int32),
+        "round": np.int32(0),
     }
     return FedDriftState(**(state | more))
 
 
+moved = jax.jit(drifting.moved, static_argnums=(4, 5, 6))
+
+
 def move(state, risks, *, able=None, now=3, isolation=1, eager=False):
-    able = jnp.ones(len(state.cluster), bool) if able is None else jnp.array(able)
-    return drifting.moved(state, jnp.array(risks), able, jnp.int32(now), 0.2, isolation, eager)
+    able = np.ones(len(state.cluster), bool) if able is None else np.array(able)
+    return moved(state, np.array(risks, np.float32), able, np.int32(now), 0.2, isolation, eager)
 
 
 def test_a_drift_takes_slots_that_were_never_used_then_those_without_clients_for_longest():
@@ -211,7 +216,7 @@ def test_without_a_free_slot_a_client_stays_with_its_best_model():
 
 
 def test_who_is_alone_stays_so_and_lends_its_model_to_nobody():
-    state = slots_of_state([0, 1], weight=[3, 1, 0], used=[2, 2, -1], alone_until=jnp.array([0, 4], jnp.int32))
+    state = slots_of_state([0, 1], weight=[3, 1, 0], used=[2, 2, -1], alone_until=np.array([0, 4], np.int32))
     risks = [[0.15, 0.0, 0.0], [0.0, 0.9, 0.0]]
     after, pool, _ = move(state, risks, now=3)
     assert after.cluster.tolist() == [0, 1] and pool.tolist() == [True, False, False]
@@ -242,8 +247,9 @@ def test_eager_clients_share_a_copy_of_the_first_ones_model():
 
 def test_a_distance_is_not_negative_and_symmetric_and_empty_models_have_none():
     rng = np.random.default_rng(0)
-    distance, able = drifting.apart(jnp.array(rng.random((6, 4))), jnp.array([0, 0, 1, 1, 3, 3]), jnp.ones(6))
-    assert (distance >= 0).all() and (jnp.diagonal(distance) == 0).all() and able.tolist() == [True, True, False, True]
+    risks, cluster = rng.random((6, 4)).astype(np.float32), np.array([0, 0, 1, 1, 3, 3], np.int32)
+    distance, able = jax.jit(drifting.apart)(risks, cluster, np.ones(6, np.float32))
+    assert (distance >= 0).all() and (np.diagonal(distance) == 0).all() and able.tolist() == [True, True, False, True]
     np.testing.assert_allclose(distance, distance.T)
 
 

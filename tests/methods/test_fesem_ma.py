@@ -170,7 +170,7 @@ def test_models_of_one_layer_have_nothing_to_match(key):
 
 def test_short_updates_need_no_other_order(key):
     """000, section 6.2.1: all clients start from the same model, so that matching adds nothing."""
-    ours, theirs = build(num_clusters=1), build(fesem, num_clusters=1)
+    ours, theirs = build(), build(fesem)
     one, two = ours.init(key, DATA), theirs.init(key, DATA)
     close(one, two)
     close(ours.round(key, one, DATA, EVERYBODY)[0], theirs.round(key, two, DATA, EVERYBODY)[0])

@@ -15,7 +15,7 @@ from scipy.cluster import hierarchy
 from scipy.spatial.distance import pdist, squareform
 
 import jaxfl
-from jaxfl import methods, sampling, tree
+from jaxfl import methods, tree
 from jaxfl.clustering import components, scores
 from jaxfl.cohort import Cohort
 from jaxfl.data.synthetic import clustered_linear
@@ -54,7 +54,7 @@ def advance(method, data, *, key, rounds=ROUNDS, cohort=None, state=None):
     state = method.init(key, data) if state is None else state
     info: Any = None
     for _ in range(rounds):
-        chosen = sampling.sample(key, state.round, data, COHORT) if cohort is None else cohort
+        chosen = problems.sample(key, state.round, data, COHORT) if cohort is None else cohort
         state, info = method.round(key, state, data, chosen)
     return state, info
 
@@ -123,7 +123,7 @@ class FLHC:
 def test_every_round_is_the_papers(options, batch_size, weighting, key):
     data = problems.linear_federation()
     wanted = FLHC(setting_of(key, data, batch_size, weighting), initial(key), **options)
-    cohorts = [sampling.sample(key, jnp.int32(number), data, COHORT) for number in range(ROUNDS)]
+    cohorts = [problems.sample(key, jnp.int32(number), data, COHORT) for number in range(ROUNDS)]
     history = []
     for number, cohort in enumerate(cohorts):
         wanted.round(number, cohort.ids.tolist())

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxfl import methods, sampling, server, tree
+from jaxfl import methods, server, tree
 from jaxfl.cohort import Cohort
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
@@ -32,7 +32,7 @@ close = functools.partial(reference.close, rtol=1e-9)  # some ten steps amplify 
 
 def advance(method, state, key, data, rounds=3, cohort=None):
     for _ in range(rounds):
-        chosen = EVERYBODY if cohort is None else sampling.sample(key, state.round, data, cohort)
+        chosen = EVERYBODY if cohort is None else problems.sample(key, state.round, data, cohort)
         state, _ = method.round(key, state, data, chosen)
     return state
 
@@ -81,7 +81,7 @@ def test_every_round_is_the_papers_with_momentum_and_warm_up(batch_size, weighti
     loop, filled = HypCluster(setting, start, state.cluster.tolist(), warmup), []
     rows = np.flatnonzero(data.train.size > 0)
     for number in range(5):
-        cohort = sampling.sample(key, state.round, data, 4)
+        cohort = problems.sample(key, state.round, data, 4)
         state, info = method.round(key, state, data, cohort)
         loop.round(number, cohort.ids.tolist())
         filled.append(len(np.unique(np.asarray(info.cluster)[np.asarray(cohort.mask)])))

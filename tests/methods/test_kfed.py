@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxfl import methods, sampling, tree
+from jaxfl import methods, tree
 from jaxfl.clustering import scores
 from jaxfl.cohort import Cohort
 from jaxfl.methods.kfed import one_shot
@@ -85,7 +85,7 @@ def test_every_round_is_the_papers(weighting, batch_size, key):
     wanted = KFed(setting, jax.tree.map(np.asarray, tree.take(state.models, 0)), 3, first_epochs=3)
     assert state.cluster.tolist() == wanted.cluster and len(set(wanted.cluster)) == 3
     for number in range(ROUNDS):
-        cohort = sampling.sample(key, state.round, data, COHORT)
+        cohort = problems.sample(key, state.round, data, COHORT)
         state, info = method.round(key, state, data, cohort)
         wanted.round(number, cohort.ids.tolist())
         assert state.cluster.tolist() == wanted.cluster and int(info.num_clusters) == 3

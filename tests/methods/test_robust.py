@@ -12,7 +12,7 @@ import optax
 import pytest
 from scipy import stats
 
-from jaxfl import methods, sampling, tree
+from jaxfl import methods, tree
 from jaxfl.clustering import kmeans, scores
 from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
@@ -145,7 +145,7 @@ def test_every_round_is_the_papers(iterative, layers, trim, outliers, cohort, ba
         best = min(parts, key=lambda part: sum(points[one].var(0).sum() * one.sum() for one in (part, ~part)))
         assert scores.adjusted_rand_index(best, state.cluster[np.array(wanted.known)]) == 1
     for number in range(ROUNDS):
-        chosen = sampling.sample(key, state.round, data, cohort)
+        chosen = problems.sample(key, state.round, data, cohort)
         state, _ = method.round(key, state, data, chosen)
         wanted.round(number, chosen.ids.tolist(), iterative)
         assert state.cluster.tolist() == wanted.cluster.tolist()

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxfl
-from jaxfl import classification, methods, models, sampling, tree
+from jaxfl import classification, methods, models, tree
 from jaxfl.clustering import scores
 from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
@@ -29,6 +29,7 @@ TASK = problems.softmax_task()
 DATA = problems.linear_federation((5, 0, 3, 8, 1, 6, 4, 2, 3, 5), (0, 0, 1, 1, 0, 1, 0, 1, 0, 1))
 PLAIN = {name: PRESETS["paper"][name] for name in PRESETS["paper"]} | {"linkage": "single", "merged": "largest"}
 
+halves_of = jax.jit(divide_rows, static_argnums=2)
 close = functools.partial(reference.close, rtol=1e-9)  # some twenty steps amplify rounding
 
 
@@ -159,7 +160,7 @@ def test_it_is_its_loop(variant, key):
     )
     loop = Loop(setting, jax.tree.map(np.asarray, state.solver.model), THRESHOLD, **rule)
     for number in range(6):
-        cohort = sampling.sample(key, state.round, DATA, 3)
+        cohort = problems.sample(key, state.round, DATA, 3)
         state, info = method.round(key, state, DATA, cohort)
         loop.round(number, cohort.ids.tolist())
         found = {k: sorted(np.flatnonzero(np.asarray(state.cluster) == k).tolist()) for k in loop.slots}
@@ -180,7 +181,7 @@ def test_switches_matter(key):
         method = stocfl(**VARIANTS[name])
         state = method.init(key, DATA)
         for _ in range(6):
-            state, _ = method.round(key, state, DATA, sampling.sample(key, state.round, DATA, 3))
+            state, _ = method.round(key, state, DATA, problems.sample(key, state.round, DATA, 3))
         ends.append(np.asarray(tree.ravel(method.client_params(state, jnp.arange(10)))))
     assert min(np.abs(a - b).max() for n, a in enumerate(ends) for b in ends[:n]) > 1e-6
 
@@ -288,7 +289,7 @@ def auto_after(rounds, digits, key, data):
     method, _ = digits
     state = method.init(key, data)
     for _ in range(rounds):
-        state, info = method.round(key, state, data, sampling.sample(key, state.round, data, 20))
+        state, info = method.round(key, state, data, problems.sample(key, state.round, data, 20))
         assert int(info.overflow) == 0
     return state
 
@@ -321,7 +322,7 @@ def test_agreement_is_of_disjoint_halves(key):
     inputs = np.zeros(data.inputs.shape)
     inputs[data.train.rows] = [[1, 2, 0], [1, 2, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0], [np.nan, 0, 0]]
     data = jax.device_put(replace(data, inputs=inputs))
-    first, second = (replace(data, train=half) for half in divide_rows(key, data.train, 0.5))
+    first, second = (replace(data, train=half) for half in halves_of(key, data.train, 0.5))
     task = linear_loss_task()
     found = [
         agreement(key, {"w": jnp.ones(3)}, (first, second), jnp.int32(client))
@@ -340,7 +341,7 @@ def test_an_attackers_noise_is_of_the_run_and_other_noise_in_each_half(key):
     alike = np.isclose(one, other).all(1)
     assert alike.tolist() == (~attacker).tolist()
     device = data.on_device()
-    halves = tuple(replace(device, train=half) for half in divide_rows(key, device.train, 0.5))
+    halves = tuple(replace(device, train=half) for half in halves_of(key, device.train, 0.5))
     agreement = jax.jit(represented.agreement)
     found = [agreement(key, anchor, halves, jnp.int32(client)) for client in np.flatnonzero(attacker)]
     assert max(found) < 0.99, "noise does not agree with noise"
@@ -451,7 +452,7 @@ def test_a_solver_of_its_own_trains_omega(key):
     method = stocfl(solver=solver)
     state, wanted = method.init(key, data), solver.init(key, data)
     for _ in range(3):
-        cohort = sampling.sample(key, state.round, data, 4)
+        cohort = problems.sample(key, state.round, data, 4)
         state, _ = method.round(key, state, data, cohort)
         wanted, _ = solver.round(key, wanted, data, cohort)
     close(state.solver.model, wanted.model)

@@ -128,12 +128,15 @@ def test_two_blocks_are_found_and_one_is_left_whole_where_splits_are_judged(link
     assert len(set(left.tolist())) == (2 if accept is splitting.keep_all else 1)
 
 
+def as_they_are(times):
+    return splitting.keep_above_peers(times, jnp.negative)
+
+
 def test_distances_stand_out_as_they_are():
-    places = jnp.array([0.0, 1.0, 3.5, 4.5, 2.0, 0.5, 5.0])
-    similarity = -jnp.abs(places[:, None] - places[None, :])  # nearest peers: 1 apart; the halves: 1.5
+    places = np.array([0.0, 1.0, 3.5, 4.5, 2.0, 0.5, 5.0], np.float32)
+    similarity = -np.abs(places[:, None] - places[None, :])  # nearest peers: 1 apart; the halves: 1.5
     for times, number in ((1.4, 2), (1.6, 1)):
-        accept = splitting.keep_above_peers(times, jnp.negative)
-        after = splitting.split(similarity, jnp.zeros(7, jnp.int32), EVERYBODY, FIRST, linkage="single", accept=accept)
+        after = split(similarity, np.zeros(7, np.int32), EVERYBODY, FIRST, "single", as_they_are, times)
         assert len(set(after.cluster.tolist())) == number
 
 
