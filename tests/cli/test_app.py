@@ -25,7 +25,7 @@ from jaxfl.simulation import loop, program, rounds
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.progress import Diverged
 
-pytestmark = pytest.mark.usefixtures("empty_pictures")  # but for those of `finished`, which is made before them
+pytestmark = pytest.mark.usefixtures("shared_tools", "empty_pictures")  # but for those of `finished`, which is made before them
 
 SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
 TINY = SMALL[:-2]  # the model that suits the data
@@ -243,7 +243,7 @@ def test_classes_without_rows_are_told(never_compiles, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, shared_tools):
     """A run of three rounds, and its directory."""
     out = tmp_path_factory.mktemp("runs") / "a" / "b"
     return jaxfl(
@@ -381,7 +381,8 @@ def test_a_directory_that_cannot_be_made_is_one_line(never_compiles, tmp_path):
     assert saved.exit_code == 2 and re.match("error: .*Is a directory", saved.stderr.splitlines()[-1])
 
 
-def test_seeds_are_averaged(tmp_path, monkeypatch):
+def test_seeds_are_averaged(tmp_path, monkeypatch, shared_tools):
+    monkeypatch.setattr(job.Tools, "of", shared_tools)  # no method of another command
     methods = []
     compiled = program.compile_rounds
     monkeypatch.setattr(

@@ -29,7 +29,7 @@ from jaxfl.settings import options, tasks
 from jaxfl.simulation.history import History
 from jaxfl.simulation.result import Result
 
-pytestmark = pytest.mark.usefixtures("empty_pictures")  # of runs; those of studies and reports are drawn
+pytestmark = pytest.mark.usefixtures("shared_tools", "empty_pictures")  # of runs; those of studies and reports are drawn
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -578,7 +578,7 @@ def test_select():
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
+def smoke(tmp_path_factory, shared_tools):
     """Results of `jaxfl reproduce ifca --scale smoke`."""
     folder = tmp_path_factory.mktemp("ifca")
     made = jaxfl("reproduce", "ifca", "--scale", "smoke", "--out", folder)
