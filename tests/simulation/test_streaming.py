@@ -21,10 +21,9 @@ DATA = clustered_linear(8, rows=8, features=4, ragged=True)
 TASK, SGD = linear_task(), optax.sgd(0.3)
 LOCAL = {"local_epochs": 1, "batch_size": 4}
 METHODS = {
-    "fedavg": methods.fedavg(TASK, SGD, **LOCAL),
-    "fedprox": methods.fedprox(TASK, SGD, **LOCAL),
-    "ifca": methods.ifca(TASK, SGD, num_clusters=2, choose="test", **LOCAL),  # assigned by rows that no round reads
     "stocfl": methods.stocfl(TASK, SGD, slots=4, threshold=0.99, **LOCAL),  # slots double on the way
+    "fedavg": methods.fedavg(TASK, SGD, **LOCAL),
+    "ifca": methods.ifca(TASK, SGD, num_clusters=2, choose="test", **LOCAL),  # assigned by rows that no round reads
 }
 
 
@@ -48,30 +47,6 @@ def test_rows_on_the_host_change_nothing(name):
     both(METHODS[name])
 
 
-@pytest.mark.parametrize("chunk", [None, 2])
-def test_rows_on_the_host_change_nothing_in_chunks(chunk):
-    both(METHODS["fedavg"], plan=Plan(chunk))
-
-
-def test_nor_for_pixels_in_one_chunk():
-    """XLA would know that a cohort which it is given is the same in every turn of the loop, and round otherwise."""
-    data = jaxfl.data.load("rotated-digits", num_clients=40, rows_per_client=40)
-    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
-    method = methods.fedavg(task, optax.sgd(0.1), local_epochs=1, batch_size=10)
-    both(method, data, cohort=7, rounds=1, plan=Plan(None), eval_clients=1)
-
-
-@pytest.mark.parametrize("update", ["parallel", "chain"])  # a chain reads the rows of both devices in one go
-def test_nor_on_two_devices(update):
-    method = methods.fedavg(TASK, SGD, **LOCAL, update=update)
-    both(method, plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
-
-
-def test_nor_for_samplers_that_mask_clients_or_keep_some_out():
-    data = replace(DATA, held_out=np.isin(np.arange(8), (1, 6)))
-    both(METHODS["fedavg"], data, sampler=sampling.dropouts(0.3, sampling.availability("random", lowest=0.3)))
-
-
 def test_nor_for_a_sample_of_clients_with_few_rows_each_and_fine_tuned(monkeypatch):
     monkeypatch.setattr(testers, "BESIDE", 2)  # the last window is not full
     tuned, _ = both(METHODS["ifca"], eval_clients=3, test_rows=2, finetune=FineTune(SGD))
@@ -85,6 +60,26 @@ def test_a_run_goes_on_in_the_other_form(tmp_path):
     jaxfl.run(METHODS["fedavg"], DATA, **{**options, "rounds": 2}, checkpoint_dir=tmp_path)
     resumed = jaxfl.run(METHODS["fedavg"], DATA, **options, checkpoint_dir=tmp_path, resume=True, resident=False)
     assert_equal(resumed.state, straight.state, "the resumed run")
+
+
+def test_nor_for_pixels_in_one_chunk():
+    """XLA would know that a cohort which it is given is the same in every turn of the loop, and round otherwise."""
+    data = jaxfl.data.load("rotated-digits", num_clients=40, rows_per_client=40)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method = methods.fedavg(task, optax.sgd(0.1), local_epochs=1, batch_size=10)
+    both(method, data, cohort=7, rounds=2, plan=Plan(None), eval_clients=1)
+
+
+@pytest.mark.parametrize("update", ["parallel", "chain"])  # a chain reads the rows of both devices in one go
+def test_nor_on_two_devices(update):
+    method = methods.fedavg(TASK, SGD, **LOCAL, update=update)
+    both(method, plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
+
+
+def test_nor_in_chunks_for_samplers_that_mask_clients_or_keep_some_out():
+    data = replace(DATA, held_out=np.isin(np.arange(8), (1, 6)))
+    sampler = sampling.dropouts(0.3, sampling.availability("random", lowest=0.3))
+    both(METHODS["fedavg"], data, sampler=sampler, plan=Plan(2))
 
 
 @pytest.mark.parametrize(("free", "name", "streamed"), [(10**9, "fedavg", False), (1000, "fedavg", True)])
