@@ -62,12 +62,17 @@ def test_a_run_goes_on_in_the_other_form(tmp_path):
     assert_equal(resumed.state, straight.state, "the resumed run")
 
 
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_rows_on_the_host_change_nothing_in_chunks(chunk):
+    both(METHODS["fedavg"], plan=Plan(chunk))
+
+
 def test_nor_for_pixels_in_one_chunk():
     """XLA would know that a cohort which it is given is the same in every turn of the loop, and round otherwise."""
     data = jaxfl.data.load("rotated-digits", num_clients=40, rows_per_client=40)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
     method = methods.fedavg(task, optax.sgd(0.1), local_epochs=1, batch_size=10)
-    both(method, data, cohort=7, rounds=2, plan=Plan(None), eval_clients=1)
+    both(method, data, cohort=7, rounds=1, plan=Plan(None), eval_clients=1)
 
 
 @pytest.mark.parametrize("update", ["parallel", "chain"])  # a chain reads the rows of both devices in one go
@@ -76,10 +81,9 @@ def test_nor_on_two_devices(update):
     both(method, plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
 
 
-def test_nor_in_chunks_for_samplers_that_mask_clients_or_keep_some_out():
+def test_nor_for_samplers_that_mask_clients_or_keep_some_out():
     data = replace(DATA, held_out=np.isin(np.arange(8), (1, 6)))
-    sampler = sampling.dropouts(0.3, sampling.availability("random", lowest=0.3))
-    both(METHODS["fedavg"], data, sampler=sampler, plan=Plan(2))
+    both(METHODS["fedavg"], data, sampler=sampling.dropouts(0.3, sampling.availability("random", lowest=0.3)))
 
 
 @pytest.mark.parametrize(("free", "name", "streamed"), [(10**9, "fedavg", False), (1000, "fedavg", True)])
