@@ -48,7 +48,7 @@ def test_a_file_says_what_is_wanted(tmp_path):
     )
 
 
-def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, monkeypatch):
+def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared_tools, monkeypatch):
     out = tmp_path / "runs"
     words = ["fedavg,ifca", *DIGITS, "--out", out, "--set"]
     assert sweep(*words, "num_clusters=2", "--seeds", "0") == 0

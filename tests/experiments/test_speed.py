@@ -10,13 +10,7 @@ import pytest
 
 from experiments.speed import peers, rounds
 
-COMMON = ["--peers", "none", "--size", "64"]
-WORKS = {
-    "w2": ["--clients", "2", "--rounds", "2", "--hidden", "8", *COMMON],
-    "w3-logistic": ["--clients", "4", "6", "--rounds", "2", *COMMON],
-    "w5": ["--clients", "4", "--rounds", "2", "--hidden", "4", *COMMON],
-    "w6": ["--clients", "3", "--rounds", "2", "--hidden", "16", *COMMON],
-}
+W3 = ["w3-logistic", "w3-mlp"]
 KEYS = {
     *("workload", "what", "clients", "chunk", "compile_seconds", "after_round_1", "seconds", "summary", "ratio"),
     *("training_loss", "product_gflops", "copy_gbytes", "share_of_product", "gflop", "versions", "cores", "device"),
@@ -30,18 +24,21 @@ def _small_copy(monkeypatch):
     monkeypatch.setattr(measure, "COPY_BYTES", 1 << 12)
 
 
-@pytest.mark.parametrize("name", WORKS)
-def test_a_line_is_appended_for_every_comparison(name, tmp_path, capsys):
-    out, (_, *counts) = tmp_path / "speed.jsonl", WORKS[name][: WORKS[name].index("--rounds")]
-    rounds.main([name, *WORKS[name], "--out", str(out)])
+def assert_compared(record, name, clients, rounds):
+    assert set(record) == KEYS
+    assert (record["workload"], record["clients"]) == (name, clients)
+    assert len(record["seconds"]["jaxfl"]) == rounds and min(record["seconds"]["jaxfl"]) > 0
+    assert record["after_round_1"]["agrees"]
+    assert record["training_loss"]["jaxfl"] > 0
+
+
+def test_a_line_is_appended_for_every_comparison(tmp_path, capsys):
+    """Of the workload that the kit does not have of this script; the others have theirs below."""
+    out, sizes = tmp_path / "speed.jsonl", ["--rounds", "2", "--hidden", "4", "--size", "64", "--peers", "none"]
+    rounds.main(["w5", "--clients", "4", "6", *sizes, "--out", str(out)])
     records = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [record["clients"] for record in records] == list(map(int, counts))
-    for record in records:
-        assert set(record) == KEYS
-        assert record["workload"] == name
-        assert len(record["seconds"]["jaxfl"]) == 2 and min(record["seconds"]["jaxfl"]) > 0
-        assert record["after_round_1"]["agrees"]
-        assert record["training_loss"]["jaxfl"] > 0
+    for record, clients in zip(records, (4, 6), strict=True):
+        assert_compared(record, "w5", clients, 2)
     assert json.dumps(records[-1]) in capsys.readouterr().out
 
 
@@ -77,15 +74,25 @@ def test_operations_are_counted_as_by_hand():
     assert rounds.gflop(rounds.WORKS["w2"], model, 3) == 2 * 100 * (2 * first + 3 * rest) * 3 / 1e9
 
 
-def test_population_costs_no_compilation_after_the_first(tmp_path, capsys):
-    script = importlib.import_module("experiments.speed.w8")
-    arguments = ["--population", "20", "40", "--clients", "2", "--chunk", "1", "--rounds", "10", "--peers", "none"]
-    record = script.main([*arguments, "--out", str(tmp_path / "w8.jsonl")])
-    assert record["compiled_in_rounds"] == 0
-    assert [result["population"] for result in record["results"]] == [20, 40]
-    assert all(len(result["summary"]["values"]) == 9 for result in record["results"])
-    assert record["results"][0]["bytes"]["state"] < record["results"][1]["bytes"]["state"]  # a cluster id per client
-    assert "20 clients" in capsys.readouterr().out
+def test_population_costs_no_compilation_after_the_first(tmp_path, capsys, monkeypatch):
+    """The kit's part, of more rounds: with the automatic chunk, and with one."""
+    workloads = importlib.import_module("experiments.speed.accelerator_workloads")
+    sized = workloads.sized
+
+    def of_ten_rounds(*given):
+        found = sized(*given)
+        found[found.index("--rounds") + 1] = "10"
+        return found
+
+    monkeypatch.setattr(workloads, "sized", of_ten_rounds)
+    records, said = records_of("w8", tmp_path, capsys)
+    assert ["--chunk" in record["arguments"] for record in records] == [False, True]
+    for record in records:
+        assert record["compiled_in_rounds"] == 0
+        assert [result["population"] for result in record["results"]] == [20, 40]
+        assert all(len(result["summary"]["values"]) == 9 for result in record["results"])
+        assert record["results"][0]["bytes"]["state"] < record["results"][1]["bytes"]["state"]  # a cluster id each
+    assert "20 clients" in said
 
 
 def test_memory_that_is_planned_is_measured(tmp_path):
@@ -175,11 +182,27 @@ def test_kit_makes_a_part_once(tmp_path, capsys):
         kit.main(["--out", str(tmp_path), "--only", "w9"])
 
 
-@pytest.mark.parametrize("part", ["precision", "reductions", "w1", "w2", "w3", "w5", "w6", "w7", "w8", "seeds"])
-def test_parts_of_the_kit_run_at_toy_size(part, tmp_path, capsys):
-    """All that the kit's `--smoke` runs but the battery, the curves and the table: they have tests of their own."""
+def records_of(part, folder, capsys):
+    """Returns the records of a part of the kit at toy size, and all that it prints."""
     kit, parts = (importlib.import_module(f"experiments.speed.{name}") for name in ("accelerator", "accelerator_parts"))
-    kit.PARTS[part][0](parts.Setting(smoke=True, data_dir=None, out=tmp_path, seconds=60, chunks=None))
-    lines = [line.removeprefix(parts.MARK) for line in capsys.readouterr().out.splitlines() if parts.MARK in line]
-    records = [json.loads(line) for line in lines]
+    kit.PARTS[part][0](parts.Setting(smoke=True, data_dir=None, out=folder, seconds=60, chunks=None))
+    said = capsys.readouterr().out
+    records = [json.loads(line.removeprefix(parts.MARK)) for line in said.splitlines() if parts.MARK in line]
     assert records and [record["error"] for record in records if "error" in record] == []
+    return records, said
+
+
+@pytest.mark.parametrize("part", ["precision", "reductions", "w1", "w5", "w7", "seeds"])
+def test_parts_of_the_kit_run_at_toy_size(part, tmp_path, capsys):
+    """Those of its `--smoke` but the battery, the curves, the table and W8, which have tests of their own."""
+    records_of(part, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(("part", "names", "clients"), [("w2", ["w2"], 2), ("w3", W3, 4), ("w6", ["w6"], 3)])
+def test_parts_of_the_kit_are_comparisons(part, names, clients, tmp_path, capsys):
+    """With the automatic chunk, and with one."""
+    records, _ = records_of(part, tmp_path, capsys)
+    chunks = ["--chunk" in record.pop("arguments") for record in records]
+    assert chunks == [False] * len(names) + [True] * len(names)
+    for record, name in zip(records, 2 * names, strict=True):
+        assert_compared(record, name, clients, 1)

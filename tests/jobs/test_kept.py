@@ -15,6 +15,8 @@ from jaxfl.settings import options
 from jaxfl.simulation import checkpoint
 from tests.settings.test_methods import MINE
 
+pytestmark = pytest.mark.usefixtures("shared_tools", "empty_pictures")  # but for those of `finished`
+
 SMALL = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "num_clusters": 2}
 GOES_ON = ["--rounds", 4, "--cohort", 4, "--eval-every", 2, "--resume"]
 WORDS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
@@ -36,7 +38,7 @@ def records(folder):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, shared_tools):
     """A run of the command line, and the result of the same run in Python."""
     folder = tmp_path_factory.mktemp("runs") / "a"
     words = ["--rounds", 4, "--cohort", 4, "--eval-every", 2, "--out", folder]
@@ -106,6 +108,57 @@ def test_either_side_goes_on_with_the_other_s_run(finished, tmp_path):
     assert result.summary["method"] == "ifca"
 
 
+def test_a_callback_ends_a_run_which_goes_on_later(finished, tmp_path):
+    there = {"rounds": 6, "cohort": 4, "eval_every": 2, "checkpoint_every": 6, **SMALL}
+    seen, best = [], jaxfl.callbacks.BestCheckpoint(tmp_path / "a" / "best")
+
+    def third(event):
+        seen.append((event.round, event.rounds, event.record is not None))
+        return event.round >= 3
+
+    result = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "a", callbacks=[best, third], **there)
+    assert result.summary["rounds"] < 6 and seen[-1][0] == seen[-1][1] == result.history[-1]["round"]
+    kept = jaxfl.load(tmp_path / "a")
+    assert kept.round == result.summary["rounds"] == kept.summary["rounds"]  # saved out of turn
+    kept.resume()
+    whole = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "b", **there)
+    assert {name: leaf.tobytes() for name, leaf in state_in(tmp_path / "a").items()} == {
+        name: leaf.tobytes() for name, leaf in state_in(tmp_path / "b").items()
+    }
+    top = jaxfl.load(tmp_path / "a" / "best")
+    values = [record["micro_accuracy"] for record in result.history]
+    assert top.history[-1]["round"] == top.round == result.history[values.index(max(values))]["round"]
+    assert top.evaluation.metrics["micro_accuracy"] == max(values)
+    assert whole.summary["rounds"] == 6
+
+
+def test_where_rows_lie_may_change_when_a_run_goes_on(tmp_path, finished):
+    folder, _ = finished
+    arguments = {"rounds": 4, "cohort": 4, "eval_every": 2, **SMALL}
+    begun = jaxfl.run_named("ifca", "rotated-digits", **arguments | {"rounds": 2}, out=tmp_path / "a", resident=False)
+    assert not begun.summary["resident"]
+    command("run", "ifca", "--data", "rotated-digits", *WORDS, *GOES_ON, "--out", tmp_path / "a")
+    assert records(tmp_path / "a") == records(folder)
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["run.resident"] == "auto"
+
+
+def test_a_run_goes_on_though_options_have_come_to_be(tmp_path, finished, monkeypatch):
+    """An option that a run's version did not have has its default."""
+    folder, _ = finished
+    younger = {"task", "compute", "schedule", "schedule_rounds", "schedule_factor"}
+    words = ["run", "ifca", "--data", "rotated-digits", *WORDS, "--out", tmp_path / "a"]
+    with monkeypatch.context() as before:
+        before.setattr(options, "RUN", tuple(one for one in options.RUN if one.name not in younger))
+        command(*words, *GOES_ON[:-1], "--rounds", 2)
+    began = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert not {f"run.{name}" for name in younger} & set(began)
+    refused = CliRunner().invoke(app, [str(word) for word in (*words, *GOES_ON, "--set", "compute=bfloat16")])
+    assert refused.exit_code == 2 and "holds a run with run.compute=None, got 'bfloat16'" in refused.stderr
+    command(*words, *GOES_ON)
+    assert records(tmp_path / "a") == records(folder)
+    assert jaxfl.load(tmp_path / "a").resume(rounds=5).summary["rounds"] == 5
+
+
 def test_a_method_in_a_file_is_taken_from_the_copy_where_the_file_has_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
@@ -172,54 +225,3 @@ def test_weights_of_another_network_are_refused(held, said, tmp_path, monkeypatc
         jaxfl.models.load_weights("w.safetensors", like)
     with pytest.raises(ValueError, match="there is no file 'gone.safetensors' of weights"):
         jaxfl.models.load_weights("gone.safetensors", like)
-
-
-def test_a_callback_ends_a_run_which_goes_on_later(finished, tmp_path):
-    there = {"rounds": 6, "cohort": 4, "eval_every": 2, "checkpoint_every": 6, **SMALL}
-    seen, best = [], jaxfl.callbacks.BestCheckpoint(tmp_path / "a" / "best")
-
-    def third(event):
-        seen.append((event.round, event.rounds, event.record is not None))
-        return event.round >= 3
-
-    result = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "a", callbacks=[best, third], **there)
-    assert result.summary["rounds"] < 6 and seen[-1][0] == seen[-1][1] == result.history[-1]["round"]
-    kept = jaxfl.load(tmp_path / "a")
-    assert kept.round == result.summary["rounds"] == kept.summary["rounds"]  # saved out of turn
-    kept.resume()
-    whole = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "b", **there)
-    assert {name: leaf.tobytes() for name, leaf in state_in(tmp_path / "a").items()} == {
-        name: leaf.tobytes() for name, leaf in state_in(tmp_path / "b").items()
-    }
-    top = jaxfl.load(tmp_path / "a" / "best")
-    values = [record["micro_accuracy"] for record in result.history]
-    assert top.history[-1]["round"] == top.round == result.history[values.index(max(values))]["round"]
-    assert top.evaluation.metrics["micro_accuracy"] == max(values)
-    assert whole.summary["rounds"] == 6
-
-
-def test_where_rows_lie_may_change_when_a_run_goes_on(tmp_path, finished):
-    folder, _ = finished
-    arguments = {"rounds": 4, "cohort": 4, "eval_every": 2, **SMALL}
-    begun = jaxfl.run_named("ifca", "rotated-digits", **arguments | {"rounds": 2}, out=tmp_path / "a", resident=False)
-    assert not begun.summary["resident"]
-    command("run", "ifca", "--data", "rotated-digits", *WORDS, *GOES_ON, "--out", tmp_path / "a")
-    assert records(tmp_path / "a") == records(folder)
-    assert json.loads((tmp_path / "a" / "config.json").read_text())["run.resident"] == "auto"
-
-
-def test_a_run_goes_on_though_options_have_come_to_be(tmp_path, finished, monkeypatch):
-    """An option that a run's version did not have has its default."""
-    folder, _ = finished
-    younger = {"task", "compute", "schedule", "schedule_rounds", "schedule_factor"}
-    words = ["run", "ifca", "--data", "rotated-digits", *WORDS, "--out", tmp_path / "a"]
-    with monkeypatch.context() as before:
-        before.setattr(options, "RUN", tuple(one for one in options.RUN if one.name not in younger))
-        command(*words, *GOES_ON[:-1], "--rounds", 2)
-    began = json.loads((tmp_path / "a" / "config.json").read_text())
-    assert not {f"run.{name}" for name in younger} & set(began)
-    refused = CliRunner().invoke(app, [str(word) for word in (*words, *GOES_ON, "--set", "compute=bfloat16")])
-    assert refused.exit_code == 2 and "holds a run with run.compute=None, got 'bfloat16'" in refused.stderr
-    command(*words, *GOES_ON)
-    assert records(tmp_path / "a") == records(folder)
-    assert jaxfl.load(tmp_path / "a").resume(rounds=5).summary["rounds"] == 5

@@ -26,7 +26,8 @@ DATA = clustered_linear(8, rows=8, features=4, ragged=True)
 TASK, SGD = linear_task(), optax.sgd(0.3)
 LOCAL = {"local_epochs": 1, "batch_size": 4}
 DITTO = methods.ditto(TASK, SGD, **LOCAL)
-OPTIONS = {"rounds": 4, "cohort": 3, "seed": 2, "eval_every": 2, "plan": Plan()}
+OPTIONS = {"rounds": 4, "cohort": 5, "seed": 2, "eval_every": 2, "plan": Plan()}
+FEW = {"cohort": 3}  # some are never drawn
 
 
 def whole(state):
@@ -82,37 +83,11 @@ def both(method, data=DATA, **options):
 def test_a_state_on_the_host_changes_nothing(monkeypatch):
     """Of 8 clients, 5 a round: some are in two rounds that follow each other. The last block of tests is not full."""
     monkeypatch.setattr(testers, "BESIDE", 3)
-    resident, kept = both(DITTO, cohort=5)
+    resident, kept = both(DITTO)
     clients = np.array([6, 0])
     for of in (0, clients):
         rows = (tree.take(one.state.models, of) for one in (resident, kept))
         assert_equal(*rows, "rows of some clients")
-
-
-def test_nor_does_it_where_the_data_are_resident(monkeypatch):
-    monkeypatch.setattr(running, "streams", lambda *_: False)
-    monkeypatch.setattr(testers, "BESIDE", 3)
-    _, kept = both(methods.fedper(TASK, SGD, **LOCAL, personal="bias"), test_rows=2)
-    assert kept.summary["resident"]
-
-
-def test_nor_where_a_row_is_a_model_and_a_number():
-    both(methods.apfl(TASK, SGD, **LOCAL, mixture_rate=0.1), rounds=3)
-
-
-def test_nor_for_masked_clients_a_sample_and_fine_tuning():
-    sampler = sampling.dropouts(0.3, sampling.availability("random", lowest=0.3))
-    both(methods.local(TASK, SGD, **LOCAL), sampler=sampler, eval_clients=3, finetune=FineTune(SGD))
-
-
-def test_nor_on_two_devices_with_padding():
-    both(DITTO, plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))))
-
-
-def test_nor_where_slots_double_on_the_way():
-    """The round that ran out of them is made again, from the rows that it had."""
-    resident, _ = both(methods.ditto(TASK, SGD, solver=short_of_slots(), **LOCAL), cohort=5)
-    assert resident.state.solver.slots.shape == (2,)
 
 
 def test_local_models_after_a_run_are_the_same():
@@ -148,7 +123,7 @@ def test_a_run_goes_on_in_the_other_form_and_back(tmp_path):
 
 
 def test_a_missing_short_or_damaged_file_is_refused_by_name(tmp_path):
-    options = {**OPTIONS, "checkpoint_dir": tmp_path, "resident": False, "cohort": 8}
+    options = {**OPTIONS, "checkpoint_dir": tmp_path, "resident": False}
     jaxfl.run(DITTO, DATA, **{**options, "rounds": 2})
     file = tmp_path / kept_rows.NAME
     good = file.read_bytes()
@@ -161,6 +136,32 @@ def test_a_missing_short_or_damaged_file_is_refused_by_name(tmp_path):
     file.unlink()
     with pytest.raises(ValueError, match="rows.bin must hold .* found no file; put the file back"):
         jaxfl.run(DITTO, DATA, **options, resume=True)
+
+
+def test_nor_does_it_where_the_data_are_resident(monkeypatch):
+    monkeypatch.setattr(running, "streams", lambda *_: False)
+    monkeypatch.setattr(testers, "BESIDE", 3)
+    _, kept = both(methods.fedper(TASK, SGD, **LOCAL, personal="bias"), test_rows=2, **FEW)
+    assert kept.summary["resident"]
+
+
+def test_nor_where_a_row_is_a_model_and_a_number():
+    both(methods.apfl(TASK, SGD, **LOCAL, mixture_rate=0.1), rounds=3, **FEW)
+
+
+def test_nor_for_masked_clients_a_sample_and_fine_tuning():
+    sampler = sampling.dropouts(0.3, sampling.availability("random", lowest=0.3))
+    both(methods.local(TASK, SGD, **LOCAL), sampler=sampler, eval_clients=3, finetune=FineTune(SGD), **FEW)
+
+
+def test_nor_on_two_devices_with_padding():
+    both(DITTO, plan=Plan(1, jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))), **FEW)
+
+
+def test_nor_where_slots_double_on_the_way():
+    """The round that ran out of them is made again, from the rows that it had."""
+    resident, _ = both(methods.ditto(TASK, SGD, solver=short_of_slots(), **LOCAL))
+    assert resident.state.solver.slots.shape == (2,)
 
 
 def rows_of(values):

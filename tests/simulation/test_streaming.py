@@ -21,10 +21,9 @@ DATA = clustered_linear(8, rows=8, features=4, ragged=True)
 TASK, SGD = linear_task(), optax.sgd(0.3)
 LOCAL = {"local_epochs": 1, "batch_size": 4}
 METHODS = {
-    "fedavg": methods.fedavg(TASK, SGD, **LOCAL),
-    "fedprox": methods.fedprox(TASK, SGD, **LOCAL),
-    "ifca": methods.ifca(TASK, SGD, num_clusters=2, choose="test", **LOCAL),  # assigned by rows that no round reads
     "stocfl": methods.stocfl(TASK, SGD, slots=4, threshold=0.99, **LOCAL),  # slots double on the way
+    "fedavg": methods.fedavg(TASK, SGD, **LOCAL),
+    "ifca": methods.ifca(TASK, SGD, num_clusters=2, choose="test", **LOCAL),  # assigned by rows that no round reads
 }
 
 
@@ -46,6 +45,21 @@ def both(method, data=DATA, **options):
 @pytest.mark.parametrize("name", METHODS)
 def test_rows_on_the_host_change_nothing(name):
     both(METHODS[name])
+
+
+def test_nor_for_a_sample_of_clients_with_few_rows_each_and_fine_tuned(monkeypatch):
+    monkeypatch.setattr(testers, "BESIDE", 2)  # the last window is not full
+    tuned, _ = both(METHODS["ifca"], eval_clients=3, test_rows=2, finetune=FineTune(SGD))
+    assert tuned.summary["eval_clients"] == tuned.history[0]["eval_clients"] == 3
+    assert np.isnan(tuned.evaluation.finetuned.accuracy).sum() == np.isnan(tuned.evaluation.accuracy).sum() == 5
+
+
+def test_a_run_goes_on_in_the_other_form(tmp_path):
+    options = {"rounds": 4, "cohort": 3, "eval_every": 2, "plan": Plan()}
+    straight = jaxfl.run(METHODS["fedavg"], DATA, **options)
+    jaxfl.run(METHODS["fedavg"], DATA, **{**options, "rounds": 2}, checkpoint_dir=tmp_path)
+    resumed = jaxfl.run(METHODS["fedavg"], DATA, **options, checkpoint_dir=tmp_path, resume=True, resident=False)
+    assert_equal(resumed.state, straight.state, "the resumed run")
 
 
 @pytest.mark.parametrize("chunk", [None, 2])
@@ -70,21 +84,6 @@ def test_nor_on_two_devices(update):
 def test_nor_for_samplers_that_mask_clients_or_keep_some_out():
     data = replace(DATA, held_out=np.isin(np.arange(8), (1, 6)))
     both(METHODS["fedavg"], data, sampler=sampling.dropouts(0.3, sampling.availability("random", lowest=0.3)))
-
-
-def test_nor_for_a_sample_of_clients_with_few_rows_each_and_fine_tuned(monkeypatch):
-    monkeypatch.setattr(testers, "BESIDE", 2)  # the last window is not full
-    tuned, _ = both(METHODS["ifca"], eval_clients=3, test_rows=2, finetune=FineTune(SGD))
-    assert tuned.summary["eval_clients"] == tuned.history[0]["eval_clients"] == 3
-    assert np.isnan(tuned.evaluation.finetuned.accuracy).sum() == np.isnan(tuned.evaluation.accuracy).sum() == 5
-
-
-def test_a_run_goes_on_in_the_other_form(tmp_path):
-    options = {"rounds": 4, "cohort": 3, "eval_every": 2, "plan": Plan()}
-    straight = jaxfl.run(METHODS["fedavg"], DATA, **options)
-    jaxfl.run(METHODS["fedavg"], DATA, **{**options, "rounds": 2}, checkpoint_dir=tmp_path)
-    resumed = jaxfl.run(METHODS["fedavg"], DATA, **options, checkpoint_dir=tmp_path, resume=True, resident=False)
-    assert_equal(resumed.state, straight.state, "the resumed run")
 
 
 @pytest.mark.parametrize(("free", "name", "streamed"), [(10**9, "fedavg", False), (1000, "fedavg", True)])
