@@ -21,13 +21,15 @@ def advice() -> str:
     free = [name for name in kinds["clustered"] if name not in numbered]
     plain = [name for name in ranking.names if rows.row(name).number is None]
     titles = ", ".join(on.title for on in FEDERATIONS if on.name in own)
+    whole = len(own) == len(FEDERATIONS)
+    many, so_far = (len(own), "") if whole else (f"{len(own)} of {len(FEDERATIONS)}", " so far")
 
     def rank(names: Sequence[str]) -> str:
         return f"`{names[0]}` (mean rank {place[names[0]]:.1f} of {len(place)})" if names else "nobody so far"
 
     told = [(on, found[0]) for on in FEDERATIONS if on.name in own and (found := table(True).get(on.name))]
     lines = [
-        f"This rests on {len(own)} of {len(FEDERATIONS)} federations so far: {titles}. A lead of less than "
+        f"This rests on {many} federations{so_far}: {titles}. A lead of less than "
         f"{ranking.difference:.1f} mean ranks may be chance.",
         f"**In doubt:** {rank(ranking.names)}.",
         f"**You know how many kinds of clients there are:** {_told(told)}.",

@@ -31,12 +31,14 @@ def state() -> str:
     wanted = {on.name: _runs(on) for on in FEDERATIONS}
     hours = sum(each[name] * wanted[name] for name in wanted) / 3600
     whole = sum(on.name in done and not some for on, some in missing.items())
-    text = (
-        f"So far: {len(done)} of {len(FEDERATIONS)} federations, {whole} of them with all that take part of "
-        f"{len(rows.rows())} methods. {made:,} runs took {used / 3600:.1f} hours of a processor core; all "
-        f"{sum(wanted.values()):,} take about {hours:.0f} at this pace, and more where a federation that was not begun "
-        "is slower."
-    )
+    took = f"{made:,} runs took {used / 3600:.1f} hours of a processor core"
+    text = f"{len(FEDERATIONS)} federations, {len(rows.rows())} methods: {took}."
+    if whole < len(FEDERATIONS):
+        text = (
+            f"So far: {len(done)} of {len(FEDERATIONS)} federations, {whole} of them with all that take part of "
+            f"{len(rows.rows())} methods. {took}; all {sum(wanted.values()):,} take about {hours:.0f} at this pace, "
+            "and more where a federation that was not begun is slower."
+        )
     text += "".join(f" `{name}` takes no part: {why}." for name, why in rows.ABSENT.items() if name in METHODS)
     for on in FEDERATIONS:
         absent = rows.ABSENT_FROM.get(on.name, {}).items()
@@ -220,6 +222,8 @@ def percent(value: float | None) -> str:
 
 def _both(on: Federation, one: Standing) -> str:
     """Returns mean and deviation."""
+    if one.diverged:
+        return f"{one.diverged} of {len(one.lines)} diverged"
     mean, std = one.mean("micro"), one.std("micro")
     if mean is None or std is None:
         return NONE

@@ -48,7 +48,7 @@ def heatmap(unknown: Mapping[str, Sequence[Standing]], given: Mapping[str, Seque
         axes.set_title(title, fontsize=9, loc="left", fontweight="bold")
     figure.supxlabel(
         "Mean over five seeds: accuracy in %, of ratings the squared error. Blue is better than FedAvg, orange is "
-        "worse, the best is bold; grey was not made.",
+        "worse, the best is bold; grey was not made, or not at every seed.",
         fontsize=7,
         x=0.02,
         ha="left",
@@ -69,12 +69,15 @@ def _panel(
         base = next((one.mean("micro") for one in everybody.get(on.name, ()) if one.row == BASE), None)
         best = (min if on.lower else max)(found.values(), default=None)
         gains = {name: _gain(on, value, base) for name, value in found.items()}
+        diverged = {one.row for one in table.get(on.name, ()) if one.diverged}
         widest = max((abs(gain) for gain in gains.values()), default=0) or 1.0
         for row, name in enumerate(names):
             if name in found:
                 colors[row, column] = _color(gains[name] / widest)
                 weight = "bold" if found[name] == best else "normal"
                 axes.text(column, row, _word(on, found[name]), ha="center", va="center", fontsize=8, fontweight=weight)
+            elif name in diverged:
+                axes.text(column, row, "diverged", ha="center", va="center", fontsize=7)
     axes.imshow(colors, aspect="auto")
     axes.set_xticks(range(len(FEDERATIONS)), [on.title.replace(" ", "\n", 1) for on in FEDERATIONS], fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=8)

@@ -44,6 +44,11 @@ class Standing(NamedTuple):
     lines: list[Line]
     edge: bool
 
+    @property
+    def diverged(self) -> int:
+        """How many seeds have no result."""
+        return sum(line["numbers"] is None for line in self.lines)
+
     def mean(self, name: str, moment: str = "numbers") -> float | None:
         """Returns the mean over the seeds of one of the numbers, None where a seed has none."""
         values = [line[moment][name] for line in self.lines if line[moment] is not None]
@@ -83,7 +88,7 @@ def best(lines: Sequence[Line], on: Federation) -> Line | None:
 
 
 def standings(on: Federation, folder: Path = FOLDER, *, given: bool = False) -> list[Standing]:
-    """Returns the methods that are done on a federation, the best micro metric first.
+    """Returns the methods that are done on a federation, the best micro metric first; the last have diverged at a seed.
 
     Args:
         on: the federation.
@@ -106,10 +111,12 @@ def standings(on: Federation, folder: Path = FOLDER, *, given: bool = False) -> 
         if None not in own:
             edge = any(_at_edge(chosen[name], {one[name] for one in tried}) for name in ("rate", "value"))
             found.append(Standing(row, [one for one in own if one is not None], edge))
-    sign = 1 if on.lower else -1
-    return sorted(
-        (one for one in found if one.mean("micro") is not None), key=lambda one: sign * (one.mean("micro") or 0)
-    )
+    return sorted(found, key=lambda one: (1 if on.lower else -1) * _counted_as(one.mean("micro"), lower=on.lower))
+
+
+def _counted_as(metric: float | None, *, lower: bool) -> float:
+    """Returns a metric, the worst there is where a seed has none."""
+    return metric if metric is not None else math.inf if lower else -math.inf
 
 
 def _at_edge(value: Any, tried: set[Any]) -> bool:
@@ -173,11 +180,17 @@ def mean_ranks(table: Mapping[str, Sequence[Standing]]) -> Ranks | None:
     lower = {on.name: on.lower for on in FEDERATIONS}
     if len(table) == 1:
         ((name, own),) = table.items()
-        blocks = [{one.row: one.lines[place]["numbers"]["micro"] for one in own} for place in range(len(SEEDS))]
+        blocks = [
+            {one.row: _counted_as((one.lines[place]["numbers"] or {}).get("micro"), lower=lower[name]) for one in own}
+            for place in range(len(SEEDS))
+        ]
         directions = [lower[name]] * len(blocks)
     else:
-        blocks = [{one.row: one.mean("micro") or 0.0 for one in own} for own in table.values()]
         directions = [lower[name] for name in table]
+        blocks = [
+            {one.row: _counted_as(one.mean("micro"), lower=down) for one in own}
+            for own, down in zip(table.values(), directions, strict=True)
+        ]
     everywhere = set.intersection(*(set(block) for block in blocks)) if blocks else set()
     return ranks(blocks, lower=directions, apart=len(table) > 1) if len(everywhere) > 1 else None
 

@@ -114,6 +114,23 @@ def test_validation_rows_choose_and_seeds_are_averaged(results_of_two):
     assert (ranked.names, ranked.means, ranked.blocks) == (["ifca", "fedavg", "local"], [1.0, 2.0, 3.0], 2)
 
 
+def test_who_diverges_at_a_seed_is_last_and_said_so(results_of_two, tmp_path):
+    """FedAvg at the third of five seeds: of accuracies and of squared errors."""
+    for name in ("rotated", "ratings"):
+        path = tmp_path / f"{name}.jsonl"
+        lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+        lines = [one | {"numbers": None} if (one["row"], one["seed"]) == ("fedavg", 2) else one for one in lines]
+        path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    own = table.by_federation(tmp_path)
+    assert [[one.row for one in found] for found in own.values()] == [["ifca", "local", "fedavg"]] * 2
+    assert own["rotated"][-1].diverged == 1 and own["rotated"][-1].mean("micro") is None
+    ranked = table.mean_ranks(own)
+    assert ranked is not None and ranked.names[-1] == "fedavg" and ranked.means[-1] == 3
+    pages.table.cache_clear()
+    assert "| `fedavg` | 1 of 5 diverged | 1 of 5 diverged | 3.0 |" in pages.unknown()
+    assert "diverged" in [text.get_text() for text in pictures.heatmap(own, {}).axes[0].texts]
+
+
 def test_pages_say_what_the_results_say(results_of_two, tmp_path):
     assert pages.state().startswith("So far: 2 of 8 federations, 0 of them with all")
     assert "| `ifca` | **72.0 ± 1.6 %** |" in pages.unknown()
