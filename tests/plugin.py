@@ -79,8 +79,7 @@ def _let_quick_programs_take_the_old_code_generator():
 
 
 _PROGRAMS = {}  # by the key that JAX gives them
-_KEPT = 800  # programs: some 20,000 of the 65,530 mappings of memory that Linux gives a process, and 2 GB
-_IN_A_CONTEXT = 100  # programs
+_MANY = 100  # programs
 
 
 def _keep_programs_in_memory():
@@ -106,7 +105,7 @@ def _write_many_programs_in_one_context():
 
     make, written = mlir.make_ir_context, itertools.count()
     last = functools.lru_cache(maxsize=1)(lambda number: make())
-    mlir.make_ir_context = lambda: last(next(written) // _IN_A_CONTEXT)
+    mlir.make_ir_context = lambda: last(next(written) // _MANY)
 
 
 # The engine is compiled as users compile; the rest quickly, the same but for rounding.
@@ -138,7 +137,7 @@ def _optimised(item):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Forgets the programs behind a file where there are very many: a worker would die of them.
+    """Forgets the programs behind a file where there are many: a worker would grow to gigabytes, and slower with them.
 
     And where the next file is compiled otherwise, which JAX would not see.
     """
@@ -146,6 +145,6 @@ def pytest_runtest_teardown(item, nextitem):
 
     if nextitem is None or nextitem.path == item.path:
         return
-    if len(_PROGRAMS) > _KEPT or _optimised(nextitem) != _optimised(item):
+    if len(_PROGRAMS) > _MANY or _optimised(nextitem) != _optimised(item):
         jax.clear_caches()
         _PROGRAMS.clear()
