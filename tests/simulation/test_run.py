@@ -131,8 +131,9 @@ def test_resumed_is_as_if_never_stopped(first, straight, tmp_path):
     assert len(again.history) == len(resumed.history)
 
 
-def test_what_comes_before_the_first_round_is_not_done_again(tmp_path):
-    """k-FED trains every client once before it starts."""
+@pytest.mark.parametrize("name", ["kfed", "robust"])
+def test_what_comes_before_the_first_round_is_not_done_again(name, tmp_path):
+    """k-FED and Robust train every client once before they start."""
     made = []
 
     def counted(key, data):
@@ -140,7 +141,7 @@ def test_what_comes_before_the_first_round_is_not_done_again(tmp_path):
         round = io_callback(lambda round: (made.append(1), round)[1], state.round, state.round)
         return state._replace(round=round)
 
-    method = methods.kfed(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1)
+    method = methods.METHODS[name].factory(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1)
     for count in (1, 2):
         options = {**OPTIONS, "checkpoint_dir": tmp_path, "resume": count == 2}
         result = jaxfl.run(method._replace(init=counted), DATA, rounds=count, **options)
@@ -598,6 +599,7 @@ def test_held_out_clients_are_served_and_not_trained():
 
 
 SAMPLERS = {
+    "dropouts": lambda: sampling.dropouts(0.5),
     "diurnal": lambda: sampling.availability("diurnal", period=6, threshold=0.7),
     "both": lambda: sampling.dropouts(0.3, sampling.availability("random")),
 }
@@ -613,7 +615,11 @@ def test_resumed_under_a_sampler_is_as_if_never_stopped(name, tmp_path):
     assert_equal(resumed.state, straight.state, "a resumed run")
     assert untimed(resumed.history) == untimed(straight.history)
     assert resumed.summary["mean_participants"] == straight.summary["mean_participants"] < 3
-    other = sampling.dropouts(0.31, sampling.availability("random")) if name == "both" else sampling.uniform
+    other = {
+        "dropouts": sampling.dropouts(0.51),
+        "diurnal": sampling.uniform,
+        "both": sampling.dropouts(0.31, sampling.availability("random")),
+    }[name]
     with pytest.raises(ValueError, match="holds a run with sampler="):
         jaxfl.run(fedavg(), DATA, rounds=8, resume=True, sampler=other, **options)
 
