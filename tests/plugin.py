@@ -4,12 +4,15 @@ A plugin and not a conftest, because the doctests in `jaxfl/` need the settings 
 """
 
 import atexit
+import ctypes
 import functools
 import gc
 import itertools
 import os
 import shutil
+import subprocess
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -25,9 +28,9 @@ for _name, _value in _XLA_FLAGS.items():
 os.environ.setdefault("MPLBACKEND", "Agg")
 # The processes that tests start find each other's programs in a folder; each worker has one to itself, since JAX does
 # not lock its cache. The tests themselves keep theirs in memory.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxfl-tests-")
+_FOLDER = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxfl-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 # Tracing makes many objects and few cycles: as often as by default, looking for them takes a tenth of the time.
 gc.set_threshold(100_000, 50, 1000)
 
@@ -56,9 +59,38 @@ def pytest_configure(config):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("jaxfl")
+    _draw_random_bits_in_one_call()
     _let_quick_programs_take_the_old_code_generator()
     _keep_programs_in_memory()
     _write_many_programs_in_one_context()
+
+
+def _draw_random_bits_in_one_call():
+    """Saves a sixth of what tests of methods take: each place that draws is a hundred operations else, to be compiled.
+
+    What is drawn stays the same (`tests/test_threefry.py`). Without a C++ compiler JAX's own operations stay as well.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax.extend.core.primitives import threefry2x32_p
+    from jax.interpreters import mlir
+
+    if (compiler := shutil.which("c++")) is None:
+        return
+    if (built := "JAXFL_TESTS_THREEFRY") not in os.environ:  # else by the process that started this worker
+        library, source = Path(_FOLDER, "threefry.so"), Path(__file__).with_name("threefry.cc")
+        options = ["-O1", "-w", "-std=c++17", "-shared", "-fPIC", "-I", jax.ffi.include_dir()]
+        subprocess.run([compiler, *options, os.fspath(source), "-o", os.fspath(library)], check=True)
+        os.environ[built] = os.fspath(library)
+    target = "jaxfl_tests_threefry"
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(ctypes.CDLL(os.environ[built]).threefry), platform="cpu")
+
+    def threefry(*words):
+        words = jnp.broadcast_arrays(*words)
+        bits = jax.ShapeDtypeStruct(words[0].shape, jnp.uint32)
+        return jax.ffi.ffi_call(target, (bits, bits))(*words)
+
+    mlir.register_lowering(threefry2x32_p, mlir.lower_fun(threefry, multiple_results=True), platform="cpu")
 
 
 def _let_quick_programs_take_the_old_code_generator():
