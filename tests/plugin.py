@@ -111,7 +111,7 @@ def _let_quick_programs_take_the_old_code_generator():
 
 
 _PROGRAMS = {}  # by the key that JAX gives them
-_MANY = 100  # programs
+_KEPT = 400  # programs, from one file of tests to the next: each takes a megabyte or two of a worker
 
 
 def _keep_programs_in_memory():
@@ -137,7 +137,7 @@ def _write_many_programs_in_one_context():
 
     make, written = mlir.make_ir_context, itertools.count()
     last = functools.lru_cache(maxsize=1)(lambda number: make())
-    mlir.make_ir_context = lambda: last(next(written) // _MANY)
+    mlir.make_ir_context = lambda: last(next(written) // 100)
 
 
 # The engine is compiled as users compile; the rest quickly, the same but for rounding.
@@ -177,6 +177,6 @@ def pytest_runtest_teardown(item, nextitem):
 
     if nextitem is None or nextitem.path == item.path:
         return
-    if len(_PROGRAMS) > _MANY or _optimised(nextitem) != _optimised(item):
+    if len(_PROGRAMS) > _KEPT or _optimised(nextitem) != _optimised(item):
         jax.clear_caches()
         _PROGRAMS.clear()
