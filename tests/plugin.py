@@ -68,7 +68,8 @@ def pytest_configure(config):
 def _draw_random_bits_in_one_call():
     """Saves a sixth of what tests of methods take: each place that draws is a hundred operations else, to be compiled.
 
-    What is drawn stays the same (`tests/test_threefry.py`). Without a C++ compiler that works, JAX's own operations stay as well.
+    What is drawn stays the same (`tests/test_threefry.py`). Without a C++ compiler that works, JAX's own operations
+    stay as well.
     """
     import jax
     import jax.numpy as jnp
