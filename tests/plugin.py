@@ -4,17 +4,16 @@ A plugin and not a conftest, because the doctests in `jaxfl/` need the settings 
 """
 
 import atexit
-import ctypes
 import functools
 import gc
 import itertools
 import os
 import shutil
-import subprocess
 import tempfile
-from pathlib import Path
 
 import pytest
+
+from tests import threefry
 
 # JAX reads these once: they stand before its first import. A run on an accelerator says JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -59,40 +58,11 @@ def pytest_configure(config):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("jaxfl")
-    _draw_random_bits_in_one_call()
+    threefry.build(_FOLDER)
+    threefry.draw_random_bits_in_one_call()
     _let_quick_programs_take_the_old_code_generator()
     _keep_programs_in_memory()
     _write_many_programs_in_one_context()
-
-
-def _draw_random_bits_in_one_call():
-    """Saves a sixth of what tests of methods take: each place that draws is a hundred operations else, to be compiled.
-
-    What is drawn stays the same (`tests/test_threefry.py`). Without a C++ compiler that works, JAX's own operations
-    stay as well.
-    """
-    import jax
-    import jax.numpy as jnp
-    from jax.extend.core.primitives import threefry2x32_p
-    from jax.interpreters import mlir
-
-    if (compiler := shutil.which("c++")) is None:
-        return
-    if (built := "JAXFL_TESTS_THREEFRY") not in os.environ:  # else by the process that started this worker
-        library, source = Path(_FOLDER, "threefry.so"), Path(__file__).with_name("threefry.cc")
-        options = ["-O1", "-w", "-std=c++17", "-shared", "-fPIC", "-I", jax.ffi.include_dir()]
-        if subprocess.run([compiler, *options, os.fspath(source), "-o", os.fspath(library)]).returncode:
-            return  # it has said why
-        os.environ[built] = os.fspath(library)
-    target = "jaxfl_tests_threefry"
-    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(ctypes.CDLL(os.environ[built]).threefry), platform="cpu")
-
-    def threefry(*words):
-        words = jnp.broadcast_arrays(*words)
-        bits = jax.ShapeDtypeStruct(words[0].shape, jnp.uint32)
-        return jax.ffi.ffi_call(target, (bits, bits))(*words)
-
-    mlir.register_lowering(threefry2x32_p, mlir.lower_fun(threefry, multiple_results=True), platform="cpu")
 
 
 def _let_quick_programs_take_the_old_code_generator():
@@ -151,6 +121,12 @@ _OPTIMISED = {
 
 # Single tests that take up to a minute: last, one worker would wait for the other.
 _FIRST = {"test_notebooks", "test_resume"}
+
+
+def pytest_collection_finish():
+    """Takes the modules, which stay, out of all that is searched for what can be freed."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

@@ -9,7 +9,14 @@ import pytest
 from nbclient import NotebookClient
 
 from docs import notebooks
+from tests import threefry
 
+# What a kernel does first: as in the tests, less is compiled.
+QUICK = f"""
+import gc, runpy
+gc.set_threshold(100_000, 50, 1000)
+runpy.run_path({threefry.__file__!r})["draw_random_bits_in_one_call"]()
+"""
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
@@ -35,6 +42,9 @@ def local_kernels(monkeypatch, tmp_path):
     """Lets the kernel be this interpreter, whatever is installed for the user."""
     for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
+    startup = tmp_path / "IPYTHONDIR" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    startup.joinpath("threefry.py").write_text(QUICK)
     monkeypatch.delenv("MPLBACKEND", raising=False)
 
 

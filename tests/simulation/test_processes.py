@@ -103,6 +103,8 @@ def pair(tmp_path_factory):
     code = """
 import gc, sys
 gc.set_threshold(100_000, 50, 1000)  # as `tests.plugin`
+from tests import threefry
+threefry.draw_random_bits_in_one_call()
 from tests.simulation.test_processes import make_all
 make_all(int(sys.argv[1]), *sys.argv[2:])
 """
