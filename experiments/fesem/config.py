@@ -149,8 +149,8 @@ EXPERIMENT = Experiment(
         ),
         "laptop": Scale(
             "Stand-ins: UNIPEN by writer for FEMNIST, QMNIST by writer for FedCelebA; a network of one hidden layer "
-            "(784-200), half of the clients in each of 60 rounds; three seeds of QMNIST and of the pull, one of the "
-            "rest.",
+            "(784-200), half of the clients in each of 60 rounds; three seeds of the tables, one of the "
+            "studies.",
             (
                 *UNIPEN,
                 *QMNIST,
