@@ -10,6 +10,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import time
 
 import pytest
 
@@ -83,18 +84,25 @@ def _let_quick_programs_take_the_old_code_generator():
 
 
 _PROGRAMS = {}  # by the key that JAX gives them
-_KEPT = 400  # programs, from one file of tests to the next: each takes a megabyte or two of a worker
+_LARGE = set()  # keys of those that took longer to compile than a single operation does
+_KEPT = 180  # large programs, from one file of tests to the next: each takes a megabyte or two of a worker
 
 
 def _keep_programs_in_memory():
     """Takes what was compiled before as it is; JAX's own cache packs each program for a file, and unpacks it again."""
     from jax._src import compilation_cache
 
+    started = 0.0
+
     def get_executable_and_time(key, *_, **__):
+        nonlocal started
+        started = time.perf_counter()  # JAX compiles between the two calls, and tells whole seconds
         return _PROGRAMS.get(key), 0
 
     def put_executable_and_time(key, name, executable, *_, **__):
         _PROGRAMS[key] = executable
+        if time.perf_counter() - started > 0.04:
+            _LARGE.add(key)
 
     compilation_cache.get_executable_and_time = get_executable_and_time
     compilation_cache.put_executable_and_time = put_executable_and_time
@@ -149,12 +157,15 @@ def _optimised(item):
 def pytest_runtest_teardown(item, nextitem):
     """Forgets the programs behind a file where there are many: a worker would grow to gigabytes, and slower with them.
 
-    And where the next file is compiled otherwise, which JAX would not see.
+    And where the next file is compiled otherwise, which JAX would not see. Single operations stay, 0.2 MB each: all
+    files need them again.
     """
     import jax
 
     if nextitem is None or nextitem.path == item.path:
         return
-    if len(_PROGRAMS) > _KEPT or _optimised(nextitem) != _optimised(item):
+    if len(_LARGE) > _KEPT or _optimised(nextitem) != _optimised(item):
         jax.clear_caches()
-        _PROGRAMS.clear()
+        for key in _LARGE:
+            del _PROGRAMS[key]
+        _LARGE.clear()

@@ -1,5 +1,6 @@
 """The short forms of the campaigns, and what each takes for a finding."""
 
+import gc
 import json
 import signal
 
@@ -72,6 +73,7 @@ def test_what_order_may_not_change(other, bits, found):
 
 
 def test_a_long_run_and_many_hold_what_they_held(tmp_path, monkeypatch):
+    gc.freeze()  # what earlier tests left: to search it, look by look, takes longer than the runs
     monkeypatch.setattr(soak, "MEASURED", 3)
     one, more = soak.made(soak.federation(0)), until(None)
     long = soak.long_run(one, 60, 0, tmp_path, more)
