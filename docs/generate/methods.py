@@ -5,6 +5,7 @@ factory's signature and docstring (options), the registry's row (summary, paper,
 method has its page as soon as it has its row.
 """
 
+import functools
 import inspect
 import re
 import sys
@@ -162,15 +163,10 @@ def measure(row: Row) -> Cost:
     import jax.numpy as jnp
     import optax
 
-    import jaxfl
     from jaxfl import tree
     from jaxfl.cohort import Cohort
 
-    def federation(clients: int) -> Any:
-        return jaxfl.data.load("rotated-digits", num_clients=clients, rows_per_client=20, seed=0)
-
-    few, many, key = federation(CLIENTS), federation(2 * CLIENTS), jax.random.key(0)
-    task = jaxfl.classification(jaxfl.models.create(row.network, 10, hidden=(128,)), few)
+    key, (few, many, task) = jax.random.key(0), _measured_on(row.network)
     needed = {option: row.small[option] for option, default in row.options.items() if default is REQUIRED}
     method = row.factory(task, optax.sgd(0.1), **needed)
     shapes = {data.num_clients: jax.eval_shape(method.init, key, data) for data in (few, many)}
@@ -188,6 +184,16 @@ def measure(row: Row) -> Cost:
     up, down = zip(*[[float(value) / CLIENTS for value in counted(state, few)] for state in states], strict=True)
     per_client = (two - one) / CLIENTS
     return Cost(tree.num_bytes(jax.eval_shape(task.init, key)), up, down, one - CLIENTS * per_client, per_client)
+
+
+@functools.cache
+def _measured_on(network: str) -> tuple[Any, Any, Any]:
+    """Returns a federation, one of twice as many clients, and the task of a network."""
+    import jaxfl
+
+    load = functools.partial(jaxfl.data.load, "rotated-digits", rows_per_client=20, seed=0)
+    few, many = (load(num_clients=clients) for clients in (CLIENTS, 2 * CLIENTS))
+    return few, many, jaxfl.classification(jaxfl.models.create(network, 10, hidden=(128,)), few)
 
 
 def costs(name: str, row: Row, cost: Cost) -> str:
