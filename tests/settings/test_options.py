@@ -61,7 +61,11 @@ def test_wrong_types_are_refused(text, hint):
         options.convert("key", text, Option("key", None, hint))
 
 
-@given(st.text("-+_.,:;#%= \t\n'\"\\()[]{}01239aeEjnorstNTFux\x00é日", max_size=30))  # not of all: see test_text
+# What literals are made of, and what looks like it in other scripts; of all characters: see test_text.
+CHARACTERS = "-+_.,:;#%= \t\n'\"\\()[]{}01239aeEjnorstNTFux\x00é日²٣Ｎ\u2028"
+
+
+@given(st.text(CHARACTERS, max_size=30))
 def test_any_text_is_a_literal_or_itself(text):
     value = literals.parse(text)
     assert value == text or not isinstance(value, str) or repr(value)[1:-1] in text
