@@ -4,17 +4,14 @@ A plugin and not a conftest, because the doctests in `jaxfl/` need the settings 
 """
 
 import atexit
-import functools
 import gc
-import itertools
 import os
 import shutil
 import tempfile
-import time
 
 import pytest
 
-from tests import threefry
+from tests import quick, threefry
 
 # JAX reads these once: they stand before its first import. A run on an accelerator says JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -61,64 +58,12 @@ def pytest_configure(config):
     hypothesis.settings.load_profile("jaxfl")
     threefry.build(_FOLDER)
     threefry.draw_random_bits_in_one_call()
-    _let_quick_programs_take_the_old_code_generator()
-    _keep_programs_in_memory()
-    _write_many_programs_in_one_context()
+    quick.let_quick_programs_take_the_old_code_generator()
+    quick.keep_programs_in_memory()
+    quick.write_many_programs_in_one_context()
 
 
-def _let_quick_programs_take_the_old_code_generator():
-    """Halves the time that XLA takes for small programs; JAX has no setting for its flags but for a whole process."""
-    import jax
-    from jax._src import compiler
-
-    options_for = compiler.get_compile_options
-
-    def get_compile_options(*args, env_options_overrides=None, **options):
-        flags = dict(env_options_overrides or {})
-        known = jax.__version_info__ < (0, 11) and jax.default_backend() == "cpu"  # later ones have no such flag
-        if jax.config.values["jax_disable_most_optimizations"] and known:
-            flags.setdefault("xla_cpu_use_fusion_emitters", False)
-        return options_for(*args, env_options_overrides=flags, **options)
-
-    compiler.get_compile_options = get_compile_options
-
-
-_PROGRAMS = {}  # by the key that JAX gives them
-_LARGE = set()  # keys of those that took longer to compile than a single operation does
 _KEPT = 180  # large programs, from one file of tests to the next: each takes a megabyte or two of a worker
-
-
-def _keep_programs_in_memory():
-    """Takes what was compiled before as it is; JAX's own cache packs each program for a file, and unpacks it again."""
-    from jax._src import compilation_cache
-
-    started = 0.0
-
-    def get_executable_and_time(key, *_, **__):
-        nonlocal started
-        started = time.perf_counter()  # JAX compiles between the two calls, and tells whole seconds
-        return _PROGRAMS.get(key), 0
-
-    def put_executable_and_time(key, name, executable, *_, **__):
-        _PROGRAMS[key] = executable
-        if time.perf_counter() - started > 0.04:
-            _LARGE.add(key)
-
-    compilation_cache.get_executable_and_time = get_executable_and_time
-    compilation_cache.put_executable_and_time = put_executable_and_time
-
-
-def _write_many_programs_in_one_context():
-    """Saves 5 ms of each program, most of what it takes to lower a small one: JAX makes a context for each of them.
-
-    What a program is made of stays in its context, so a new one is made now and then.
-    """
-    from jax._src.interpreters import mlir
-
-    make, written = mlir.make_ir_context, itertools.count()
-    last = functools.lru_cache(maxsize=1)(lambda number: make())
-    mlir.make_ir_context = lambda: last(next(written) // 100)
-
 
 # The engine is compiled as users compile; the rest quickly, the same but for rounding.
 _OPTIMISED = {
@@ -164,8 +109,8 @@ def pytest_runtest_teardown(item, nextitem):
 
     if nextitem is None or nextitem.path == item.path:
         return
-    if len(_LARGE) > _KEPT or _optimised(nextitem) != _optimised(item):
+    if len(quick.LARGE) > _KEPT or _optimised(nextitem) != _optimised(item):
         jax.clear_caches()
-        for key in _LARGE:
-            del _PROGRAMS[key]
-        _LARGE.clear()
+        for key in quick.LARGE:
+            del quick.PROGRAMS[key]
+        quick.LARGE.clear()

@@ -9,15 +9,21 @@ import pytest
 from nbclient import NotebookClient
 
 from docs import notebooks
-from tests import threefry
 
-# What a kernel does first: as in the tests, less is compiled.
-QUICK = f"""
-import gc, runpy
+ROOT = Path(__file__).parents[1]
+# What the kernel does first, as the tests do: less is compiled.
+FIRST = f"""
+import gc, sys
 gc.set_threshold(100_000, 50, 1000)
-runpy.run_path({threefry.__file__!r})["draw_random_bits_in_one_call"]()
+sys.path.append({os.fspath(ROOT)!r})
+from tests import quick, threefry
+sys.path.pop()
+threefry.draw_random_bits_in_one_call()
+quick.keep_programs_in_memory()
+quick.write_many_programs_in_one_context()
+quick.measure_points_here()
 """
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def said(outputs):
@@ -37,40 +43,43 @@ def complaints(outputs):
     return [text for text in streams if "font cache" not in text]
 
 
-@pytest.fixture
-def local_kernels(monkeypatch, tmp_path):
-    """Lets the kernel be this interpreter, whatever is installed for the user."""
-    for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    startup = tmp_path / "IPYTHONDIR" / "profile_default" / "startup"
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """A kernel for all notebooks, started when the first one runs: this interpreter, whatever a user has installed."""
+    folder = tmp_path_factory.mktemp("kernel")
+    startup = folder / "IPYTHONDIR" / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    startup.joinpath("threefry.py").write_text(QUICK)
-    monkeypatch.delenv("MPLBACKEND", raising=False)
+    startup.joinpath("first.py").write_text(FIRST)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+            patch.setenv(name, os.fspath(folder / name))
+        patch.delenv("MPLBACKEND", raising=False)
+        # not as what is saved was made: what a notebook measures is in its pictures, and here they need not be good
+        environment = {**os.environ, **notebooks.ENVIRONMENT}
+        client = NotebookClient(nbformat.v4.new_notebook(), timeout=900, kernel_name="python3")
+        with client.setup_kernel(cwd=os.fspath(ROOT / "notebooks"), env=environment):
+            yield client
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path, local_kernels):
-    """The first one twice in a kernel, as people do: cells must not depend on what is left of before."""
+def test_notebook_runs(path, kernel):
+    """The first one twice, as people do: cells must not depend on what is left of before."""
     notebook, saved = nbformat.read(path, as_version=4), nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=900, kernel_name="python3")
+    cells = list(notebooks.cells(notebook))
+    notebook.cells.append(nbformat.v4.new_code_cell("%reset -f"))  # nothing is left of the notebook before
+    kernel.nb = notebook
     first, second = {}, {}
     twice = path == NOTEBOOKS[0]
-    environment = {
-        **os.environ,
-        # not as what is saved was made: what a notebook measures is in its pictures, and here they need not be good
-        **notebooks.ENVIRONMENT,
-        "JAX_ENABLE_COMPILATION_CACHE": str(twice),  # hardly a program is in two notebooks: packed for nobody
-    }
-    with client.setup_kernel(cwd=os.fspath(path.parent), env=environment):
-        for seen in (first, second) if twice else (first,):
-            for index, cell in notebooks.cells(notebook):
-                client.execute_cell(cell, index)
-                assert complaints(cell.outputs) == []
-                seen[index] = said(cell.outputs)
-                shown, kept = notebooks.texts(cell.outputs), notebooks.texts(saved.cells[index].outputs)
-                assert notebooks.agree(shown, kept), (
-                    f"run `python docs/notebooks.py notebooks/{path.name}`: {kept} is now {shown}"
-                )
+    kernel.execute_cell(notebook.cells[-1], len(notebook.cells) - 1)
+    for seen in (first, second) if twice else (first,):
+        for index, cell in cells:
+            kernel.execute_cell(cell, index)
+            assert complaints(cell.outputs) == []
+            seen[index] = said(cell.outputs)
+            shown, kept = notebooks.texts(cell.outputs), notebooks.texts(saved.cells[index].outputs)
+            assert notebooks.agree(shown, kept), (
+                f"run `python docs/notebooks.py notebooks/{path.name}`: {kept} is now {shown}"
+            )
     assert second in ({}, first)
     everything = "".join(line for lines in first.values() for line in lines)
     if twice:
