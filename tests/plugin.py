@@ -102,15 +102,9 @@ def _optimised(item):
 def pytest_runtest_teardown(item, nextitem):
     """Forgets the programs behind a file where there are many: a worker would grow to gigabytes, and slower with them.
 
-    And where the next file is compiled otherwise, which JAX would not see. Single operations stay, 0.2 MB each: all
-    files need them again.
+    And where the next file is compiled otherwise, which JAX would not see.
     """
-    import jax
-
     if nextitem is None or nextitem.path == item.path:
         return
     if len(quick.LARGE) > _KEPT or _optimised(nextitem) != _optimised(item):
-        jax.clear_caches()
-        for key in quick.LARGE:
-            del quick.PROGRAMS[key]
-        quick.LARGE.clear()
+        quick.forget_large_programs()

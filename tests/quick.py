@@ -46,6 +46,16 @@ def keep_programs_in_memory():
     compilation_cache.put_executable_and_time = put_executable_and_time
 
 
+def forget_large_programs():
+    """Lets go of all but single operations, 0.2 MB each, which all files of tests need again."""
+    import jax
+
+    jax.clear_caches()
+    for key in LARGE:
+        del PROGRAMS[key]
+    LARGE.clear()
+
+
 def write_many_programs_in_one_context():
     """Saves 5 ms of each program, most of what it takes to lower a small one: JAX makes a context for each of them.
 

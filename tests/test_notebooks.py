@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 FIRST = f"""
 import gc, sys
 gc.set_threshold(100_000, 50, 1000)
-sys.path.append({os.fspath(ROOT)!r})
+sys.path.insert(0, {os.fspath(ROOT)!r})
 from tests import quick, threefry
-sys.path.pop()
+sys.path.pop(0)
 threefry.draw_random_bits_in_one_call()
 quick.keep_programs_in_memory()
 quick.write_many_programs_in_one_context()
@@ -47,17 +47,16 @@ def complaints(outputs):
 def kernel(tmp_path_factory):
     """A kernel for all notebooks, started when the first one runs: this interpreter, whatever a user has installed."""
     folder = tmp_path_factory.mktemp("kernel")
-    startup = folder / "IPYTHONDIR" / "profile_default" / "startup"
-    startup.mkdir(parents=True)
-    startup.joinpath("first.py").write_text(FIRST)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
             patch.setenv(name, os.fspath(folder / name))
         patch.delenv("MPLBACKEND", raising=False)
         # not as what is saved was made: what a notebook measures is in its pictures, and here they need not be good
         environment = {**os.environ, **notebooks.ENVIRONMENT}
-        client = NotebookClient(nbformat.v4.new_notebook(), timeout=900, kernel_name="python3")
+        first = nbformat.v4.new_code_cell(FIRST)
+        client = NotebookClient(nbformat.v4.new_notebook(cells=[first]), timeout=900, kernel_name="python3")
         with client.setup_kernel(cwd=os.fspath(ROOT / "notebooks"), env=environment):
+            client.execute_cell(first, 0)
             yield client
 
 
