@@ -5,11 +5,13 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import pytest
 import typer
 
+import jaxfl
 from docs.generate import methods, papers, reliability, results, speed, tables
 from jaxfl import data
 from jaxfl.cli.app import app, main
@@ -109,6 +111,15 @@ def test_page_runs(name, tmp_path, monkeypatch, keeps_only):
                 call(words)
     pictures = re.findall(r"savefig\(\"(.+?)\"\)", text)
     assert [picture for picture in pictures if not (tmp_path / picture).stat().st_size] == []
+
+
+def test_the_method_of_a_file_can_move_into_the_package(monkeypatch):
+    """The package imports its methods one after another: a method finds what stands beside it, and no names of it."""
+    package = ModuleType("jaxfl.methods")
+    package.__path__ = list(jaxfl.methods.__path__)
+    monkeypatch.setitem(sys.modules, "jaxfl.methods", package)
+    block = next(block for _, block in BLOCK.findall(_read("howto/own-method.md")) if "# plain_average.py" in block)
+    exec(compile(block, "plain_average.py", "exec"), {"__name__": "jaxfl.methods.plain_average"})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
