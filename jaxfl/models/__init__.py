@@ -1,6 +1,7 @@
 """What is learned: the networks of the papers, and the layers that keep any network fast where clients are many."""
 
 from jaxfl.models.adapters import Functions
+from jaxfl.models.cropped import IFCACifarCNN
 from jaxfl.models.lora import lora
 from jaxfl.models.networks import (
     MLP,
@@ -26,6 +27,7 @@ __all__ = [
     "CharRNN",
     "CifarBenchmarkCNN",
     "Functions",
+    "IFCACifarCNN",
     "LeafCelebaCNN",
     "LeafFemnistCNN",
     "LenetEMNIST",

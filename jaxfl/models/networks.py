@@ -15,6 +15,7 @@ from typing import Any
 
 from flax import linen as nn
 
+from jaxfl.models.cropped import IFCACifarCNN
 from jaxfl.models.layers import BatchNorm, Conv, Dense, as_images, as_vectors, check_rates, check_sizes, max_pool
 from jaxfl.models.normalised import NormalisedMLP
 from jaxfl.models.sequences import CharRNN, Transformer
@@ -234,6 +235,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "leaf-femnist-cnn": LeafFemnistCNN,
     "leaf-celeba-cnn": LeafCelebaCNN,
     "stocfl-cifar-cnn": StoCFLCifarCNN,
+    "ifca-cifar-cnn": IFCACifarCNN,
     "stocfl-femnist-cnn": StoCFLFemnistCNN,
     "lenet-emnist": LenetEMNIST,
     "cifar-benchmark-cnn": CifarBenchmarkCNN,
