@@ -13,6 +13,7 @@ METHODS = {
     "IFCA M=4": ("ifca", ("weighting=uniform", "num_clusters=4")),
     "IFCA M=6": ("ifca", ("weighting=uniform", "num_clusters=6")),
     "StoCFL": ("stocfl", ("weighting=uniform", "threshold=0.5", "proximal_weight=0.05")),
+    "StoCFL, auto": ("stocfl", ("weighting=uniform", "threshold=auto", "proximal_weight=0.05")),
     "StoCFL, official": (
         "stocfl",
         ("preset=official", "weighting=uniform", "threshold=0.5", "proximal_weight=0.05"),
