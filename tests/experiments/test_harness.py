@@ -166,7 +166,7 @@ def shape(name):
 def test_every_number_of_the_papers_is_there():
     assert shape("ifca") == {"Rotated MNIST": (3, 3), "Rotated CIFAR": (3, 1)}
     assert shape("stocfl") == {
-        "Table 1": (10, 8),  # seven in print, and two as the paper's code does it
+        "Table 1": (10, 8),  # seven in print, two as the paper's code does it, one whose threshold is measured
         "Table 2": (10, 1),
         "Table 3": (4, 7),
         "Table 4": (2, 4),
