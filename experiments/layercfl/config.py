@@ -111,7 +111,7 @@ EXPERIMENT = Experiment(
         ),
         "laptop": Scale(
             "UNIPEN's letters stand in for EMNIST's. Clusters found: VGG16 with a quarter of the channels, 12 clients, "
-            "1,000 rows under rotations and 300 under label skew, 30 of 100 rounds, three seeds. Figures 4, 5, 8 and 9: "
+            "1,000 rows under rotations and 300 under label skew, 30 of 100 rounds, three seeds. Figures 4, 5, 8, 9: "
             "VGG16, 200 rows per client, 20 and 10 rounds in place of 30. Figures 6, 7, 10 and 11: VGG16 with a "
             "quarter of the channels, up to 1,000 or 300 rows, 10 rounds, 12 clients.",
             (
