@@ -8,7 +8,6 @@ leaves the chunk is a sum by cluster and a small record per client.
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from jaxfl import tree
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data import windows
 from jaxfl.data.clients import FederatedData
-from jaxfl.server import aggregate, factors
+from jaxfl.server import factors
 from jaxfl.typing import Array, Params
 
 COPIES = 6  # models alive per mapped client: its own, gradient, update, start, and room for activations
@@ -66,25 +65,8 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
     mask = jnp.concatenate([cohort.mask, jnp.zeros(padding, bool)])  # padding clients are computed and thrown away
 
     def on_one_device(shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
-        if chunk == 1:
-            alone = factors.read(lambda shared, client, rows: fn(shared, client, *rows), shared, *tree.take(xs, 0))
-            return factors.add_all(alone, shared, mask, xs)
-        once = jax.jit(lambda *arguments: fn(*arguments), inline=True)  # traced once, for the shapes and for the loop
-        one = functools.partial(once, shared)
-        shapes = jax.eval_shape(lambda x: one(x[0], *x[1]), tree.take(xs, 0))[0]
-        empty = jax.tree.map(aggregate.empty_total, shapes, is_leaf=aggregate.is_contribution)
-
-        def many(sums: Any, part: Any) -> tuple[Any, Any]:
-            mask, (clients, rows) = part
-            sent, kept = jax.vmap(lambda client, rows: one(client, *rows))(clients, rows)
-            add = functools.partial(aggregate.add_many, mask=mask)
-            return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=aggregate.is_contribution), kept
-
-        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), (mask, xs))
-        if mask.shape[0] == chunk:
-            return many(empty, tree.take(chunks, 0))
-        sums, kept = jax.lax.scan(many, empty, chunks)
-        return sums, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+        work = factors.read(lambda shared, client, rows: fn(shared, client, *rows), shared, *tree.take(xs, 0))
+        return factors.add_all(work, shared, mask, xs, chunk)
 
     if mesh is None:
         sums, kept = on_one_device(shared, mask, xs)

@@ -34,7 +34,7 @@ def shared_tools():
     def shared(one, data, others=None):
         if others is not None or one.settings.files():  # whose contents may change
             return of(one, data, others)
-        defaults, shapes = one.settings.defaults(), shapes_of(data.unnamed())
+        defaults, shapes = one.settings.defaults(), shapes_of(data.in_programs())
         given = {name: value for name, value in one.settings.complete().items() if value != defaults.get(name, ())}
         own = {name: value for name, value in given.items() if not name.startswith("run.finetune")}
         if (same := (repr(given), shapes)) not in tools:

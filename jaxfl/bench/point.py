@@ -94,7 +94,7 @@ def _programs(point: Point, method: Method, data: FederatedData) -> list[tuple[R
     model, size = served_model(method, shapes), point.cohort
     plan = engine.resolve_plan("auto", model, size, devices=point.devices)
     lane = inside("auto", plan, model, size, point.seeds)
-    (rows,) = placed([data], plan)
+    (rows,) = placed([data.in_programs()], plan)
     most, found = together(point.seeds), []
     for first in range(0, point.seeds, most):
         seeds = list(range(first, min(first + most, point.seeds)))

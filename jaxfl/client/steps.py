@@ -35,9 +35,13 @@ def steps_of(key: Key, data: FederatedData, client: Array, local_epochs: int, ba
     >>> [int(steps_of(jax.random.key(0), data, jnp.int32(0), 3, size)) for size in (None, 2)]
     [3, 9]
     """
-    size = data.train.size[client]
+    return jnp.asarray(trip_count(key, data, client, local_epochs, batch_size), jnp.int32)
+
+
+def trip_count(key: Key, data: FederatedData, client: Array, local_epochs: int, batch_size: int | None) -> int | Array:
+    """Returns `steps_of`, as a number where all clients make as many."""
     in_one = max(data.train.max_size, 1) if batch_size is None else min(batch_size, max(data.train.max_size, 1))
-    return (-(-size // in_one) * conduct.epochs_of(key, data, local_epochs)).astype(jnp.int32)
+    return -(-data.rows_of(client) // in_one) * conduct.epochs_of(key, data, local_epochs)
 
 
 def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: float | Array = 0.0) -> Displacement:

@@ -19,7 +19,7 @@ from jaxfl import tree
 from jaxfl.client import conduct, factored
 from jaxfl.client.factored import Form
 from jaxfl.client.passes import BLOCK, batch_shape, true_gradient
-from jaxfl.client.steps import steps_of
+from jaxfl.client.steps import trip_count
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Averages, Task, without_averages
@@ -80,7 +80,7 @@ def descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages
     """Returns `(model, state, gradient, extra, rate) -> (model, state)`, one step; running averages get new values."""
 
     def descend(model, state, gradient, extra, rate):
-        gradient = _after_all(gradient)
+        gradient = _after_all(gradient) if jax.default_backend() == "cpu" else gradient
         updates, state = optimizer.update(gradient, state, model, **extra)
         return optax.apply_updates(model, conduct.paced(updates, rate)), state
 
@@ -103,7 +103,7 @@ def _full_batch(
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
         epochs = conduct.epochs_of(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
-        steps = steps_of(key, data, client, local_epochs, None)
+        steps = trip_count(key, data, client, local_epochs, None)
         if data.train.max_size <= block:  # the same rows in every step: gathered and normalised once
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
 
@@ -144,9 +144,13 @@ def _mini_batches(
     """Returns `local_train` with a step per mini-batch, before anything is sent."""
 
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
-        size = data.train.size[client]
+        size = data.rows_of(client)
         width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
+
+        def of_pool(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
+            batch = data.batch(data.train, client, positions)
+            return *jax.value_and_grad(task.loss)(model, batch, key), memory
 
         if slots <= block:  # made ready once
             rows = data.batch(data.train, client, jnp.arange(slots, dtype=jnp.int32))
@@ -154,14 +158,11 @@ def _mini_batches(
             def of_rows(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
                 return *jax.value_and_grad(task.loss)(model, tree.take(rows, positions), key), memory
 
+            # on a GPU rows that many clients have ready are four times what their pixels are, to be read in every step
+            usual = of_rows if jax.default_backend() == "cpu" or data.tilt is not None else of_pool
             shorter = factored.factor(task, optimizer, model, rows, extra, local_epochs, slots // width)
-            form = factored.chosen(shorter, Form(model, extra, of_rows))
+            form = factored.chosen(shorter, Form(model, extra, usual))
         else:
-
-            def of_pool(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
-                batch = data.batch(data.train, client, positions)
-                return *jax.value_and_grad(task.loss)(model, batch, key), memory
-
             form = factored.chosen(f"a client may have more than {block} rows", Form(model, extra, of_pool))
 
         def epoch(carry, index: Array):

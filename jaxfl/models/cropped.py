@@ -122,14 +122,14 @@ def distorted(key: Key, images: Array, side: int) -> Array:
         return (crop - mean) * contrast + mean
 
     batch, height, width, _ = images.shape
-    places = [
+    top, left = [
         jax.random.randint(part, (batch,), 0, space - side + 1)
         for part, space in zip(jax.random.split(key), (height, width), strict=True)
     ]
     turn, strength = jax.random.split(jax.random.fold_in(key, 1))
     flip = jax.random.bernoulli(turn, 0.5, (batch,))
     contrast = jax.random.uniform(strength, (batch,), images.dtype, *CONTRAST)
-    return jax.vmap(one)(images, *places, flip, contrast)
+    return jax.vmap(one)(images, top, left, flip, contrast)
 
 
 def middle(images: Array, side: int) -> Array:

@@ -10,7 +10,6 @@ are made so: of K clusters it would be K products.
 """
 
 import collections
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from jaxfl import tree
 from jaxfl.client.kernels import RESTORED
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Contribution, Total
@@ -126,14 +126,15 @@ def _norm(gram: Array, leaf: Array, products: list[Array], squares: Array) -> Ar
     return jnp.sqrt(jnp.maximum((slopes * (gram @ leaf + 2 * mixed)).sum() + own, 0))
 
 
-def add_all(work: Work, shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
-    """Runs the work of all clients one after another, and adds up what they send.
+def add_all(work: Work, shared: Any, mask: Array, xs: Any, chunk: int = 1) -> tuple[Any, Any]:
+    """Runs the work of all clients, and adds up what they send.
 
     Args:
         work: a client's.
         shared: what all of them are given.
         mask: `[C]` bool, False for padding.
         xs: what each is given, `[C, ...]`.
+        chunk: clients that are mapped, a divisor of C; one after another are 1.
 
     Returns:
         `(sums, kept)`: a total for each contribution, and the records `[C, ...]`.
@@ -144,29 +145,45 @@ def add_all(work: Work, shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
         sent, kept, factors = work.run(shared, *given)
         guarded = [aggregate.guarded(one, mask)[0] for one in _contributions(sent)]
         weighted = [_weighted(one, guarded[which].weight) for (which, _), one in zip(work.places, factors, strict=True)]
-        add = functools.partial(aggregate.add_one, mask=mask)
-        return jax.tree.map(lambda s, total: add(total, s), sent, sums, is_leaf=aggregate.is_contribution), (
-            kept,
-            weighted,
-        )
+        return _plus(aggregate.add_one, sums, sent, mask), (kept, weighted)
+
+    def mapped(sums: Any, part: Any) -> tuple[Any, Any]:
+        mask, given = part
+        sent, kept, factors = jax.vmap(lambda given: work.run(shared, *given))(given)
+        guarded = [jax.vmap(aggregate.guarded)(one, mask)[0] for one in _contributions(sent)]
+        weighted = [
+            jax.vmap(_weighted)(one, guarded[which].weight)
+            for (which, _), one in zip(work.places, factors, strict=True)
+        ]
+        return _plus(aggregate.add_many, sums, sent, mask), (kept, weighted)
 
     def group(carry: Any, parts: Any) -> tuple[Any, Any]:
         sums, added = carry
-        sums, (kept, factors) = jax.lax.scan(client, sums, parts)
+        sums, (kept, factors) = mapped(sums, parts) if chunk > 1 else jax.lax.scan(client, sums, parts)
         return (sums, [_added(total, one) for total, one in zip(added, factors, strict=True)]), kept
 
     count = mask.shape[0]
-    together = max(size for size in range(1, TOGETHER + 1) if count % size == 0) if work.places else count
+    few = max(size for size in range(1, TOGETHER + 1) if count % size == 0) if work.places else count
+    together = chunk if chunk > 1 else few
     parts = jax.tree.map(lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), (mask, xs))
     empty = jax.tree.map(aggregate.empty_total, work.sums, is_leaf=aggregate.is_contribution)
     nothing = [(jnp.zeros_like(one[0]), jnp.zeros((len(one), one[0].shape[1]), one[0].dtype)) for one in work.kernels]
-    (sums, added), kept = jax.lax.scan(group, (empty, nothing), parts)
+    if together == count:
+        (sums, added), kept = group((empty, nothing), tree.take(parts, 0))
+    else:
+        (sums, added), kept = jax.lax.scan(group, (empty, nothing), parts)
+        kept = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
     totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
     for (which, leaf), kernels, (total, scales) in zip(work.places, work.kernels, added, strict=True):
         values, inside = jax.tree.flatten(totals[which].values)
         values[leaf] = (total + sum(scales[j][None, :] * one for j, one in enumerate(kernels)))[None]
         totals[which] = totals[which].replace(values=jax.tree.unflatten(inside, values))
-    return jax.tree.unflatten(structure, totals), jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+    return jax.tree.unflatten(structure, totals), kept
+
+
+def _plus(add: Callable[..., Total], sums: Any, sent: Any, mask: Array) -> Any:
+    """Returns the totals with what is sent added to them."""
+    return jax.tree.map(lambda one, total: add(total, one, mask), sent, sums, is_leaf=aggregate.is_contribution)
 
 
 def _weighted(factors: Factors, weight: Array) -> Factors:
@@ -179,7 +196,8 @@ def _added(total: tuple[Array, Array], stacked: Factors) -> tuple[Array, Array]:
     """Returns the sums of X^T A `[d, h]` and of c `[k, h]` with those of a stack of clients."""
     rows, leaf = stacked
     size = rows.shape[1]
-    return total[0] + jnp.einsum("ind,inh->dh", rows, leaf[:, :size]), total[1] + leaf[:, size:].sum(0)
+    added = jnp.einsum("ind,inh->dh", rows, leaf[:, :size], precision="highest")  # as all sums of the server are
+    return total[0] + added, total[1] + leaf[:, size:].sum(0)
 
 
 def _contributions(sums: Any) -> list[Contribution]:

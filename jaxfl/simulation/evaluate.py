@@ -138,7 +138,7 @@ def model_of(
         seed: of the run.
         stream: whether the rows stay on the host.
     """
-    data, ids, plan = data.at(int(state.round)).unnamed(), np.array([client]), Plan()
+    data, ids, plan = data.at(int(state.round)).in_programs(), np.array([client]), Plan()
     state = jax.tree.map(np.asarray, kept_rows.at_hand(state, ids, plan.place))  # of one device or of several
     if method.assign is not keep_clusters:
         blocks = (

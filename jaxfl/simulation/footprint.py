@@ -125,7 +125,7 @@ def footprint(
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}.")
-    data, size, key, choice = data.unnamed(), cohort_size(cohort, data), jax.random.key(0), plan
+    data, size, key, choice = data.in_programs(), cohort_size(cohort, data), jax.random.key(0), plan
     state = jax.eval_shape(method.init, key, data)
     plan = engine.resolve_plan(choice, served_model(method, state), size, devices=devices)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)

@@ -1,6 +1,7 @@
 """What a run does between its compiled rounds: evaluate, record, save and tell; of one seed or of several at once."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import warnings
@@ -11,7 +12,7 @@ import jax
 
 from jaxfl import engine
 from jaxfl.cohort import Plan
-from jaxfl.data.clients import FederatedData, replaced
+from jaxfl.data.clients import FederatedData
 from jaxfl.models import rewriting
 from jaxfl.simulation import processes
 from jaxfl.simulation.arrivals import arriving
@@ -260,7 +261,7 @@ class _Seed:
             resident=not asked.stream,
             resident_state=not asked.kept,
         )
-        data = replaced(self._data.at(progress.done), "client_names", one.client_names)
+        data = dataclasses.replace(self._data.at(progress.done), client_names=one.client_names, even=False)
         return Result(state, progress.history, evaluation, data, summary, asked.method)
 
     def _event(self, record: dict[str, Any] | None, state: Any) -> Event:

@@ -136,7 +136,7 @@ def run_mapped(
     stacked = keys[0] if len(keys) == 1 else jnp.stack(keys)
     model = served_model(methods[0], jax.eval_shape(methods[0].init, keys[0], data))
     plan = engine.resolve_plan(plan, model, size, models=len(numbers) * len(seeds))
-    data = data.on_device()
+    data = data.in_programs().on_device()
     traced = jnp.asarray(numbers, jnp.float32)  # [V]
     try:
         advance = mapped_rounds(make, size, rounds, sampler, plan).lower(traced, stacked, data).compile()

@@ -144,7 +144,7 @@ def run(
     began, several = time.perf_counter(), seeds is not None
     numbers = check_seeds([seed] if seeds is None else seeds)
     of_each = _of_each(data, len(numbers))
-    data = of_each[0].unnamed()
+    data = of_each[0].in_programs()
     schedule = Schedule.of(rounds, eval_every, checkpoint_every, test_rows, data.drifts_at)
     check_kept(checkpoint_every, checkpoint_dir)
     size = cohort_size(cohort, data)
@@ -165,7 +165,7 @@ def run(
         identity |= {} if tested is None else {"eval_clients": len(tested)}
         folder = Path(checkpoint_dir, f"seed-{number}") if several and checkpoint_dir is not None else checkpoint_dir
         directory = directory_at(folder, resume=resume)
-        ones.append(One(number, own.unnamed(), own.client_names, tested, directory, identity))
+        ones.append(One(number, own.in_programs(), own.client_names, tested, directory, identity))
     processes.check_alike([[one.identity for one in ones], schedule, devices, stream, checkpoint_dir is None, resume])
     chosen = chosen._replace(chunk=processes.least(chosen.chunk))
     with leaving(callbacks):

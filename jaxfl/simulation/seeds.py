@@ -151,14 +151,14 @@ def alike(data: Sequence[FederatedData]) -> list[FederatedData] | None:
     (True, None)
     """
     first, *others = data
-    if any(other is not first and shapes_of(other.unnamed()) != shapes_of(first.unnamed()) for other in others):
+    if any(other is not first and shapes_of(other.in_programs()) != shapes_of(first.in_programs()) for other in others):
         return None
 
     def known(mine: Any, leaf: Any) -> Any:
         return mine if leaf is mine or np.array_equal(leaf, mine) else leaf
 
-    bare = first.unnamed()
-    found = (jax.tree.map(known, bare, other.unnamed()) for other in others)
+    bare = first.in_programs()
+    found = (jax.tree.map(known, bare, other.in_programs()) for other in others)
     return [first, *(replaced(one, "client_names", of.client_names) for one, of in zip(found, others, strict=True))]
 
 

@@ -231,6 +231,28 @@ def test_without_conditions_the_program_is_as_if_there_were_none(batch_size, key
     assert program().as_text() == usual
 
 
+@pytest.mark.parametrize(("batch_size", "block"), [(None, 8), (2, 8), (2, 2)])
+def test_clients_of_equally_many_rows_train_without_a_look_at_who_is_done(batch_size, block, key, monkeypatch):
+    start = np.minimum(DATA.train.start, len(DATA.train.rows) - 3).astype(np.int32)
+    alike = replace(DATA.train, start=start, size=np.full_like(start, 3), max_size=3)
+    data, model = jax.device_put(replace(DATA, train=alike)), SOFTMAX.init(key)
+    train = local_train(SOFTMAX, MOMENTUM, local_epochs=2, batch_size=batch_size, block=block)
+
+    def trained(data):
+        return jax.vmap(lambda i: train(key_for(key, Stream.BATCHES, 0, i), model, data, i))(CLIENTS)
+
+    def looks(data):
+        return " while[" in str(jax.make_jaxpr(trained)(data))
+
+    known = replace(data, even=True)
+    assert looks(data) and not looks(known)
+    expected = jax.jit(trained)(data)
+    close(jax.jit(trained)(known), expected)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # traced as for one
+    close(jax.jit(lambda data: trained(data))(known), expected)
+    assert data.in_programs().even and not DATA.in_programs().even
+
+
 def test_every_row_is_seen_once_an_epoch(key):
     """With a loss linear in the model, a batch moves it by the mean of its rows: steps of size 1 add their marks."""
     marks = 2.0 ** np.arange(len(DATA.inputs)) / 2.0**20

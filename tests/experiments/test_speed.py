@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.speed import peers, rounds
+from experiments.speed import kernels, peers, rounds
 
 W3 = ["w3-logistic", "w3-mlp"]
 KEYS = {
@@ -206,3 +206,34 @@ def test_parts_of_the_kit_are_comparisons(part, names, clients, tmp_path, capsys
     assert chunks == [False] * len(names) + [True] * len(names)
     for record, name in zip(records, 2 * names, strict=True):
         assert_compared(record, name, clients, 1)
+
+
+PROGRAM = """
+%row (pool: f32[100,8], place: s32[]) -> f32[1,8] {
+  %pool = f32[100,8]{1,0} parameter(0)
+  %place = s32[] parameter(1)
+  ROOT %cut = f32[1,8]{1,0} dynamic-slice(%pool, %place, %place), dynamic_slice_sizes={1,8}
+}
+
+%step (state: (f32[1,8], f32[100,8], s32[])) -> (f32[1,8], f32[100,8], s32[]) {
+  %state = (f32[1,8]{1,0}, f32[100,8]{1,0}, s32[]) parameter(0)
+  %all = f32[100,8]{1,0} get-tuple-element(%state), index=1
+  %number = s32[] get-tuple-element(%state), index=2
+  %taken = f32[1,8]{1,0} fusion(%all, %number), kind=kLoop, calls=%row, metadata={op_name="take"}
+  %turned = f32[100,8]{0,1} copy(%all)
+  ROOT %next = (f32[1,8]{1,0}, f32[100,8]{1,0}, s32[]) tuple(%taken, %all, %number)
+}
+
+ENTRY %main (begin: (f32[1,8], f32[100,8], s32[])) -> (f32[1,8], f32[100,8], s32[]) {
+  %begin = (f32[1,8]{1,0}, f32[100,8]{1,0}, s32[]) parameter(0)
+  ROOT %end = (f32[1,8]{1,0}, f32[100,8]{1,0}, s32[]) while(%begin), condition=%go, body=%step, HOW
+}
+"""
+
+
+@pytest.mark.parametrize(("how", "looks"), [("", True), ('backend_config={"known_trip_count":{"n":"5"}}', False)])
+def test_kernels_and_their_bytes_are_read_off_a_program(how, looks):
+    step, whole = kernels.loops(PROGRAM.replace("HOW", how))
+    row, pool = 4 * 8, 4 * 800
+    assert step == ("step", 2, (2 * row + 4 + 2 * pool) / 1e6, 6.0, looks)  # of the pool one row is read to take it
+    assert whole == ("main", 0, 0.0, 0, False)
