@@ -13,6 +13,7 @@ from jaxfl.cli import tables
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "speed" / "results"
 RECORDS, CPU, SCALING = RESULTS / "h100.jsonl", RESULTS / "cpu.jsonl", RESULTS / "scaling.json"
+KERNELS = RESULTS / "kernels.jsonl"
 POPULATION, MEMORY = RESULTS / "population.jsonl", RESULTS / "memory.jsonl"
 PEERS = {
     "fedjax": "FedJAX",
@@ -162,6 +163,26 @@ def h100_seeds() -> str:
         told = [f"{statistics.median(values):.2f}" for values in (single, several, one["ratio"][1:])]
         what = f"{names[one['network']]}, {one['method']}"
         lines.append(f"| {what} | {' | '.join(told)} | {one['rounds_ratio']:.2f} | {one['ratio'][0]:.2f} |")
+    return "\n".join(lines)
+
+
+def kernels() -> str:
+    """Returns what a GPU would start in a round, as it was once and as it is, read off compiled programs."""
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for line in map(json.loads, KERNELS.read_text(encoding="utf-8").splitlines()):
+        name = "-".join(["784", *map(str, line["network"]), "10"]) if line["network"] else "logistic"
+        step, whole, _ = line["loops"]
+        total = {key: 5 * step[key] + whole[key] for key in ("kernels", "megabytes", "microseconds")}
+        found.setdefault((name, line["commit"]), {})[line["seeds"]] = total | {"looks": 5 * step["looks"]}
+    head = (
+        "| network | at commit | kernels | looks of the host | MB, one seed | MB, five seeds | five / one, estimated |"
+    )
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for (name, commit), by_seeds in sorted(found.items(), key=lambda one: one[0][0]):
+        one, five = by_seeds[1], by_seeds[5]
+        ratio = five["microseconds"] / one["microseconds"]
+        moved = " | ".join(f"{each['megabytes']:,.0f}" for each in (one, five))
+        lines.append(f"| {name} | `{commit}` | {one['kernels']} | {one['looks']} | {moved} | {ratio:.2f} |")
     return "\n".join(lines)
 
 

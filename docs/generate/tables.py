@@ -18,6 +18,7 @@ TABLES = {
     "h100": speed.h100,
     "h100 scaling": speed.h100_scaling,
     "h100 seeds": speed.h100_seeds,
+    "kernels": speed.kernels,
     "language clusters": examples.language_clusters,
     "language methods": examples.language_methods,
     "lecturer clusters": examples.lecturer_clusters,
