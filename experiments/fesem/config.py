@@ -150,8 +150,8 @@ EXPERIMENT = Experiment(
         ),
         "laptop": Scale(
             "Stand-ins: UNIPEN by writer for FEMNIST, QMNIST by writer for FedCelebA; a network of one hidden layer "
-            "(784-200), half of the clients in each of 60 rounds; three seeds of the tables, five of the "
-            "pull, one of the studies.",
+            "(784-200), half of the clients in each of 60 rounds; three seeds of table 2, five of table 3 "
+            "and of the pull, one of the studies.",
             (
                 *UNIPEN,
                 *QMNIST,
