@@ -53,6 +53,7 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
         order (rows of padding clients hold anything).
 
     >>> from jaxfl.cohort import Cohort
+    >>> from jaxfl.server import aggregate
     >>> double = lambda shared, client: (aggregate.contribute({"w": shared * client}, jnp.float32(1)), client)
     >>> sums, kept = over_clients(double, jnp.int32(2), Cohort.of([4, 1]))
     >>> sums.values["w"].tolist(), kept.tolist()

@@ -300,8 +300,8 @@ class FederatedData:
 
         >>> from jaxfl.data import load
         >>> data = load("rotated-digits", num_clients=4, rows_per_client=20)
-        >>> data.rows_of(jnp.int32(3)), dataclasses.replace(data, even=True).rows_of(jnp.int32(3))
-        (Array(20, dtype=int32), 20)
+        >>> int(data.rows_of(jnp.int32(3))), dataclasses.replace(data, even=True).rows_of(jnp.int32(3))
+        (20, 20)
         """
         return self.train.max_size if self.even else self.train.size[client]
 
