@@ -19,7 +19,7 @@ from jaxfl import tree
 from jaxfl.client import conduct, factored
 from jaxfl.client.factored import Form
 from jaxfl.client.passes import BLOCK, batch_shape, true_gradient
-from jaxfl.client.steps import trip_count
+from jaxfl.client.steps import rows_of, trip_count
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Averages, Task, without_averages
@@ -144,7 +144,7 @@ def _mini_batches(
     """Returns `local_train` with a step per mini-batch, before anything is sent."""
 
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
-        size = data.rows_of(client)
+        size = rows_of(data, client)
         width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
 

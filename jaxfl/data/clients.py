@@ -285,25 +285,12 @@ class FederatedData:
         """Returns the federation as the programs of a run are given it.
 
         Without the names of its clients: others' names must not compile anything anew. And on an accelerator it says
-        whether clients have equally many training rows, see `rows_of`. (On a CPU loops whose length is known are not
-        faster: logistic models side by side took a tenth more.)
+        whether clients have equally many training rows, see `client.steps.rows_of`. (On a CPU loops whose length is
+        known are not faster: logistic models side by side took a tenth more.)
         """
         sizes = [np.asarray(now.train.size) for now in self.phases if jax.default_backend() != "cpu"]
         even = bool(sizes) and all((size == self.train.max_size).all() for size in sizes)
         return dataclasses.replace(self, client_names=(), even=even)
-
-    def rows_of(self, client: Array) -> int | Array:
-        """Returns how many training rows a client has; where all have as many, a number that compilers know.
-
-        A loop of so many steps needs no look at who is done. On a GPU the host waits for no answer after each step, and
-        models of clients side by side are updated where they are, and not selected from the old and the new one.
-
-        >>> from jaxfl.data import load
-        >>> data = load("rotated-digits", num_clients=4, rows_per_client=20)
-        >>> int(data.rows_of(jnp.int32(3))), dataclasses.replace(data, even=True).rows_of(jnp.int32(3))
-        (20, 20)
-        """
-        return self.train.max_size if self.even else self.train.size[client]
 
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":
         """Returns the federation with its arrays on the device, or on all of a mesh; nothing is copied if they are."""
