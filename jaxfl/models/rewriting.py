@@ -68,6 +68,27 @@ def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ..
     return tuple(sorted(_found(jax.make_jaxpr(fn)(*args)).items()))
 
 
+def widest(fn: Callable[..., Any], model: Any, rows: Any) -> int:
+    """Returns the bytes of the largest array that a program makes of rows, whatever it makes of the model alone.
+
+    Args:
+        fn: `(model, rows)`; programs within it that it does not open count with their results.
+        model: arrays or their shapes.
+        rows: likewise.
+
+    >>> import jax.numpy as jnp
+    >>> widest(lambda model, rows: rows @ (model * 2), jnp.ones((50, 3)), jnp.ones((2, 50)))
+    24
+    """
+    program = jax.make_jaxpr(fn)(model, rows).jaxpr
+    known, largest = set(program.invars[len(jax.tree.leaves(model)) :]), 0
+    for equation in program.eqns:
+        if any(atom in known for atom in equation.invars if isinstance(atom, core.Var)):
+            known.update(equation.outvars)
+            largest = max(largest, *(atom.aval.size * atom.aval.dtype.itemsize for atom in equation.outvars))
+    return largest
+
+
 def in_words(replaced: Sequence[tuple[str, int]]) -> str:
     """Returns what was replaced, for a summary.
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import engine, tree
-from jaxfl.client.passes import batch_shape, fold_rows
+from jaxfl.client.passes import batch_shape, fold_rows, rows_at_once
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import by_size, over_clients
@@ -108,4 +108,5 @@ def totals_of(method: Method, model: Any, data: FederatedData, client: Array) ->
         return Totals(sums, carry.loss + loss, carry.rows + rows.astype(jnp.int32))
 
     nothing = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), jax.eval_shape(sums_of, batch_shape(data)))
-    return fold_rows(step, Totals(nothing, jnp.float32(0), jnp.int32(0)), data, data.test, client, BLOCK)
+    zero = Totals(nothing, jnp.float32(0), jnp.int32(0))
+    return fold_rows(step, zero, data, data.test, client, rows_at_once(task, model, BLOCK))

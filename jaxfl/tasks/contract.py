@@ -59,6 +59,7 @@ class Task(NamedTuple):
         outputs: `(model, batch) -> [B, ...]`, with dropout off: of classification logits `[B, L]`.
         dense: its dense layers, or None where none are known.
         replaced: kinds and counts of the network's operations that are computed in a fast form of their own.
+        widest: bytes of the largest array that a network with such operations makes of a row; 0 without them.
         metrics: of the outputs, for test rows.
         averages: running averages of batch normalisation, or None where the model has none.
         losses: `(model, batch, key) -> [B]`, the loss of each row, whose mean `loss` is; None where it is not known,
@@ -72,6 +73,7 @@ class Task(NamedTuple):
     outputs: Callable[[Params, Batch], Array]
     dense: DenseLayers | None = None
     replaced: tuple[tuple[str, int], ...] = ()
+    widest: int = 0
     metrics: Metrics = ACCURACY
     averages: Averages | None = None
     losses: Callable[[Params, Batch, Key | None], Array] | None = None

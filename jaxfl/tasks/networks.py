@@ -83,6 +83,7 @@ def of_network(
         outputs=lambda model, batch: forward(model, batch, None),
         dense=dense,
         replaced=replaced,
+        widest=rewriting.widest(lambda *given: forward(*given, None), model, example) if replaced else 0,
         metrics=metrics,
         averages=averages,
         losses=row_losses,

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from jaxfl.client import conduct, training
+from jaxfl.client import conduct, passes, training
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.passes import fold_rows, full_gradient, mean_loss
+from jaxfl.client.passes import CACHE, FEWEST, fold_rows, full_gradient, mean_loss, mean_losses, rows_at_once
 from jaxfl.client.training import local_train
 from jaxfl.data import conditions
 from jaxfl.data.clients import Batch
@@ -59,6 +59,26 @@ def test_blocks_do_not_matter_to_losses_and_gradients(block, key):
             close(gradient["w"][client], problems.quadratic_gradient(np.asarray(model["w"]), x, y))
             close(loss[client], quadratic_loss(np.asarray(model["w"]), x, y))
     assert loss[EMPTY] == 0 and not gradient["w"][EMPTY].any()
+
+
+def test_a_pass_takes_rows_of_a_convolutional_network_as_they_fit_a_cache():
+    small, large = ({"w": jax.ShapeDtypeStruct((size,), jnp.float32)} for size in (1, CACHE))  # 4 bytes a number
+    found = [
+        rows_at_once(SOFTMAX._replace(widest=widest), model, 256)
+        for model in (small, large)
+        for widest in (0, 100, CACHE // 20, CACHE)
+    ]
+    assert found == [256, 256, 20, FEWEST, 256, 256, 80, FEWEST]
+
+
+def test_losses_are_the_same_when_few_rows_are_taken_at_once(key, monkeypatch):
+    monkeypatch.setattr(passes, "FEWEST", 3)  # of up to eight rows
+    data, models = jax.device_put(DATA), jax.vmap(QUADRATIC.init)(jax.random.split(key, 2))
+    wide = QUADRATIC._replace(widest=CACHE)
+    few, whole = (on_every_client(lambda i, t=task: mean_losses(t)(models, data, i)) for task in (wide, QUADRATIC))
+    close(few, whole)
+    first = jax.tree.map(lambda leaf: leaf[0], models)
+    close(on_every_client(lambda i: mean_loss(wide)(first, data, i)), whole[:, 0])
 
 
 def quadratic_loss(w, x, y):
