@@ -1,6 +1,7 @@
 """What a client computes of its rows without training: losses, gradients, folds over all of them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.data.clients import Batch, FederatedData, Split
+from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, for_each
 from jaxfl.typing import Array, Key, Params
 
@@ -21,7 +23,7 @@ CACHE, FEWEST = 1 << 21, 16
 
 
 def rows_at_once(task: Task, model: Params, most: int = BLOCK) -> int:
-    """Returns how many rows a pass without gradients takes at once: `most`, or fewer of a convolutional network's.
+    """Returns how many rows a pass takes at once: `most`, or fewer of a convolutional network's.
 
     Args:
         task: what the model has learned.
@@ -31,6 +33,11 @@ def rows_at_once(task: Task, model: Params, most: int = BLOCK) -> int:
     if jax.default_backend() != "cpu" or not task.widest:
         return most
     return min(most, max(FEWEST, max(CACHE, tree.num_bytes(model)) // task.widest))
+
+
+def rows_of_a_gradient(task: Task, model: Params, most: int) -> int:
+    """Returns `rows_at_once`; but `most` with batch normalisation, whose gradient is of a batch and not of its rows."""
+    return most if task.averages is not None else rows_at_once(task, model, most)
 
 
 def fold_rows(
@@ -116,22 +123,24 @@ def true_gradient(task: Task, block: int) -> Callable[..., tuple[Array, Params]]
     """Returns `full_gradient` as it is computed, whoever the client is."""
 
     def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
-        if data.train.max_size <= block:
+        at_once = rows_of_a_gradient(task, model, block)
+        if data.train.max_size <= at_once:
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
             return jax.value_and_grad(task.loss)(model, batch, key)
 
-        def step(carry: tuple[Array, Params], batch: Batch) -> tuple[Array, Params]:
-            part = jax.value_and_grad(task.loss)(model, batch, key)
+        def step(carry: tuple[Array, Any], batch: Batch) -> tuple[Array, Any]:
+            index, total = carry
+            part = jax.value_and_grad(task.loss)(model, batch, key_for(key, Stream.DROPOUT, index))
             rows, size = batch.mask.sum(), jnp.maximum(data.train.size[client], 1)
 
             def add(total: Array, leaf: Array) -> Array:
                 return total + rows.astype(leaf.dtype) / size.astype(leaf.dtype) * leaf
 
-            return jax.tree.map(add, carry, part)
+            return index + 1, jax.tree.map(add, total, part)
 
         shapes = jax.eval_shape(jax.value_and_grad(task.loss), model, batch_shape(data), key)
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return fold_rows(step, zero, data, data.train, client, block)
+        return fold_rows(step, (jnp.int32(0), zero), data, data.train, client, at_once)[1]
 
     return run
 

@@ -18,7 +18,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client import conduct, factored
 from jaxfl.client.factored import Form
-from jaxfl.client.passes import BLOCK, batch_shape, true_gradient
+from jaxfl.client.passes import BLOCK, batch_shape, rows_of_a_gradient, true_gradient
 from jaxfl.client.steps import rows_of, trip_count
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
@@ -104,20 +104,17 @@ def _full_batch(
         epochs = conduct.epochs_of(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = trip_count(key, data, client, local_epochs, None)
+        shorter: Form | str = f"a client may have more than {block} rows"
         if data.train.max_size <= block:  # the same rows in every step: gathered and normalised once
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
-
-            def of_batch(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
-                return *jax.value_and_grad(task.loss)(model, batch, key), memory
-
             shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs)
-            form = factored.chosen(shorter, Form(model, extra, of_batch))
-        else:
 
-            def of_blocks(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
-                return *true_gradient(task, block)(model, data, client, key), memory
+        def gradient(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
+            if data.train.max_size <= rows_of_a_gradient(task, model, block):
+                return *jax.value_and_grad(task.loss)(model, batch, key), memory
+            return *true_gradient(task, block)(model, data, client, key), memory
 
-            form = factored.chosen(f"a client may have more than {block} rows", Form(model, extra, of_blocks))
+        form = factored.chosen(shorter, Form(model, extra, gradient))
 
         def epoch(index: Array, carry):
             model, state, memory, total = carry

@@ -83,7 +83,7 @@ def of_network(
         outputs=lambda model, batch: forward(model, batch, None),
         dense=dense,
         replaced=replaced,
-        widest=rewriting.widest(lambda *given: forward(*given, None), model, example) if replaced else 0,
+        widest=rewriting.widest(lambda model, rows: forward(model, rows, None), model, example) if replaced else 0,
         metrics=metrics,
         averages=averages,
         losses=row_losses,

@@ -15,7 +15,7 @@ from jaxfl.client.training import local_train
 from jaxfl.data import conditions
 from jaxfl.data.clients import Batch
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks import Task, masked_mean
+from jaxfl.tasks import Averages, Task, masked_mean
 from tests import problems
 from tests.reference import batches
 
@@ -79,6 +79,22 @@ def test_losses_are_the_same_when_few_rows_are_taken_at_once(key, monkeypatch):
     close(few, whole)
     first = jax.tree.map(lambda leaf: leaf[0], models)
     close(on_every_client(lambda i: mean_loss(wide)(first, data, i)), whole[:, 0])
+
+
+def test_a_gradient_of_batch_statistics_is_not_taken_of_few_rows():
+    wide = SOFTMAX._replace(widest=CACHE)
+    batches = wide._replace(averages=Averages(frozenset(), wide.loss))
+    assert [passes.rows_of_a_gradient(task, {}, 256) for task in (wide, batches)] == [FEWEST, 256]
+
+
+def test_every_block_of_a_gradient_drops_units_of_its_own(key):
+    def dropped(model, batch, key):
+        return model["w"].sum() * jax.random.uniform(key)
+
+    gradient_of = full_gradient(QUADRATIC._replace(loss=dropped), block=3)
+    found = gradient_of(QUADRATIC.init(key), jax.device_put(DATA), jnp.int32(0), key)[1]["w"]
+    first, second = (jax.random.uniform(key_for(key, Stream.DROPOUT, index)) for index in (0, 1))
+    np.testing.assert_allclose(found, (3 * first + 2 * second) / 5, rtol=1e-12)  # of five rows
 
 
 def quadratic_loss(w, x, y):
