@@ -9,8 +9,10 @@ takes a slow path: 2 to 6 GFLOP/s on one core instead of 100 to 190. The fast fo
 - for one client at a time on a CPU, a convolution whose kernel gradient is written by hand in the layout that XLA has a
   fast path for (batch and channel axes exchanged). Up to twice as fast as slices where these do not fit the cache.
 
-Which of the two is chosen by shape, see `slices_win`. Pooling is a tournament of slices, one axis after the other:
-selects, whose gradients are selects, where the gradient of `reduce_window` scatters. A tie goes to the first, as there.
+Which of the two is chosen by shape, see `slices_win`; without a gradient it is more often the convolution.
+
+Pooling is a tournament of slices, one axis after the other: selects, whose gradients are selects, where the gradient of
+`reduce_window` scatters. A tie goes to the first, as there.
 """
 
 import functools
@@ -50,22 +52,25 @@ def convolution(
     """
     pads = tuple((before, behind) for before, behind in padding)
     steps, holes = tuple(strides), tuple(dilation)
-    if steps == holes == (1, 1) and not slices_win(inputs.shape, kernel.shape, pads):
-        return alone(inputs, kernel, pads)
+    if steps == holes == (1, 1):
+        if not slices_win(inputs.shape, kernel.shape, pads):
+            return alone(inputs, kernel, pads)
+        if not slices_win(inputs.shape, kernel.shape, pads, gradient=False):
+            return trained_as_product(inputs, kernel, pads)
     return as_product(inputs, kernel, pads, steps, holes)
 
 
-def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs) -> bool:
+def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs, *, gradient: bool = True) -> bool:
     """Returns whether slices are the faster form for one client at a time on a CPU.
 
     Read off sixteen shapes, in a loop, forward and gradient (`experiments.speed.convolutions`): slices win where a
     kernel of few places makes them a small array or the outputs are few, and where the image is so small that the
-    gradient's convolution takes the slow path.
+    gradient's convolution takes the slow path. Without a gradient a small array is no reason.
     """
     height, width, channels, outputs = kernel
     sides = [inputs[1 + i] + sum(padding[i]) - kernel[i] + 1 for i in (0, 1)]
     numbers = inputs[0] * sides[0] * sides[1] * height * width * channels
-    small = height * width < 25 and numbers < SMALL
+    small = gradient and height * width < 25 and numbers < SMALL
     return small or outputs < 32 or min(sides) < 6 or height * width == 1
 
 
@@ -163,6 +168,18 @@ def _plain(inputs: Array, kernel: Array, padding: Pairs) -> Array:
 
 
 alone.defvjp(lambda inputs, kernel, padding: (alone(inputs, kernel, padding), (inputs, kernel)), _pull_back)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def trained_as_product(inputs: Array, kernel: Array, padding: tuple[tuple[int, int], ...]) -> Array:
+    """The convolution as shifted slices times a matrix where its gradient is taken, and as `alone` where it is not."""
+    return alone(inputs, kernel, padding)
+
+
+trained_as_product.defvjp(
+    lambda inputs, kernel, padding: jax.vjp(functools.partial(as_product, padding=padding), inputs, kernel),
+    lambda padding, pull_back, gradient: pull_back(gradient),
+)
 
 
 def max_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs) -> Array:

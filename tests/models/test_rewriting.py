@@ -88,6 +88,30 @@ def test_the_form_for_one_client_is_the_same_however_it_is_mapped(name, mapped):
     assert "feature_group_count=2" not in program and "batch_group_count=2" not in program
 
 
+@pytest.mark.parametrize("mapped", ["nothing", "inputs", "kernels"])
+def test_a_convolution_is_slices_only_where_its_gradient_is_taken(mapped):
+    shape, kernel_shape, padding = (2, 8, 7, 3), (3, 3, 3, 32), ((1, 1), (0, 2))
+    assert operations.slices_win(shape, kernel_shape, padding)
+    axes = (0 if mapped == "inputs" else None, 0 if mapped == "kernels" else None)
+    values = [
+        images(number, *one) if axis is None else images(number, 2, *one)
+        for number, (one, axis) in enumerate(zip((shape, kernel_shape), axes, strict=True))
+    ]
+
+    def theirs(inputs, kernel):
+        return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=operations.NUMBERS)
+
+    ours = in_fast_forms(theirs)
+    forms = [(ours, theirs), (gradients(ours), gradients(theirs))]
+    if mapped != "nothing":
+        forms = [tuple(jax.vmap(one, axes) for one in pair) for pair in forms]
+    for fast, plain in forms:
+        check_alike(fast(*values), plain(*values))
+    tested, trained = (primitives(fast, *values) for fast, _ in forms)
+    assert ("conv_general_dilated" in tested) == (mapped != "kernels") and "feature_group_count=2" not in tested
+    assert "conv_general_dilated" not in trained
+
+
 @settings(max_examples=8)  # each compiles
 @given(
     window=st.tuples(st.integers(1, 3), st.integers(1, 4)),
