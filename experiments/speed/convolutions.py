@@ -1,7 +1,7 @@
 """Which form of a convolution is faster for one client at a time: what `jaxfl.models.operations` decides by.
 
-Forward and gradient in a loop of four steps, as in local training; seconds of CPU, of which a loaded machine takes no
-more than a quiet one.
+Forward and gradient in a loop of four steps, as in local training, and forward alone, as in a test; seconds of CPU, of
+which a loaded machine takes no more than a quiet one.
 
     python -m experiments.speed.convolutions
 """
@@ -36,13 +36,17 @@ SHAPES = (
 )
 
 
-def milliseconds(form: Callable[..., jax.Array], inputs: jax.Array, kernel: jax.Array, first: bool) -> float:
-    """Returns the CPU time of a step; a first layer needs no gradient of its inputs."""
+def milliseconds(
+    form: Callable[..., jax.Array], inputs: jax.Array, kernel: jax.Array, *, first: bool, gradient: bool
+) -> float:
+    """Returns the CPU time of a step, with a gradient or without; a first layer needs no gradient of its inputs."""
 
     def loss(kernel: jax.Array, inputs: jax.Array) -> jax.Array:
         return jnp.square(form(inputs, kernel)).mean()
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
+        if not gradient:  # the next step waits for this one
+            return (carry[0] + 1e-9 * loss(*carry), carry[1]), None
         if first:
             return (carry[0] - jax.grad(loss)(*carry), carry[1]), None
         return jax.tree.map(jnp.subtract, carry, jax.grad(loss, (0, 1))(*carry)), None
@@ -59,17 +63,22 @@ def milliseconds(form: Callable[..., jax.Array], inputs: jax.Array, kernel: jax.
 
 def main() -> None:
     """Prints a line for each shape."""
-    print(f"{'shape':<45} {'slices':>9} {'by hand':>9}   chosen")
+    print(f"{'':<45} {'forward and gradient':<32} forward")
+    print(f"{'shape':<45}" + f" {'slices':>9} {'by hand':>9}   {'chosen':<8}" * 2)
     for batch, side, channels, size, outputs, padding, first in SHAPES:
         keys = jax.random.split(jax.random.key(0))
         inputs = jax.random.normal(keys[0], (batch, side, side, channels))
         kernel = 0.05 * jax.random.normal(keys[1], (size, size, channels, outputs))
         pads = ((0, 0),) * 2 if padding == "VALID" else (((size - 1) // 2, size // 2),) * 2
-        slices = milliseconds(lambda x, k, pads=pads: operations.as_product(x, k, pads), inputs, kernel, first)
-        alone = milliseconds(lambda x, k, pads=pads: operations.alone(x, k, pads), inputs, kernel, first)
-        chosen = "slices" if operations.slices_win(inputs.shape, kernel.shape, pads) else "by hand"
-        what = f"{batch} x {side} x {side} x {channels}, {size} x {size} x {outputs}, {padding}"
-        print(f"{what:<45} {slices:6.2f} ms {alone:6.2f} ms   {chosen}", flush=True)
+        line = f"{f'{batch} x {side} x {side} x {channels}, {size} x {size} x {outputs}, {padding}':<45}"
+        for gradient in (True, False):
+            slices, alone = (
+                milliseconds(lambda x, k, f=form, p=pads: f(x, k, p), inputs, kernel, first=first, gradient=gradient)
+                for form in (operations.as_product, operations.alone)
+            )
+            wins = operations.slices_win(inputs.shape, kernel.shape, pads, gradient=gradient)
+            line += f" {slices:6.2f} ms {alone:6.2f} ms   {'slices' if wins else 'by hand':<8}"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from jaxfl.typing import Array, Key, Params
 BLOCK = 256
 # On a CPU a layer of a convolutional network finds in a core's cache what the last one made, or waits for memory:
 # a row of 1,000 takes up to four times as long as one of 16. A block reads the model once, so that it may be as large.
-CACHE, FEWEST = 1 << 21, 16
+CACHE, FEWEST = 1 << 21, 16  # bytes; rows, of which fewer make thin products
 
 
 def rows_at_once(task: Task, model: Params, most: int = BLOCK) -> int:
