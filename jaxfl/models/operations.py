@@ -26,6 +26,7 @@ from jaxfl.typing import Array
 Pairs = Sequence[tuple[int, int]]  # before and behind, for each spatial axis
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 SMALL = 1 << 22  # numbers: 16 MB, which fit a third-level cache
+SMALLER = 1 << 19  # 2 MB
 
 
 def convolution(
@@ -65,12 +66,12 @@ def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs,
 
     Read off sixteen shapes, in a loop, forward and gradient (`experiments.speed.convolutions`): slices win where a
     kernel of few places makes them a small array or the outputs are few, and where the image is so small that the
-    gradient's convolution takes the slow path. Without a gradient a small array is no reason.
+    gradient's convolution takes the slow path. Without a gradient the array must be smaller.
     """
     height, width, channels, outputs = kernel
     sides = [inputs[1 + i] + sum(padding[i]) - kernel[i] + 1 for i in (0, 1)]
     numbers = inputs[0] * sides[0] * sides[1] * height * width * channels
-    small = gradient and height * width < 25 and numbers < SMALL
+    small = height * width < 25 and numbers < (SMALL if gradient else SMALLER)
     return small or outputs < 32 or min(sides) < 6 or height * width == 1
 
 

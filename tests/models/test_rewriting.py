@@ -90,7 +90,7 @@ def test_the_form_for_one_client_is_the_same_however_it_is_mapped(name, mapped):
 
 @pytest.mark.parametrize("mapped", ["nothing", "inputs", "kernels"])
 def test_a_convolution_is_slices_only_where_its_gradient_is_taken(mapped):
-    shape, kernel_shape, padding = (2, 8, 7, 3), (3, 3, 3, 32), ((1, 1), (0, 2))
+    shape, kernel_shape, padding = (40, 24, 23, 3), (3, 3, 3, 32), ((1, 1), (0, 2))  # slices of 2.4 MB
     assert operations.slices_win(shape, kernel_shape, padding)
     axes = (0 if mapped == "inputs" else None, 0 if mapped == "kernels" else None)
     values = [
