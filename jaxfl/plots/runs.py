@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FEW = 5  # lines whose legend stands among them
+MARKED = 12  # points of a line with markers, or fewer
 NUMBERED = 120  # up to so many clients, a square says the number of its cluster
 
 
@@ -52,23 +54,26 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     runs = dict(result) if isinstance(result, Mapping) else {"": result}
     if not runs:
         raise ValueError("result must name at least one run, got none.")
-    figure = style.figure((11, 3.4))
+    aside = len(runs) > FEW  # a legend of so many lines would cover them
+    figure = style.figure((12.5 if aside else 11, 3.4))
     measured, loss, clusters = figure.subplots(1, 3)
     histories = [one if isinstance(one, History) else one.history for one in runs.values()]
     main = main_metric(next((one[-1] for one in histories if len(one)), {}))
-    for (name, one), color in zip(runs.items(), style.cycle(len(runs)), strict=True):
+    for place, (name, one) in enumerate(runs.items()):
         history = one if isinstance(one, History) else one.history
+        color, mark = style.line(place)
         rounds = history.column("round")
 
         def draw(
-            axes: "Axes", column: str, label: str, style: str = "-", *, of=history, name=name, color=color
+            axes: "Axes", column: str, label: str, dashes: str = "-", *, of=history, name=name, color=color, mark=mark
         ) -> None:
             values = np.array([math.nan if value is None else value for value in of.column(column)], float)
             if np.isfinite(values).any():
                 if several:
                     label = name if column == f"micro_{main}" else ""
-                marker = "o" if len(values) < 3 else ""
-                axes.plot(of.column("round"), values, style, label=label or None, color=color, marker=marker, ms=4)
+                marker, every = mark or ("o" if len(values) < 3 else ""), -(-len(values) // MARKED)
+                look = {"color": color, "marker": marker, "ms": 4, "markevery": every}
+                axes.plot(of.column("round"), values, dashes, label=label or None, **look)
 
         if not several:
             low, high = (_numbers(history.column(f"p{q}_{main}")) for q in (10, 90))
@@ -91,8 +96,10 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
         axes.set_xlabel("round")
         style.light_grid(axes)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        if axes.get_legend_handles_labels()[0]:
+        if axes.get_legend_handles_labels()[0] and not (aside and axes is measured):
             axes.legend(fontsize=8, frameon=False)
+    if aside:
+        figure.legend(*measured.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     if main == "accuracy":
         measured.set_ylim(top=min(1.0, measured.get_ylim()[1]))
     loss.set_ylim(bottom=0)

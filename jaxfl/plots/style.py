@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours for every kind of colour vision, then the same, lighter and darker.
 BASE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 OTHERS = "#D9D9D9"  # clusters beyond the palette
+MARKERS = ("", "s", "^", "D")  # of lines; circles are points without lines
 NOBODY = "#FFFFFF"  # clients without a cluster
 
 
@@ -32,6 +33,16 @@ def cycle(count: int) -> list[str]:
     """Returns `count` colours for lines."""
     own = [color for color in palette() if color != "#F0E442"]  # yellow lines are lost on white
     return [own[index % len(own)] for index in range(count)]
+
+
+def line(place: int) -> tuple[str, str]:
+    """Returns the colour and the marker of a line: after seven hues they begin again, with markers.
+
+    >>> line(0), line(7), line(14)
+    (('#0072B2', ''), ('#0072B2', 's'), ('#0072B2', '^'))
+    """
+    own = cycle(7)
+    return own[place % len(own)], MARKERS[place // len(own) % len(MARKERS)]
 
 
 def class_colors(count: int) -> list[str]:

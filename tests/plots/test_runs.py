@@ -63,6 +63,16 @@ def test_convergence_compares_runs(result):
         plots.convergence({})
 
 
+def test_many_runs_are_told_apart_beside_a_legend_that_covers_none(result):
+    names = [f"run {number}" for number in range(16)]
+    figure = plots.convergence(dict.fromkeys(names, result))
+    accuracy = figure.axes[0]
+    looks = {(line.get_color(), line.get_marker()) for line in accuracy.get_lines()}
+    assert len(looks) == len(names)
+    assert accuracy.get_legend() is None
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+
+
 def test_a_drift_is_marked_once_a_round(result):
     drifts = [result._replace(summary=result.summary | {"drift_round": round}) for round in (3, 2, 3)]
     for axes in plots.convergence({"first": result, **dict(zip("abc", drifts, strict=True))}).axes:
