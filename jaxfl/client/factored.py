@@ -23,6 +23,7 @@ they report what was compiled, where a rule of their own would be a second guess
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -69,6 +70,7 @@ def factor(
     extra: dict[str, Any],
     epochs: int,
     steps: int = 1,
+    filled: float = 1.0,
 ) -> Form | str:
     """Returns the same training in coordinates; or why not, where it would not be the same or not be faster.
 
@@ -80,6 +82,7 @@ def factor(
         extra: what the optimiser's update is given by name. Trees like the model (an anchor) get coordinates as well.
         epochs: how often training takes them all, or at most.
         steps: of an epoch: one, of all rows, or more, of a mini-batch each.
+        filled: share of the rows that usual training would take.
     """
     dense = task.dense
     if dense is None:
@@ -87,7 +90,8 @@ def factor(
     alike = {name: value for name, value in extra.items() if tree_like(value, model)}
     others = {name: value for name, value in extra.items() if name not in alike}
     program = Program.of(optimizer, model, alike, others)
-    found = [_kernel(name, dense, program, model, batch, alike, epochs, steps) for name in dense.first + dense.inner]
+    work = functools.partial(_kernel, epochs=epochs, steps=steps, filled=filled)
+    found = [work(name, dense, program, model, batch, alike) for name in dense.first + dense.inner]
     kernels = [kernel for kernel in found if not isinstance(kernel, str)]
     if not kernels:
         return str(found[0])
@@ -146,22 +150,24 @@ def _kernel(
     model: Params,
     batch: Batch,
     alike: dict[str, Params],
+    *,
     epochs: int,
     steps: int,
+    filled: float,
 ) -> Kernel | str:
     """Returns one of the kernels in coordinates, or why it is not worth it; the arguments are those of `factor`."""
     position = tree.names(model).index(name)
     kernel, count = jax.tree.leaves(model)[position], batch.mask.shape[0]
     (inputs, outputs), first = kernel.shape, name in dense.first
     dear = f"no faster with {count} rows of {inputs} numbers and {epochs * steps} steps"
-    pays = _pays if first else _inner_pays
-    if not pays(count, inputs, outputs, epochs, steps, kernels=1):
+    pays = functools.partial(_pays if first else _inner_pays, count, inputs, outputs, epochs, steps, filled)
+    if not pays(kernels=1):
         return dear
     if not program.follows(position):
         return "the optimiser does more than add and scale"
     used = [jax.tree.leaves(alike[extra])[position] for extra in program.used(position) if extra in alike]
     kernels = list({id(one): one for one in (kernel, *used)}.values())  # an anchor is often what training starts from
-    if not pays(count, inputs, outputs, epochs, steps, kernels=len(kernels)):
+    if not pays(kernels=len(kernels)):
         return dear
     if not first:
         return Inner(name, position, kernels, count // steps, epochs * count)
@@ -230,14 +236,14 @@ def tree_like(value: Any, model: Params) -> bool:
     )
 
 
-def _pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, kernels: int) -> bool:
+def _pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, filled: float, kernels: int) -> bool:
     """Returns whether coordinates take less work, per row and output of the layer; a pass over a kernel is work too."""
     usual = 2 * epochs * inputs + PASS * epochs * steps * inputs / max(rows, 1)  # x W and x^T g
     factored = (kernels + 1) * inputs + epochs * rows + rows * inputs / outputs + PASS * epochs * steps
-    return rows > 0 and factored < usual
+    return rows > 0 and factored < filled * usual
 
 
-def _inner_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, kernels: int) -> bool:
+def _inner_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, filled: float, kernels: int) -> bool:
     """Returns whether coordinates take less work for an inner layer, a step: on a CPU, for kernels beyond its caches.
 
     Saved are passes over the kernel, for its gradient and its update; added are x X^T, its product with A, their
@@ -248,4 +254,4 @@ def _inner_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, k
         return False
     width = rows / steps
     added = 2 * width * epochs * rows * (inputs + outputs) + (kernels - 1) * (2 * width + PASS) * inputs * outputs
-    return added < PASS * inputs * outputs
+    return added < filled * PASS * inputs * outputs

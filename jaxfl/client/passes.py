@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxfl import tree
 from jaxfl.client import conduct
+from jaxfl.client.steps import rows_of
 from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, for_each
@@ -56,7 +57,7 @@ def fold_rows(
         data: the federation.
         split: `data.train` or `data.test`.
         client: the client's id `[]`.
-        block: rows of one batch.
+        block: most rows of one batch; all are as long as the blocks of the largest client.
 
     Returns:
         The last carry.
@@ -65,7 +66,9 @@ def fold_rows(
         return carry
     if split.max_size <= block:
         return step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
-    blocks = -(-split.size[client] // block)
+    block = -(-split.max_size // -(-split.max_size // block))  # 300 rows are two blocks of 150, not of 256
+    rows = rows_of(data, client) if split is data.train else split.size[client]
+    blocks = -(-rows // block)
     positions = jnp.arange(block, dtype=jnp.int32)
     return jax.lax.fori_loop(0, blocks, lambda i, c: step(c, data.batch(split, client, i * block + positions)), carry)
 

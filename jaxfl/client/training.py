@@ -25,6 +25,8 @@ from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Averages, Task, without_averages
 from jaxfl.typing import Array, Key, Params
 
+LONGEST = 1024  # rows that a client has ready, and as many products of each with the others: 4 MB
+
 Train = Callable[..., tuple[Params, Array]]
 Descend = Callable[[Params, optax.OptState, Params, dict, Array | None], tuple[Params, optax.OptState]]
 
@@ -105,9 +107,9 @@ def _full_batch(
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = trip_count(key, data, client, local_epochs, None)
         shorter: Form | str = f"a client may have more than {block} rows"
-        if data.train.max_size <= block:  # the same rows in every step: gathered and normalised once
+        if filled := _filled(data, data.train.max_size, block):  # the same rows in every step: made ready once
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
-            shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs)
+            shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs, filled=filled)
 
         def gradient(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
             if data.train.max_size <= rows_of_a_gradient(task, model, block):
@@ -149,18 +151,18 @@ def _mini_batches(
             batch = data.batch(data.train, client, positions)
             return *jax.value_and_grad(task.loss)(model, batch, key), memory
 
-        if slots <= block:  # made ready once
+        usual, shorter = of_pool, f"a client may have more than {block} rows"
+        if filled := _filled(data, slots, block):
             rows = data.batch(data.train, client, jnp.arange(slots, dtype=jnp.int32))
 
             def of_rows(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
                 return *jax.value_and_grad(task.loss)(model, tree.take(rows, positions), key), memory
 
             # on a GPU rows that many clients have ready are four times what their pixels are, to be read in every step
-            usual = of_rows if jax.default_backend() == "cpu" or data.tilt is not None else of_pool
-            shorter = factored.factor(task, optimizer, model, rows, extra, local_epochs, slots // width)
-            form = factored.chosen(shorter, Form(model, extra, usual))
-        else:
-            form = factored.chosen(f"a client may have more than {block} rows", Form(model, extra, of_pool))
+            if slots <= block and (jax.default_backend() == "cpu" or data.tilt is not None):
+                usual = of_rows  # made ready once
+            shorter = factored.factor(task, optimizer, model, rows, extra, local_epochs, slots // width, filled=filled)
+        form = factored.chosen(shorter, Form(model, extra, usual))
 
         def epoch(carry, index: Array):
             # real rows sort first in a random order, padding after them
@@ -193,6 +195,17 @@ def _mini_batches(
         return form.restore(trained, memory), total / (epochs * jnp.maximum(size, 1)).astype(dtype)
 
     return train
+
+
+def _filled(data: FederatedData, places: int, block: int) -> float:
+    """Returns the share of so many places for a client's rows that is filled; 0 where coordinates are not tried.
+
+    They take all places of all clients, where more than a block is otherwise walked through as far as there are rows.
+    Places of one block are taken in either way, so that they count as filled.
+    """
+    if places <= block:
+        return 1.0
+    return data.filled if places <= LONGEST else 0.0
 
 
 def _after_all(gradient: Params) -> Params:

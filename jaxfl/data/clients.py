@@ -10,6 +10,7 @@ Every array says whether it has a row for each client, see `jaxfl.data.declared`
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -118,7 +119,8 @@ class FederatedData:
         rate: what the steps of this round's local training are multiplied by, `[]` float32, or None; given to methods
             by `jaxfl.scheduled`, no data set has one.
         dealt: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
-        even: whether every client is known to have `train.max_size` training rows in every round, see `in_programs`.
+        filled: how many training rows clients have in the mean, as a share of `train.max_size`, in quarters that are
+            rounded down; 1 where all have as many, in every round. 0 where it is not known, see `in_programs`.
         validation: rows set apart from each client's training rows, or None, see `jaxfl.data.divide.set_apart`; nobody
             trains on them, and metrics of them are reported beside those of the test rows.
     """
@@ -146,7 +148,7 @@ class FederatedData:
     validation: Split | None = None
     absent: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     drift: Drift | None = None
-    even: bool = struct.field(pytree_node=False, default=False)
+    filled: float = struct.field(pytree_node=False, default=0.0)
 
     def __repr__(self) -> str:
         """Returns a line: the examples would fill pages."""
@@ -284,13 +286,11 @@ class FederatedData:
     def in_programs(self) -> "FederatedData":
         """Returns the federation as the programs of a run are given it.
 
-        Without the names of its clients: others' names must not compile anything anew. And on an accelerator it says
-        whether clients have equally many training rows, see `client.steps.rows_of`. (On a CPU loops whose length is
-        known are not faster: logistic models side by side took a tenth more.)
+        Without the names of its clients: others' names must not compile anything anew. And it says how alike their
+        numbers of training rows are, see `client.steps.rows_of` and `client.training`; coarsely, for the same reason.
         """
-        sizes = [np.asarray(now.train.size) for now in self.phases if jax.default_backend() != "cpu"]
-        even = bool(sizes) and all((size == self.train.max_size).all() for size in sizes)
-        return dataclasses.replace(self, client_names=(), even=even)
+        shares = [np.mean(now.train.size) / max(self.train.max_size, 1) for now in self.phases]
+        return dataclasses.replace(self, client_names=(), filled=math.floor(4 * min(shares)) / 4)
 
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":
         """Returns the federation with its arrays on the device, or on all of a mesh; nothing is copied if they are."""

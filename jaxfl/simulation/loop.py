@@ -261,7 +261,7 @@ class _Seed:
             resident=not asked.stream,
             resident_state=not asked.kept,
         )
-        data = dataclasses.replace(self._data.at(progress.done), client_names=one.client_names, even=False)
+        data = dataclasses.replace(self._data.at(progress.done), client_names=one.client_names, filled=0.0)
         return Result(state, progress.history, evaluation, data, summary, asked.method)
 
     def _event(self, record: dict[str, Any] | None, state: Any) -> Event:

@@ -12,14 +12,15 @@ import pytest
 from flax import linen as nn
 
 from jaxfl import classification, footprint, methods, models, run, tree
-from jaxfl.client import factored, programs
+from jaxfl.client import factored, programs, training
 from jaxfl.client.corrections import gradient_correction, proximal_pull
+from jaxfl.client.passes import BLOCK
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions, federate
 from jaxfl.methods.ditto import best_of
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks import DenseLayers, Task, masked_mean
+from jaxfl.tasks import DenseLayers, Task, masked_mean, without_dropout
 from tests.problems import batch_of
 
 SIZES, INPUTS, HIDDEN, CLASSES = (5, 0, 3, 8, 1, 6, 4), 60, 7, 3
@@ -115,9 +116,10 @@ def extras(optimizer_name, key):
     return {"anchor": anchor, "correction": correction} if optimizer_name == "pull to two" else {"anchor": anchor}
 
 
-def trained(task, optimizer, data, key, epochs=4, batch_size=None, **extra):
+def trained(task, optimizer, data, key, epochs=4, batch_size=None, block=BLOCK, **extra):
     """What all clients make of one model, and their losses; mapped, as in a chunk."""
-    train, start = local_train(task, optimizer, local_epochs=epochs, batch_size=batch_size), initial(key)
+    train = local_train(task, optimizer, local_epochs=epochs, batch_size=batch_size, block=block)
+    start = initial(key)
 
     def run(client):
         return train(key_for(key, Stream.BATCHES, 0, client), start, jax.device_put(data), client, **extra)
@@ -130,8 +132,8 @@ def used(monkeypatch):
     """Whether training was in coordinates, one entry for each time it was decided."""
     decisions, factor = [], factored.factor
 
-    def watched(*args):
-        found = factor(*args)
+    def watched(*args, **options):
+        found = factor(*args, **options)
         decisions.append(not isinstance(found, str))
         return found
 
@@ -148,14 +150,36 @@ def test_it_is_the_same_training(name, batch_size, key, used, float64):
     same_training(LINEAR[name], federation(), key, used, **extras(name, key), batch_size=batch_size)
 
 
-def same_training(optimizer, data, key, used, **options):
+def same_training(optimizer, data, key, used, task=TASK, **options):
     """Checks that training in coordinates is the usual one, and trains."""
-    fast, usual = (trained(task, optimizer, data, key, **options) for task in (TASK, PLAIN))
+    fast, usual = (trained(one, optimizer, data, key, **options) for one in (task, task._replace(dense=None)))
     assert used == [True, False]
     close(fast, usual)
     start = initial(key)["w"]
     np.testing.assert_array_equal(fast[0]["w"][EMPTY], start)
     assert abs(fast[0]["w"][0] - start).max() > 1e-3
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_it_is_the_same_with_more_rows_than_a_block(batch_size, key, used, float64):
+    """Where most places of the clients are filled. Each block of rows would draw a dropout of its own."""
+    data, task = replace(federation(), filled=0.5), without_dropout(TASK)
+    same_training(LINEAR["nesterov"], data, key, used, task, batch_size=batch_size, block=3)
+
+
+@pytest.mark.parametrize(
+    ("filled", "longest", "why"),
+    [
+        (0.0, 8, "a client may have more than 3 rows"),
+        (0.25, 8, "no faster with 8 rows of 60 numbers and 4 steps"),
+        (1.0, 7, "a client may have more than 3 rows"),
+    ],
+)
+def test_few_do_not_make_the_others_pay(filled, longest, why, key, monkeypatch, float64):
+    monkeypatch.setattr(training, "LONGEST", longest)
+    with factored.answers() as told:
+        jax.eval_shape(lambda: trained(TASK, SGD, replace(federation(), filled=filled), key, block=3))
+    assert told == [f"no: {why}"]
 
 
 def of_conditions():

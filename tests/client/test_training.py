@@ -267,7 +267,7 @@ def test_without_conditions_the_program_is_as_if_there_were_none(batch_size, key
     assert program().as_text() == usual
 
 
-@pytest.mark.parametrize(("batch_size", "block"), [(None, 8), (2, 8), (2, 2)])
+@pytest.mark.parametrize(("batch_size", "block"), [(None, 8), (None, 2), (2, 8), (2, 2)])
 def test_clients_of_equally_many_rows_train_without_a_look_at_who_is_done(batch_size, block, key, monkeypatch):
     start = np.minimum(DATA.train.start, len(DATA.train.rows) - 3).astype(np.int32)
     alike = replace(DATA.train, start=start, size=np.full_like(start, 3), max_size=3)
@@ -278,15 +278,20 @@ def test_clients_of_equally_many_rows_train_without_a_look_at_who_is_done(batch_
         return jax.vmap(lambda i: train(key_for(key, Stream.BATCHES, 0, i), model, data, i))(CLIENTS)
 
     def looks(data):
-        return " while[" in str(jax.make_jaxpr(trained)(data))
+        return " while[" in str(jax.make_jaxpr(lambda data: trained(data))(data))
 
-    known = replace(data, even=True)
-    assert looks(data) and not looks(known)
+    known = data.in_programs()
     expected = jax.jit(trained)(data)
-    close(jax.jit(trained)(known), expected)
+    assert looks(data) and looks(known)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # traced as for one
+    assert looks(data) and not looks(known)
     close(jax.jit(lambda data: trained(data))(known), expected)
-    assert data.in_programs().even and not DATA.in_programs().even
+
+
+def test_how_alike_the_numbers_of_rows_are_is_told_in_quarters():
+    size, most = DATA.train.size, DATA.train.max_size
+    for sizes, share in ((size, 0.25), (np.full_like(size, most), 1), (np.r_[most - 1, size[1:] * 0 + most], 0.75)):
+        assert replace(DATA, train=replace(DATA.train, size=sizes)).in_programs().filled == share
 
 
 def test_every_row_is_seen_once_an_epoch(key):
@@ -332,6 +337,17 @@ def test_fold_covers_every_row_once():
 
     found = on_every_client(lambda i: [fold_rows(count, jnp.int32(0), data, data.train, i, b) for b in (1, 3, 100)])
     assert [counts.tolist() for counts in found] == [SIZES] * 3
+
+
+def test_blocks_are_as_long_as_each_other():
+    """Of 8 rows and at most 7 at once, two blocks of 4: the second is no block of 7 for a single row."""
+    data = jax.device_put(DATA)
+
+    def places(total, batch):
+        return total + len(batch.mask)
+
+    taken = on_every_client(lambda i: fold_rows(places, jnp.int32(0), data, data.train, i, 7))
+    assert taken.tolist() == [8, 0, 4, 8, 4, 8, 4]
 
 
 @pytest.mark.parametrize(("name", "value"), [("local_epochs", 0), ("batch_size", 0), ("batch_size", -2)])
