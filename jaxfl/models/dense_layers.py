@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from jaxfl.models.rewriting import INLINE
+from jaxfl.models.rewriting import INLINE, is_dense
 from jaxfl.typing import Array, Params
 
 # What is known of a number or array in the program; an integer is the place of a leaf among the model's.
@@ -96,11 +96,7 @@ def _follow(program: core.ClosedJaxpr, given: Sequence[Known], uses: dict[int, l
 
 def _is_dense(equation: core.JaxprEqn, given: Sequence[Known]) -> bool:
     """Returns whether an equation multiplies rows with a leaf of the model, as a dense layer does."""
-    if equation.primitive.name != "dot_general" or isinstance(given[0], int) or not isinstance(given[1], int):
-        return False
-    avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
-    plain = equation.params["dimension_numbers"] == (((1,), (0,)), ((), ())) and equation.params["precision"] is None
-    return plain and all(aval.ndim == 2 for aval in avals) and len({aval.dtype for aval in avals}) == 1
+    return is_dense(equation) and not isinstance(given[0], int) and isinstance(given[1], int)
 
 
 def _result(equation: core.JaxprEqn, given: Sequence[Known]) -> Known:

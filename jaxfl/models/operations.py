@@ -139,13 +139,16 @@ def alone(inputs: Array, kernel: Array, padding: tuple[tuple[int, int], ...]) ->
     return forward(inputs, kernel)
 
 
-def _pull_back(padding: Pairs, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    """Returns the gradients of inputs and kernel."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _gradients(
+    inputs: Array, kernel: Array, gradient: Array, padding: tuple[tuple[int, int], ...]
+) -> tuple[Array, Array]:
+    """Returns the gradients of inputs and kernel; those of these are as XLA makes them."""
 
     @jax.custom_batching.custom_vmap
     def backward(inputs: Array, kernel: Array, gradient: Array) -> tuple[Array, Array]:
         if jax.default_backend() != "cpu":
-            return jax.vjp(lambda x, k: _plain(x, k, padding), inputs, kernel)[1](gradient)
+            return _plain_gradients(inputs, kernel, gradient, padding)
         rest = [
             (size - 1 - before, size - 1 - behind)
             for size, (before, behind) in zip(kernel.shape[:2], padding, strict=True)
@@ -161,14 +164,25 @@ def _pull_back(padding: Pairs, saved: tuple[Array, Array], gradient: Array) -> t
 
         return jax.vmap(one, in_axes=[0 if there else None for there in batched])(*values), (True, True)
 
-    return backward(*saved, gradient)
+    return backward(inputs, kernel, gradient)
 
 
 def _plain(inputs: Array, kernel: Array, padding: Pairs) -> Array:
     return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=NUMBERS)
 
 
-alone.defvjp(lambda inputs, kernel, padding: (alone(inputs, kernel, padding), (inputs, kernel)), _pull_back)
+def _plain_gradients(inputs: Array, kernel: Array, gradient: Array, padding: Pairs) -> tuple[Array, Array]:
+    return jax.vjp(lambda x, k: _plain(x, k, padding), inputs, kernel)[1](gradient)
+
+
+alone.defvjp(
+    lambda inputs, kernel, padding: (alone(inputs, kernel, padding), (inputs, kernel)),
+    lambda padding, saved, gradient: _gradients(*saved, gradient, padding),
+)
+_gradients.defvjp(
+    lambda *values: (_gradients(*values), values[:3]),
+    lambda padding, saved, slopes: jax.vjp(lambda *values: _plain_gradients(*values, padding), *saved)[1](slopes),
+)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

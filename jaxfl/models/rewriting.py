@@ -2,11 +2,12 @@
 
 A network is read as the program that JAX makes of it (its jaxpr), so that flax, haiku, equinox or a plain function are
 all the same. Convolutions of one or two spatial axes (any strides, padding and dilation; no groups, not transposed) and
-maximum and average pooling are computed by `jaxfl.models.operations`; everything else stays as it is, and so does what
-is inside functions with gradients of their own (`jax.custom_jvp`, `jax.custom_vjp`).
+maximum and average pooling are computed by `jaxfl.models.operations`, on a CPU products of few outputs by
+`jaxfl.models.narrow`; everything else stays as it is, and so does what is inside functions with gradients of their own
+(`jax.custom_jvp`, `jax.custom_vjp`).
 
 Values and gradients are equal to rounding, ties of a maximum included. Forward-mode gradients (`jax.jvp`) of a replaced
-convolution are not there.
+convolution or product are not there.
 """
 
 import collections
@@ -17,12 +18,13 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from jaxfl.models import operations
+from jaxfl.models import narrow, operations
 from jaxfl.typing import Array
 
 INLINE = ("jit", "pjit", "closed_call", "core_call")  # programs that are opened
 Product = Callable[[Array], Array]
 NOTHING: Mapping[int, Product] = {}
+NARROW = "narrow product"
 LOOPS = ("scan", "while", "cond", "checkpoint", "remat", "remat2")  # programs whose insides are replaced
 
 
@@ -54,7 +56,7 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ...]:
-    """Returns the kinds of operations that would be replaced, and how many of each.
+    """Returns the convolutions and poolings that would be replaced, how many of each.
 
     Args:
         fn: as for `in_fast_forms`.
@@ -65,7 +67,13 @@ def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ..
     >>> replaceable(lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.ones((2, 4, 4, 1)))
     (('max pooling', 1),)
     """
-    return tuple(sorted(_found(jax.make_jaxpr(fn)(*args)).items()))
+    found = _found(jax.make_jaxpr(fn)(*args))
+    return tuple(sorted((kind, count) for kind, count in found.items() if kind != NARROW))
+
+
+def differs(fn: Callable[..., Any], *args: Any) -> bool:
+    """Returns whether a function in fast forms is another program, see `replaceable`: it may have a narrow product."""
+    return bool(_found(jax.make_jaxpr(fn)(*args)))
 
 
 def widest(fn: Callable[..., Any], model: Any, rows: Any) -> int:
@@ -181,7 +189,18 @@ def _kind(equation: core.JaxprEqn) -> str | None:
         whole = all(step == 1 for step in (*params["base_dilation"], *params["window_dilation"]))
         floating = jax.numpy.issubdtype(avals[0].dtype, jax.numpy.floating)
         return f"{name.removeprefix('reduce_window_')} pooling" if whole and floating else None
+    if is_dense(equation) and narrow.is_narrow(*avals[1].shape):
+        return NARROW
     return None
+
+
+def is_dense(equation: core.JaxprEqn) -> bool:
+    """Returns whether an equation multiplies rows with a matrix, as a dense layer does."""
+    if equation.primitive.name != "dot_general":
+        return False
+    avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
+    plain = equation.params["dimension_numbers"] == (((1,), (0,)), ((), ())) and equation.params["precision"] is None
+    return plain and all(aval.ndim == 2 for aval in avals) and len({aval.dtype for aval in avals}) == 1
 
 
 def _convolution(equation: core.JaxprEqn, inputs: Array, kernel: Array) -> Array:
@@ -210,6 +229,7 @@ def _pooling(pool: Callable[..., Array], equation: core.JaxprEqn, inputs: Array)
 
 
 REPLACEMENTS: dict[str, Callable[..., Array]] = {
+    NARROW: lambda equation, inputs, kernel: narrow.product(inputs, kernel),
     "convolution": _convolution,
     "max pooling": functools.partial(_pooling, operations.max_pool),
     "sum pooling": functools.partial(_pooling, operations.sum_pool),

@@ -74,9 +74,10 @@ def of_network(
     if each.shape != (1,):
         raise ValueError(f"losses must return one loss for each row [B], got shape {each.shape} for one row.")
     replaced = rewriting.replaceable(apply, model, example, None) if fast_forms else ()
-    forward = rewriting.in_fast_forms(apply) if replaced else apply
+    other = fast_forms and rewriting.differs(apply, model, example, None)
+    forward = rewriting.in_fast_forms(apply) if other else apply
     dense = _dense_layers(apply, mean_loss, model, example) if fast_forms and running is None else None
-    averages = None if running is None else _averages(running, mean_loss, fast=bool(replaced))
+    averages = None if running is None else _averages(running, mean_loss, fast=other)
     return Task(
         init=init,
         loss=loss,

@@ -112,6 +112,29 @@ def test_a_convolution_is_slices_only_where_its_gradient_is_taken(mapped):
     assert "conv_general_dilated" not in trained
 
 
+@pytest.mark.parametrize(
+    ("shape", "outputs"),
+    [((2, 8, 8, 3), 2), ((2, 8, 8, 3), 32), ((40, 24, 23, 3), 32)],
+    ids=["slices", "for one client", "slices where its gradient is taken"],
+)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_gradients_of_a_convolution_have_gradients(shape, outputs, mapped):
+    """As Per-FedAvg's exact steps need them."""
+    inputs, kernel = images(0, *shape), images(1, *(2 * [5 if shape[0] < 40 else 3]), shape[-1], outputs)
+
+    def theirs(kernel):
+        return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), "SAME", dimension_numbers=operations.NUMBERS)
+
+    def curvature(form):
+        def slope(kernel):
+            return jax.grad(lambda kernel: jnp.square(form(kernel)).mean())(kernel)
+
+        found = jax.grad(lambda kernel: jnp.square(slope(kernel)).sum())
+        return jax.jit(jax.vmap(found) if mapped else found)(np.stack([kernel, -kernel]) if mapped else kernel)
+
+    check_alike(curvature(in_fast_forms(theirs)), curvature(theirs))
+
+
 @settings(max_examples=8)  # each compiles
 @given(
     window=st.tuples(st.integers(1, 3), st.integers(1, 4)),

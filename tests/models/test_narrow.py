@@ -1,0 +1,98 @@
+"""Products of few outputs are the usual ones, wherever and however they are taken."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfl import classification, models
+from jaxfl.data.synthetic import prototypes
+from jaxfl.models import narrow
+from jaxfl.models.rewriting import differs, in_fast_forms, replaceable
+from tests.models.test_rewriting import check_alike, gradients, images, primitives
+
+ROWS, DEPTH, OUTPUTS = 60, 130, 10
+BY_HAND = "optimization_barrier"  # what only the form made by hand has
+
+
+def usual(inputs, kernel):
+    return inputs @ kernel
+
+
+@pytest.mark.parametrize("mapped", ["nothing", "inputs", "kernels", "both"])
+def test_it_is_the_usual_product(mapped):
+    axes = (0 if mapped in ("inputs", "both") else None, 0 if mapped in ("kernels", "both") else None)
+    shapes = (ROWS, DEPTH), (DEPTH, OUTPUTS)
+    values = [
+        images(number, *shape) if axis is None else images(number, 2, *shape)
+        for number, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
+    ]
+
+    def network(inputs, kernel):
+        return jnp.sin(usual(inputs, kernel))  # whose gradient is mapped, too
+
+    forms = gradients(in_fast_forms(network)), gradients(network)
+    if mapped != "nothing":
+        forms = tuple(jax.vmap(one, axes) for one in forms)
+    check_alike(forms[0](*values), forms[1](*values))
+    assert (BY_HAND in primitives(forms[0], *values)) == (mapped == "nothing")
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "outputs", "by_hand"),
+    [
+        (60, 130, 10, True),
+        (60, 127, 20, False),  # few inputs
+        (60, 130, 33, False),  # many outputs
+        (12, 400, 26, False),  # few rows
+        (10, 130, 10, False),  # little to do
+        (60, 130, 0, False),
+    ],
+)
+def test_where_it_is_taken(rows, depth, outputs, by_hand):
+    program = primitives(gradients(in_fast_forms(usual)), images(0, rows, depth), images(1, depth, outputs))
+    assert (BY_HAND in program) == by_hand
+
+
+def test_elsewhere_than_on_a_cpu_products_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not differs(usual, images(0, ROWS, DEPTH), images(1, DEPTH, OUTPUTS))
+
+
+def test_gradients_have_gradients():
+    """Per-FedAvg's exact steps and its Hessians need them."""
+    values = images(0, ROWS, DEPTH), images(1, DEPTH, OUTPUTS)
+
+    def curvature(form):
+        def slope(inputs, kernel):
+            return jax.grad(lambda kernel: jnp.sin(form(inputs, kernel)).sum())(kernel)
+
+        return jax.jit(jax.grad(lambda kernel: jnp.square(slope(values[0], kernel)).sum()))(values[1])
+
+    check_alike(curvature(in_fast_forms(usual)), curvature(usual))
+
+
+def test_a_network_without_convolutions_trains_in_it_and_replaces_nothing():
+    data = prototypes(2, ROWS, (4,), OUTPUTS)
+    fast, plain = (
+        classification(models.MLP(hidden=(DEPTH,), num_classes=OUTPUTS), data, fast_forms=flag)
+        for flag in (True, False)
+    )
+    model = jax.jit(fast.init)(jax.random.key(0))
+    batch = data.batch(data.train, jnp.int32(1), jnp.arange(ROWS, dtype=jnp.int32))
+    assert not fast.replaced and not fast.widest
+    slopes = [jax.grad(lambda model, task=task: task.loss(model, batch, None)) for task in (fast, plain)]
+    assert [BY_HAND in primitives(slope, model) for slope in slopes] == [True, False]
+    check_alike(*(jax.jit(slope)(model) for slope in slopes))
+
+
+def test_only_convolutions_and_poolings_are_told():
+    values = images(0, ROWS, DEPTH), images(1, DEPTH, OUTPUTS)
+    assert differs(usual, *values) and replaceable(usual, *values) == ()
+    assert narrow.is_narrow(DEPTH, OUTPUTS)
+
+
+def test_padding_is_no_number_of_the_result():
+    """Infinite rows stay infinite and are not what zeros make of them."""
+    inputs, kernel = np.full((ROWS, DEPTH), np.inf, np.float32), np.ones((DEPTH, OUTPUTS), np.float32)
+    assert jnp.isposinf(jax.jit(narrow.product)(inputs, kernel)).all()
