@@ -56,7 +56,7 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ...]:
-    """Returns the convolutions and poolings that would be replaced, how many of each.
+    """Returns the kinds of operations that would be replaced, and how many of each.
 
     Args:
         fn: as for `in_fast_forms`.
@@ -67,13 +67,7 @@ def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ..
     >>> replaceable(lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.ones((2, 4, 4, 1)))
     (('max pooling', 1),)
     """
-    found = _found(jax.make_jaxpr(fn)(*args))
-    return tuple(sorted((kind, count) for kind, count in found.items() if kind != NARROW))
-
-
-def differs(fn: Callable[..., Any], *args: Any) -> bool:
-    """Returns whether a function in fast forms is another program, see `replaceable`: it may have a narrow product."""
-    return bool(_found(jax.make_jaxpr(fn)(*args)))
+    return tuple(sorted(_found(jax.make_jaxpr(fn)(*args)).items()))
 
 
 def widest(fn: Callable[..., Any], model: Any, rows: Any) -> int:

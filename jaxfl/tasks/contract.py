@@ -58,7 +58,7 @@ class Task(NamedTuple):
             dropout is off.
         outputs: `(model, batch) -> [B, ...]`, with dropout off: of classification logits `[B, L]`.
         dense: its dense layers, or None where none are known.
-        replaced: kinds and counts of the network's operations that are computed in a fast form of their own.
+        replaced: kinds and counts of the network's convolutions and poolings that are computed in a fast form.
         widest: bytes of the largest array that a network with such operations makes of a row; 0 without them.
         metrics: of the outputs, for test rows.
         averages: running averages of batch normalisation, or None where the model has none.

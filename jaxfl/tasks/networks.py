@@ -73,11 +73,11 @@ def of_network(
     each = jax.eval_shape(losses, outputs, example)
     if each.shape != (1,):
         raise ValueError(f"losses must return one loss for each row [B], got shape {each.shape} for one row.")
-    replaced = rewriting.replaceable(apply, model, example, None) if fast_forms else ()
-    other = fast_forms and rewriting.differs(apply, model, example, None)
-    forward = rewriting.in_fast_forms(apply) if other else apply
+    forms = rewriting.replaceable(apply, model, example, None) if fast_forms else ()
+    forward = rewriting.in_fast_forms(apply) if forms else apply
+    replaced = tuple((kind, count) for kind, count in forms if kind != rewriting.NARROW)
     dense = _dense_layers(apply, mean_loss, model, example) if fast_forms and running is None else None
-    averages = None if running is None else _averages(running, mean_loss, fast=other)
+    averages = None if running is None else _averages(running, mean_loss, fast=bool(forms))
     return Task(
         init=init,
         loss=loss,
