@@ -181,7 +181,7 @@ alone.defvjp(
 )
 _gradients.defvjp(
     lambda *values: (_gradients(*values), values[:3]),
-    lambda padding, saved, slopes: jax.vjp(lambda *values: _plain_gradients(*values, padding), *saved)[1](slopes),
+    lambda padding, saved, slopes: jax.vjp(functools.partial(_plain_gradients, padding=padding), *saved)[1](slopes),
 )
 
 

@@ -11,7 +11,7 @@ from jaxfl.models import narrow
 from jaxfl.models.rewriting import in_fast_forms, replaceable
 from tests.models.test_rewriting import check_alike, gradients, images, primitives
 
-ROWS, DEPTH, OUTPUTS = 60, 130, 10
+ROWS, DEPTH, OUTPUTS = 140, 130, 10
 BY_HAND = "optimization_barrier"  # what only the form made by hand has
 
 
@@ -19,10 +19,20 @@ def usual(inputs, kernel):
     return inputs @ kernel
 
 
-@pytest.mark.parametrize("mapped", ["nothing", "inputs", "kernels", "both"])
-def test_it_is_the_usual_product(mapped):
+@pytest.mark.parametrize(
+    ("mapped", "outputs"),
+    [
+        ("nothing", OUTPUTS),
+        ("inputs", OUTPUTS),
+        ("kernels", OUTPUTS),
+        ("both", OUTPUTS),
+        ("nothing", 16),
+        ("nothing", 4),
+    ],
+)
+def test_it_is_the_usual_product(mapped, outputs):
     axes = (0 if mapped in ("inputs", "both") else None, 0 if mapped in ("kernels", "both") else None)
-    shapes = (ROWS, DEPTH), (DEPTH, OUTPUTS)
+    shapes = (ROWS, DEPTH), (DEPTH, outputs)
     values = [
         images(number, *shape) if axis is None else images(number, 2, *shape)
         for number, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
