@@ -160,14 +160,14 @@ def _kernel(
     kernel, count = jax.tree.leaves(model)[position], batch.mask.shape[0]
     (inputs, outputs), first = kernel.shape, name in dense.first
     dear = f"no faster with {count} rows of {inputs} numbers and {epochs * steps} steps"
-    pays = functools.partial(_pays if first else _inner_pays, count, inputs, outputs, epochs, steps, filled)
-    if not pays(kernels=1):
+    pays = functools.partial(_pays, filled=filled) if first else _inner_pays
+    if not pays(count, inputs, outputs, epochs, steps, kernels=1):
         return dear
     if not program.follows(position):
         return "the optimiser does more than add and scale"
     used = [jax.tree.leaves(alike[extra])[position] for extra in program.used(position) if extra in alike]
     kernels = list({id(one): one for one in (kernel, *used)}.values())  # an anchor is often what training starts from
-    if not pays(kernels=len(kernels)):
+    if not pays(count, inputs, outputs, epochs, steps, kernels=len(kernels)):
         return dear
     if not first:
         return Inner(name, position, kernels, count // steps, epochs * count)
@@ -236,14 +236,14 @@ def tree_like(value: Any, model: Params) -> bool:
     )
 
 
-def _pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, filled: float, kernels: int) -> bool:
+def _pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, *, kernels: int, filled: float) -> bool:
     """Returns whether coordinates take less work, per row and output of the layer; a pass over a kernel is work too."""
     usual = 2 * epochs * inputs + PASS * epochs * steps * inputs / max(rows, 1)  # x W and x^T g
     factored = (kernels + 1) * inputs + epochs * rows + rows * inputs / outputs + PASS * epochs * steps
     return rows > 0 and factored < filled * usual
 
 
-def _inner_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, filled: float, kernels: int) -> bool:
+def _inner_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, *, kernels: int) -> bool:
     """Returns whether coordinates take less work for an inner layer, a step: on a CPU, for kernels beyond its caches.
 
     Saved are passes over the kernel, for its gradient and its update; added are x X^T, its product with A, their
@@ -254,4 +254,4 @@ def _inner_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, f
         return False
     width = rows / steps
     added = 2 * width * epochs * rows * (inputs + outputs) + (kernels - 1) * (2 * width + PASS) * inputs * outputs
-    return added < filled * PASS * inputs * outputs
+    return added < PASS * inputs * outputs

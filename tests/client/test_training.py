@@ -283,6 +283,7 @@ def test_clients_of_equally_many_rows_train_without_a_look_at_who_is_done(batch_
     known = data.in_programs()
     expected = jax.jit(trained)(data)
     assert looks(data) and looks(known)
+    close(jax.jit(trained)(known), expected)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # traced as for one
     assert looks(data) and not looks(known)
     close(jax.jit(lambda data: trained(data))(known), expected)
