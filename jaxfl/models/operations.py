@@ -9,7 +9,8 @@ takes a slow path: 2 to 6 GFLOP/s on one core instead of 100 to 190. The fast fo
 - for one client at a time on a CPU, a convolution whose kernel gradient is written by hand in the layout that XLA has a
   fast path for (batch and channel axes exchanged). Up to twice as fast as slices where these do not fit the cache.
 
-Which of the two is chosen by shape, see `slices_win`; without a gradient it is more often the convolution.
+Which of the two is chosen by shape, see `slices_win`; without a gradient it is more often the convolution. With few
+outputs slices are taken from images with their rows last, see `jaxfl.models.turned`.
 
 Pooling is a tournament of slices, one axis after the other: selects, whose gradients are selects, where the gradient of
 `reduce_window` scatters. A tie goes to the first, as there.
@@ -27,6 +28,7 @@ Pairs = Sequence[tuple[int, int]]  # before and behind, for each spatial axis
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 SMALL = 1 << 22  # numbers: 16 MB, which fit a third-level cache
 SMALLER = 1 << 19  # 2 MB
+FEW, SOME = 16, 32  # outputs
 
 
 def convolution(
@@ -64,15 +66,16 @@ def convolution(
 def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs, *, gradient: bool = True) -> bool:
     """Returns whether slices are the faster form for one client at a time on a CPU.
 
-    Read off sixteen shapes, in a loop, forward and gradient (`experiments.speed.convolutions`): slices win where a
-    kernel of few places makes them a small array or the outputs are few, and where the image is so small that the
-    gradient's convolution takes the slow path. Without a gradient the array must be smaller.
+    Read off nineteen shapes, in a loop, forward and gradient (`experiments.speed.convolutions`): slices win where a
+    kernel of few places makes them a small array, where the outputs are few (fewer, if the array is large), and where
+    the image is so small that the gradient's convolution takes the slow path. Without a gradient the array must be
+    smaller.
     """
     height, width, channels, outputs = kernel
     sides = [inputs[1 + i] + sum(padding[i]) - kernel[i] + 1 for i in (0, 1)]
     numbers = inputs[0] * sides[0] * sides[1] * height * width * channels
     small = height * width < 25 and numbers < (SMALL if gradient else SMALLER)
-    return small or outputs < 32 or min(sides) < 6 or height * width == 1
+    return small or outputs < (SOME if numbers < SMALL else FEW) or min(sides) < 6 or height * width == 1
 
 
 def shifted_slices(
@@ -97,7 +100,7 @@ def shifted_slices(
     >>> shifted_slices(jnp.arange(9.0).reshape(1, 3, 3, 1), (2, 2), [(0, 0), (0, 0)])[0, 1, 1].tolist()
     [4.0, 5.0, 7.0, 8.0]
     """
-    inputs = _padded(inputs, (1, 2), padding, 0)
+    inputs = padded(inputs, (1, 2), padding, 0)
     counts = [
         max(0, (inputs.shape[1 + i] - (size[i] - 1) * dilation[i] - 1) // strides[i] + 1) for i in (0, 1)
     ]  # H', W'
@@ -232,7 +235,7 @@ def _pooled(join, inputs: Array, window: Sequence[int], strides: Sequence[int], 
         size, step = window[axis], strides[axis]
         if size == step == 1 and not any(padding[axis]):
             continue
-        inputs = _padded(inputs, (axis,), [padding[axis]], around)
+        inputs = padded(inputs, (axis,), [padding[axis]], around)
         count = max(0, (inputs.shape[axis] - size) // step + 1)
         if size == step:  # windows side by side: a reshape, whose slices need no stride
             inputs = jax.lax.slice_in_dim(inputs, 0, count * step, axis=axis)
@@ -245,7 +248,7 @@ def _pooled(join, inputs: Array, window: Sequence[int], strides: Sequence[int], 
     return inputs
 
 
-def _padded(inputs: Array, axes: Sequence[int], padding: Pairs, value) -> Array:
+def padded(inputs: Array, axes: Sequence[int], padding: Pairs, value) -> Array:
     """Pads some axes; negative numbers crop."""
     edges = [(0, 0, 0)] * inputs.ndim
     for axis, (before, behind) in zip(axes, padding, strict=True):

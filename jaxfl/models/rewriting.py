@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from jaxfl.models import narrow, operations
+from jaxfl.models import narrow, operations, turned
 from jaxfl.typing import Array
 
 INLINE = ("jit", "pjit", "closed_call", "core_call")  # programs that are opened
@@ -50,7 +50,7 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
         program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         values = jax.tree.leaves(args)
         results = _evaluate(program, values, {id(values[place]): taken for place, taken in (products or {}).items()})
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        return jax.tree.unflatten(jax.tree.structure(shapes), map(turned.plain, results))
 
     return fast
 
@@ -119,8 +119,11 @@ def programs_of(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Jaxpr
     return [one for one in values if isinstance(one, core.ClosedJaxpr | core.Jaxpr)]
 
 
-def _evaluate(program: Any, values: Sequence[Array], products: Mapping[int, Product] = NOTHING) -> list[Array]:
-    """Runs a program in fast forms; `products` are by the identity of the array multiplied with."""
+def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, Product] = NOTHING) -> list[Any]:
+    """Runs a program in fast forms; `products` are by the identity of the array multiplied with.
+
+    Arrays that are given or returned may be `turned.Turned`.
+    """
     jaxpr = program.jaxpr
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *values], strict=True))
 
@@ -128,19 +131,24 @@ def _evaluate(program: Any, values: Sequence[Array], products: Mapping[int, Prod
         return atom.val if isinstance(atom, core.Literal) else known[atom]
 
     for equation in jaxpr.eqns:
-        given, name = [read(atom) for atom in equation.invars], equation.primitive.name
+        given, name, kind = [read(atom) for atom in equation.invars], equation.primitive.name, _kind(equation)
         inner = programs_of(equation.params) if name in INLINE + LOOPS else []
         worthwhile = any(map(_found, inner))
         taken = [products[id(value)] for value in given if id(value) in products]
-        if name == "dot_general" and taken:
-            results = [taken[0](given[0])]
-        elif (kind := _kind(equation)) is not None:
-            results = [REPLACEMENTS[kind](equation, *given)]
-        elif (worthwhile or taken) and name in INLINE and len(inner) == 1:
+        opened = worthwhile or taken or any(isinstance(value, turned.Turned) for value in given)
+        if (images := turned.result(equation, kind, given)) is not None:
+            results = [images]
+        elif opened and name in INLINE and len(inner) == 1:
             results = _evaluate(inner[0], given, products)
         else:
-            params = {key: _replaced(value) for key, value in equation.params.items()} if worthwhile else None
-            results = _as_it_is(equation if params is None else equation.replace(params=params), given)
+            given = list(map(turned.plain, given))
+            if name == "dot_general" and taken:
+                results = [taken[0](given[0])]
+            elif kind is not None:
+                results = [REPLACEMENTS[kind](equation, *given)]
+            else:
+                params = {key: _replaced(value) for key, value in equation.params.items()} if worthwhile else None
+                results = _as_it_is(equation if params is None else equation.replace(params=params), given)
         known.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -167,7 +175,7 @@ def _rewritten(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """Returns the program in fast forms, with the same arguments and results."""
     avals: list[Any] = [variable.aval for variable in program.jaxpr.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
-    return jax.make_jaxpr(lambda *values: _evaluate(program, values))(*shapes)
+    return jax.make_jaxpr(lambda *values: list(map(turned.plain, _evaluate(program, values))))(*shapes)
 
 
 def _kind(equation: core.JaxprEqn) -> str | None:

@@ -49,9 +49,10 @@ def primitives(fn, *args):
     strides=st.tuples(st.integers(1, 3), st.integers(1, 2)),
     dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     padding=st.sampled_from(["SAME", "VALID", "CIRCULAR", [(2, 0), (-1, 1)]]),
+    outputs=st.sampled_from([3, 17]),  # rows last, rows first
 )
-def test_a_convolution_is_the_same(kernel, strides, dilation, padding):
-    layer = nn.Conv(3, kernel, strides, padding, kernel_dilation=dilation)
+def test_a_convolution_is_the_same(kernel, strides, dilation, padding, outputs):
+    layer = nn.Conv(outputs, kernel, strides, padding, kernel_dilation=dilation)
     inputs = images(0, 2, 11, 9, 2)
     params = jax.jit(layer.init)(jax.random.key(1), inputs)
     check_alike(gradients(in_fast_forms(layer.apply))(params, inputs), gradients(layer.apply)(params, inputs))
