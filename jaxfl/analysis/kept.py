@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxfl.settings import options, own
 from jaxfl.simulation.directory import HISTORY, SUMMARY, RunDirectory
 from jaxfl.simulation.history import History
 
@@ -32,10 +33,22 @@ class Kept(NamedTuple):
         return self.summary["seed"]
 
     def setting(self) -> dict[str, Any]:
-        """Returns everything it was asked for but its seed."""
-        own = {name: self.summary[name] for name in ("method", "data", "rounds", "cohort")}
-        options = {name: value for name, value in self.summary["options"].items() if name not in ANYHOW}
-        return {**options, **own}
+        """Returns everything it was asked for but its seed; options younger than the run have their defaults."""
+        every = {**self._defaults(), **self.summary["options"]}
+        asked = {name: self.summary[name] for name in ("method", "data", "rounds", "cohort")}
+        return {**{name: value for name, value in every.items() if name not in ANYHOW}, **asked}
+
+    def _defaults(self) -> dict[str, Any]:
+        """Returns the defaults of all options that there are today; none for what the library does not know."""
+        chosen = self.summary["options"]
+        names = [chosen.get(name, "") for name in ("method", "data", "model", "optimizer")]
+        if any(map(own.is_own, names)):  # a file, which is not run for this
+            return {}
+        try:
+            known = options.known(*names, chosen.get("server_optimizer"))
+        except (KeyError, ValueError):  # something is not called so any more
+            return {}
+        return json.loads(json.dumps({f"{one.owner}.{one.name}": one.default for one in known}))
 
 
 def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], list[Path]]:

@@ -11,6 +11,7 @@ from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import compare
 from jaxfl.cli.app import main
 from jaxfl.plots.curves import curves
+from jaxfl.settings import options
 
 FEDAVG, STOCFL = (0.60, 0.64, 0.62), (0.90, 0.93, 0.89)
 
@@ -19,8 +20,9 @@ def record(round, accuracy):
     return {"round": round, "micro_accuracy": accuracy, "bytes_up": 1e9 * round, "bytes_down": 2e9 * round}
 
 
-def write(folder, seed, accuracy, method="fedavg", **options):
+def write(folder, seed, accuracy, method="fedavg", complete=None, **options):
     """Writes what a run of 10 rounds leaves: half of its accuracy at the fifth."""
+    options = {**(complete or {}), **options}
     folder.mkdir(parents=True)
     summary = {"method": method, "data": "digits", "seed": seed, "rounds": 10, "cohort": 5, "options": options}
     summary |= {"micro_accuracy": accuracy, "macro_accuracy": accuracy, "num_clusters": 4, "seconds_per_round": 0.5}
@@ -46,6 +48,17 @@ def test_seeds_are_one_setting(runs):
         "stocfl": [0, 1, 2],
     }
     assert unfinished == []
+
+
+def test_a_run_from_before_an_option_is_of_the_setting_that_has_its_default(tmp_path):
+    """An option that a new version brings has, by default, the meaning of its absence."""
+    whole = options.route("ifca", "rotated-digits", ["num_clusters=3"]).complete()
+    before = {name: value for name, value in whole.items() if name not in ("method.shared", "run.compute")}
+    assert len(before) == len(whole) - 2
+    for seed, given in enumerate([whole, before, {**before, "run.compute": "bfloat16"}]):
+        write(tmp_path / str(seed), seed, 0.5, "ifca", given)
+    found = {name: [run.seed for run in same] for name, same in kept.read([tmp_path])[0].items()}
+    assert found == {"ifca compute=float32": [0, 1], "ifca compute=bfloat16": [2]}
 
 
 def test_the_first_folder_is_the_first_row(runs):
