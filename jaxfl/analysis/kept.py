@@ -41,11 +41,11 @@ class Kept(NamedTuple):
     def _defaults(self) -> dict[str, Any]:
         """Returns the defaults of all options that there are today; none for what the library does not know."""
         chosen = self.summary["options"]
-        names = [chosen.get(name, "") for name in ("method", "data", "model", "optimizer")]
-        if any(map(own.is_own, names)):  # a file, which is not run for this
+        method, data, model, optimizer = (chosen.get(name, "") for name in ("method", "data", "model", "optimizer"))
+        if own.is_own(method) or own.is_own(model):  # a file, which is not run for this
             return {}
         try:
-            known = options.known(*names, chosen.get("server_optimizer"))
+            known = options.known(method, data, model, optimizer, chosen.get("server_optimizer"))
         except (KeyError, ValueError):  # something is not called so any more
             return {}
         return json.loads(json.dumps({f"{one.owner}.{one.name}": one.default for one in known}))
