@@ -58,5 +58,5 @@ def _number(entry: Entry | None, clusters: bool) -> str:
     told = f"{entry.mean:.2f}{few}{paper}"
     if clusters:
         number, ari = (sum(entry.values(name)) / seeds for name in ("num_clusters", "ari"))
-        told += f"; {number:.3g} cluster{'s' * (number > 1)}, ARI {ari:.2f}"
+        told += f"; {number:.3g} cluster{'s' * (number > 1)}, ARI {ari:z.2f}"
     return told
