@@ -29,10 +29,13 @@ class Point(NamedTuple):
 def comparison(points: Sequence[Point], axis: str) -> "Figure":
     """Draws every cell of a table as two marks on a line: ours, and the paper's; bars are standard deviations.
 
+    Rows and columns without a number are left out.
+
     Args:
-        points: the cells of one table.
+        points: the cells of one table, some of them with a number.
         axis: what the numbers are.
     """
+    points = [point for point in points if point.mean is not None or point.value is not None]
     rows = list(dict.fromkeys(point.row for point in points))
     columns = list(dict.fromkeys(point.column for point in points))
     wide = min(len(columns), 4)

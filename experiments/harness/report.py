@@ -85,7 +85,7 @@ def details(experiment: Experiment, scale: str, entries: Sequence[Entry]) -> pag
                 EMPTY if entry.gap is None else f"{entry.gap:+.2f}",
                 f"{len(entry.lines)} of {len(entry.cell.seeds)}",
                 mean(entry.values("num_clusters"), "{:.1f}"),
-                mean(entry.values("ari"), "{:.3f}"),
+                mean(entry.values("ari"), "{:z.3f}"),
                 mean([line["seconds"] for line in entry.lines if line.get("seconds") is not None], "{:,.0f}"),
                 page.Code(command(experiment, scale, entry.cell)),
             ]

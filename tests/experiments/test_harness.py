@@ -672,3 +672,14 @@ def test_where_the_experiments_are(tmp_path, monkeypatch):
     assert jaxfl("report", "ifca", "--experiments", tmp_path).exit_code == 2
     named = jaxfl("report", "ifca", "--scale", "laptop", "--out", tmp_path, "--experiments", ROOT)
     assert named.exit_code == 0, named.output
+
+
+def test_a_picture_of_a_table_has_no_row_and_no_column_without_a_number():
+    nothing = (None, None, None, None)
+    cells = {("A", "one"): (50.0, None, None, None), ("B", "one"): (None, None, 60.0, 1.0)}
+    points = [
+        figures.Point(row, column, *cells.get((row, column), nothing)) for row in "ABC" for column in ("one", "two")
+    ]
+    panel = next(axes for axes in figures.comparison(points, "accuracy").axes if axes.get_visible())
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["A", "B"]
+    assert [axes.get_title(loc="left") for axes in figures.comparison(points, "accuracy").axes] == ["one"]
