@@ -148,17 +148,9 @@ def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, Produc
                 results = [REPLACEMENTS[kind](equation, *given)]
             else:
                 params = {key: _replaced(value) for key, value in equation.params.items()} if worthwhile else None
-                results = _as_it_is(equation if params is None else equation.replace(params=params), given)
+                results = turned.as_it_is(equation if params is None else equation.replace(params=params), given)
         known.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
-
-
-def _as_it_is(equation: core.JaxprEqn, given: Sequence[Any]) -> list[Any]:
-    """Runs one equation."""
-    params = equation.primitive.get_bind_params(equation.params)
-    functions, params = params if isinstance(params, tuple) else ((), params)  # a pair until jax 0.9
-    results = equation.primitive.bind(*functions, *given, **params)
-    return results if equation.primitive.multiple_results else [results]
 
 
 def _replaced(value: Any) -> Any:

@@ -9,7 +9,7 @@ first convolution and once behind the last.
 `python -m experiments.speed.convolutions` prints what either takes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -111,17 +111,24 @@ def convolution(
 
 
 def is_relu(equation: core.JaxprEqn) -> bool:
-    """Returns whether an equation is `jax.nn.relu`, which has a gradient of its own."""
-    if equation.primitive.name != "custom_jvp_call":
+    """Returns whether an equation is `jax.nn.relu`, by its program and by that of its gradient, which is its own."""
+    if equation.primitive.name != "custom_jvp_call" or len(equation.invars) != 1:
         return False
-    inner = equation.params["call_jaxpr"].jaxpr.eqns
-    while len(inner) == 1 and inner[0].primitive.name in ("jit", "pjit"):
-        inner = inner[0].params["jaxpr"].jaxpr.eqns
-    return (
-        len(inner) == 1
-        and inner[0].primitive.name == "max"
-        and [isinstance(atom, core.Literal) and atom.val == 0 for atom in inner[0].invars] == [False, True]
-    )
+    aval: Any = equation.invars[0].aval
+    shape = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+    def program(fn: Callable[[Array], Array]) -> str:
+        return str(jax.make_jaxpr(lambda *values: (fn(values[0]), jax.jvp(fn, values[:1], values[1:])))(shape, shape))
+
+    return program(lambda x: as_it_is(equation, [x])[0]) == program(jax.nn.relu)
+
+
+def as_it_is(equation: core.JaxprEqn, given: Sequence[Any]) -> list[Any]:
+    """Runs one equation."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions, params = params if isinstance(params, tuple) else ((), params)  # a pair until jax 0.9
+    results = equation.primitive.bind(*functions, *given, **params)
+    return results if equation.primitive.multiple_results else [results]
 
 
 def _takes(equation: core.JaxprEqn, inputs: Any) -> bool:

@@ -48,6 +48,9 @@ BETWEEN = {
     "loop": lambda x: jax.lax.scan(lambda x, _: (nn.relu(x - 0.1), None), x, None, length=2)[0],
     "own": jax.custom_jvp(lambda x: x**2),
 }
+relu = jax.custom_jvp(jax.jit(lambda x: jnp.maximum(x, 0)))  # as JAX writes its own, with another gradient
+relu.defjvp(lambda primals, tangents: (relu(*primals), 7 * tangents[0]))
+BETWEEN["own relu"] = relu
 BETWEEN["own"].defjvp(lambda primals, tangents: (primals[0] ** 2, 7 * tangents[0]))
 STAY = ("relu", "gelu", "silu", "tanh", "where", "both", "pooling")
 
