@@ -66,7 +66,7 @@ def milliseconds(
 
 
 def rows_last(inputs: jax.Array, kernel: jax.Array, padding: operations.Pairs) -> jax.Array:
-    """The convolution of images that lie turned already, see `jaxfl.models.turned`."""
+    """The convolution of images that are turned for it, see `jaxfl.models.turned`."""
     return turned.convolution(inputs.transpose(turned.AXES), kernel, padding)
 
 
