@@ -3,8 +3,9 @@
 A network is read as the program that JAX makes of it (its jaxpr), so that flax, haiku, equinox or a plain function are
 all the same. Convolutions of one or two spatial axes (any strides, padding and dilation; no groups, not transposed) and
 maximum and average pooling are computed by `jaxfl.models.operations`, on a CPU products of few outputs by
-`jaxfl.models.narrow` and convolutions of few outputs, with what is behind them, by `jaxfl.models.turned`; everything else stays as it is, and so does what is inside functions with gradients of their own
-(`jax.custom_jvp`, `jax.custom_vjp`).
+`jaxfl.models.narrow` and convolutions of few outputs, with what is behind them, by `jaxfl.models.turned`; everything
+else stays as it is, and so does what is inside functions with gradients of their own (`jax.custom_jvp`,
+`jax.custom_vjp`).
 
 Values and gradients are equal to rounding, ties of a maximum included. Forward-mode gradients (`jax.jvp`) of a replaced
 convolution or product are not there.
