@@ -7,8 +7,10 @@ is done once for several convolutions.
     python -m experiments.speed.convolutions
 """
 
+import contextlib
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,14 @@ SHAPES = (
     (20, 8, 16, 3, 32, "SAME", False),
     (50, 32, 16, 3, 16, "SAME", False),
     (50, 32, 3, 3, 64, "SAME", True),
+    (50, 32, 64, 3, 64, "SAME", False),
     (50, 16, 128, 3, 128, "SAME", False),
+    (50, 8, 256, 3, 256, "SAME", False),
+    (10, 8, 64, 3, 64, "SAME", False),
+    (20, 14, 32, 3, 64, "SAME", False),
+    (20, 16, 32, 3, 48, "SAME", False),
+    (20, 16, 64, 3, 32, "SAME", False),
+    (10, 4, 256, 3, 256, "SAME", False),
     (50, 4, 512, 3, 512, "SAME", False),
     (50, 2, 512, 3, 512, "SAME", False),
     (20, 42, 32, 3, 32, "SAME", False),
@@ -73,22 +82,30 @@ def rows_last(inputs: jax.Array, kernel: jax.Array, padding: operations.Pairs) -
 def main() -> None:
     """Prints a line for each shape."""
     forms = {"turned": rows_last, "slices": operations.as_product, "by hand": operations.alone}
-    print(f"{'':<45} {'forward and gradient':<45} forward")
-    print(f"{'shape':<45}" + f" {'turned':>9} {'slices':>9} {'by hand':>9}   {'chosen':<10}" * 2)
+    names = "".join(f" {name:>9}" for name in (*forms, "squares"))
+    print(f"{'':<45} {'forward and gradient':<55} forward")
+    print(f"{'shape':<45}" + f"{names}   {'chosen':<10}" * 2)
     for batch, side, channels, size, outputs, padding, first in SHAPES:
         keys = jax.random.split(jax.random.key(0))
         inputs = jax.random.normal(keys[0], (batch, side, side, channels))
         kernel = 0.05 * jax.random.normal(keys[1], (size, size, channels, outputs))
         pads = ((0, 0),) * 2 if padding == "VALID" else (((size - 1) // 2, size // 2),) * 2
         line = f"{f'{batch} x {side} x {side} x {channels}, {size} x {size} x {outputs}, {padding}':<45}"
+        squares = {"squares": operations.as_squares} if size == 3 else {}
         for gradient in (True, False):
-            for form in forms.values():
-                taken = milliseconds(
-                    lambda x, k, f=form, p=pads: f(x, k, p), inputs, kernel, first=first, gradient=gradient
-                )
+            for name, form in {**forms, **squares}.items():
+                # The form by hand leaves out what it takes in place of itself.
+                alone = mock.patch.object(operations, "squares_win", return_value=False)
+                with alone if name == "by hand" else contextlib.nullcontext():
+                    taken = milliseconds(
+                        lambda x, k, f=form, p=pads: f(x, k, p), inputs, kernel, first=first, gradient=gradient
+                    )
                 line += f" {taken:6.2f} ms"
+            line += "" if squares else " " * 10
             wins = operations.slices_win(inputs.shape, kernel.shape, pads, gradient=gradient)
             chosen = "turned" if outputs < operations.FEW else "slices" if wins else "by hand"
+            if operations.squares_win(inputs.shape, kernel.shape, pads, gradient=gradient):
+                chosen = "squares"
             line += f"   {chosen:<10}"
         print(line, flush=True)
 

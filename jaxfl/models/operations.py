@@ -7,10 +7,11 @@ takes a slow path: 2 to 6 GFLOP/s on one core instead of 100 to 190. The fast fo
 - a matrix product: the kh * kw shifted slices of the input, side by side, times the kernel. Under `vmap` that is a
   batched matrix product;
 - for one client at a time on a CPU, a convolution whose kernel gradient is written by hand in the layout that XLA has a
-  fast path for (batch and channel axes exchanged). Up to twice as fast as slices where these do not fit the cache.
+  fast path for (batch and channel axes exchanged). Up to twice as fast as slices where these do not fit the cache;
+- there too, 3 x 3 kernels of many channels with fewer multiplications, see `jaxfl.models.winograd`.
 
-Which of the two is chosen by shape, see `slices_win`; without a gradient it is more often the convolution. With few
-outputs slices are taken from images with their rows last, see `jaxfl.models.turned`.
+Which one is chosen by shape, see `slices_win` and `squares_win`; without a gradient it is more often the convolution.
+With few outputs slices are taken from images with their rows last, see `jaxfl.models.turned`.
 
 Pooling is a tournament of slices, one axis after the other: selects, whose gradients are selects, where the gradient of
 `reduce_window` scatters. A tie goes to the first, as there.
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxfl.models import winograd
 from jaxfl.typing import Array
 
 Pairs = Sequence[tuple[int, int]]  # before and behind, for each spatial axis
@@ -56,7 +58,7 @@ def convolution(
     pads = tuple((before, behind) for before, behind in padding)
     steps, holes = tuple(strides), tuple(dilation)
     if steps == holes == (1, 1):
-        if not slices_win(inputs.shape, kernel.shape, pads):
+        if squares_win(inputs.shape, kernel.shape, pads) or not slices_win(inputs.shape, kernel.shape, pads):
             return alone(inputs, kernel, pads)
         if not slices_win(inputs.shape, kernel.shape, pads, gradient=False):
             return trained_as_product(inputs, kernel, pads)
@@ -72,10 +74,30 @@ def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs,
     smaller.
     """
     height, width, channels, outputs = kernel
-    sides = [inputs[1 + i] + sum(padding[i]) - kernel[i] + 1 for i in (0, 1)]
+    sides = _sides(inputs, kernel, padding)
     numbers = inputs[0] * sides[0] * sides[1] * height * width * channels
     small = height * width < 25 and numbers < (SMALL if gradient else SMALLER)
     return small or outputs < (SOME if numbers < SMALL else FEW) or min(sides) < 6 or height * width == 1
+
+
+def squares_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs, *, gradient: bool = True) -> bool:
+    """Returns whether squares of outputs are the fastest form for one client at a time on a CPU.
+
+    Read off thirty shapes like `slices_win`: squares win where there are channels enough that fewer products outweigh
+    the sums, and squares enough that they outweigh those of the kernel. Without a gradient the sums must fit the cache.
+    """
+    if kernel[:2] != (3, 3) or jax.default_backend() != "cpu":
+        return False
+    down, across = (-(-side // 2) for side in _sides(inputs, kernel, padding))
+    squares = inputs[0] * down * across
+    many = kernel[2] >= 32 and kernel[3] >= 48 and squares >= 64
+    return many and (gradient or 16 * squares * kernel[2] < SMALL)
+
+
+def _sides(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs) -> tuple[int, int]:
+    """Returns H' and W'."""
+    height, width = (inputs[1 + i] + sum(padding[i]) - kernel[i] + 1 for i in (0, 1))
+    return height, width
 
 
 def shifted_slices(
@@ -129,6 +151,8 @@ def alone(inputs: Array, kernel: Array, padding: tuple[tuple[int, int], ...]) ->
 
     @jax.custom_batching.custom_vmap
     def forward(inputs: Array, kernel: Array) -> Array:
+        if squares_win(inputs.shape, kernel.shape, padding, gradient=False):
+            return as_squares(inputs, kernel, padding)
         return _plain(inputs, kernel, padding)
 
     @forward.def_vmap
@@ -152,6 +176,8 @@ def _gradients(
     def backward(inputs: Array, kernel: Array, gradient: Array) -> tuple[Array, Array]:
         if jax.default_backend() != "cpu":
             return _plain_gradients(inputs, kernel, gradient, padding)
+        if squares_win(inputs.shape, kernel.shape, padding):
+            return jax.vjp(functools.partial(as_squares, padding=padding), inputs, kernel)[1](gradient)
         rest = [
             (size - 1 - before, size - 1 - behind)
             for size, (before, behind) in zip(kernel.shape[:2], padding, strict=True)
@@ -168,6 +194,11 @@ def _gradients(
         return jax.vmap(one, in_axes=[0 if there else None for there in batched])(*values), (True, True)
 
     return backward(inputs, kernel, gradient)
+
+
+def as_squares(inputs: Array, kernel: Array, padding: Pairs) -> Array:
+    """The convolution of a 3 x 3 kernel by squares of 2 x 2 outputs."""
+    return winograd.convolution(padded(inputs, (1, 2), padding, 0), kernel)
 
 
 def _plain(inputs: Array, kernel: Array, padding: Pairs) -> Array:

@@ -58,10 +58,12 @@ def test_a_convolution_is_the_same(kernel, strides, dilation, padding, outputs):
     check_alike(gradients(in_fast_forms(layer.apply))(params, inputs), gradients(layer.apply)(params, inputs))
 
 
-WIDE = {  # by hand for one client at a time, see `slices_win`
+WIDE = {  # by hand or in squares for one client at a time, see `slices_win` and `squares_win`
     "same": ((2, 8, 8, 3), (5, 5, 3, 32), ((2, 2), (2, 2))),
     "valid": ((2, 10, 11, 2), (5, 5, 2, 32), ((0, 0), (0, 0))),
     "uneven": ((2, 9, 8, 2), (5, 6, 2, 32), ((3, 0), (1, 4))),
+    "squares": ((4, 8, 10, 32), (3, 3, 32, 48), ((1, 1), (1, 1))),
+    "squares, cropped": ((7, 8, 10, 33), (3, 3, 33, 48), ((0, 1), (2, -1))),
 }
 
 
@@ -69,7 +71,8 @@ WIDE = {  # by hand for one client at a time, see `slices_win`
 @pytest.mark.parametrize("mapped", ["nothing", "inputs", "kernels", "both"])
 def test_the_form_for_one_client_is_the_same_however_it_is_mapped(name, mapped):
     shape, kernel_shape, padding = WIDE[name]
-    assert not operations.slices_win(shape, kernel_shape, padding)
+    squares = operations.squares_win(shape, kernel_shape, padding)
+    assert squares or not operations.slices_win(shape, kernel_shape, padding)
     inputs, kernel = images(0, *shape), images(1, *kernel_shape)
     axes = (0 if mapped in ("inputs", "both") else None, 0 if mapped in ("kernels", "both") else None)
     inputs, kernel = (
@@ -85,8 +88,24 @@ def test_the_form_for_one_client_is_the_same_however_it_is_mapped(name, mapped):
         both = tuple(jax.vmap(one, axes) for one in both)
     check_alike(both[0](inputs, kernel), both[1](inputs, kernel))
     program = primitives(both[0], inputs, kernel)
-    assert ("conv_general_dilated" in program) == (axes[1] is None), "kernels of their own become a product"
+    plain = axes[1] is None and not squares
+    assert ("conv_general_dilated" in program) == plain, "kernels of their own and squares become products"
     assert "feature_group_count=2" not in program and "batch_group_count=2" not in program
+
+
+def test_squares_lose_no_digit():
+    inputs, kernel = images(0, 4, 16, 16, 64), images(1, 3, 3, 64, 64)
+    padding = ((1, 1), (1, 1))
+    exact = sum(
+        np.pad(inputs, [(0, 0), (1, 1), (1, 1), (0, 0)])[:, i : i + 16, j : j + 16] @ kernel[i, j].astype(np.float64)
+        for i in range(3)
+        for j in range(3)
+    )
+    errors = [
+        np.abs(jax.jit(form, static_argnums=2)(inputs, kernel, padding) - exact).max()
+        for form in (operations.as_squares, operations.as_product)
+    ]
+    assert errors[0] < 2 * errors[1]
 
 
 @pytest.mark.parametrize("mapped", ["nothing", "inputs", "kernels"])
@@ -114,14 +133,14 @@ def test_a_convolution_is_slices_only_where_its_gradient_is_taken(mapped):
 
 
 @pytest.mark.parametrize(
-    ("shape", "outputs"),
-    [((2, 8, 8, 3), 2), ((2, 8, 8, 3), 32), ((40, 24, 23, 3), 32)],
-    ids=["slices", "for one client", "slices where its gradient is taken"],
+    ("shape", "outputs", "side"),
+    [((2, 8, 8, 3), 2, 5), ((2, 8, 8, 3), 32, 5), ((40, 24, 23, 3), 32, 3), ((4, 8, 8, 32), 48, 3)],
+    ids=["slices", "for one client", "slices where its gradient is taken", "squares"],
 )
 @pytest.mark.parametrize("mapped", [False, True])
-def test_gradients_of_a_convolution_have_gradients(shape, outputs, mapped):
+def test_gradients_of_a_convolution_have_gradients(shape, outputs, side, mapped):
     """As Per-FedAvg's exact steps need them."""
-    inputs, kernel = images(0, *shape), images(1, *(2 * [5 if shape[0] < 40 else 3]), shape[-1], outputs)
+    inputs, kernel = images(0, *shape), images(1, side, side, shape[-1], outputs)
 
     def theirs(kernel):
         return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), "SAME", dimension_numbers=operations.NUMBERS)
