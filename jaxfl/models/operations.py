@@ -198,7 +198,9 @@ def _gradients(
 
 def as_squares(inputs: Array, kernel: Array, padding: Pairs) -> Array:
     """The convolution of a 3 x 3 kernel by squares of 2 x 2 outputs."""
-    return winograd.convolution(padded(inputs, (1, 2), padding, 0), kernel)
+    wide = inputs.dtype if inputs.dtype.itemsize >= 4 else jnp.float32  # sums of narrower numbers would be rounded
+    outputs = winograd.convolution(padded(inputs, (1, 2), padding, 0).astype(wide), kernel.astype(wide))
+    return outputs.astype(inputs.dtype)
 
 
 def _plain(inputs: Array, kernel: Array, padding: Pairs) -> Array:

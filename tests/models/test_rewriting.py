@@ -93,16 +93,14 @@ def test_the_form_for_one_client_is_the_same_however_it_is_mapped(name, mapped):
     assert "feature_group_count=2" not in program and "batch_group_count=2" not in program
 
 
-def test_squares_lose_no_digit():
-    inputs, kernel = images(0, 4, 16, 16, 64), images(1, 3, 3, 64, 64)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_squares_lose_no_digit(dtype):
+    inputs, kernel = images(0, 4, 16, 16, 64).astype(dtype), images(1, 3, 3, 64, 64).astype(dtype)
     padding = ((1, 1), (1, 1))
-    exact = sum(
-        np.pad(inputs, [(0, 0), (1, 1), (1, 1), (0, 0)])[:, i : i + 16, j : j + 16] @ kernel[i, j].astype(np.float64)
-        for i in range(3)
-        for j in range(3)
-    )
+    around = np.pad(inputs.astype(np.float64), [(0, 0), (1, 1), (1, 1), (0, 0)])
+    exact = sum(around[:, i : i + 16, j : j + 16] @ kernel[i, j].astype(np.float64) for i in range(3) for j in range(3))
     errors = [
-        np.abs(jax.jit(form, static_argnums=2)(inputs, kernel, padding) - exact).max()
+        np.abs(np.asarray(jax.jit(form, static_argnums=2)(inputs, kernel, padding), np.float64) - exact).max()
         for form in (operations.as_squares, operations.as_product)
     ]
     assert errors[0] < 2 * errors[1]
