@@ -103,9 +103,9 @@ def main() -> None:
                 line += f" {taken:6.2f} ms"
             line += "" if squares else " " * 10
             wins = operations.slices_win(inputs.shape, kernel.shape, pads, gradient=gradient)
-            chosen = "turned" if outputs < operations.FEW else "slices" if wins else "by hand"
-            if operations.squares_win(inputs.shape, kernel.shape, pads, gradient=gradient):
-                chosen = "squares"
+            others = operations.squares_win(inputs.shape, kernel.shape, pads, gradient=gradient)
+            rest = "slices" if wins else "squares" if others else "by hand"
+            chosen = "turned" if outputs < operations.FEW else rest
             line += f"   {chosen:<10}"
         print(line, flush=True)
 

@@ -58,7 +58,7 @@ def convolution(
     pads = tuple((before, behind) for before, behind in padding)
     steps, holes = tuple(strides), tuple(dilation)
     if steps == holes == (1, 1):
-        if squares_win(inputs.shape, kernel.shape, pads) or not slices_win(inputs.shape, kernel.shape, pads):
+        if not slices_win(inputs.shape, kernel.shape, pads):
             return alone(inputs, kernel, pads)
         if not slices_win(inputs.shape, kernel.shape, pads, gradient=False):
             return trained_as_product(inputs, kernel, pads)
@@ -71,8 +71,10 @@ def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs,
     Read off nineteen shapes, in a loop, forward and gradient (`experiments.speed.convolutions`): slices win where a
     kernel of few places makes them a small array, where the outputs are few (fewer, if the array is large), and where
     the image is so small that the gradient's convolution takes the slow path. Without a gradient the array must be
-    smaller.
+    smaller. Where squares win, slices do not.
     """
+    if squares_win(inputs, kernel, padding, gradient=gradient):
+        return False
     height, width, channels, outputs = kernel
     sides = _sides(inputs, kernel, padding)
     numbers = inputs[0] * sides[0] * sides[1] * height * width * channels

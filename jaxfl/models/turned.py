@@ -145,10 +145,8 @@ def _takes(equation: core.JaxprEqn, inputs: Any) -> bool:
     images, kernel, outputs = (aval.shape for aval in avals)
     if 0 in outputs or outputs[3] < operations.FEW:
         return 0 not in outputs
-    if not isinstance(inputs, Turned) or {*params["window_strides"], *params["rhs_dilation"]} != {1}:
-        return isinstance(inputs, Turned)
-    squares = operations.squares_win(images, kernel, params["padding"])
-    return not squares and operations.slices_win(images, kernel, params["padding"])
+    apart = {*params["window_strides"], *params["rhs_dilation"]} != {1}
+    return isinstance(inputs, Turned) and (apart or operations.slices_win(images, kernel, params["padding"]))
 
 
 def _turned(value: Any) -> Any:
