@@ -8,13 +8,18 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import linen as nn
 
+import jaxfl
 from docs import notebooks
 from jaxfl import engine
 from jaxfl.cohort import Cohort, Plan
-from jaxfl.data.synthetic import clustered_linear
+from jaxfl.data.synthetic import clustered_linear, prototypes
 from jaxfl.server import aggregate
+from jaxfl.simulation.program import compile_rounds, shapes_of
+from jaxfl.simulation.tested import tester
 
 IDS = [5, 0, 3, 9, 2, 7, 8]
 
@@ -194,3 +199,38 @@ def test_cores_are_left_alone_where_jax_has_started():
     assert engine.use_cores(2) == 1
     assert (jax.config.values["jax_num_cpu_devices"], os.environ["XLA_FLAGS"]) == (before, flags)
     assert engine.resolve_plan("auto", {"w": jnp.ones(9)}, 10).mesh is None, "four devices, which are no cores"
+
+
+def library_takes(program):
+    """Returns the operations that XLA's library for the CPU computes in a compiled program."""
+    lines = [line for line in program.as_text().splitlines() if "__ynn_fusion" in line]
+    return {kind for kind in ("dot_general", "conv_general_dilated") for line in lines if kind in line}
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the library is the CPU's")
+def test_the_library_is_given_products_and_no_convolutions():
+    """They take one core there, where XLA's own take all."""
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(nn.Conv(32, (5, 5))(nn.relu(nn.Conv(16, (1, 1))(x))))
+            return nn.Dense(10)(x.reshape(len(x), -1))
+
+    def convolution(x, kernel):
+        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return x @ jnp.ones((32, 32))
+
+    arrays = jnp.ones((32, 16, 16, 8)), jnp.ones((5, 5, 8, 32))
+    assert library_takes(jax.jit(convolution).lower(*arrays).compile()) == {"dot_general", "conv_general_dilated"}
+    assert library_takes(engine.jit(convolution).lower(*arrays).compile()) == {"dot_general"}
+
+    data = prototypes(4, 64, (16, 16, 1), 10)
+    data = replace(data, test=data.train)
+    method = jaxfl.methods.fedavg(jaxfl.classification(Network(), data), optax.sgd(0.1), batch_size=32)
+    key = jax.random.key(0)
+    state = method.init(key, data)
+    rounds = compile_rounds(method, key, state, data, 4, Plan(1), limit=1)
+    test = tester(method, Plan(1), shapes_of(state, data)).lower(state, data, jnp.arange(4), jnp.ones(4, bool))
+    for program in (rounds, test.compile()):
+        assert " convolution(" in program.as_text() and "conv_general_dilated" not in library_takes(program)

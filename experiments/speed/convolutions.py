@@ -1,13 +1,16 @@
 """Which form of a convolution is faster for one client at a time: what `jaxfl.models.operations` decides by.
 
-Forward and gradient in a loop of four steps, as in local training, and forward alone, as in a test; seconds of CPU, of
-which a loaded machine takes no more than a quiet one. Turning images is in the times of the first form, in a network it
-is done once for several convolutions.
+Forward and gradient in a loop of four steps, as in local training, and forward alone, as in a test. Two times of each:
+of the processor, of which a loaded machine takes no more than a quiet one, and that of the clock. Turning images is in
+the times of the first form, in a network it is done once for several convolutions.
 
     python -m experiments.speed.convolutions
+    python -m experiments.speed.convolutions --library      # as XLA compiles them if it is not told otherwise
 """
 
+import argparse
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from unittest import mock
@@ -15,6 +18,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
+from jaxfl import engine
 from jaxfl.models import operations, turned
 
 STEPS = 4
@@ -33,9 +37,12 @@ SHAPES = (
     (50, 32, 16, 3, 16, "SAME", False),
     (50, 32, 3, 3, 64, "SAME", True),
     (50, 32, 64, 3, 64, "SAME", False),
+    (50, 16, 64, 3, 128, "SAME", False),
     (50, 16, 128, 3, 128, "SAME", False),
     (50, 8, 256, 3, 256, "SAME", False),
     (10, 8, 64, 3, 64, "SAME", False),
+    (10, 8, 128, 3, 128, "SAME", False),
+    (20, 16, 96, 3, 96, "SAME", False),
     (20, 14, 32, 3, 64, "SAME", False),
     (20, 16, 32, 3, 48, "SAME", False),
     (20, 16, 64, 3, 32, "SAME", False),
@@ -50,9 +57,24 @@ SHAPES = (
 
 
 def milliseconds(
-    form: Callable[..., jax.Array], inputs: jax.Array, kernel: jax.Array, *, first: bool, gradient: bool
-) -> float:
-    """Returns the CPU time of a step, with a gradient or without; a first layer needs no gradient of its inputs."""
+    form: Callable[..., jax.Array],
+    inputs: jax.Array,
+    kernel: jax.Array,
+    *,
+    first: bool,
+    gradient: bool,
+    jit: Callable = engine.jit,
+) -> tuple[float, float]:
+    """Returns the processor's and the clock's time of a step, each the least of seven.
+
+    Args:
+        form: of the convolution, `(inputs, kernel) -> outputs`.
+        inputs: `[B, H, W, ci]`.
+        kernel: `[kh, kw, ci, co]`.
+        first: whether it is a network's first layer, which needs no gradient of its inputs.
+        gradient: whether there is one.
+        jit: what compiles the loop.
+    """
 
     def loss(kernel: jax.Array, inputs: jax.Array) -> jax.Array:
         return jnp.square(form(inputs, kernel)).mean()
@@ -64,14 +86,15 @@ def milliseconds(
             return (carry[0] - jax.grad(loss)(*carry), carry[1]), None
         return jax.tree.map(jnp.subtract, carry, jax.grad(loss, (0, 1))(*carry)), None
 
-    run = jax.jit(lambda *carry: jax.lax.scan(step, carry, None, length=STEPS)[0])
+    run = jit(lambda *carry: jax.lax.scan(step, carry, None, length=STEPS)[0])
     jax.block_until_ready(run(kernel, inputs))
-    times = []
+    clocks, times = (time.process_time, time.perf_counter), []
     for _ in range(7):
-        began = time.process_time()
+        began = [clock() for clock in clocks]
         jax.block_until_ready(run(kernel, inputs))
-        times.append((time.process_time() - began) / STEPS * 1e3)
-    return min(times)
+        times.append([(clock() - at) / STEPS * 1e3 for clock, at in zip(clocks, began, strict=True)])
+    processor, clock = zip(*times, strict=True)
+    return min(processor), min(clock)
 
 
 def rows_last(inputs: jax.Array, kernel: jax.Array, padding: operations.Pairs) -> jax.Array:
@@ -81,9 +104,12 @@ def rows_last(inputs: jax.Array, kernel: jax.Array, padding: operations.Pairs) -
 
 def main() -> None:
     """Prints a line for each shape."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--library", action="store_true", help="convolutions as XLA's library makes them")
+    jit = jax.jit if parser.parse_args().library else engine.jit
     forms = {"turned": rows_last, "slices": operations.as_product, "by hand": operations.alone}
-    names = "".join(f" {name:>9}" for name in (*forms, "squares"))
-    print(f"{'':<45} {'forward and gradient':<55} forward")
+    names = "".join(f" {name:>13}" for name in (*forms, "squares"))
+    print(f"{'processor / clock, ms':<45} {'forward and gradient':<71} forward")
     print(f"{'shape':<45}" + f"{names}   {'chosen':<10}" * 2)
     for batch, side, channels, size, outputs, padding, first in SHAPES:
         keys = jax.random.split(jax.random.key(0))
@@ -97,11 +123,10 @@ def main() -> None:
                 # The form by hand leaves out what it takes in place of itself.
                 alone = mock.patch.object(operations, "squares_win", return_value=False)
                 with alone if name == "by hand" else contextlib.nullcontext():
-                    taken = milliseconds(
-                        lambda x, k, f=form, p=pads: f(x, k, p), inputs, kernel, first=first, gradient=gradient
-                    )
-                line += f" {taken:6.2f} ms"
-            line += "" if squares else " " * 10
+                    taken = functools.partial(form, padding=pads)
+                    processor, clock = milliseconds(taken, inputs, kernel, first=first, gradient=gradient, jit=jit)
+                line += f" {f'{processor:.1f}/{clock:.1f}':>13}"
+            line += "" if squares else " " * 14
             wins = operations.slices_win(inputs.shape, kernel.shape, pads, gradient=gradient)
             others = operations.squares_win(inputs.shape, kernel.shape, pads, gradient=gradient)
             rest = "slices" if wins else "squares" if others else "by hand"

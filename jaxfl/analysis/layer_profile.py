@@ -157,7 +157,7 @@ def layer_profile(
     sizes = [sum(leaves[place].size for place in places) for places in layers.values()]
 
     data = data.on_device()
-    train_all = jax.jit(functools.partial(_train_all, train, weighting))
+    train_all = engine.jit(functools.partial(_train_all, train, weighting))
     model = jax.jit(lambda key: task.init(key_for(key, Stream.INIT)))(key)
     matrices, losses = {name: [] for name in distances}, []
     for round in range(rounds):

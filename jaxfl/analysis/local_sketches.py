@@ -109,7 +109,7 @@ def local_sketches(
         model, finite = learn(key, state, data, client)
         return (), (to_vector(key, model, layers, size).astype(jnp.float32), finite & (data.train.size[client] > 0))
 
-    @jax.jit
+    @engine.jit
     def sketch(key: Key, state: Any, data: FederatedData, ids: Array) -> tuple[Array, tuple[Array, Array]]:
         state = method.assign(key, state, data, Cohort.of(jnp.arange(data.num_clients), plan))
         cohort = engine.by_size(data, Cohort.of(ids, plan))

@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import tree
+from jaxfl import engine, tree
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -198,7 +198,7 @@ def joining(step: Step) -> base.Join:
     another step.
     """
 
-    @jax.jit
+    @engine.jit
     def enter(state: FedEMState, data: FederatedData, cohort: Cohort) -> FedEMState:
         def client(shared, client: Array):
             state, data = shared

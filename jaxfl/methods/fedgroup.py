@@ -251,7 +251,7 @@ def joining(train: Train, vector_of: PointOf) -> Join:
         vector_of: `(key, update) -> [d]`.
     """
 
-    @jax.jit
+    @engine.jit
     def enter(key: Key, state: FedGroupState, data: FederatedData, cohort: Cohort) -> tuple[FedGroupState, Array]:
         updates, _ = train_once(key, state.initial, data, train, vector_of, cohort, "updates")
         found = jnp.where(data.train.size[cohort.ids] > 0, nearest(updates, state.directions), -1)

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import optax
 from optax.assignment import hungarian_algorithm
 
-from jaxfl import tree
+from jaxfl import engine, tree
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import kmeans
 from jaxfl.cohort import Cohort
@@ -229,7 +229,7 @@ def joining(train: Train, rule: Rule) -> Join:
         rule: how models are compared.
     """
 
-    @jax.jit
+    @engine.jit
     def enter(key: Key, state: FeSEMState, data: FederatedData, cohort: Cohort) -> tuple[FeSEMState, Array]:
         def client(shared, client: Array):
             key, state, data = shared

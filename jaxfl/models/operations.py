@@ -7,7 +7,8 @@ takes a slow path: 2 to 6 GFLOP/s on one core instead of 100 to 190. The fast fo
 - a matrix product: the kh * kw shifted slices of the input, side by side, times the kernel. Under `vmap` that is a
   batched matrix product;
 - for one client at a time on a CPU, a convolution whose kernel gradient is written by hand in the layout that XLA has a
-  fast path for (batch and channel axes exchanged). Up to twice as fast as slices where these do not fit the cache;
+  fast path for (batch and channel axes exchanged), if XLA's library is kept from it, see `jaxfl.engine.jit`. Up to
+  three times as fast as slices where these do not fit the cache;
 - there too, 3 x 3 kernels of many channels with fewer multiplications, see `jaxfl.models.winograd`.
 
 Which one is chosen by shape, see `slices_win` and `squares_win`; without a gradient it is more often the convolution.
@@ -28,9 +29,8 @@ from jaxfl.typing import Array
 
 Pairs = Sequence[tuple[int, int]]  # before and behind, for each spatial axis
 NUMBERS = ("NHWC", "HWIO", "NHWC")
-SMALL = 1 << 22  # numbers: 16 MB, which fit a third-level cache
-SMALLER = 1 << 19  # 2 MB
-FEW, SOME = 16, 32  # outputs
+SMALL, SMALLER = 1 << 22, 1 << 20  # numbers: 16 and 4 MB
+FEW = 16  # outputs
 
 
 def convolution(
@@ -68,31 +68,31 @@ def convolution(
 def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs, *, gradient: bool = True) -> bool:
     """Returns whether slices are the faster form for one client at a time on a CPU.
 
-    Read off nineteen shapes, in a loop, forward and gradient (`experiments.speed.convolutions`): slices win where a
-    kernel of few places makes them a small array, where the outputs are few (fewer, if the array is large), and where
-    the image is so small that the gradient's convolution takes the slow path. Without a gradient the array must be
-    smaller. Where squares win, slices do not.
+    Read off fifty shapes, in a loop, forward and gradient (`experiments.speed.convolutions`): slices win where they are
+    a small array (a larger one may be as fast where an image has few channels), where the outputs are few, and where
+    the image is so small that the gradient's convolution takes a slow path. Without a gradient their size makes no
+    difference. Where squares win, slices do not.
     """
     if squares_win(inputs, kernel, padding, gradient=gradient):
         return False
     height, width, channels, outputs = kernel
     sides = _sides(inputs, kernel, padding)
     numbers = inputs[0] * sides[0] * sides[1] * height * width * channels
-    small = height * width < 25 and numbers < (SMALL if gradient else SMALLER)
-    return small or outputs < (SOME if numbers < SMALL else FEW) or min(sides) < 6 or height * width == 1
+    small = gradient and numbers < (SMALL if channels < 8 else SMALLER)
+    return small or outputs < FEW or min(sides) < 6 or height * width == 1
 
 
 def squares_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs, *, gradient: bool = True) -> bool:
     """Returns whether squares of outputs are the fastest form for one client at a time on a CPU.
 
-    Read off thirty shapes like `slices_win`: squares win where there are channels enough that fewer products outweigh
+    Read off the same shapes as `slices_win`: squares win where there are channels enough that fewer products outweigh
     the sums, and squares enough that they outweigh those of the kernel. Without a gradient the sums must fit the cache.
     """
     if kernel[:2] != (3, 3) or jax.default_backend() != "cpu":
         return False
     down, across = (-(-side // 2) for side in _sides(inputs, kernel, padding))
     squares = inputs[0] * down * across
-    many = kernel[2] >= 32 and kernel[3] >= 48 and squares >= 64
+    many = min(kernel[2:]) >= 32 and sum(kernel[2:]) >= 80 and squares >= 64
     return many and (gradient or 16 * squares * kernel[2] < SMALL)
 
 

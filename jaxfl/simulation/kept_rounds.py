@@ -138,4 +138,4 @@ def beginner(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, Federated
         alike = [(leaf[::step] == leaf[:1]).all() for leaf in jax.tree.leaves(rows)]
         return with_field(state, str(method.per_client), first), jnp.stack(alike).all()
 
-    return jax.jit(begin)
+    return engine.jit(begin)

@@ -206,7 +206,7 @@ def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler
     def at(value: Array, keys: Key, data: FederatedData) -> tuple[Any, Array, Array, Array]:
         return (several if keys.ndim else one)(value, keys, data)
 
-    return jax.jit(jax.vmap(at, in_axes=(0, None, None)))
+    return engine.jit(jax.vmap(at, in_axes=(0, None, None)))
 
 
 @jax.jit

@@ -209,7 +209,7 @@ def _rounds(
             state = jax.lax.with_sharding_constraint(state, plan.place)
         return state, *plan.readable(rest)
 
-    return _Rounds(jax.jit(advance if lanes is None else lanes.lift(advance), donate_argnums=1))
+    return _Rounds(engine.jit(advance if lanes is None else lanes.lift(advance), donate_argnums=1))
 
 
 @kept
@@ -222,7 +222,7 @@ def initialiser(method: Method, shapes: Any, mesh: Any = None) -> Callable[[Key,
         mesh: the devices of the run.
     """
     # not `init` itself: it lives longer, and the programs with it
-    return jax.jit(engine.within(mesh)(lambda key, data: method.init(key, data.at(0))))
+    return engine.jit(engine.within(mesh)(lambda key, data: method.init(key, data.at(0))))
 
 
 def program_bytes(program: Any) -> int:

@@ -24,7 +24,7 @@ BLOCK = 1000  # test rows of a client taken at once
 def assigner(method: Method, plan: Plan, shapes: Any) -> Any:
     """Returns `(key, state, data, ids [M], real [M]) -> state` with their clusters up to date; compiled."""
 
-    @jax.jit
+    @engine.jit
     def assign(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
         return plan.readable(engine.within(plan.mesh)(method.assign)(key, state, data, Cohort(ids, real, plan)))
 
@@ -35,7 +35,7 @@ def assigner(method: Method, plan: Plan, shapes: Any) -> Any:
 def tester(method: Method, plan: Plan, shapes: Any) -> Any:
     """Returns `(state, data, ids [M], real [M]) -> sums [M, ...]`, zeros where not real; compiled."""
 
-    @jax.jit
+    @engine.jit
     def test(state: Any, data: FederatedData, ids: Array, real: Array) -> Totals:
         def client(shared: Any, client: Array, real: Array) -> tuple[tuple, Totals]:
             state, data = shared
@@ -67,7 +67,7 @@ def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callab
 
         return (), _where_needed(data.test.size[client] > 0, run)
 
-    @jax.jit
+    @engine.jit
     def tune(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
         cohort = by_size(data, Cohort(ids, real, plan))
         found = over_clients(client, (key, state, data), cohort)[1]

@@ -59,9 +59,9 @@ def test_a_convolution_is_the_same(kernel, strides, dilation, padding, outputs):
 
 
 WIDE = {  # by hand or in squares for one client at a time, see `slices_win` and `squares_win`
-    "same": ((2, 8, 8, 3), (5, 5, 3, 32), ((2, 2), (2, 2))),
-    "valid": ((2, 10, 11, 2), (5, 5, 2, 32), ((0, 0), (0, 0))),
-    "uneven": ((2, 9, 8, 2), (5, 6, 2, 32), ((3, 0), (1, 4))),
+    "same": ((28, 16, 16, 8), (5, 5, 8, 16), ((2, 2), (2, 2))),
+    "valid": ((40, 14, 13, 12), (5, 5, 12, 16), ((0, 0), (0, 0))),
+    "uneven": ((31, 13, 12, 8), (5, 6, 8, 16), ((3, 0), (1, 4))),
     "squares": ((4, 8, 10, 32), (3, 3, 32, 48), ((1, 1), (1, 1))),
     "squares, cropped": ((7, 8, 10, 33), (3, 3, 33, 48), ((0, 1), (2, -1))),
 }

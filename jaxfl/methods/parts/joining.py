@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import tree
+from jaxfl import engine, tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Join, doubled, doublings
@@ -47,7 +47,7 @@ def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
     True
     """
 
-    @jax.jit
+    @engine.jit
     def enter(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> tuple[StoCFLState, Array, Array]:
         """Returns the state, the clusters `[M]`, and how often the slots must double for them."""
         count, ids = state.slots, cohort.ids

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxfl import schema, tree
+from jaxfl import engine, schema, tree
 from jaxfl.client.passes import full_gradient
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort, Plan
@@ -176,7 +176,7 @@ def of_clients(
         plan: how many clients are worked on side by side; None takes one at a time.
     """
 
-    @jax.jit
+    @engine.jit
     def run(key: Key, anchor: Params, data: FederatedData) -> Array:
         def client(shared, client: Array):
             key, anchor, data = shared
