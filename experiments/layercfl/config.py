@@ -112,7 +112,7 @@ EXPERIMENT = Experiment(
         "laptop": Scale(
             "UNIPEN's letters stand in for EMNIST's. Clusters found: VGG16 with a quarter of the channels, 12 clients, "
             "500 rows under rotations and 300 under label skew, 30 of 100 rounds, three seeds. Figures 4, 5, 8, 9: "
-            "VGG16, 200 rows per client, 20 and 10 rounds in place of 30. Figures 6, 7, 10 and 11: VGG16 with a "
+            "VGG16, 200 rows per client, 20 and 10 rounds in place of 30; 4 and 5 also 1,000 rows, 10 rounds. Figures 6, 7, 10 and 11: VGG16 with a "
             "quarter of the channels, up to 1,000 or 300 rows, 10 rounds, 12 clients.",
             (
                 *table(
@@ -174,6 +174,10 @@ EXPERIMENT = Experiment(
                         cell("CIFAR-10", "rotated-cifar10", "num_clients=10", "rows_per_client=1000", *SLIM, rounds=10),
                         True,
                     ),
+                ),
+                Study(
+                    "Figures 4 and 5 / 1,000 rows, all channels",
+                    partial(layers, dataclasses.replace(TWO_ANGLES, rounds=10), True),
                 ),
             ),
         ),
