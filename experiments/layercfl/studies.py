@@ -179,13 +179,23 @@ def feature_skew(sweep: Sweep, data_dir: str | None) -> Made:
         ]
     one = next(iter(found.values()))
     words, numbers = headline(first, one, sweep.rounds)
-    looked = ", ".join(f"{name}: round {sweep.look[name]}" for name in sweep.cells)
     pictures = {
         "figure 6, rounds until Gap is above 0": plots.bars(
             sweep.rows, first, "first round with Gap > 0", colors=COLORS
-        ),
-        f"figure 7, Gap in one round, {looked}": plots.gap_curves(sweep.rows, at, "rows per client", colors=COLORS),
+        )
     }
+    if len(sweep.rows) > 1:
+        looked = ", ".join(f"{name}: round {sweep.look[name]}" for name in sweep.cells)
+        pictures[f"figure 7, Gap in one round, {looked}"] = plots.gap_curves(
+            sweep.rows, at, "rows per client", colors=COLORS
+        )
+    else:  # nothing to compare in one round
+        rounds, count = np.arange(1, sweep.rounds + 1), sweep.rows[0]
+        curves_of = {
+            f"{name}, {count} rows": {way: np.array(own[count][way]) for way in COLORS}
+            for name, own in by_round.items()
+        }
+        pictures["Gap by round"] = plots.gap_curves(rounds, curves_of, "round", colors=COLORS)
     return Made(
         f"The table is figure 6: the first of {sweep.rounds} rounds whose gap is above 0, {EMPTY} where none is; p is "
         f"{fourth(one)}. {words}",

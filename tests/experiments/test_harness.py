@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from experiments.harness import base, claims, entries, figures, others, report, results, run, studies, targets
 from experiments.harness.base import Cell, Claim, Experiment, Made, Scale, Study
+from experiments.layercfl import config as layercfl
+from experiments.layercfl.studies import Sweep, feature_skew
 from jaxfl import data
 from jaxfl.cli import experiments
 from jaxfl.cli.app import app
@@ -564,6 +566,8 @@ def test_smoke_of_layercfl(tmp_path):
         np.testing.assert_allclose(gaps["l2^p (AdaCFL)"], gaps["Δl2^p"], atol=1e-5)  # float32: weights minus weights
     for found in (by_layer, by_rows):
         assert all((folder / file).stat().st_size > 5000 for file in found["pictures"].values())
+    by_rounds = feature_skew(Sweep({"digits": layercfl.DIGITS}, (20,), 2, {"digits": 1}), None)
+    assert list(by_rounds.pictures) == ["figure 6, rounds until Gap is above 0", "Gap by round"], "no round to look at"
 
 
 def test_select():
