@@ -41,12 +41,15 @@ WIDEST = 128  # clients mapped on a CPU: logistic models gain nothing beyond (71
 def jit(fn: Callable, **options: Any) -> Any:
     """Returns `jax.jit(fn, **options)` of a program that trains or tests networks, compiled as they need it.
 
-    On a CPU convolutions are XLA's own and not its library's: forward and gradient take 0.4 to 0.9 of the time on two
-    cores (`python -m experiments.speed.convolutions --library`). It cannot be called inside another `jax.jit`.
+    On a CPU convolutions are XLA's own and not its library's: forward and gradient of 32 channels and more take half of
+    the time on two cores (`python -m experiments.speed.convolutions`, with `--library` and without).
 
     Args:
         fn: the function.
         **options: of `jax.jit`.
+
+    Raises:
+        ValueError: the program is called inside another `jax.jit`: XLA takes options of whole programs alone.
 
     >>> jit(lambda x: x + 1)(1).item()
     2
