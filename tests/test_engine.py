@@ -18,8 +18,8 @@ from jaxfl import engine
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear, prototypes
 from jaxfl.server import aggregate
+from jaxfl.simulation import tested
 from jaxfl.simulation.program import compile_rounds, shapes_of
-from jaxfl.simulation.tested import tester
 
 IDS = [5, 0, 3, 9, 2, 7, 8]
 
@@ -231,6 +231,6 @@ def test_the_library_is_given_products_and_no_convolutions():
     key = jax.random.key(0)
     state = method.init(key, data)
     rounds = compile_rounds(method, key, state, data, 4, Plan(1), limit=1)
-    test = tester(method, Plan(1), shapes_of(state, data)).lower(state, data, jnp.arange(4), jnp.ones(4, bool))
+    test = tested.tester(method, Plan(1), shapes_of(state, data)).lower(state, data, jnp.arange(4), jnp.ones(4, bool))
     for program in (rounds, test.compile()):
         assert " convolution(" in program.as_text() and "conv_general_dilated" not in library_takes(program)
