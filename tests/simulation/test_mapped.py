@@ -102,7 +102,7 @@ def test_only_what_the_value_reaches_is_mapped():
     key, traced = jax.random.key(0), jnp.linspace(0.0, 1.0, values)
     state = jax.eval_shape(make(0.0).init, key, DATA)
     rounds = mapped.mapped_rounds(make, 8, 2, sampling.uniform, Plan(chunk=1))
-    loops = carries(jax.make_jaxpr(rounds)(traced, key, DATA).jaxpr)
+    loops = carries(rounds.trace(traced, key, DATA).jaxpr.jaxpr)
     # before the rounds are loops of keys
     outer, *inner = itertools.dropwhile(lambda shapes: all(shape[:1] != (values,) for shape in shapes), loops)
     many = [shape for shape in outer if shape[:1] == (values,)]
