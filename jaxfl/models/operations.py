@@ -7,8 +7,8 @@ takes a slow path: 2 to 6 GFLOP/s on one core instead of 100 to 190. The fast fo
 - a matrix product: the kh * kw shifted slices of the input, side by side, times the kernel. Under `vmap` that is a
   batched matrix product;
 - for one client at a time on a CPU, a convolution whose kernel gradient is written by hand in the layout that XLA has a
-  fast path for (batch and channel axes exchanged), if XLA's library is kept from it, see `jaxfl.engine.jit`. Up to
-  three times as fast as slices where these do not fit the cache;
+  fast path for (batch and channel axes exchanged), if XLA's library is kept from it, see `jaxfl.engine.jit`. Twice as
+  fast as slices where these do not fit the cache;
 - there too, 3 x 3 kernels of many channels with fewer multiplications, see `jaxfl.models.winograd`.
 
 Which one is chosen by shape, see `slices_win` and `squares_win`; without a gradient it is more often the convolution.
@@ -68,10 +68,10 @@ def convolution(
 def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs, *, gradient: bool = True) -> bool:
     """Returns whether slices are the faster form for one client at a time on a CPU.
 
-    Read off fifty shapes, in a loop, forward and gradient (`experiments.speed.convolutions`): slices win where they are
-    a small array (a larger one may be as fast where an image has few channels), where the outputs are few, and where
-    the image is so small that the gradient's convolution takes a slow path. Without a gradient their size makes no
-    difference. Where squares win, slices do not.
+    Read off fifty shapes, in a loop, forward and gradient (`experiments.speed.convolutions` has 29): slices win where
+    they are a small array (of few channels, not so small), where the outputs are few, and where the image is so small
+    that the gradient's convolution takes a slow path. Without a gradient their size makes no difference. Where squares
+    win, slices do not.
     """
     if squares_win(inputs, kernel, padding, gradient=gradient):
         return False
