@@ -190,12 +190,9 @@ def feature_skew(sweep: Sweep, data_dir: str | None) -> Made:
             sweep.rows, at, "rows per client", colors=COLORS
         )
     else:  # nothing to compare in one round
-        rounds, count = np.arange(1, sweep.rounds + 1), sweep.rows[0]
-        curves_of = {
-            f"{name}, {count} rows": {way: np.array(own[count][way]) for way in COLORS}
-            for name, own in by_round.items()
-        }
-        pictures["Gap by round"] = plots.gap_curves(rounds, curves_of, "round", colors=COLORS)
+        (count,), rounds = sweep.rows, np.arange(1, sweep.rounds + 1)
+        watched = {f"{name}, {count:,} rows": by_count[count] for name, by_count in by_round.items()}
+        pictures["Gap by round"] = plots.gap_curves(rounds, watched, "round", colors=COLORS)
     return Made(
         f"The table is figure 6: the first of {sweep.rounds} rounds whose gap is above 0, {EMPTY} where none is; p is "
         f"{fourth(one)}. {words}",
