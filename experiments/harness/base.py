@@ -277,3 +277,19 @@ def select(cells: Sequence[One], only: str | None) -> list[One]:
     if not found:
         raise ValueError(f"only {only!r} matches no cell; there are: {'; '.join(cell.label for cell in cells)}.")
     return found
+
+
+def of_seeds(cells: Sequence[Cell], seeds: Sequence[int] | None) -> list[Cell]:
+    """Returns the cells that have some of these seeds, with those alone; None leaves them as they are.
+
+    Raises:
+        ValueError: no cell has one of them.
+    """
+    if seeds is None or not cells:
+        return list(cells)
+    kept = [(cell, tuple(seed for seed in cell.seeds if seed in seeds)) for cell in cells]
+    if not any(own for _, own in kept):
+        there = sorted({seed for cell in cells for seed in cell.seeds})
+        there, asked = (", ".join(map(str, some)) for some in (there, seeds))
+        raise ValueError(f"seeds must be some of {there}, which the chosen cells have, got {asked}.")
+    return [dataclasses.replace(cell, seeds=own) for cell, own in kept if own]

@@ -44,6 +44,7 @@ def reproduce(
     *,
     data_dir: str | None = None,
     only: str | None = None,
+    seeds: Sequence[int] | None = None,
     out: Path | None = None,
     method: str | None = None,
     items: Sequence[str] = (),
@@ -55,6 +56,7 @@ def reproduce(
         scale: `smoke`, `laptop` or `paper`.
         data_dir: folder of the data's files.
         only: makes only the cells and studies whose label, `table / row / column`, holds this pattern.
+        seeds: makes only these seeds of the cells; studies have seeds of their own.
         out: folder of the results.
         method: makes a row of this method alone, see `others.with_method`, beside the results of the experiment.
         items: `key=value` of that method.
@@ -63,7 +65,7 @@ def reproduce(
         The exit code: 0 done, 1 some run failed, 130 interrupted, 143 terminated.
 
     Raises:
-        ValueError: an unknown name or scale, or a pattern that matches nothing.
+        ValueError: an unknown name or scale, or a pattern that matches nothing, or seeds that no cell has.
     """
     experiment = base.load(name)
     folder = experiment.results(scale) if out is None else out
@@ -77,7 +79,7 @@ def reproduce(
     elif items:
         raise ValueError("items are options of a method; add --method NAME.")
     chosen = base.select(chosen, only)
-    cells = [one for one in chosen if isinstance(one, Cell)]
+    cells = base.of_seeds([one for one in chosen if isinstance(one, Cell)], seeds)
     lines = results.read(folder / results.RESULTS)
     wanted = planned(cells, data_dir, folder)
     missing = [one for one in wanted if results.find(lines, one.job) is None]

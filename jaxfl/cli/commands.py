@@ -138,6 +138,10 @@ def reproduce_command(
             help="Only cells whose [bold]table / row / column[/] holds this; * is anything.", metavar="PATTERN"
         ),
     ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Only these of a cell's seeds, as in [bold]jaxfl run[/].", metavar="S,S,S-S"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory of the results, if not the experiment's own.", metavar="DIR")
     ] = None,
@@ -153,10 +157,20 @@ def reproduce_command(
     Try [bold]jaxfl reproduce ifca[/]. Results are appended to results.jsonl; the same command goes on after an
     interruption, and does nothing where nothing is missing. The exit code is 1 if a run failed.
     """
+    from jaxfl.cli.run_command import seeds_of
+
     with errors():
         signals.tell("; the same command goes on")
-        reproduce = experiments.module("harness.run", clone).reproduce
-        code = reproduce(name, scale, data_dir=data_dir, only=only, out=out, method=method, items=items or ())
+        code = experiments.module("harness.run", clone).reproduce(
+            name,
+            scale,
+            data_dir=data_dir,
+            only=only,
+            seeds=None if seeds is None else seeds_of(seeds),
+            out=out,
+            method=method,
+            items=items or (),
+        )
     raise typer.Exit(code)
 
 

@@ -344,6 +344,8 @@ def test_failures_stop_nothing_and_are_tried_again(small, tmp_path, capsys):
     broken.clear()
     made.clear()
     before = (tmp_path / "results.jsonl").read_bytes()
+    assert run.reproduce("small", "paper", out=tmp_path, only="fedavg", seeds=[0]) == 0
+    assert made == [("FedAvg", 0)]
     assert run.reproduce("small", "paper", out=tmp_path, only="fedavg") == 0
     assert made == [("FedAvg", 0), ("FedAvg", 1)]
     assert (tmp_path / "results.jsonl").read_bytes().startswith(before)
@@ -354,6 +356,13 @@ def test_failures_stop_nothing_and_are_tried_again(small, tmp_path, capsys):
     made.clear()
     assert run.reproduce("small", "paper", out=tmp_path) == 0
     assert made == []
+
+
+def test_some_seeds_are_those_of_the_cells_that_have_them():
+    one, two = cell(seeds=(0, 1, 2)), cell("IFCA", "ifca", seeds=(0,))
+    assert [(cell.row, cell.seeds) for cell in base.of_seeds([one, two], [2, 1, 9])] == [("FedAvg", (1, 2))]
+    assert base.of_seeds([one, two], None) == [one, two]
+    assert base.of_seeds([], [0]) == []  # studies alone
 
 
 class Interrupted(run.ProgressBar):
@@ -654,6 +663,8 @@ def test_smoke_of_stocfl(tmp_path, monkeypatch):
         (["reproduce", "ifac"], 'unknown experiment "ifac"; did you mean "ifca"'),
         (["reproduce", "ifca", "--scale", "huge"], 'unknown scale "huge". Known: smoke, laptop, paper'),
         (["reproduce", "ifca", "--only", "fesem"], "only 'fesem' matches no cell"),
+        (["reproduce", "ifca", "--seeds", "7,8"], "seeds must be some of 0, which the chosen cells have, got 7, 8"),
+        (["reproduce", "ifca", "--seeds", "first"], "write --seeds 0,1,2 or 0-4"),
         (["report", "ifca", "--out", "."], "out needs the experiment's name and --scale"),
     ],
 )
