@@ -18,7 +18,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.jobs.job import execute
 from jaxfl.methods.base import Method
 from jaxfl.settings import options
-from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.callbacks import SILENT, ProgressBar
 from jaxfl.simulation.history import read_json, write_json
 from jaxfl.simulation.result import Result
 
@@ -70,14 +70,28 @@ def train(cell: Cell, data_dir: str | None) -> tuple[Method, Result]:
 
 @contextlib.contextmanager
 def counting(label: str, rounds: int) -> Iterator[Callable[[int], None]]:
-    """Shows how far a study's own rounds are, on the standard error stream: `with counting(...) as count: count(1)`."""
+    """Shows how far a study's own rounds are, on the standard error stream: `with counting(...) as count: count(1)`.
+
+    A bar in a terminal, elsewhere a line a minute.
+    """
     from rich import progress
 
+    console, told = stderr(), time.monotonic()
+    if not console.is_terminal:
+
+        def count(done: int) -> None:
+            nonlocal told
+            if time.monotonic() - told >= SILENT:
+                told = time.monotonic()
+                console.print(f"{label} round {done}/{rounds}", soft_wrap=True, markup=False)
+
+        yield count
+        return
     columns = (
         progress.TextColumn("{task.description} round {task.completed:.0f}/{task.total:.0f}"),
         progress.BarColumn(),
     )
-    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=stderr()) as bar:
+    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console) as bar:
         shown = bar.add_task(label, total=rounds)
         yield lambda done: bar.update(shown, completed=done)
 

@@ -10,8 +10,10 @@ A callback is called with an `Event`; one that returns True ends the run, which 
 ...     result = jaxfl.run(method, data, rounds=2, cohort=0.5, callbacks=[bar])
 """
 
+import collections
 import importlib
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -27,6 +29,7 @@ from jaxfl.simulation.stopping import EarlyStopping as EarlyStopping
 from jaxfl.simulation.stopping import TimeLimit as TimeLimit
 
 LONG = 60  # seconds after which a run's last line says how evaluations could take less of them
+SILENT = 60  # seconds without a line after which there is one, evaluation or not
 
 
 class ProgressBar:
@@ -34,9 +37,9 @@ class ProgressBar:
 
     At the end it tells the time of the whole run, and what of it went into compiling and evaluating.
 
-    A bar in a terminal, one updated line in a notebook, and a plain line per evaluation everywhere else. Use it as a
-    context manager to see something while the run compiles; alone, it starts with the first event. It closes itself
-    when the last round is done.
+    A bar in a terminal, one updated line in a notebook, and everywhere else, such as in the log of a job, a plain line
+    per evaluation and one a minute in between. Use it as a context manager to see something while the run compiles;
+    alone, it starts with the first event. It closes itself when the last round is done.
 
     Args:
         file: where to; None is the standard error stream.
@@ -75,7 +78,7 @@ class ProgressBar:
         elif self.file.isatty():
             self._show = self._terminal()
         else:
-            self._show = self._lines
+            self._show = self._lines()
         return self._show
 
     def _terminal(self) -> Callable[[Event], None]:
@@ -115,9 +118,17 @@ class ProgressBar:
 
         return show
 
-    def _lines(self, event: Event) -> None:
-        if event.record is not None:
-            print(self._line(event), file=self.file, flush=True)
+    def _lines(self) -> Callable[[Event], None]:
+        began = time.monotonic()
+        told = collections.defaultdict[int | None, float](lambda: began)  # when the last line was written, by seed
+
+        def show(event: Event) -> None:
+            now = time.monotonic()
+            if event.record is not None or now - told[event.seed] >= SILENT:
+                told[event.seed] = now
+                print(self._line(event), file=self.file, flush=True)
+
+        return show
 
     def _line(self, event: Event) -> str:
         return f"{self._place(event)}  {self._text(event)}"

@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_lines_are_written_for_evaluations_alone():
+def test_lines_are_written_for_evaluations():
     file = io.StringIO()
     with ProgressBar(file, label="seed 1") as bar:
         for event in EVENTS:
@@ -39,6 +39,23 @@ def test_lines_are_written_for_evaluations_alone():
         "seed 1 round 4/8  loss 0.500  accuracy 0.750  clusters 2  3 diverged  4 rounds/s  ETA 4.0 s",
         "seed 1 round 8/8  loss 0.250  accuracy 0.750  clusters 4  6 diverged  4 rounds/s  took 48 s "
         "(compile 20 s, evaluation 24 s)",
+    ]
+
+
+def test_a_line_is_written_after_a_minute_without_one(monkeypatch):
+    now, file = [100.0], io.StringIO()
+    monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
+    early, evaluated = (Event(round, 8, 2, 0.5, 60.0, record, seed=0) for round, record in ((1, None), (4, RECORD)))
+    with ProgressBar(file) as bar:
+        for seconds, event in ((59, early), (61, early), (61.5, early), (100, evaluated), (159, early), (160, early)):
+            now[0] = 100.0 + seconds
+            bar(event)
+            bar(event._replace(seed=1, record=None))
+    assert [line[:20] for line in file.getvalue().splitlines()] == [
+        *("seed 0 round 1/8  lo", "seed 1 round 1/8  lo"),  # after 61 seconds
+        "seed 0 round 4/8  lo",  # evaluated
+        "seed 1 round 1/8  lo",  # after 159
+        "seed 0 round 1/8  lo",  # after 160, a minute after its evaluation
     ]
 
 
