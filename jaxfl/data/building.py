@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from jaxfl.data import labels as kinds
 from jaxfl.data.clients import FederatedData, Split
@@ -34,16 +35,19 @@ def federate(
         inputs: `[P, ...]`, uint8 (then `mean` and `std` are needed, 0 and 255 if not given) or float; or other integers
             `[P]` or `[P, T]`, such as tokens, which reach the model as they are, int32.
         labels: `[P]` ints in `[0, num_classes)`; or floats, bools or tokens for other tasks, see `jaxfl.data.labels`.
-        train: pool rows of each client, N index arrays (or a packed `Split`); an empty array is a client without rows.
+        train: pool rows of each client, N index arrays, N at least 1 (or a packed `Split`); an empty array is a client
+            without rows.
         test: the same for the test rows.
         num_classes: L; None takes it from the labels where their shape says it (regression, multilabel).
         rotation, tilt, label_shift, group, held_out: one value per client `[N]`, see `FederatedData`.
-        mean, std: normalisation, in the units of `inputs`.
+        mean, std: normalisation, in the units of `inputs`, numbers or one per channel; of floats 0 and 1 if one is left
+            out, and none if both are.
         name, group_names, class_names, client_names: for plots and tables; of the clients, one for each or none.
 
     Raises:
         ValueError: the shapes disagree, labels are outside the classes or of no kind, a number is NaN or infinite, a
-            row index is outside the pool, or images that a rotation turns are not square.
+            row index is no whole number or outside the pool, `std` is not above 0, there is no client, or images that a
+            rotation turns are not square.
 
     >>> data = federate(np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1]), [np.array([0, 1]), np.array([2])],
     ...                 [np.array([3]), np.array([3])], num_classes=2)
@@ -51,12 +55,14 @@ def federate(
     (2, [2, 1])
     """
     inputs, labels = np.asarray(inputs), np.asarray(labels)
-    train = train if isinstance(train, Split) else Split.pack(train)
-    test = test if isinstance(test, Split) else Split.pack(test)
-    if inputs.dtype == np.uint8:
-        mean, std = (0.0 if mean is None else mean), (255.0 if std is None else std)
+    train, test = _packed("train", train), _packed("test", test)
+    if not len(train.start):
+        raise ValueError("train must have the rows of at least one client, got none.")
+    pixels = inputs.dtype == np.uint8
+    if pixels or mean is not None or std is not None:
+        mean, std = (0.0 if mean is None else mean), ((255.0 if pixels else 1.0) if std is None else std)
     check_type("inputs", inputs)
-    if inputs.dtype.kind in "iu" and inputs.dtype != np.uint8:
+    if inputs.dtype.kind in "iu" and not pixels:
         inputs = inputs.astype(np.int32)
     labels, num_classes = kinds.prepared(inputs, labels, num_classes)
     _check_finite(inputs)
@@ -65,11 +71,6 @@ def federate(
     if rotation is not None or tilt is not None:
         check_square(inputs)
     dtype = inputs.dtype if inputs.dtype.kind == "f" else np.float32
-
-    def per_channel(value: float | np.ndarray | None) -> np.ndarray | None:
-        value = None if value is None else np.asarray(value, dtype)
-        # [1, ..., channels]: the same rank as a batch, so that nothing is promoted silently
-        return value if value is None or value.ndim == 0 else value.reshape((1,) * (inputs.ndim - 1) + (-1,))
 
     def integers(value: np.ndarray | None) -> np.ndarray | None:
         return None if value is None else np.asarray(value, np.int32)
@@ -84,8 +85,8 @@ def federate(
         label_shift=integers(label_shift),
         group=integers(group),
         held_out=None if held_out is None else np.asarray(held_out, bool),
-        mean=per_channel(mean),
-        std=per_channel(std),
+        mean=_normaliser("mean", mean, inputs.shape, dtype),
+        std=_normaliser("std", std, inputs.shape, dtype),
         num_classes=num_classes,
         name=name,
         group_names=tuple(group_names),
@@ -95,6 +96,34 @@ def federate(
     check_lists(data)
     _check_rows(data)
     return data
+
+
+def _packed(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
+    """Returns a split of index arrays; raises if one of them is no list of whole numbers, such as a mask."""
+    if isinstance(parts, Split):
+        return parts
+    for client, part in enumerate(map(np.asarray, parts)):
+        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{name} must have a list of row numbers for each client, got {part.dtype} of shape {part.shape} for "
+                f"client {client}; of a mask take np.flatnonzero(mask), of floats astype(int)."
+            )
+    return Split.pack(parts)
+
+
+def _normaliser(
+    name: str, value: float | np.ndarray | None, shape: tuple[int, ...], dtype: DTypeLike
+) -> np.ndarray | None:
+    """Returns a mean or a standard deviation, of the rank of a batch: nothing is promoted silently then."""
+    if value is None:
+        return None
+    value = np.asarray(value, dtype)
+    if not np.isfinite(value).all() or (name == "std" and (value <= 0).any()):
+        positive = " above 0" if name == "std" else ""
+        raise ValueError(f"{name} must be finite numbers{positive}, got {value.tolist()}.")
+    if value.size not in (1, shape[-1]):
+        raise ValueError(f"{name} must be a number, or one for each of the {shape[-1]} channels, got {value.size}.")
+    return value if value.ndim == 0 else value.reshape((1,) * (len(shape) - 1) + (-1,))
 
 
 def check_type(name: str, inputs: np.ndarray) -> None:

@@ -54,9 +54,10 @@ def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) ->
     (dtype('bool'), 3)
     """
     if labels.ndim not in (1, 2) or len(labels) != len(inputs) or labels.dtype.kind not in "iufb":
+        names = "; names become classes by np.unique(labels, return_inverse=True)[1]"
         raise ValueError(
             f"labels must be [{len(inputs)}], one per row of inputs, or [{len(inputs)}, L] of several, got "
-            f"{labels.dtype} of shape {labels.shape}."
+            f"{labels.dtype} of shape {labels.shape}{'' if labels.dtype.kind in 'iufb' else names}."
         )
     if labels.dtype.kind in "iu" and labels.ndim == 2:
         tokens = inputs.dtype.kind in "iu" and inputs.dtype != np.uint8 and inputs.shape == labels.shape

@@ -75,6 +75,14 @@ def test_floats_without_mean_are_left_alone_in_their_precision():
     np.testing.assert_array_equal(batch.x, inputs[TRAIN[0]])
 
 
+@pytest.mark.parametrize(("given", "expected"), [({"mean": 2.0}, (2.0, 1.0)), ({"std": 4.0}, (0.0, 4.0))])
+def test_floats_are_normalised_by_the_one_that_is_given(given, expected):
+    inputs = RNG.standard_normal((12, 3)).astype(np.float32)
+    fed = jax.device_put(data.federate(inputs, LABELS, TRAIN, TEST, num_classes=4, **given))
+    batch = batch_of(fed, "train", np.int32(0), np.arange(3))
+    np.testing.assert_allclose(batch.x, (inputs[TRAIN[0]] - expected[0]) / expected[1], rtol=1e-6)
+
+
 def test_shared_split_stores_a_part_once():
     split = data.Split.shared([np.array([4, 5]), np.array([6])], np.array([0, 1, 0, 0]))
     assert split.rows.tolist() == [4, 5, 6]
@@ -89,7 +97,7 @@ def test_shared_split_stores_a_part_once():
             {"labels": LABELS.astype(float)},
             "num_classes must be 1, the regression labels .* got 4; leave it out. Classes",
         ),
-        ({"labels": LABELS.astype(str)}, r"labels must be \[12\], one per row of inputs, or \[12, L\]"),
+        ({"labels": LABELS.astype(str)}, r"labels must be \[12\], one per row of inputs, or \[12, L\] .* by np.unique"),
         ({"labels": LABELS > 0}, r"labels of type bool must be \[12, L\]"),
         ({"labels": np.full((12, 2), np.nan), "num_classes": None}, "labels must be finite, got NaN .* in row 0"),
         ({"labels": np.full((12, 3), 3)}, r"one for every position of inputs .* \(12, 3\) for \(12, 5, 5, 2\)"),
@@ -102,6 +110,16 @@ def test_shared_split_stores_a_part_once():
             {"inputs": IMAGES.astype(np.int32)},
             r"inputs must be uint8, float32 or float64, or integers \[P\] .*, got int32 of shape",
         ),
+        ({"train": [], "test": []}, "train must have the rows of at least one client"),
+        (
+            {"train": [*TRAIN[:3], np.arange(12) > 4]},
+            r"train must have a list .* bool of shape \(12,\) for client 3; of a mask take np.flatnonzero",
+        ),
+        ({"test": [np.array([0.5]), *TEST[1:]]}, r"test must have .* got float64 of shape \(1,\) for client 0"),
+        ({"test": [6, *TEST[1:]]}, r"test must have .* of shape \(\) for client 0"),
+        ({"std": 0}, "std must be finite numbers above 0, got 0.0"),
+        ({"mean": [0, np.nan]}, r"mean must be finite numbers, got \[0.0, nan\]"),
+        ({"mean": [0, 1, 2]}, "mean must be a number, or one for each of the 2 channels, got 3"),
         ({"train": [np.array([12]), *TRAIN[1:]]}, "train must index the 12 rows of inputs, got row 12"),
         ({"test": [np.array([-1]), *TEST[1:]]}, "test must index .* got row -1"),
         ({"test": TEST[:-1]}, "test must have one entry for each of the 4 clients of train, got 3"),
