@@ -1,6 +1,7 @@
 """What is read from signatures and docstrings, and how words are refused."""
 
 import functools
+import os
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -131,6 +132,11 @@ def test_other_types_are_refused_by_name(args, given, message):
         schema.checked(learn)(*(args or [Method(1, 2)]), **given)
 
 
+def test_nan_is_no_number():
+    with pytest.raises(ValueError, match="rate must be a number or none, got nan."):
+        schema.checked(learn)(Method(1, 2), rate=float("nan"))
+
+
 def test_what_may_be_of_the_type_is_passed_on():
     alike = SimpleNamespace(init=1, round=2)  # has the parts of a method
     given = {"epochs": np.int64(2), "rate": jnp.float32(1), "solver": alike, "rest": object()}
@@ -152,3 +158,4 @@ def test_types_in_words():
     assert schema.describe(int | None | Literal["auto"]) == 'a whole number, none or "auto"'
     assert schema.describe(Sequence[int] | int) == "a list, each entry a whole number or a whole number"
     assert schema.describe(bool) == "true or false"
+    assert schema.describe(str | os.PathLike) == "a word or a path"

@@ -11,6 +11,8 @@ four rotations of MNIST cost one MNIST.
 """
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Sequence
 
 import numpy as np
@@ -179,7 +181,7 @@ def _shift_names(shifts: Sequence[int], num_classes: int) -> tuple[str, ...]:
 
 def _check_distinct(argument: str, values: Sequence[float], modulus: int) -> None:
     """Raises unless the groups' shifts are numbers that differ from each other."""
-    if not np.isfinite(values).all():
+    if not all(isinstance(value, numbers.Real) and math.isfinite(value) for value in values):
         raise ValueError(f"{argument} must be finite numbers, got {tuple(values)}.")
     if not len(values) or len({value % modulus for value in values}) < len(values):
         raise ValueError(

@@ -49,7 +49,13 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
 
     Args:
         result: of a run; or several by name, results or histories, to compare.
+
+    Raises:
+        TypeError: several without names.
+        ValueError: there is none.
     """
+    if isinstance(result, list):
+        raise TypeError("result must be of a run, or of several by name, got a list; give {name: result}.")
     several = isinstance(result, Mapping)
     runs = dict(result) if isinstance(result, Mapping) else {"": result}
     if not runs:

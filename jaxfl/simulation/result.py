@@ -40,6 +40,16 @@ class Event(NamedTuple):
 Callback = Callable[[Event], bool | None]  # True ends the run
 
 
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raises TypeError unless they are several functions."""
+    if not isinstance(callbacks, Sequence):
+        got = type(callbacks).__name__
+        raise TypeError(f"callbacks must be a list of functions of an Event, got a {got}; give [callback].")
+    for one in callbacks:
+        if not callable(one):
+            raise TypeError(f"callbacks must be functions of an Event, got {one!r} among them.")
+
+
 def leaving(callbacks: Sequence[Callback]) -> contextlib.ExitStack:
     """Returns a context that leaves those callbacks that are context managers, the last one first."""
     stack = contextlib.ExitStack()

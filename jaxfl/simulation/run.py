@@ -14,7 +14,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.random import check_seeds
 from jaxfl.sampling import Sampler, cohort_size
-from jaxfl.schema import checked
+from jaxfl.schema import MAKERS, checked
 from jaxfl.simulation import processes
 from jaxfl.simulation.asked import Asked, One
 from jaxfl.simulation.directory import identity_of
@@ -22,12 +22,13 @@ from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.loop import outcomes
 from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.simulation.progress import Diverged
-from jaxfl.simulation.result import Callback, Result, leaving
+from jaxfl.simulation.result import Callback, Result, check_callbacks, leaving
 from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.seeds import alike, inside
 from jaxfl.simulation.shared import directory_at
 from jaxfl.simulation.streaming import Resident, keeps, streams
 from jaxfl.simulation.testers import sampled_clients
+from jaxfl.tasks.contract import check_learns
 
 
 @overload
@@ -121,8 +122,9 @@ def run(
         The state, the history, the last evaluation and a summary; of several seeds a list, in their order.
 
     Raises:
-        ValueError: an argument is out of range, `checkpoint_dir` holds another run, or rows cannot stay on the host for
-            a method that reads everybody's.
+        TypeError: an argument is of another type.
+        ValueError: an argument is out of range, the method's task was made for other rows, `checkpoint_dir` holds
+            another run, or rows cannot stay on the host for a method that reads everybody's.
         KeyboardInterrupt: Ctrl-C was pressed, and after a whole round the state was saved if there is a
             `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too.
         OSError: `checkpoint_dir` cannot be written to; the message says what is kept.
@@ -144,6 +146,8 @@ def run(
     began, several = time.perf_counter(), seeds is not None
     numbers = check_seeds([seed] if seeds is None else seeds)
     of_each = _of_each(data, len(numbers))
+    check_learns(method.task, of_each[0])
+    check_callbacks(callbacks)
     data = of_each[0].in_programs()
     schedule = Schedule.of(rounds, eval_every, checkpoint_every, test_rows, data.drifts_at)
     check_kept(checkpoint_every, checkpoint_dir)
@@ -182,10 +186,16 @@ def _of_each(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[
     """Returns the federation of each seed; arrays that are equal are the same object.
 
     Raises:
+        TypeError: there are none.
         ValueError: there are not as many as seeds, their shapes differ, or the rounds at which they drift.
     """
     if isinstance(data, FederatedData):
         return [data] * seeds
+    if not (isinstance(data, Sequence) and all(isinstance(one, FederatedData) for one in data)):
+        raise TypeError(
+            f"data must be a FederatedData, or a list of one for each seed, got a {type(data).__name__}; "
+            f"{MAKERS['FederatedData']}."
+        )
     if len({one.drifts_at for one in data}) > 1:
         raise ValueError("data must drift at the same round at every seed, got others; run them one after another.")
     if len(data) != seeds:

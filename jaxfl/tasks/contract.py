@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import tree
-from jaxfl.data.clients import Batch
+from jaxfl.data.clients import Batch, FederatedData
+from jaxfl.data.labels import Kind, counted
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import mixing
 from jaxfl.tasks.metrics import ACCURACY, Metrics
@@ -49,6 +50,18 @@ class Averages(NamedTuple):
         return jax.tree.unflatten(jax.tree.structure(model), flags)
 
 
+class Rows(NamedTuple):
+    """What the rows of a federation are."""
+
+    inputs: tuple[int, ...]  # the shape of one
+    kind: Kind
+    num_classes: int  # L
+
+    def __str__(self) -> str:
+        """Returns it in words."""
+        return f"inputs of shape {self.inputs} and {counted(self.kind, self.num_classes)}"
+
+
 class Task(NamedTuple):
     """A learning problem; three pure functions.
 
@@ -66,6 +79,7 @@ class Task(NamedTuple):
             see `row_losses`.
         mix: `(outputs [K, B, ...], log_weights [K]) -> [B, ...]`, the outputs of a mixture of K models, see
             `jaxfl.tasks.mixing`; None where they cannot be mixed.
+        rows: those that it was made for; None takes any.
     """
 
     init: Callable[[Key], Params]
@@ -78,6 +92,7 @@ class Task(NamedTuple):
     averages: Averages | None = None
     losses: Callable[[Params, Batch, Key | None], Array] | None = None
     mix: mixing.Mix | None = mixing.of_classes
+    rows: Rows | None = None
 
 
 def row_losses(task: Task) -> Callable[..., Array]:
@@ -148,6 +163,26 @@ def masked_mean(values: Array, mask: Array) -> Array:
     """
     # where before the sum: 0 * NaN of a padding row would poison the mean
     return jnp.where(mask, values, 0).sum() / jnp.maximum(mask.sum(), 1).astype(values.dtype)
+
+
+def rows_of(data: FederatedData) -> Rows:
+    """Returns what the rows of a federation are."""
+    return Rows(data.input_shape, data.kind, data.num_classes)
+
+
+def check_learns(task: Task, data: FederatedData) -> None:
+    """Raises ValueError where a task was made for other rows: the loss of a label beyond its classes is NaN.
+
+    Args:
+        task: what is learned.
+        data: what it is to be learned from; fewer classes than the task has may do.
+    """
+    made, here = task.rows, rows_of(data)
+    if made is not None and (made[:2] != here[:2] or made.num_classes < here.num_classes):
+        raise ValueError(
+            f"data must be of the rows that the method's task was made for, {made}, got {here}; make the task from "
+            "these data."
+        )
 
 
 def check_trains(task: Task, what: str) -> None:

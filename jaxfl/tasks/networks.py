@@ -13,7 +13,7 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models import dense_layers, rewriting
 from jaxfl.models.adapters import TRAINING, Network, Running, functions_of
 from jaxfl.models.precision import Compute, check_products, in_bfloat16
-from jaxfl.tasks.contract import Averages, DenseLayers, Products, Task, masked_mean
+from jaxfl.tasks.contract import Averages, DenseLayers, Products, Task, masked_mean, rows_of
 from jaxfl.tasks.metrics import Metrics
 from jaxfl.tasks.mixing import Mix
 from jaxfl.typing import Array, Key, Params
@@ -89,6 +89,7 @@ def of_network(
         averages=averages,
         losses=row_losses,
         mix=mix,
+        rows=rows_of(data),
     )
 
 

@@ -61,6 +61,8 @@ def test_convergence_compares_runs(result):
     assert len(loss.get_lines()) == 2  # nothing finite to draw of the second
     with pytest.raises(ValueError, match="at least one run"):
         plots.convergence({})
+    with pytest.raises(TypeError, match="several by name, got a list; give {name: result}"):
+        plots.convergence([result])
 
 
 def test_many_runs_are_told_apart_beside_a_legend_that_covers_none(result):

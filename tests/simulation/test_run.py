@@ -27,6 +27,7 @@ from jaxfl.simulation import checkpoint, interrupts, program, rounds
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
 from jaxfl.simulation.schedule import Schedule
+from jaxfl.tasks.contract import check_learns
 from jaxfl.testing.compare import assert_close, assert_equal, leaves
 from jaxfl.testing.small import linear_task
 
@@ -241,6 +242,43 @@ def test_swapped_arguments_are_named():
         jaxfl.footprint(fedavg(), fedavg())
     with pytest.raises(TypeError, match="seed must be a whole number, got 1.0"):
         jaxfl.run(fedavg(), DATA, rounds=1, seed=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"callbacks": print}, r"callbacks must be a list of functions .* got a builtin_.*; give \[callback\]"),
+        ({"callbacks": [print, 1]}, "callbacks must be functions of an Event, got 1 among them"),
+        ({"finetune": 1}, r"finetune must be a FineTune or none, got 1; jaxfl.FineTune\(optax.sgd"),
+        ({"checkpoint_dir": 3}, "checkpoint_dir must be a word, a path or none, got 3"),
+        (
+            {"data": None},
+            "data must be a FederatedData, or a list of one for each seed, got a NoneType; jaxfl.data.load",
+        ),
+        ({"data": [1], "seeds": [0]}, "data must be a FederatedData, or a list of one for each seed, got a list"),
+    ],
+)
+def test_arguments_of_other_types_are_named_before_anything_is_made(options, message, monkeypatch):
+    monkeypatch.setattr("jaxfl.simulation.run.initialiser", None)
+    with pytest.raises(TypeError, match=message):
+        jaxfl.run(fedavg(), options.pop("data", DATA), rounds=1, **options)
+
+
+def test_data_of_other_rows_than_the_tasks_are_refused():
+    rng = np.random.default_rng(0)
+
+    def made(width, classes):
+        parts = [np.arange(4), np.arange(4, 8)]
+        labels = np.arange(8) % classes
+        return jaxfl.data.federate(rng.normal(size=(8, width)), labels, parts, parts, num_classes=classes)
+
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=3), made(5, 3))
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    check_learns(task, made(5, 2))  # fewer classes may do
+    with pytest.raises(ValueError, match=r"made for, inputs of shape \(5,\) and 3 classes, got .* and 4 classes; make"):
+        jaxfl.run(method, made(5, 4), rounds=1)  # the loss of label 3 would be NaN
+    with pytest.raises(ValueError, match=r"was made for, .*, got inputs of shape \(6,\) and 3 classes"):
+        jaxfl.run(method, made(6, 3), rounds=1)
 
 
 def test_fewer_rounds_than_were_made_are_refused(tmp_path):
