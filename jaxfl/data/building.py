@@ -7,6 +7,7 @@ from numpy.typing import DTypeLike
 
 from jaxfl.data import labels as kinds
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.partition.deal import check_numbers
 from jaxfl.typing import AnyArray
 
 
@@ -102,12 +103,8 @@ def _packed(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
     """Returns a split of index arrays; raises if one of them is no list of whole numbers, such as a mask."""
     if isinstance(parts, Split):
         return parts
-    for client, part in enumerate(map(np.asarray, parts)):
-        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
-            raise ValueError(
-                f"{name} must have a list of row numbers for each client, got {part.dtype} of shape {part.shape} for "
-                f"client {client}; of a mask take np.flatnonzero(mask), of floats astype(int)."
-            )
+    for client, part in enumerate(parts):
+        check_numbers(name, np.asarray(part), f" for client {client}")
     return Split.pack(parts)
 
 

@@ -17,7 +17,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.data.imposing import impose
 from jaxfl.data.sources import domains, saved
 from jaxfl.random import check_seed
-from jaxfl.schema import Option, check_name, did_you_mean, options_of, quoted
+from jaxfl.schema import Option, check_name, check_type, checked, did_you_mean, options_of, quoted
 
 SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "rotated": (shift.rotated, "each group of clients sees the images turned by its own angle"),
@@ -208,6 +208,7 @@ def options(name: str) -> dict[str, Any]:
     return {option: known.default for option, known in known_options(name).items()}
 
 
+@checked
 def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **settings: Any) -> FederatedData:
     """Loads a federation by name.
 
@@ -227,14 +228,16 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
 
     Raises:
         ValueError: an unknown name or option, or a value that cannot be.
+        TypeError: a value of another type.
         FileNotFoundError: a file is missing; the message says what to put where.
 
     >>> int(load("rotated-digits", held_out=0.25).held_out.sum())
     10
     """
     row, known, seed = dataset(name), known_options(name), check_seed(seed)
-    for option in settings:
+    for option, value in settings.items():
         check_name(f"option of {name}", option, known)
+        check_type(option, value, known[option].hint)
     chosen = {option: settings.get(option, one.default) for option, one in known.items()}
 
     def of(owner: str) -> dict[str, Any]:

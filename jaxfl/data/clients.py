@@ -24,6 +24,7 @@ from jaxfl import tree
 from jaxfl.data import images
 from jaxfl.data import labels as kinds
 from jaxfl.data.declared import KNOWN, SEEN, SHARED, Attack, Drift, array_fields, field_of, replaced
+from jaxfl.data.partition.deal import check_numbers
 from jaxfl.typing import AnyArray, Array
 
 SPLITS = ("train", "test", "validation")  # of a federation, see `splits`
@@ -265,13 +266,14 @@ class FederatedData:
             ids: clients `[M]`.
 
         Raises:
-            ValueError: there is no such client.
+            ValueError: there is no such client, or they are no numbers of clients, but a mask.
 
         >>> from jaxfl.data import synthetic
         >>> data = synthetic.clustered_linear(4).subset([3, 1])
         >>> data.num_clients, data.group.tolist()
         (2, [1, 1])
         """
+        check_numbers("ids", np.asarray(ids))
         few, ids = self, np.asarray(ids, int)
         outside = ids[(ids < 0) | (ids >= self.num_clients)]
         if len(outside):

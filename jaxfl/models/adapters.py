@@ -128,6 +128,8 @@ def functions_of(network: Network, example: Batch) -> Functions:
     of_class = isinstance(network, type) and issubclass(network, nnx.Module)
     if of_class or (callable(network) and "rngs" in inspect.signature(network).parameters):
         return _nnx(network, example)
+    if isinstance(network, type) and issubclass(network, nn.Module):
+        raise ValueError(f"module must be an instance, got the class {network.__name__}; give {network.__name__}(...).")
     raise ValueError(
         "module must be a module of flax.linen, the class of one of flax.nnx (whose __init__ takes rngs), a function "
         f"of rngs that makes one, or jaxfl.models.Functions(init, apply), got {network!r}."

@@ -115,6 +115,7 @@ def test_nothing_is_held_out_unless_asked():
         ("xyz", {}, 'unknown data "xyz". A name is <skew>-<source>.* Sources: digits, mnist, '),
         ("iid+rotated-digits", {}, r'unknown data "iid\+rotated-digits".* before another one rotated\+ or shifted\+'),
         ("rotated+rotated-digits", {}, "unknown data"),
+        ("rotated-digits", {"angles": ("0", "90")}, r"angles must be finite numbers, got \('0', '90'\)"),
         ("rotated-digits", {"angles": (0, 360)}, r"angles must be different for every group \(modulo 360\)"),
         ("hybrid-digits", {"other": "fasion-mnist"}, 'unknown source for other "fasion-mnist"; did you mean "fashion'),
         ("shards-digits", {"shards_per_client": 100}, "shards_per_client must leave a row .* got 100: 20 clients"),
@@ -125,7 +126,6 @@ def test_nothing_is_held_out_unless_asked():
         ("rotated-digits", {"alpha": 1.0}, 'unknown option of rotated-digits "alpha"'),
         ("rotated-digits", {"num_clients": 10}, "num_clients must be a multiple of the 4 groups, got 10; use 8 or 12"),
         ("rotated-digits", {"num_clients": 0}, "num_clients must be a positive integer, got 0"),
-        ("rotated-digits", {"num_clients": "8"}, "num_clients must be a positive integer, got '8'"),
         ("rotated-digits", {"rows_per_client": 200}, "rows_per_client must be at most 143, got 200"),
         ("rotated-digits", {"rows_per_client": -1}, "rows_per_client must be a positive integer, got -1"),
         ("rotated-digits", {"held_out": 1.0}, "held_out must be a share .* got 1.0"),
@@ -136,6 +136,19 @@ def test_nothing_is_held_out_unless_asked():
 )
 def test_refusals_name_argument_value_and_remedy(name, options, message):
     with pytest.raises(ValueError, match=message):
+        data.load(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("rotated-digits", {"num_clients": "8"}, 'num_clients must be a whole number, got "8"'),
+        ("dirichlet-digits", {"alpha": "0.1"}, 'alpha must be a number, got "0.1"'),
+        (3, {}, "name must be a word, got 3"),
+    ],
+)
+def test_refusals_of_other_types(name, options, message):
+    with pytest.raises(TypeError, match=message):
         data.load(name, **options)
 
 

@@ -113,10 +113,10 @@ def test_shared_split_stores_a_part_once():
         ({"train": [], "test": []}, "train must have the rows of at least one client"),
         (
             {"train": [*TRAIN[:3], np.arange(12) > 4]},
-            r"train must have a list .* bool of shape \(12,\) for client 3; of a mask take np.flatnonzero",
+            r"train must be a list .* bool of shape \(12,\) for client 3; of a mask take np.flatnonzero",
         ),
-        ({"test": [np.array([0.5]), *TEST[1:]]}, r"test must have .* got float64 of shape \(1,\) for client 0"),
-        ({"test": [6, *TEST[1:]]}, r"test must have .* of shape \(\) for client 0"),
+        ({"test": [np.array([0.5]), *TEST[1:]]}, r"test must be .* got float64 of shape \(1,\) for client 0"),
+        ({"test": [6, *TEST[1:]]}, r"test must be .* of shape \(\) for client 0"),
         ({"std": 0}, "std must be finite numbers above 0, got 0.0"),
         ({"mean": [0, np.nan]}, r"mean must be finite numbers, got \[0.0, nan\]"),
         ({"mean": [0, 1, 2]}, "mean must be a number, or one for each of the 2 channels, got 3"),
@@ -282,6 +282,10 @@ def test_a_subset_is_the_federation_of_these_clients_alone():
             np.testing.assert_array_equal(mine, its)
     with pytest.raises(ValueError, match="ids must be clients from 0 to 3, got 4"):
         fed.subset([0, 4])
+    with pytest.raises(
+        ValueError, match=r"ids must be a list of whole numbers, got bool of shape \(4,\); of a mask take"
+    ):
+        fed.subset(np.arange(4) > 1)
     assert fed.subset([]).num_clients == 0
     assert replace(fed, client_names=tuple("abcd")).subset(ids).client_names == ("d", "c", "c")
 

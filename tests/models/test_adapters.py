@@ -144,6 +144,7 @@ def test_a_run_learns(data):
             "must bring its running averages up to date while clients train, and use them",
         ),
         (lambda: Counting(), r"must keep no other variables, got \['counts', 'params'\]; a client's model is"),
+        (lambda: Counting, r"must be an instance, got the class Counting; give Counting\(\.\.\.\)"),
         (lambda: 3, "a module of flax.linen, the class of one of flax.nnx"),
         (lambda: lambda rngs: Listed(rngs, 3), "one logit for each of the 10 classes"),
     ],

@@ -46,6 +46,21 @@ def check_count(argument: str, value: int) -> None:
         raise ValueError(f"{argument} must be a positive integer, got {value!r}; use 1 or more.")
 
 
+def check_numbers(argument: str, values: np.ndarray, where: str = "") -> None:
+    """Raises unless an array is a list of whole numbers: a mask would be taken for numbers 0 and 1.
+
+    Args:
+        argument: its name.
+        values: may be empty, of any type then.
+        where: which of several it is, for the message.
+    """
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+        raise ValueError(
+            f"{argument} must be a list of whole numbers, got {values.dtype} of shape {values.shape}{where}; of a mask "
+            "take np.flatnonzero(mask), of floats astype(int)."
+        )
+
+
 def check_min_rows(num_rows: int, num_clients: int, min_rows: int) -> None:
     """Raises if not every client can have the least rows."""
     if not 0 <= min_rows * num_clients <= num_rows:
