@@ -73,18 +73,15 @@ def federate(
         check_square(inputs)
     dtype = inputs.dtype if inputs.dtype.kind == "f" else np.float32
 
-    def integers(value: np.ndarray | None) -> np.ndarray | None:
-        return None if value is None else np.asarray(value, np.int32)
-
     data = FederatedData(
         inputs=inputs,
         labels=labels,
         train=train,
         test=test,
-        rotation=None if rotation is None else np.asarray(rotation, np.int32) % 4,
+        rotation=_turns(rotation),
         tilt=None if tilt is None else np.asarray(tilt, dtype),
-        label_shift=integers(label_shift),
-        group=integers(group),
+        label_shift=_whole("label_shift", label_shift),
+        group=_whole("group", group),
         held_out=None if held_out is None else np.asarray(held_out, bool),
         mean=_normaliser("mean", mean, inputs.shape, dtype),
         std=_normaliser("std", std, inputs.shape, dtype),
@@ -106,6 +103,26 @@ def _packed(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
     for client, part in enumerate(parts):
         check_numbers(name, np.asarray(part), f" for client {client}")
     return Split.pack(parts)
+
+
+def _whole(name: str, values: np.ndarray | None) -> np.ndarray | None:
+    """Returns whole numbers, one for each client; raises if they are names or fractions."""
+    if values is None:
+        return None
+    values = np.asarray(values)
+    if values.size and values.dtype.kind not in "iub":
+        remedy = "use astype(int)" if values.dtype.kind == "f" else "take np.unique(names, return_inverse=True)[1]"
+        raise ValueError(f"{name} must be whole numbers, one for each client, got {values.dtype}; {remedy}.")
+    return values.astype(np.int32)
+
+
+def _turns(rotation: np.ndarray | None) -> np.ndarray | None:
+    """Returns quarter turns from 0 to 3; raises if they are degrees."""
+    turns = _whole("rotation", rotation)
+    if turns is not None and np.abs(turns).max(initial=0) > 3:
+        worst = turns.flat[np.argmax(np.abs(turns))]
+        raise ValueError(f"rotation must be quarter turns, -3 to 3, got {worst}; degrees are a tilt, or divided by 90.")
+    return None if turns is None else turns % 4
 
 
 def _normaliser(

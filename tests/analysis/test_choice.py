@@ -145,7 +145,7 @@ def image_federation():
         parts,
         parts[::-1],
         num_classes=3,
-        rotation=np.arange(8),
+        rotation=np.arange(8) % 4,
         tilt=np.linspace(0, 80, 8),
         label_shift=np.arange(8) % 3,
         group=np.arange(8),
