@@ -22,7 +22,6 @@ ValueError: weighting must be "rows" or "uniform", got "row"; did you mean "rows
 import difflib
 import functools
 import inspect
-import math
 import numbers
 import os
 import re
@@ -103,7 +102,7 @@ def lines_of(documented: Any) -> dict[str, str]:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns the function, which refuses a word that is not of its `Literal`, a value of another type, and NaN.
+    """Returns the function, which refuses a word that is not of its `Literal`, and a value of another type.
 
     It raises ValueError and TypeError, see `check` and `check_type`.
     """
@@ -130,21 +129,18 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
-    """Raises TypeError if a value is surely not of a type, ValueError if it is NaN; what is traced may pass.
+    """Raises TypeError if a value is surely not of a type; whatever may be traced, and all other types, may pass.
 
     Args:
         name: of the argument.
         value: what was given for it.
-        hint: a type. Numbers, words, paths and the types of `MAKERS` are looked at, alone or beside each other; all
-            other types may pass.
+        hint: a type. Numbers, words, paths and the types of `MAKERS` are looked at, alone or beside each other.
 
     >>> check_type("local_epochs", 5, int | None)
     >>> check_type("local_epochs", "5", int | None)
     Traceback (most recent call last):
     TypeError: local_epochs must be a whole number or none, got "5".
     """
-    if isinstance(value, float) and math.isnan(value):
-        raise ValueError(f"{name} must be {describe(hint)}, got nan.")
     parts = [part for part in parts_of(hint) if get_origin(part) is not Literal]
     made = [part for part in parts if getattr(part, "__name__", "") in MAKERS]
     if not parts or not {*parts} <= {*NOUNS, None, *made} or any(_may_be(value, part) for part in parts):

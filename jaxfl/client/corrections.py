@@ -30,7 +30,7 @@ def proximal_pull(weight: float | Array) -> optax.GradientTransformationExtraArg
     >>> updates
     2.0
     """
-    if not isinstance(weight, Tracer) and weight < 0:
+    if not isinstance(weight, Tracer) and not weight >= 0:  # nor NaN
         raise ValueError(f"proximal_weight must be at least 0, got {weight}; 0 switches the proximal term off.")
 
     def update(

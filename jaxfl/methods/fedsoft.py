@@ -288,5 +288,5 @@ def _check(num_clusters: int, smoother: float, estimate_every: int) -> None:
     for name, value in {"num_clusters": num_clusters, "estimate_every": estimate_every}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if smoother < 0:
+    if not smoother >= 0:  # nor NaN
         raise ValueError(f"smoother must be at least 0, got {smoother}; 0 switches smoothing off.")

@@ -78,7 +78,7 @@ def fesem_ma(
     Raises:
         ValueError: an option is out of range, the model is no chain of layers, or there are more clusters than clients.
     """
-    if prior_weight < 0:
+    if not prior_weight >= 0:  # nor NaN
         raise ValueError(f"prior_weight must be at least 0, got {prior_weight}; 0 is the plain mean.")
     layers = matching.chain(task)
 

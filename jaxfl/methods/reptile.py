@@ -88,7 +88,7 @@ def _reptile(
     weighting: Weighting,
 ) -> Method:
     """Returns averaging with a server that goes `step_size` of the way."""
-    if step_size < 0:
+    if not step_size >= 0:  # nor NaN
         raise ValueError(f"step_size must be at least 0, got {step_size}; 1 goes all the way to the clients' average.")
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     return averaging(task, train, weighting=weighting, server_optimizer=optax.sgd(step_size))

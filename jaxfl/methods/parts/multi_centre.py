@@ -290,7 +290,7 @@ def _check(
     for name, value in {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if proximal_weight < 0:
+    if not proximal_weight >= 0:  # nor NaN
         raise ValueError(f"proximal_weight must be at least 0, got {proximal_weight}; 0 switches the pull off.")
     if first_epochs is not None and first_epochs < 1:
         raise ValueError(f"first_epochs must be at least 1, got {first_epochs}; None is local_epochs.")

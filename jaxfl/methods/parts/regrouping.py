@@ -33,7 +33,9 @@ class Rule(NamedTuple):
     keep: Literal["clients", "clusters"]
 
     def check(self) -> None:
-        """Raises ValueError if two fields contradict each other."""
+        """Raises ValueError if the threshold is NaN, or two fields contradict each other."""
+        if self.threshold != self.threshold:
+            raise ValueError('threshold must be a number or "auto", got nan.')
         if self.threshold == "auto" and not self.normalise:
             raise ValueError('normalise must be on with threshold="auto", got off: noise is a share of a length of 1.')
         if self.members == "sampled" and self.compare == "observed":
