@@ -132,12 +132,23 @@ def _normaliser(
     if value is None:
         return None
     value = np.asarray(value, dtype)
-    if not np.isfinite(value).all() or (name == "std" and (value <= 0).any()):
-        positive = " above 0" if name == "std" else ""
-        raise ValueError(f"{name} must be finite numbers{positive}, got {value.tolist()}.")
+    check_normaliser(name, value)
     if value.size not in (1, shape[-1]):
         raise ValueError(f"{name} must be a number, or one for each of the {shape[-1]} channels, got {value.size}.")
     return value if value.ndim == 0 else value.reshape((1,) * (len(shape) - 1) + (-1,))
+
+
+def check_normaliser(name: str, values: np.ndarray, where: str = "") -> None:
+    """Raises unless a mean or a standard deviation are numbers that can be one.
+
+    Args:
+        name: `"mean"` or `"std"`.
+        values: a number, or one per channel.
+        where: they are from, in front of the message.
+    """
+    if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (name == "std" and (values <= 0).any()):
+        positive = " above 0" if name == "std" else ""
+        raise ValueError(f"{where}{name} must be finite numbers{positive}, got {values.tolist()}.")
 
 
 def check_type(name: str, inputs: np.ndarray) -> None:

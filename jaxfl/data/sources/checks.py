@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.data.building import check_type
+from jaxfl.data.building import check_normaliser, check_type
 from jaxfl.data.labels import prepared
 from jaxfl.data.sources.base import warn_of_gaps
 
@@ -113,7 +113,5 @@ def count(path: Path, value: np.ndarray) -> int:
 
 def normaliser(path: Path, key: str, values: np.ndarray) -> float | np.ndarray:
     """Returns a mean or a standard deviation: a number, or one per channel."""
-    if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (key == "std" and (values <= 0).any()):
-        positive = " above 0" if key == "std" else ""
-        raise ValueError(f"{path}: {key} must be finite numbers{positive}, got {values.tolist()}.")
+    check_normaliser(key, values, f"{path}: ")
     return float(values) if values.ndim == 0 else values
