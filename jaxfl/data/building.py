@@ -1,5 +1,6 @@
 """Builds a federation out of arrays, and refuses what cannot be learned from."""
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,7 +39,8 @@ def federate(
         labels: `[P]` ints in `[0, num_classes)`; or floats, bools or tokens for other tasks, see `jaxfl.data.labels`.
         train: pool rows of each client, N index arrays, N at least 1 (or a packed `Split`); an empty array is a client
             without rows.
-        test: the same for the test rows.
+        test: the same for the test rows. A warning says which client has some of its training rows among them; all of
+            them, the same list twice, are taken as they are.
         num_classes: L; None takes it from the labels where their shape says it (regression, multilabel).
         rotation, tilt, label_shift, group, held_out: one value per client `[N]`, see `FederatedData`.
         mean, std: normalisation, in the units of `inputs`, numbers or one per channel; of floats 0 and 1 if one is left
@@ -93,6 +95,7 @@ def federate(
     )
     check_lists(data)
     _check_rows(data)
+    _warn_of_seen(data)
     return data
 
 
@@ -217,3 +220,30 @@ def _check_rows(data: FederatedData) -> None:
         if len(rows) and not (0 <= rows.min() and rows.max() < pool):
             worst = rows.min() if rows.min() < 0 else rows.max()
             raise ValueError(f"{name} must index the {pool} rows of inputs, got row {worst}; index from 0.")
+
+
+def _warn_of_seen(data: FederatedData) -> None:
+    """Warns if some test rows of a client are training rows of its own: a slip, which makes it look better than it is.
+
+    Where the two are the same rows, they were given twice on purpose: nothing is left to test on.
+    """
+    trained = np.zeros(len(data.inputs), bool)
+    trained[data.train.rows] = True
+    if not trained[data.test.rows].any():
+        return
+
+    def own(split: Split, client: int) -> set[int]:
+        return {*split.rows[split.start[client] :][: split.size[client]].tolist()}
+
+    found = []
+    for client in range(data.num_clients):
+        train, test = own(data.train, client), own(data.test, client)
+        if train & test and train != test:
+            found.append((client, min(train & test)))
+    if found:
+        client, row = found[0]
+        warnings.warn(
+            f"{len(found)} of {data.num_clients} clients are tested on rows that they train on, client {client} on row "
+            f"{row}; leave them out of train or test.",
+            stacklevel=3,
+        )

@@ -137,6 +137,17 @@ def test_federate_refuses(change, message):
         data.federate(**arguments)
 
 
+def test_a_client_tested_on_some_of_its_training_rows_is_named():
+    inputs, labels = np.eye(6, dtype=np.float32), np.arange(6) % 2
+    told = r"2 of 3 clients are tested on rows that they train on, client 1 on row 3; leave them out of train or test"
+    with pytest.warns(UserWarning, match=told) as seen:
+        data.federate(inputs, labels, [[0, 1], [2, 3], [4, 5]], [[2], [3, 4, 0], [5]], num_classes=2)
+    assert seen[0].filename == __file__
+    rows = [[0, 1], [2, 3], [3, 2]]
+    data.federate(inputs, labels, rows, rows, num_classes=2)  # twice, on purpose: a warning would fail
+    data.federate(inputs, labels, rows, [[2], [0, 1], []], num_classes=2)  # another's rows
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_federate_names_the_row_that_is_not_finite(bad):
     inputs = np.zeros((12, 3), np.float32)
@@ -317,7 +328,7 @@ def test_nobody_trains_on_a_row_that_somebody_validates_on(seed, share):
     rng = np.random.default_rng(seed)
     parts = [rng.choice(12, size, replace=False) for size in (6, 0, 9)]
     split = data.Split.shared(parts, np.array([0, 1, 2, 0]))  # 0 and 3 share all rows, with 2 some
-    fed = data.federate(IMAGES, LABELS, split, TEST, num_classes=4)
+    fed = data.federate(IMAGES, LABELS, split, [[]] * 4, num_classes=4)
     apart = divide.set_apart(fed, share)
     train, validation = own_rows(apart.train), own_rows(apart.validation)
     assert not set(sum(train, [])) & set(sum(validation, []))

@@ -85,16 +85,12 @@ def test_many_clients_without_groups_are_ordered_by_what_they_have_most():
 
 def test_a_heat_map_has_a_row_for_each_class_and_empty_clients_are_white():
     fed = made(5, 20)
-    empty = jaxfl.data.federate(
-        fed.inputs, fed.labels, [np.arange(9), np.zeros(0, int)], [np.arange(2)] * 2, num_classes=20
-    )
+    empty = jaxfl.data.federate(fed.inputs, fed.labels, [np.arange(9), np.zeros(0, int)], [[]] * 2, num_classes=20)
     share = plots.labels(empty).axes[1]
     shares = np.asarray(share.images[0].get_array())
     assert shares.shape == (20, 2) and shares[:, 1].max() == 0
     assert np.allclose(shares[:, 0], np.bincount(fed.labels[:9], minlength=20) / 9)
-    few = jaxfl.data.federate(
-        fed.inputs, fed.labels % 2, [np.arange(9), np.zeros(0, int)], [np.arange(2)] * 2, num_classes=2
-    )
+    few = jaxfl.data.federate(fed.inputs, fed.labels % 2, [np.arange(9), np.zeros(0, int)], [[]] * 2, num_classes=2)
     assert (np.asarray(plots.labels(few).axes[1].images[0].get_array())[:, 1] == 255).all()
 
 

@@ -47,7 +47,7 @@ def random_data(seed=0, shift=None, held_out=None, shared=False):
     labels = rng.integers(0, CLASSES, 200)
     labels[:40] = 1
     sizes = [12, 0, 3, 1, 7, 5, 2, 9, 4]
-    parts = [rng.integers(0, 200, size) for size in sizes]
+    parts = [rng.integers(CLIENTS, 200, size) for size in sizes]
     member = np.arange(CLIENTS) % 3
     return federate(
         rng.normal(size=(200, 4)).astype(np.float32),
