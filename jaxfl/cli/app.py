@@ -131,7 +131,7 @@ def run_command(
     ] = None,
     stop_early: Annotated[
         int | None,
-        typer.Option(help="End the run after so many evaluations without a better accuracy.", metavar="PATIENCE"),
+        typer.Option(help="End the run after so many evaluations that are no better.", metavar="PATIENCE"),
     ] = None,
     time_limit: Annotated[
         str | None, typer.Option(help="End each run after this time, and keep what is done.", metavar="30m|2h|90s")

@@ -27,7 +27,7 @@ def watchers(log: Sequence[str], stop_early: int | None, time_limit: str | None,
 
     Args:
         log: names of `LOGGERS`.
-        stop_early: evaluations without a better accuracy; None is no matter.
+        stop_early: evaluations without a better value of the task's main metric; None never ends a run.
         time_limit: as `seconds_of` reads it, or None.
         jobs: all.
 

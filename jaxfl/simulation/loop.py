@@ -280,4 +280,5 @@ class _Seed:
             evaluation_seconds=sum(clock.evaluations),
             seed=self._one.seed if self._asked.several else None,
             keep=functools.partial(progress.keep, state=state),
+            lower=tuple(self._asked.method.task.metrics.lower),
         )

@@ -21,20 +21,36 @@ if TYPE_CHECKING:
 
 
 class Event(NamedTuple):
-    """What a callback is told, about once a second and after every evaluation."""
+    """What a callback is told, about once a second and after every evaluation.
+
+    Attributes:
+        round, rounds: that are done, and that are wanted.
+        num_clusters: of the last round.
+        train_loss: of the last round in which somebody took part; NaN if no loss was finite.
+        seconds_per_round: of the last rounds.
+        record: of the evaluation that was just made; None if none was.
+        seconds: since the run was started or resumed, with everything.
+        seconds_left: about, evaluations included.
+        compile_seconds: of these seconds; compiling the evaluation is part of the first one.
+        evaluation_seconds: of these seconds.
+        seed: of the run, where there are several seeds; else None.
+        keep: writes a checkpoint of this moment into a folder.
+        lower: metrics of the task that are better where they are lower, beside losses.
+    """
 
     round: int
     rounds: int
     num_clusters: int
-    train_loss: float  # of the last round in which somebody took part; NaN if no loss was finite
+    train_loss: float
     seconds_per_round: float
-    record: dict[str, Any] | None  # of the evaluation that was just made, if one was
-    seconds: float = 0.0  # since the run was started or resumed, with everything
-    seconds_left: float = 0.0  # about, evaluations included
-    compile_seconds: float = 0.0  # of these seconds; compiling the evaluation is part of the first one
+    record: dict[str, Any] | None
+    seconds: float = 0.0
+    seconds_left: float = 0.0
+    compile_seconds: float = 0.0
     evaluation_seconds: float = 0.0
-    seed: int | None = None  # of the run, where there are several seeds
-    keep: Callable[[Path], None] | None = None  # writes a checkpoint of this moment into a folder
+    seed: int | None = None
+    keep: Callable[[Path], None] | None = None
+    lower: tuple[str, ...] = ()
 
 
 Callback = Callable[[Event], bool | None]  # True ends the run

@@ -6,14 +6,15 @@ import shutil
 from pathlib import Path
 
 from jaxfl.simulation.directory import CONFIG
+from jaxfl.simulation.metrics import is_lower_better, main_metric
 from jaxfl.simulation.result import Event
 
 
 class _Best:
-    """The best value of a metric so far, of each seed."""
+    """The best value of a metric so far, of each seed; None is the task's main one."""
 
-    def __init__(self, metric: str):
-        self.metric, self._sign = metric, -1.0 if metric.endswith("loss") else 1.0
+    def __init__(self, metric: str | None):
+        self.metric = metric
         self._best: dict[int | None, float] = {}
 
     def improves(self, event: Event) -> bool:
@@ -23,11 +24,12 @@ class _Best:
             ValueError: an evaluation has no such number.
         """
         assert event.record is not None
-        if self.metric not in event.record:
+        metric = f"micro_{main_metric(event.record)}" if self.metric is None else self.metric
+        if metric not in event.record:
             known = ", ".join(name for name, value in event.record.items() if isinstance(value, float))
-            raise ValueError(f"metric must be a number of every evaluation, got {self.metric!r}; there are {known}.")
-        value = event.record[self.metric]
-        value = -math.inf if value is None or math.isnan(value) else self._sign * value
+            raise ValueError(f"metric must be a number of every evaluation, got {metric!r}; there are {known}.")
+        value, sign = event.record[metric], -1 if is_lower_better(metric, event.lower) else 1
+        value = -math.inf if value is None or math.isnan(value) else sign * value
         if value <= self._best.get(event.seed, -math.inf):
             return False
         self._best[event.seed] = value
@@ -39,7 +41,8 @@ class EarlyStopping:
 
     Args:
         patience: evaluations in a row that are not better than the best before them.
-        metric: of the records of a history; the smaller the better if its name ends in `loss`, else the larger.
+        metric: of the records of a history; None is the main one of the task, such as `micro_accuracy`. The smaller the
+            better if it is a loss, or the task says so (as of errors and perplexity), else the larger.
 
     Raises:
         ValueError: less than one evaluation.
@@ -49,7 +52,7 @@ class EarlyStopping:
     [False, False, False, True]
     """
 
-    def __init__(self, patience: int, metric: str = "micro_accuracy"):
+    def __init__(self, patience: int, metric: str | None = None):
         if patience < 1:
             raise ValueError(f"patience must be at least 1 evaluation, got {patience}.")
         self.patience, self._best = patience, _Best(metric)
@@ -93,7 +96,7 @@ class BestCheckpoint:
     In the folder of a run (`runs/a/best`) the run's config is copied, so that `jaxfl.load` needs nothing else.
     """
 
-    def __init__(self, folder: str | os.PathLike, metric: str = "micro_accuracy"):
+    def __init__(self, folder: str | os.PathLike, metric: str | None = None):
         self.folder, self._best = Path(folder), _Best(metric)
 
     def __call__(self, event: Event) -> None:

@@ -183,6 +183,23 @@ def test_a_table_goes_on_with_the_columns_that_it_has(tmp_path):
         callbacks.csv(tmp_path / "other.csv")(EVENTS[-1])
 
 
+@pytest.mark.parametrize("metric", [None, "macro_mse"])
+def test_what_the_task_says_is_better_lower_should_fall(metric, tmp_path):
+    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    rows = np.split(np.arange(40), 4)
+    data = jaxfl.data.federate(inputs, inputs.sum(1), rows, rows)
+    task = jaxfl.regression(jaxfl.models.Logistic(num_classes=1), data)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1), local_epochs=1, batch_size=None)
+    looking = [callbacks.EarlyStopping(1, metric), callbacks.BestCheckpoint(tmp_path / "best", metric)]
+    result = jaxfl.run(method, data, rounds=5, eval_every=1, callbacks=looking)
+    errors = result.history.column("micro_mse")
+    assert len(errors) == 5 and sorted(errors, reverse=True) == errors, "it falls in every round, and is not stopped"
+    assert jaxfl.load(tmp_path / "best", method=method, data=data).round == 5
+    worse = callbacks.EarlyStopping(1, metric)
+    events = [EVENTS[1]._replace(record={metric or "micro_mse": value}, lower=("mse",)) for value in (0.5, 0.6)]
+    assert [worse(event) for event in events] == [False, True]
+
+
 def test_seeds_wait_apart_and_a_loss_should_fall():
     stop = callbacks.EarlyStopping(1, "loss")
     told = [(0, 1.0), (1, 1.0), (0, 0.5), (1, 1.0), (0, 0.5)]
