@@ -256,7 +256,8 @@ def run_named(
 
 def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:
     """Returns the settings of a config: what differs from the defaults is given."""
-    config = {**config, **{owner: _address(folder, config, owner) for owner in ("method", "model")}}
+    own_names = [name for name in ("method", "model", "run.task") if own.is_own(config.get(name))]
+    config = config | {name: _address(folder, config, name) for name in own_names}
     names: list[Any] = [config.get(name) for name in NAMES]
     defaults = {f"{one.owner}.{one.name}": one.default for one in options.known(*names)}
     given = {
@@ -270,11 +271,9 @@ def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:
     return options.route(config["method"], config["data"], **chosen, **given)
 
 
-def _address(folder: Path, config: dict[str, Any], owner: str) -> str:
-    """Returns the name of a method or a model; of one in a file, where the file is as it was, if need be the copy."""
-    name = config[owner]
-    if not own.is_own(name):
-        return name
-    file, function = Path(config[f"{owner}_file"]), name.rpartition(":")[2]
+def _address(folder: Path, config: dict[str, Any], of: str) -> str:
+    """Returns where a user's method, model or task is: in its file, if that is as it was, else in the run's copy."""
+    owner, function = of.removeprefix("run."), config[of].rpartition(":")[2]
+    file = Path(config[f"{owner}_file"])
     as_it_was = file.is_file() and own.checksum(file) == config[f"{owner}_checksum"]
     return f"{file if as_it_was else folder / file.name}:{function}"

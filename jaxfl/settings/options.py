@@ -56,14 +56,17 @@ class Settings(NamedTuple):
             "model": own.label(self.model_name),
             "optimizer": self.optimizer_name,
         }
-        flat |= {f"{owner}_checksum": own.checksum(path) for owner, path in self.files().items()}
+        files = self.files()
+        flat |= {f"{owner}_checksum": own.checksum(path) for owner, path in files.items()}
         if "server_optimizer" in methods.row(self.method_name).options:
             flat["server_optimizer"] = self.server_name
         for name, default in self.defaults().items():
             owner, _, option = name.partition(".")
             flat[name] = getattr(self, owner).get(option, default)
-        if "weights" in self.files():
-            flat["run.weights"] = self.files()["weights"].name
+        if "task" in files:
+            flat["run.task"] = own.label(flat["run.task"])
+        if "weights" in files:
+            flat["run.weights"] = files["weights"].name
         return flat
 
     def defaults(self) -> dict[str, Any]:

@@ -30,15 +30,8 @@ from jaxfl.typing import Params
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
 HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 LOOKED_AT = 1000  # rows of a mapped file that say which file it is
-FREE = (
-    "rounds",
-    "eval_every",
-    "checkpoint_every",
-    "data_dir",
-    "method_file",
-    "model_file",
-    "run.resident",
-)  # of a config: what may change when a run is resumed
+FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir", "run.resident")  # of a config: may be others on resume
+PLACE = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
 
 
 class RunDirectory:
@@ -286,7 +279,7 @@ def fingerprint(data: FederatedData) -> str:
 
 def _fixed(config: dict[str, Any]) -> dict[str, Any]:
     """Returns what a run's numbers depend on: rounds may be added, and where the data lie does not matter."""
-    return {name: value for name, value in config.items() if name not in FREE}
+    return {name: value for name, value in config.items() if name not in FREE and not name.endswith(PLACE)}
 
 
 def _differing(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

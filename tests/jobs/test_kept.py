@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -171,6 +172,23 @@ def test_a_method_in_a_file_is_taken_from_the_copy_where_the_file_has_changed(tm
     assert kept.resume(rounds=2).summary["method"] == "mine.py:example"
 
 
+def test_a_task_in_a_file_goes_on_wherever_the_file_lies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tasks.py").write_text(
+        "import jaxfl\n\ndef same(network, data):\n    return jaxfl.classification(network, data)\n"
+    )
+    there = {"cohort": 4, "out": "a", **SMALL}
+    jaxfl.run_named("ifca", "rotated-digits", rounds=1, task="tasks.py:same", **there)
+    Path("b").mkdir()
+    Path("tasks.py").rename("b/tasks.py")
+    assert jaxfl.run_named("ifca", "rotated-digits", rounds=2, task="b/tasks.py:same", resume=True, **there)
+    monkeypatch.chdir(tmp_path / "a")
+    Path("../b/tasks.py").unlink()
+    kept = jaxfl.load(".")
+    assert kept.params(client=0)["Dense_0"]["bias"].shape == (10,)
+    assert kept.resume(rounds=3).summary["options"]["run.task"] == "tasks.py:same"
+
+
 def test_a_run_of_objects_is_given_back_with_them(tmp_path):
     data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
@@ -195,8 +213,15 @@ def test_runs_start_from_weights(finished, tmp_path, monkeypatch):
     assert all(jax.tree.leaves(same))
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert (config["run.weights"], config["weights_file"]) == ("w.safetensors", str(tmp_path / "w.safetensors"))
-    assert jaxfl.load("b").resume(rounds=2).summary["rounds"] == 2
-    kept.export("w.safetensors", client=int(np.argmax(kept.state.cluster != kept.state.cluster[0])))
+    (tmp_path / "w.safetensors").rename("moved.safetensors")
+    moved = {"weights": "moved.safetensors", "out": "b", "resume": True, **there, "rounds": 2}
+    with pytest.raises(ValueError, match="holds a run with run.weights='w.safetensors', got 'moved.safetensors'"):
+        jaxfl.run_named("fedavg", "rotated-digits", **moved)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "moved.safetensors").rename("elsewhere/w.safetensors")
+    moved["weights"] = "elsewhere/w.safetensors"
+    assert jaxfl.run_named("fedavg", "rotated-digits", **moved).summary["rounds"] == 2
+    kept.export("elsewhere/w.safetensors", client=int(np.argmax(kept.state.cluster != kept.state.cluster[0])))
     with pytest.raises(ValueError, match="holds a run whose weights is in a file that has changed; put it back, or"):
         jaxfl.load("b").resume(rounds=3)
 
