@@ -83,7 +83,7 @@ ROWS = (
     Row("fesem_ma", COUNT, pull=0.1),
     Row("flhc", "threshold", (0.6, 0.8, 1.0)),
     Row("cfl", "eps1", STATIONARY),
-    Row("layercfl", "eps1", STATIONARY),
+    Row("layercfl", "eps1", STATIONARY, items=("environment=label",)),  # the first dense layer; of all layers it is CFL
     Row("adacfl", "eps1", STATIONARY),
     Row("stocfl", "threshold", (0.3, 0.5, 0.7), passes=2.0, pull=0.05, elsewhere=TEXTS),
     Row("wecfl", COUNT),
