@@ -106,5 +106,5 @@ EXPERIMENT = Experiment(
             ],
         ),
     },
-    claims=(Claim("Accuracy", "*", "CFL", "FedAvg"), Claim("Accuracy", "*", "FL+HC", "FedAvg")),
+    claims=(Claim("Accuracy", "*", "CFL", "FedAvg"), Claim("Accuracy", "*", "FL+HC", "FedAvg", ours=True)),
 )

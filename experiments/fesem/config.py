@@ -178,7 +178,7 @@ EXPERIMENT = Experiment(
         for better, worse in (("FeSEM(4)", "FedAvg"), ("FeSEM(4)", "FeSEM(2)"), ("FedAvg", "NoFed"))
     )
     + tuple(
-        Claim("The pull", "*", better, worse)
+        Claim("The pull", "*", better, worse, ours=True)
         for better, worse in (
             ("FeSEM(4), no pull", "FeSEM(4)"),
             ("FeSEM(4), no pull", "FedAvg, uniform"),

@@ -177,12 +177,14 @@ class Claim(NamedTuple):
     Attributes:
         table, column: where; `column` may be a pattern, as `--only` takes it.
         better, worse: rows.
+        ours: whether no paper claims it, and we ask.
     """
 
     table: str
     column: str
     better: str
     worse: str
+    ours: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,22 +15,26 @@ from jaxfl.cli import page
 
 LEVEL = 0.05  # of a p-value, each for itself
 WORDS = (
-    "The paper claims that the first row is better than the second. The difference is the mean over the seeds that "
+    "That the first row is better than the second is what the paper claims, or prints; where a claim is ours, it is a "
+    "question, answered by yes or no. The difference is the mean over the seeds that "
     f"both have (± its standard deviation), p that of a paired t-test, each for itself; at p < {LEVEL} it decides."
 )
 
 
-def verdict(found: Difference) -> str:
-    """Returns what the seeds say of a claim.
+def verdict(found: Difference, *, ours: bool = False) -> str:
+    """Returns what the seeds say of a claim; of one of ours, whether it is so.
 
     >>> verdict(Difference(1.0, 0.1, 0.01, 3)), verdict(Difference(-1.0, 0.1, 0.01, 3))
     ('reproduced', 'not reproduced')
     >>> verdict(Difference(1.0, 2.0, 0.5, 3)), verdict(Difference(9.0, None, None, 1))
     ('undecided', 'undecided')
+    >>> verdict(Difference(1.0, 0.1, 0.01, 3), ours=True)
+    'yes'
     """
     if found.p is None or found.p >= LEVEL:
         return "undecided"
-    return "reproduced" if found.mean > 0 else "not reproduced"
+    yes, no = ("yes", "no") if ours else ("reproduced", "not reproduced")
+    return yes if found.mean > 0 else no
 
 
 def difference(better: Entry, worse: Entry) -> Difference | None:
@@ -58,7 +62,7 @@ def _lines(claim: Claim, entries: Sequence[Entry]) -> list[list[str]]:
             continue
         spread = "" if found.std is None else f" ± {found.std:.2f}"
         p = EMPTY if found.p is None else f"{found.p:.2g}"
-        claimed = f"{claim.better} above {claim.worse}"
-        where = f"{claim.table}, {column}"
-        lines.append([where, claimed, f"{found.mean:+.2f}{spread}", p, str(found.seeds), verdict(found)])
+        claimed = f"{claim.better} above {claim.worse}{' (ours)' if claim.ours else ''}"
+        where, said = f"{claim.table}, {column}", verdict(found, ours=claim.ours)
+        lines.append([where, claimed, f"{found.mean:+.2f}{spread}", p, str(found.seeds), said])
     return lines

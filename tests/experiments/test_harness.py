@@ -434,13 +434,16 @@ def test_claims_are_tested_over_the_seeds_that_both_rows_have():
         return entries.Entry(one, None, lines, None)
 
     found = [entry("A", {0: 0.5, 1: 0.61, 2: 0.72, 3: 0.9}), entry("B", {2: 0.7, 1: 0.6, 0: 0.5}), entry("C", {0: 0.1})]
+    found.append(entry("D", {0: 0.6, 1: 0.7, 2: 0.83}))
     scales = {name: Scale("", tuple(one.cell for one in found)) for name in base.SCALES}
-    made = Experiment("x", "X", "X", scales, (Claim("T", "*", "A", "B"), Claim("T", "*", "C", "A")))
-    first, second = claims.table(made, found).rows
+    asked = (Claim("T", "*", "A", "B"), Claim("T", "*", "C", "A"), Claim("T", "*", "D", "A", ours=True))
+    made = Experiment("x", "X", "X", scales, asked)
+    first, second, third = claims.table(made, found).rows
     assert first == ["T, C", "A above B", "+1.00 ± 1.00", "0.23", "3", "undecided"]
     assert second == ["T, C", "C above A", "-40.00", "–", "1", "undecided"]
-    with pytest.raises(ValueError, match="claims of x must be of its rows, got 'D' of 'T'"):
-        Experiment("x", "X", "X", scales, (Claim("T", "*", "A", "D"),))
+    assert third == ["T, C", "D above A (ours)", "+10.00 ± 1.00", "0.0033", "3", "yes"]
+    with pytest.raises(ValueError, match="claims of x must be of its rows, got 'E' of 'T'"):
+        Experiment("x", "X", "X", scales, (Claim("T", "*", "A", "E"),))
 
 
 def test_missing_cells_show_the_command_that_makes_them(tmp_path):
