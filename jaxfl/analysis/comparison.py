@@ -208,7 +208,8 @@ def compare(
         by_seed = {run.summary["seed"]: run for run in runs}
         if len(by_seed) < len(runs) or not runs:
             raise ValueError(
-                f"settings must have runs of different seeds, got {[run.summary['seed'] for run in runs]} for {name!r}."
+                f"settings must have runs of different seeds, got {[run.summary['seed'] for run in runs]} for "
+                f"{name!r}; give each setting a name of its own."
             )
         lines.append(Line(name, by_seed))
     runs = [run for line in lines for run in line.runs.values()]

@@ -85,7 +85,9 @@ def run_command(
         int | None, typer.Option(help="Rounds in all. Default 100, on the digits 20.", metavar="R", show_default=False)
     ] = None,
     cohort: CohortSize = None,
-    seed: Annotated[int, typer.Option(help="Of data, initial models, cohorts and batches.", metavar="S")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of data, initial models, cohorts and batches; default 0.", metavar="S")
+    ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +103,7 @@ def run_command(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --out, bit for bit.")] = False,
     eval_every: Annotated[
-        int | None, typer.Option(help="Rounds between evaluations; default ten in all.", metavar="R")
+        int | None, typer.Option(help="Rounds between evaluations; default a tenth of all.", metavar="R")
     ] = None,
     finetune: Annotated[
         int | None,
@@ -166,7 +168,9 @@ def run_command(
         flags = [f"{name}={value}" for name, value in given.items() if value is not None]
         settings = options.route(method, data, [*(items or ()), *flags])
         rounds, share = defaults(data, rounds, cohort)
-        jobs = [job.Job(settings, rounds, share, seed, data_dir, eval_every, checkpoint_every, out, resume)]
+        if seed is not None and seeds is not None:
+            raise ValueError(f"seed must not be given beside seeds={seeds}, got {seed}; name it among them.")
+        jobs = [job.Job(settings, rounds, share, seed or 0, data_dir, eval_every, checkpoint_every, out, resume)]
         if seeds is not None:
             folders = {one: None if out is None else out / f"seed-{one}" for one in seeds_of(seeds)}
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
@@ -225,7 +229,9 @@ def data_command(
     plot: Annotated[
         bool, typer.Option("--plot", help="Write NAME-labels.png (labels by client) and NAME-montage.png (examples).")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Directory for the pictures.", metavar="DIR")] = Path("."),
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for the pictures; default the current one.", metavar="DIR")
+    ] = None,
     download: Annotated[
         bool,
         typer.Option("--download", help="Get the files first, verified, into the folder of the source in --data-dir."),
@@ -256,7 +262,10 @@ def data_command(
     from jaxfl.cli.tables.console import stderr, stdout
 
     with errors():
-        wanted = Wanted(name, data_dir, tuple(items or ()), seed, out if plot else None, download, save, as_json)
+        if out is not None and not plot:
+            raise ValueError(f"out is the directory of the pictures of --plot, got {out} without it; add --plot.")
+        pictures = (out or Path(".")) if plot else None
+        wanted = Wanted(name, data_dir, tuple(items or ()), seed, pictures, download, save, as_json)
         if download:
             signals.tell("; what has arrived is kept, the same command goes on")
         show(wanted, stdout(), stderr())

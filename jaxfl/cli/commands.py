@@ -119,7 +119,8 @@ def check_command(
     """Run the battery of laws that every method keeps, on one of jaxfl or on your own.
 
     Try [bold]jaxfl check my_method.py:factory[/]: shapes, seeds, chunks, devices, padding, resuming, clients without
-    rows and with NaN, and what else a run relies on. It goes on behind a law that is broken; the exit code is then 1.
+    rows and with NaN, and what else a run relies on. After a broken law the others are checked all the same, and the
+    exit code is 1.
     """
     with errors():
         from jaxfl.cli.check_command import check

@@ -136,7 +136,9 @@ def _concerns(key: str, method: str, methods: Sequence[str]) -> bool:
     owner, name = _owner(key), key.rpartition(".")[2]
     if known.is_method(owner):
         if owner not in methods:
-            raise ValueError(f"{key} is an option of {owner}, which is none of the sweep's methods.")
+            raise ValueError(
+                f"{key} is an option of {owner}, which is none of the sweep's methods; add it, or drop the option."
+            )
         return owner == method
     having = [other for other in methods if owner in ("", "method") and name in known.row(other).options]
     return not having or method in having

@@ -230,7 +230,7 @@ def run_named(
         out: the folder, which gets all that `jaxfl run --out` writes; None keeps nothing.
         resume: go on with the run that is in the folder.
         data_dir: where the data's files lie.
-        eval_every: rounds between evaluations; None evaluates ten times.
+        eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1.
         checkpoint_every: rounds between checkpoints; None saves after every evaluation.
         callbacks: called with every `Event`.
         **settings: what `--set` takes: `model="mlp"`, `num_clusters=4`.

@@ -206,9 +206,13 @@ def _summed(models: Params) -> Array:
 def _check(similarity: Similarity, sigma: float, attraction: float | None, own_share: float | None) -> None:
     """Raises ValueError if an option is out of range, or is of the other similarity."""
     if similarity == "distance" and own_share is not None:
-        raise ValueError(f'own_share is an option of similarity="cosine", got {own_share} with "distance".')
+        raise ValueError(
+            f'own_share is an option of similarity="cosine", got {own_share} with "distance"; leave it out.'
+        )
     if similarity == "cosine" and attraction is not None:
-        raise ValueError(f'attraction is an option of similarity="distance", got {attraction} with "cosine".')
+        raise ValueError(
+            f'attraction is an option of similarity="distance", got {attraction} with "cosine"; leave it out.'
+        )
     if similarity == "distance" and not sigma > 0:
         raise ValueError(f"sigma must be above 0, got {sigma}; it is a squared distance.")
     if not sigma >= 0:

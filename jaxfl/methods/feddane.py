@@ -14,8 +14,8 @@ The paper draws a second cohort for phase B. The official code draws both with t
 here; there is no option for two, because a round is given its cohort and does not know how the clients were drawn. The
 method drifts where clients are few and unlike each other: the authors found it worse than FedAvg and FedProx.
 
-Models here are parameters alone (`jaxfl.layers.BatchNorm` keeps no running statistics): all that is averaged has a
-gradient.
+All that is averaged must have a gradient, so that networks with running averages are refused (`jaxfl.layers.BatchNorm`
+has none).
 """
 
 from typing import NamedTuple

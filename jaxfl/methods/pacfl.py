@@ -272,6 +272,10 @@ def _rows(data: FederatedData) -> jax.ShapeDtypeStruct:
 def _check_rows(data: FederatedData, vectors: Vectors) -> None:
     """Raises ValueError unless the rows span subspaces that mean something."""
     if data.inputs.dtype == jnp.int32:
-        raise ValueError("data must have inputs that are numbers for pacfl, got tokens: they span no subspaces.")
+        raise ValueError(
+            "data must have inputs that are numbers for pacfl, got tokens, which span no subspaces; take flhc."
+        )
     if vectors == "label" and data.kind != "classification":
-        raise ValueError(f'vectors must be "client" where labels are no classes ({data.kind}), got "label".')
+        raise ValueError(
+            f'vectors must be "client" where labels are no classes ({data.kind}), got "label"; leave it out.'
+        )

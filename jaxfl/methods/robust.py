@@ -10,7 +10,7 @@ Ghosh, Hong, Yin and Ramchandran, "Robust Federated Learning in a Heterogeneous 
 
 The paper's stage III sends gradients: `local_epochs=1` with `optax.sgd` and full batches, since a trimmed mean of steps
 is a step of the trimmed mean. All theta_k start from the common model. Clients that stage II leaves out of the centres
-keep the label of the nearest one, and stage III has to stand them.
+keep the label of the nearest one, and stage III has to tolerate them.
 
 The paper's names for stage II: TKM is `trim_by="cluster"`, KGM `centre="geometric_median"`, KM `outliers=0.0`. The
 default is another, since attackers who agree with each other are no stray outliers: with a fifth of them, TKM gives

@@ -61,7 +61,7 @@ def load_weights(path: str | os.PathLike, like: Params) -> Params:
     try:
         held = load_file(path)
     except (SafetensorError, KeyError) as error:
-        raise ValueError(f"{path} must be safetensors of NumPy's types, got: {error}.") from error
+        raise ValueError(f"{path} must be safetensors of NumPy's types, got: {error}; save float32.") from error
     wanted = dict(zip(tree.names(like), jax.tree.leaves(like), strict=True))
     for name, leaf in wanted.items():
         if name not in held:

@@ -88,7 +88,8 @@ def run(
             on from all of them. The summaries say `seeds_together`; seconds of rounds are then the seed's share.
         sampler: draws the cohorts, see `jaxfl.sampling`: `dropouts(...)`, `availability(...)`, or your own, which is
             told apart from others by its `__name__`.
-        eval_every: rounds between evaluations; None evaluates ten times. The last round is always evaluated.
+        eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1. The last round is always
+            evaluated.
         test_rows: the most rows that are tested of each client, taken evenly from its own, in the evaluations between;
             the last round's tests all rows. None tests all every time.
         eval_clients: the most clients that are tested: the same ones in every evaluation, drawn by the seed among those

@@ -45,7 +45,7 @@ class Schedule(NamedTuple):
 
         Args:
             rounds: communication rounds in all.
-            eval_every: rounds between evaluations; None evaluates ten times.
+            eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1.
             checkpoint_every: rounds between checkpoints; None saves after every evaluation.
             test_rows: the most rows of a client that are tested before the last round; None tests all.
             drifts_at: rounds before the data change; None if they do not.

@@ -53,7 +53,7 @@ def check_method(row: Row) -> dict[str, str]:
 
 
 def verdicts(row: Row) -> Iterator[Verdict]:
-    """Yields what each check says of a method, one after another; it goes on behind a law that is broken.
+    """Yields what each check says of a method, one after another; after a broken law, too.
 
     Args:
         row: as for `check_method`.

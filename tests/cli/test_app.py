@@ -109,7 +109,11 @@ def refused(*arguments):
         (["stocfl", *SMALL, "--seeds", "4-0"], 'seeds must be ranges of 1 to 1000, got "4-0"; write --seeds 0-4'),
         (["stocfl", *SMALL, "--seeds", "0-4000000000"], "seeds must be ranges of 1 to 1000"),
         (["stocfl", *SMALL, "--seeds", "0-2,1"], "seeds must differ"),
-        (["stocfl", *SMALL, "--seeds", "1,1"], "seeds must differ"),
+        (["stocfl", *SMALL, "--seeds", "1,1"], 'seeds must differ, got "1,1"; name each once'),
+        (
+            ["stocfl", *SMALL, "--seed", "0", "--seeds", "1,2"],
+            "seed must not be given beside seeds=1,2, got 0; name it",
+        ),
         (["stocfl", *SMALL, "--seed", "-1"], "seed must be from 0 to 4294967295, got -1"),
         (["stocfl", *SMALL, "--seed", "9" * 20], f"seed must be from 0 to 4294967295, got {'9' * 20}"),
         (["stocfl", *SMALL, "--seeds", f"0,{2**32}"], f"seed must be from 0 to 4294967295, got {2**32}"),

@@ -116,6 +116,7 @@ def test_pictures_are_written(tmp_path):
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["iid-npz-labels.png"]
     assert "no montage: the inputs are (4,)" in result.stderr
     assert "out must be a directory" in refused(*SMALL, "--plot", "--out", vectors)
+    assert "got c without it; add --plot" in refused(*SMALL, "--out", "c")
 
 
 def test_what_has_no_classes_is_drawn_if_it_is_images(tmp_path):

@@ -1,4 +1,4 @@
-"""Splitting clusters in two, as slots: what CFL and its kin do between training and the next round."""
+"""Splitting clusters in two, as slots: what CFL, LayerCFL and AdaCFL do between training and the next round."""
 
 from collections.abc import Callable
 from typing import NamedTuple
