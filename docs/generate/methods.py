@@ -104,11 +104,10 @@ def options(name: str, row: Row) -> list[str]:
         shown = "must be given" if default is REQUIRED else f"default `{literal(default)}`"
         if option.default is None and by_preset and "preset" in row.options:
             shown += ", from the preset"
-        line = re.sub(r"^[BEK](?=[.,;])", lambda symbol: ALONE[symbol[0]], option.line)
         kind = re.sub(
             r"(a )?\b(GradientTransformation|Method|Task)\b", lambda made: MADE[made[2]], describe(option.hint)
         )
-        found.append(f"`{option.name}` ({shown}; {kind})\n:   {_capital(escape(line))}")
+        found.append(f"`{option.name}` ({shown}; {kind})\n:   {_capital(escape(option.line))}")
     return found
 
 
@@ -294,6 +293,4 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:] if word and word[0] not in SYMBOLS else text
 
 
-# What a docstring names by its symbol alone.
-ALONE = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a round", "K": "K, models to learn"}
 SYMBOLS = {"alpha", "eps", "eta", "gamma", "lambda", "mu", "tau"}

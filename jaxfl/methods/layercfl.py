@@ -66,7 +66,13 @@ def layercfl(
         environment: `"feature"`: the fourth convolution, as in the paper, or the last of fewer, or the first layer of a
             network without any; `"label"`: the first dense layer; `"unknown"`: all layers.
         layers: patterns (see `tree.matching`) of the parameters compared, instead of the environment's.
-        relative, eps1, eps2, gamma_max, linkage, local_epochs, batch_size, weighting, sketch_size, slots: as in `cfl`.
+        relative: eps1, eps2 and gamma_max are shares of what the run observes, see `cfl`; else absolute, and needed.
+        eps1: a mean update below it is stationary; 0 never splits, which is FedAvg.
+        eps2: a client update above it is not; of the layers compared.
+        gamma_max: what a split must exceed; 0 keeps every split.
+        linkage: `"single"`, `"complete"` or `"average"`.
+        weighting: of a cluster's mean: `"rows"` or `"uniform"`.
+        local_epochs, batch_size, sketch_size, slots: as in `cfl`.
 
     Raises:
         ValueError: an option is out of range, or a pattern matches no parameter.
@@ -119,8 +125,8 @@ def adacfl(
         task: what is learned.
         optimizer: the local optimiser.
         layers: patterns (see `tree.matching`) of the parameters compared; None is all dense layers.
-        relative, eps1, eps2, gamma_max, linkage, local_epochs, batch_size, weighting, sketch_size, slots: as in `cfl`;
-            gamma_max, in multiples of the distance of nearest peers, is used if it is relative.
+        relative, eps1, eps2, linkage, local_epochs, batch_size, weighting, sketch_size, slots: as in `layercfl`.
+        gamma_max: what a split must exceed, in multiples of the distance of nearest peers; used if it is relative.
 
     Raises:
         ValueError: an option is out of range, or a pattern matches no parameter.

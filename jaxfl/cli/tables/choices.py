@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Presets = Mapping[str, Mapping[str, Any]]
+# What a docstring names by its symbol alone.
+ALONE = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a round", "K": "K, models to learn"}
 
 
 def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -36,12 +38,18 @@ def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
 def of_method(name: str) -> dict[str, Option]:
     """Returns the options of a method; of those that are `as in` another method, it has the line of that one."""
     own = options_of(methods.row(name).factory)
-    for option in own.values():
-        other = re.match(r"as in `(\w+)`", option.line)
-        if other and other[1] in METHODS:
-            line = options_of(METHODS[other[1]].factory)[option.name].line
-            own[option.name] = option._replace(line=line)
-    return own
+    return {option: said._replace(line=_line(said)) for option, said in own.items()}
+
+
+def _line(option: Option) -> str:
+    """Returns what an option is, for who does not see the equations.
+
+    >>> _line(Option("local_epochs", 5, int, "as in `layercfl`."))
+    "E, passes over a client's rows in a round."
+    """
+    while (other := re.match(r"as in `(\w+)`", option.line)) and other[1] in METHODS:
+        option = options_of(METHODS[other[1]].factory)[option.name]
+    return re.sub(r"^[BEK](?=[.,;])", lambda symbol: ALONE[symbol[0]], option.line)
 
 
 def option_rows(chosen: Iterable[Option], presets: Presets) -> dict[str, dict[str, Any]]:
