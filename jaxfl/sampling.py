@@ -95,7 +95,10 @@ sample = uniform  # the usual sampler
 
 
 def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
-    """Returns the cohort that a sampler draws, with whoever is not there in this round as padding.
+    """Returns the cohort that a sampler draws, with padding in the place of whoever does not take part in this round.
+
+    Where clients arrive or leave there may be fewer than `size` who do, and a sampler fills its cohort with others:
+    with those who are absent, and with those who are held out.
 
     Args:
         sampler: draws it.
@@ -108,7 +111,7 @@ def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, si
     cohort = sampler(root, round, data, size, plan)
     if data.absent is None:
         return cohort
-    return dataclasses.replace(cohort, mask=cohort.mask & ~jnp.asarray(data.absent)[cohort.ids])
+    return dataclasses.replace(cohort, mask=cohort.mask & ~jnp.asarray(data.held_out)[cohort.ids])
 
 
 def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:

@@ -13,9 +13,10 @@ from jaxfl.client import conduct
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
 from jaxfl.data.clients import Split
+from jaxfl.data.drift import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.random import Stream, key_for
-from jaxfl.sampling import availability, cohort_size, dropouts, name_of, sample, uniform
+from jaxfl.sampling import availability, cohort_of, cohort_size, dropouts, name_of, sample, uniform
 
 DATA = clustered_linear(10, rows=2)
 HELD_OUT = replace(DATA, held_out=np.arange(10) >= 7)
@@ -114,6 +115,22 @@ def test_of_a_million_those_held_out_are_never_drawn(there, key):
     data = replace(MILLION, held_out=held_out)
     ids = np.asarray(jax.jit(lambda r: sample(key, r, data, 10).ids)(jnp.int32(0)))
     assert len(set(ids)) == 10 and ids.max() < there
+
+
+@pytest.mark.parametrize("change", [{"arrive": 0.4}, {"leave": 0.4}])
+@pytest.mark.parametrize("name", ["uniform", "both"])
+def test_held_out_clients_fill_no_cohort_where_others_arrive_or_leave(name, change, key):
+    """A cohort is as large as the most that are there: in the other rounds what is left of it is nobody."""
+    data = drift(replace(DATA, held_out=np.arange(10) < 3), 5, **change)
+    size = cohort_size(1.0, data)
+    for now in data.phases:
+        there = set(np.flatnonzero(~np.asarray(now.held_out)).tolist())
+        for round in range(20):
+            cohort = cohort_of(SAMPLERS[name], key, jnp.int32(round), now, size)
+            trained = np.asarray(cohort.ids)[np.asarray(cohort.mask)].tolist()
+            assert len(trained) == len(set(trained)) and set(trained) <= there
+            assert name != "uniform" or set(trained) == there
+        assert len(there) in (size, size - 3)
 
 
 def drawn(sampler, key, size=4, data=DATA, rounds=400):
