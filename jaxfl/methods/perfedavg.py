@@ -105,7 +105,7 @@ def perfedavg(
         raise ValueError(f"delta must be above 0, got {delta}; 0.1 is usual.")
     parts = 1 if batch_size is None else 2 if order == "first" else 3
     meta = adapted(task, adaptation_rate, order, delta, parts)
-    # a block of a client's rows would adapt to that block
+    # a block of a client's rows would adapt to that block, see `adapted` too
     block = 2**31 if batch_size is None else BLOCK
     train = local_train(meta, optimizer, local_epochs=local_epochs, batch_size=batch_size, block=block)
     return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer)
@@ -154,7 +154,8 @@ def adapted(task: Task, rate: float, order: Order, delta: float, parts: int) -> 
         return loss
 
     averages = None if task.averages is None else task.averages._replace(loss=after_a_step(task.averages.loss))
-    return task._replace(loss=after_a_step(task.loss), dense=None, averages=averages)
+    # a task of rows that are wide has its gradients made of fewer at once
+    return task._replace(loss=after_a_step(task.loss), dense=None, averages=averages, widest=0)
 
 
 def dealt(batch: Batch, part: int, parts: int) -> Batch:

@@ -55,13 +55,13 @@ class PerFedAvg:
         self.model = np.mean([self.train(number, i) for i in cohort], 0)
 
 
-def perfedavg(**options):
-    return methods.perfedavg(TASK, optax.sgd(BETA), **{"adaptation_rate": ALPHA, "local_epochs": 2, **options})
+def perfedavg(task=TASK, **options):
+    return methods.perfedavg(task, optax.sgd(BETA), **{"adaptation_rate": ALPHA, "local_epochs": 2, **options})
 
 
-def both(data, key, order, batch_size, rounds=ROUNDS):
+def both(data, key, order, batch_size, rounds=ROUNDS, task=TASK):
     """Trains the method and its loop; their models must agree after each round."""
-    method = perfedavg(order=order, batch_size=batch_size)
+    method = perfedavg(task, order=order, batch_size=batch_size)
     state, step = method.init(key, data), jax.jit(method.round)
     setting = reference.Setting(key, problems.rows_of(data), BETA, 2, batch_size, "uniform")
     loop = PerFedAvg(setting, np.asarray(state.model["w"]), order)
@@ -80,9 +80,14 @@ def test_every_round_is_the_papers(order, batch_size, key):
     both(problems.linear_federation(), key, order, batch_size)
 
 
-def test_full_batches_are_of_all_rows(key):
-    """A client of more rows than are taken at once elsewhere adapts to all of them, not to each block."""
-    both(problems.linear_federation(sizes=(300, 4), groups=(0, 1)), key, "exact", None, rounds=1)
+@pytest.mark.parametrize(("rows", "widest"), [(300, 0), (40, 1 << 21)])
+def test_full_batches_are_of_all_rows(rows, widest, key):
+    """A client of more rows than are taken at once elsewhere adapts to all of them, not to each block.
+
+    Of a convolutional network, whose rows are wide, a CPU takes fewer at once.
+    """
+    data = problems.linear_federation(sizes=(rows, 4), groups=(0, 1))
+    both(data, key, "exact", None, rounds=1, task=TASK._replace(widest=widest))
 
 
 def test_without_a_step_it_is_fedavg(key):
