@@ -234,7 +234,8 @@ def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: ag
             aggregate.mean(total, empty=jax.tree.map(lambda g: jnp.zeros_like(g)[None], state.model)), 0
         )
         updates, _ = optimizer.update(gradient, optimizer.init(state.model), state.model)
-        model = optax.apply_updates(state.model, conduct.paced(updates, data.rate))
+        moved = optax.apply_updates(state.model, conduct.paced(updates, data.rate))
+        model = tree.where(total.weight[0] > 0, moved, state.model)  # weight decay alone must not move it
         zero = jnp.zeros(cohort.ids.shape, jnp.int32)
         seen = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=gradient, down=model)
         return AveragingState(model, (), state.cluster, state.round + 1), seen

@@ -212,7 +212,10 @@ def gradient_step(optimizer: optax.GradientTransformation, pooled: Callable[[Par
             updates, _ = optimizer.update(gradient, optimizer.init(model), model)
             return optax.apply_updates(model, conduct.paced(updates, data.rate))
 
-        return jax.vmap(descend)(state.models, gradients), state.server
+        moved, filled = jax.vmap(descend)(state.models, gradients), total.weight > 0
+        # weight decay alone must not move an empty cluster, but for layers that all share
+        own, common = (tree.where(seen, moved, state.models) for seen in (filled, filled.any()))
+        return pooled(own, common), state.server
 
     return step
 

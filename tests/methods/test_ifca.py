@@ -150,15 +150,17 @@ def test_models_at_the_optima_assign_everybody_to_its_group(average, key):
 
 
 @functools.cache
-def five_models():
-    return compiled(methods.ifca(problems.quadratic_task(), optax.sgd(0.1), num_clusters=5))
+def five_models(average):
+    """Weight decay moves a model without a gradient."""
+    decayed = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1))
+    return compiled(methods.ifca(problems.quadratic_task(), decayed, num_clusters=5, average=average))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_more_models_than_groups_leave_some_empty_and_unchanged(seed):
+@pytest.mark.parametrize(("seed", "average"), [(0, "models"), (1, "models"), (2, "models"), (3, "gradients")])
+def test_more_models_than_groups_leave_some_empty_and_unchanged(seed, average):
     """Clients of a group are nearly one client: two groups cannot fill more than two of five models."""
     key, data = jax.random.key(seed), quadratic_federation(CENTRES, (0, 1, 0, 0, 1, 1, 1), spread=1e-3)
-    method = five_models()
+    method = five_models(average)
     start = method.init(key, data)
     state, info = advance(method, start, key, data, 4)
     empty = np.setdiff1d(np.arange(5), info.cluster)

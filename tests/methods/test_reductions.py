@@ -54,6 +54,13 @@ def pooled(data):
     return [np.concatenate(parts) for parts in zip(*problems.rows_of(data), strict=True)]
 
 
+def test_without_a_client_fedsgd_makes_no_step(key):
+    """Weight decay would move a model without a gradient."""
+    method = compiled(methods.fedsgd(QUADRATIC, optax.chain(optax.add_decayed_weights(0.5), optax.sgd(RATE))))
+    start = method.init(key, DATA)
+    equal(train(method, cohort=(), start=start)[1].model, start.model)
+
+
 def test_fedsgd_is_a_centralised_step_on_the_pooled_rows(key):
     method = made("fedsgd", task=QUADRATIC)
     start = np.asarray(method.init(key, DATA).model["w"])
