@@ -219,7 +219,8 @@ def clustered(
         solved, of_omega = solver.round(key, state.solver, data, cohort)  # line 22
         # line 21, on the batches of the solver
         total, loss = learn(key, start.models, start.cluster, state.round, data, cohort, anchor=omega(state))
-        once = base.traffic(newcomer.sum(), tree.take(sent, 0))  # bytes, when first seen
+        told = sent if rule.threshold == "auto" else sent.psi
+        once = base.traffic(newcomer.sum(), tree.take(told, 0))  # bytes, when first seen
         seen = info_of(cohort, start, merged, total, loss, of_omega, once)
         models = aggregate.mean(total, empty=start.models)
         return start._replace(solver=solved, models=models, round=state.round + 1), seen

@@ -489,6 +489,24 @@ def test_layers_and_length_of_a_representation(key):
     close(*(representation.of_clients(fn, key, anchor, data) for fn in (one_step, unit)))
 
 
+@pytest.mark.parametrize("condition", [{"rate": jnp.float32(0)}, {"stragglers": jnp.float32(1)}])
+def test_a_displacement_is_of_as_many_whole_steps_in_every_round(condition, key):
+    """One of a round in which the rate is low, or the client late, would not compare with the others."""
+    of = representation.represent(TASK, optax.sgd(RATE), kind="displacement", epochs=4, size=None)
+    anchor = TASK.init(key)
+    now = replace(DATA, **condition)
+    close(*(representation.of_clients(of, key, anchor, data) for data in (now, DATA)))
+
+
+@pytest.mark.parametrize("threshold", [0.5, "auto"])
+def test_newcomers_send_the_agreement_of_their_halves_where_it_is_asked_for(threshold, key):
+    method = compiled(methods.stocfl(TASK, optax.sgd(RATE), threshold=threshold, representation_size=None))
+    state, first = method.round(key, method.init(key, DATA), DATA, Cohort.of([0, 2]))
+    _, second = method.round(key, state, DATA, Cohort.of([0, 2]))
+    once = 8 * 8 + (4 if threshold == "auto" else 0)  # eight parameters, float64
+    assert first.bytes_up - second.bytes_up == 2 * once
+
+
 def test_a_chain_passes_over_those_who_send_nothing_usable(key):
     """Client 1 has no rows; client 3 diverges: both are as if they were not there."""
     data = problems.linear_federation()

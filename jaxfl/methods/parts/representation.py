@@ -106,7 +106,9 @@ def represent(
         if kind == "gradient":
             _, found = gradient_of(anchor, data, client, own)
         else:
-            model, _ = train(own, anchor, data, client, anchor=anchor)
+            # as many steps of one length for all clients, be they late or sampled late: others would not compare
+            even = replace(data, rate=None, stragglers=None)
+            model, _ = train(own, anchor, even, client, anchor=anchor)
             found = jax.tree.map(jnp.subtract, anchor, model)
         compared = tree.partition(found, chosen)[0]
         return tree.ravel(compared) if size is None else to_vector(key, compared, size=size)
