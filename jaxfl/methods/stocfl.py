@@ -239,7 +239,8 @@ def clustered(
         return tree.where(slot >= 0, own, solver.client_params(state.solver, ids))
 
     reads = "everybody" if rule.threshold == "auto" else solver.reads  # everybody's rows are halved in one go
-    return Method(init, round, client_params, solver.task, assign, grow, joining(observe, rule.threshold), reads)
+    join = joining(observe, rule.threshold, solver)
+    return Method(init, round, client_params, solver.task, assign, grow, join, reads)
 
 
 def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:

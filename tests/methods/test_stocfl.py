@@ -445,6 +445,21 @@ def test_it_refuses(options, message):
         methods.stocfl(TASK, optax.sgd(RATE), **options)
 
 
+@pytest.mark.parametrize(("solver", "field"), [(methods.scaffold, "controls"), (methods.feddyn, "rows")])
+def test_new_clients_get_rows_of_their_own_in_the_solver(solver, field, key):
+    """Half of the clients join after a round: in the next they leave what they found there, not what others did."""
+    method = compiled(stocfl(solver=solver(TASK, optax.sgd(RATE), local_epochs=1)))
+    small = DATA.subset(range(5))
+    state, _ = method.round(key, method.init(key, small), small, Cohort.of([0, 2, 4]))
+    state, _ = method.join(key, state, DATA, range(5, 10))
+    rows = getattr(state.solver, field)
+    after, _ = method.round(key, state, DATA, Cohort.of([5, 9]))
+    for before, now in zip(jax.tree.leaves(rows), jax.tree.leaves(getattr(after.solver, field)), strict=True):
+        assert len(before) == 10 and not before[5:].any() and np.asarray(before[4]).any()
+        changed = [bool((before[client] != now[client]).any()) for client in range(10)]
+        assert [client for client in range(10) if changed[client]] == [5, 9]
+
+
 def test_a_solver_of_its_own_trains_omega(key):
     """FedProx as the solver: omega is FedProx's model, whatever the clusters do."""
     data = problems.linear_federation()

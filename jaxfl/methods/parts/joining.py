@@ -19,14 +19,14 @@ import numpy as np
 from jaxfl import engine, tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Join, doubled, doublings
+from jaxfl.methods.base import Join, Method, doubled, doublings
 from jaxfl.methods.parts import merging, newcomers
 from jaxfl.methods.parts.memory import StoCFLState, grow
 from jaxfl.methods.parts.representation import Observe
 from jaxfl.typing import Array, Key
 
 
-def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
+def joining(observe: Observe, threshold: float | Literal["auto"], solver: Method) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
     `data` is the federation with the new clients in it: as many as before, or more, the new ones last. Clients that are
@@ -35,6 +35,7 @@ def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
     Args:
         observe: from `representation.observing`.
         threshold: tau, or `"auto"`: what newcomers of a round are asked for as well.
+        solver: trains omega.
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=80, held_out=0.25)
@@ -78,7 +79,7 @@ def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
 
     def join(key: Key, state: StoCFLState, data: FederatedData, ids: Sequence[int]) -> tuple[StoCFLState, Array]:
         cohort = newcomers.cohort_of(ids, data)
-        state = leave(with_room(state, data.num_clients), np.asarray(cohort.ids).tolist())
+        state = leave(with_room(key, state, data, solver), np.asarray(cohort.ids).tolist())
         data = data.on_device()
         while True:
             entered, clusters, times = enter(key, state, data, cohort)
@@ -109,19 +110,23 @@ def _left(state: StoCFLState, gone: Array) -> StoCFLState:
     return state._replace(cluster=cluster, memory=state.memory.left(gone, after / jnp.maximum(before, 1)))
 
 
-def with_room(state: StoCFLState, num_clients: int) -> StoCFLState:
-    """Returns the state for at least as many clients; new ones are unobserved.
+def with_room(key: Key, state: StoCFLState, data: FederatedData, solver: Method) -> StoCFLState:
+    """Returns the state for all clients of `data`; new ones are unobserved.
 
     Raises:
         ValueError: the state knows more clients.
     """
-    new = newcomers.missing(state.cluster, num_clients)
+    new = newcomers.missing(state.cluster, data.num_clients)
     if not new:
         return state
-    solver = state.solver._replace(cluster=jnp.pad(state.solver.cluster, (0, new)))  # one global model: slot 0
+    solved = state.solver._replace(cluster=jnp.pad(state.solver.cluster, (0, new)))  # one global model: slot 0
+    if (field := solver.per_client) is not None:  # everybody begins with the same row of it
+        old, first = getattr(state.solver, field), getattr(solver.init(key, data), field)
+        rows = jax.tree.map(lambda own, start: jnp.concatenate([own, start[:new]]), old, first)
+        solved = solved._replace(**{field: rows})
     return state._replace(
-        solver=solver,
+        solver=solved,
         cluster=jnp.pad(state.cluster, (0, new), constant_values=-1),
         agreement=jnp.pad(state.agreement, (0, new)),
-        memory=state.memory.resized(num_clients, state.slots),
+        memory=state.memory.resized(data.num_clients, state.slots),
     )
