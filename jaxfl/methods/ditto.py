@@ -35,7 +35,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.divide import divide_rows
 from jaxfl.methods.averaging import fedavg
-from jaxfl.methods.base import Info, Method
+from jaxfl.methods.base import Info, Method, keep_clusters
 from jaxfl.methods.parts.personal import Passed, mark_trained, over_rows
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -111,23 +111,31 @@ def ditto(
     epochs = local_epochs if personal_epochs is None else personal_epochs
     learn = learning(local_train(task, pulled, local_epochs=epochs, batch_size=batch_size), shared_part)
 
+    def held_back(key: Key, data: FederatedData) -> tuple[FederatedData, FederatedData]:
+        """Returns the federation of the rows that are trained on, and of those that choose lambda."""
+        if len(weights) == 1:
+            return data, data
+        rest, validation = divide_rows(key, data.train, validation_share)
+        return replace(data, train=rest), replace(data, train=validation)
+
     def init(key: Key, data: FederatedData) -> DittoState:
         clients = jnp.arange(data.num_clients, dtype=jnp.int32)
-        start = shared_part.init(key, data)
+        start = shared_part.init(key, held_back(key, data)[0])
         models = shared_part.client_params(start, clients)
         return DittoState(start, models, jnp.zeros(data.num_clients, bool), clients, jnp.int32(0))
 
     def round(key: Key, state: DittoState, data: FederatedData, cohort: Cohort) -> tuple[DittoState, Info]:
-        validation = data
-        if len(weights) > 1:
-            rest, held_back = divide_rows(key, data.train, validation_share)
-            data, validation = replace(data, train=rest), replace(data, train=held_back)
+        data, validation = held_back(key, data)
         after, seen = shared_part.round(key, state.solver, data, cohort)
 
         passed = learn(key, state, data, validation, cohort)
         trained = mark_trained(state.trained, passed, data, cohort)
         seen = with_personal(seen, cohort, passed, data.num_clients)
         return DittoState(after, passed.rows, trained, state.cluster, state.round + 1), seen
+
+    def assign(key: Key, state: DittoState, data: FederatedData, cohort: Cohort) -> DittoState:
+        """Has clients that have no model of their own served what the solver gives those that it has not seen."""
+        return state._replace(solver=shared_part.assign(key, state.solver, data, cohort))
 
     def client_params(state: DittoState, ids: Array) -> Params:
         own = tree.take(state.models, ids)
@@ -142,7 +150,8 @@ def ditto(
     # v_k starts at w^0, which has to be one for all: methods that read everybody's rows may know clients apart by then
     per_client = "models" if shared_part.reads == "cohort" else None
     grown = grow if shared_part.grow else None
-    return Method(init, round, client_params, task, grow=grown, reads=reads, per_client=per_client)
+    assigned = keep_clusters if shared_part.assign is keep_clusters else assign
+    return Method(init, round, client_params, task, assigned, grown, reads=reads, per_client=per_client)
 
 
 def with_personal(seen: Info, cohort: Cohort, passed: Passed, num_clients: int) -> Info:

@@ -200,6 +200,19 @@ def test_what_clients_that_have_never_trained_are_served(key):
             equal(tree.take(served, client), wanted)
 
 
+def test_who_has_no_model_is_served_what_the_solver_serves_the_unseen(key):
+    data, solver = problems.linear_federation(), methods.ifca(TASK, sgd(), num_clusters=3, **EPOCHS)
+    method, everybody = compiled(methods.ditto(TASK, sgd(), solver=solver, **EPOCHS)), Cohort.of(range(7))
+    state = method.init(key, data)
+    for _ in range(2):
+        state, _ = method.round(key, state, data, Cohort.of([0, 2]))
+    chosen = solver.assign(key, state.solver, data, everybody)
+    never = jnp.flatnonzero(~state.trained)
+    assert len(set(chosen.cluster[never].tolist())) > 1, "they do not all choose the same model"
+    served = method.client_params(method.assign(key, state, data, everybody), never)
+    equal(served, solver.client_params(chosen, never))
+
+
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.integers(0, 9), min_size=6, max_size=6), st.floats(0.05, 0.95), st.integers(0, 3))
 def test_rows_are_divided_within_each_client(sizes, share, seed):
@@ -222,14 +235,15 @@ def test_which_rows_are_held_back_is_the_keys(key):
     assert rows[0] == rows[1] != rows[2] and rows[0] != set(range(160, 200))
 
 
-def test_validation_rows_train_nothing(key):
-    """Other values of the rows that are held back leave all models as they are."""
+@pytest.mark.parametrize("solver", [None, methods.fesem(TASK, sgd(), num_clusters=2, **EPOCHS)], ids=["own", "fesem"])
+def test_validation_rows_train_nothing(solver, key):
+    """Other values of the rows that are held back leave all models as they are; FeSEM trains at its start, too."""
     data = problems.linear_federation()
     inputs = np.asarray(data.inputs).copy()
     _, held = divided(key, data.train, 0.3)
     for start, size in zip(held.start, held.size, strict=True):
         inputs[held.rows[start : start + size]] += 1.0
-    method = ditto(proximal_weight=(0.5, 0.5), validation_share=0.3, **EPOCHS)
+    method = ditto(proximal_weight=(0.5, 0.5), validation_share=0.3, solver=solver, **EPOCHS)
     one, other = train(method, data), train(method, replace(data, inputs=inputs))
     equal(one.solver, other.solver)
     equal(one.models, other.models)  # the same lambda twice: whichever wins
