@@ -167,8 +167,9 @@ def cfl(
     chosen = base.from_preset(PRESETS, preset, **bounds, **pace, **others)
     rule = Rule(**chosen, metric=metric, compare=compare)
     for name, given in bounds.items():
-        if PRESETS[preset]["relative"] and not rule.relative and given is None:
-            raise ValueError(f"{name} must be given with relative=False; its default, {chosen[name]}, is relative.")
+        if PRESETS[preset]["relative"] != rule.relative and given is None:
+            default = f"its default, {chosen[name]}, is {'absolute' if rule.relative else 'relative'}"
+            raise ValueError(f"{name} must be given with relative={rule.relative}; {default}.")
     rule.check()
     for name, value in {"sketch_size": sketch_size, "slots": slots}.items():
         if value is not None and value < 1:

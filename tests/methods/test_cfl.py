@@ -515,7 +515,11 @@ def test_the_baseline_of_fesem_splits_20_clients_every_30_rounds(key):
         ({"eps1": -0.1}, "eps1 must be at least 0, got -0.1"),
         ({"eps2": np.nan}, "eps2 must be at least 0, got nan"),
         ({"gamma_max": -1.0}, r"gamma_max must be at least 0, got -1\.0"),
-        ({"relative": False, "eps1": 0.1, "eps2": 0.1}, "gamma_max must be given with relative=False"),
+        (
+            {"relative": False, "eps1": 0.1, "eps2": 0.1},
+            "gamma_max must be given with relative=False; .* 1.1, is relative",
+        ),
+        ({"preset": "official", "relative": True}, "eps1 must be given with relative=True; .* 0.4, is absolute"),
         ({**ABSOLUTE, "gamma_max": 1.5}, "gamma_max must be at most 1, got 1.5; relative=True takes a multiple"),
         ({"warmup_rounds": -1}, "warmup_rounds must be at least 0, got -1"),
         ({"rounds_between": 0}, "rounds_between must be at least 1, got 0"),
