@@ -207,8 +207,9 @@ def plus_plus(
     points, mask = _present(points, mask, weights)
 
     def draw(key: Key, nearest: Array) -> Array:
-        inside = jnp.where(_farthest(nearest, jnp.where(mask, 0, -1), 1, trimmed), 0, nearest)
-        weight = jnp.where((inside > 0).any(), inside, jnp.ones_like(inside))
+        far = _farthest(nearest, jnp.where(mask, 0, -1), 1, trimmed) & (nearest > 0)
+        inside = jnp.where(far, 0, nearest)
+        weight = jnp.where((inside > 0).any(), inside, (~far).astype(nearest.dtype))
         weight = weight if weights is None else weight * weights.astype(weight.dtype)
         return jax.random.categorical(key, jnp.where(mask & (weight > 0), jnp.log(weight), -jnp.inf))
 

@@ -141,9 +141,10 @@ def feddrift(
     def step(state: FedDriftState, data: FederatedData, cohort: Cohort) -> tuple[FedDriftState, Array]:
         """Returns the state after the beginning of a time step, and how many clients have drifted."""
         risks, rows = look(state, data, cohort), data.train.size.astype(jnp.float32)
-        able = base.takes_part(data) & jnp.isfinite(risks).any(1)
+        there = base.takes_part(data)
+        able = there & jnp.isfinite(risks).any(1)
         now = state.round // rounds_per_step
-        state, pool, drifted = drifting.moved(state, risks, able, now, threshold, isolation, eager)
+        state, pool, drifted = drifting.moved(state, risks, able, now, threshold, isolation, eager, there=there)
         if not eager:
             state = drifting.merged(state, risks, jnp.where(able, rows, 0), pool, height)
         return state, drifted.sum(dtype=jnp.int32)

@@ -266,6 +266,15 @@ def test_seeds_are_drawn_by_squared_distance():
     assert abs((second == 3).mean() - 0.9) < 4 * np.sqrt(0.9 * 0.1 / len(second))
 
 
+def test_no_seed_is_drawn_from_those_left_out_where_all_others_are_seeds():
+    """Eight points are one; of ten, a quarter is left out: the two that are far from the first seed."""
+    points = jnp.concatenate([jnp.zeros((8, 1)), jnp.full((2, 1), 9.0)])
+    seeds = jax.vmap(lambda key: plus_plus(key, points, 2, trimmed=0.25))(jax.random.split(KEY, 40))[..., 0]
+    begun = np.asarray(seeds[seeds[:, 0] == 0])
+    assert len(begun) > 20 and (begun[:, 1] == 0).all()
+    assert (seeds[:, 0] == 9).any(), "the first may be any"
+
+
 @given(seed=SEEDS)
 def test_farthest_first_is_greedy(seed):
     points = np.random.default_rng(seed).integers(0, 5, (9, 2)).astype(np.float32)

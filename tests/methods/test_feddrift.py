@@ -190,9 +190,10 @@ def slots_of_state(cluster, weight, used, **more):
 moved = jax.jit(drifting.moved, static_argnums=(4, 5, 6))
 
 
-def move(state, risks, *, able=None, now=3, isolation=1, eager=False):
+def move(state, risks, *, able=None, now=3, isolation=1, eager=False, there=None):
     able = np.ones(len(state.cluster), bool) if able is None else np.array(able)
-    return moved(state, np.array(risks, np.float32), able, np.int32(now), 0.2, isolation, eager)
+    there = np.ones(len(state.cluster), bool) if there is None else np.array(there)
+    return moved(state, np.array(risks, np.float32), able, np.int32(now), 0.2, isolation, eager, there=there)
 
 
 def test_a_drift_takes_slots_that_were_never_used_then_those_without_clients_for_longest():
@@ -213,6 +214,15 @@ def test_without_a_free_slot_a_client_stays_with_its_best_model():
     assert after.models["w"].tolist() == [10, 10], "model 0 is nobody's any more"
     after, _, _ = move(state, [[0.9, 0.8], [0.8, 0.9]])
     assert after.cluster.tolist() == [1, 0], "both slots have a client"
+
+
+def test_a_slot_of_who_takes_no_part_is_free():
+    """Client 1 is held out, or gone: client 0, which drifts, gets a model of its own in its place."""
+    state, risks = slots_of_state([0, 1], weight=[1, 0], used=[2, 0]), [[0.9, 0.9], [0.5, 0.5]]
+    after, _, drifted = move(state, risks, able=[True, False], there=[True, False])
+    assert after.cluster[0] == 1 and drifted.tolist() == [True, False] and after.models["w"].tolist() == [0, 0]
+    after, _, _ = move(state, risks, able=[True, False])
+    assert after.cluster[0] == 0, "who takes part and cannot say keeps its model"
 
 
 def test_who_is_alone_stays_so_and_lends_its_model_to_nobody():

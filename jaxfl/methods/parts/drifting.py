@@ -40,7 +40,15 @@ def in_pool(state: FedDriftState, now: Array) -> Array:
 
 
 def moved(
-    state: FedDriftState, risks: Array, able: Array, now: Array, threshold: float, isolation: int, eager: bool
+    state: FedDriftState,
+    risks: Array,
+    able: Array,
+    now: Array,
+    threshold: float,
+    isolation: int,
+    eager: bool,
+    *,
+    there: Array | None = None,
 ) -> tuple[FedDriftState, Array, Array]:
     """Gives every client the best model, or a new one if it has drifted.
 
@@ -52,6 +60,7 @@ def moved(
         threshold: delta.
         isolation: W.
         eager: whether all that drift share a model.
+        there: who takes part `[N]`, None for all: the models of others, who may be held out or gone, are nobody's.
 
     Returns:
         The state; which models `[K]` are in the pool and are no new ones; and who has drifted `[N]`.
@@ -69,7 +78,7 @@ def moved(
     home = jnp.where(chooses, best, state.cluster)
     drifted = chooses & (newest - state.risk > threshold)
 
-    has_client = jnp.zeros(slots, bool).at[home].set(True)
+    has_client = jnp.zeros(slots, bool).at[home].max(jnp.ones_like(able) if there is None else there)
     # never used ones first, and none that somebody has
     order = jnp.argsort(jnp.where(has_client, jnp.iinfo(jnp.int32).max, state.used), stable=True).astype(jnp.int32)
     place = jnp.where(eager, 0, jnp.cumsum(drifted, dtype=jnp.int32) - 1)
