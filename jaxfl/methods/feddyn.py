@@ -15,8 +15,9 @@ far and may test much worse than the mean of theta_i; with a small alpha h outgr
 `info.extra["history"]`, the norm of h). Plain steps need `eta * (alpha + curvature) < 2`.
 
 Words: the paper's h is -alpha h here, and its local gradients are -alpha h_i; the authors say so in issue 3 of their
-repository. N counts the clients with rows that are not held out. The equations are those of the official code; they
-were not compared with the paper's algorithm.
+repository. N counts the clients with rows that are not held out; where some arrive or leave, see
+`methods.parts.everybody`. The equations are those of the official code; they were not compared with the paper's
+algorithm.
 
 Where the official code differs (`preset="official"`): alpha_i = alpha / (n_i N / n), n all rows, so that small clients
 are pulled harder and the objective weighs by rows; and its examples test neither theta nor the mean over S, but that of
@@ -64,6 +65,7 @@ class FedDynState(NamedTuple):
     model: Params  # theta
     history: Params  # h
     served: Params
+    counted: everybody.Counted  # of whom h is the mean
     rows: Rows  # [N, ...]
     cluster: Array  # [N] int32, all 0
     round: Array  # [] int32
@@ -118,7 +120,7 @@ def feddyn(
         history = jax.tree.map(jnp.zeros_like, model)
         rows = tree.repeat(Rows(history, model if keeps_last else None), data.num_clients)
         clusters = jnp.zeros(data.num_clients, jnp.int32)
-        return FedDynState(model, history, model, rows, clusters, jnp.int32(0))
+        return FedDynState(model, history, model, everybody.nobody(), rows, clusters, jnp.int32(0))
 
     def client(shared, client: Array, own: Rows):
         key, (model, mean_size, round), data = shared
@@ -141,15 +143,18 @@ def feddyn(
         mean_size = jnp.where(part, data.train.size, 0).sum() / jnp.maximum(part.sum(), 1)
         shared = key, (model, mean_size, state.round), data
         total, (own, loss) = over_clients(client, shared, cohort, tree.take(state.rows, cohort.ids))
-        counted = total.weight[0] > 0
+        anybody = total.weight[0] > 0
         change, last = tree.take(total.values, 0)
         added = without_averages(task.averages, change)
-        history = everybody.moved(state.history, added, total, data, cohort, "uniform")
+        history, counted = everybody.moved(state.history, added, state.counted, total, data, cohort, "uniform")
         nothing = jax.tree.map(jnp.zeros_like, total.values)
         average = optax.tree.add(model, tree.take(aggregate.mean(total, empty=nothing), 0)[0])
-        theta, average = tree.where(counted, (optax.tree.add(average, history), average), (model, state.served))
+        theta, average = tree.where(anybody, (optax.tree.add(average, history), average), (model, state.served))
         if keeps_last:
-            shown = everybody.moved(state.served, last, total, data, cohort, "uniform")
+            first = task.init(key_for(key, Stream.INIT))  # of which the last models are moves
+            before = optax.tree.sub(state.served, first)
+            far, _ = everybody.moved(before, last, state.counted, total, data, cohort, "uniform")
+            shown = tree.where(anybody, optax.tree.add(first, far), state.served)
         else:
             shown = theta if rule["served"] == "sent" else average
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
@@ -164,6 +169,6 @@ def feddyn(
             history=tree.norm(history),
         )
         rows = tree.put(state.rows, ids, own)
-        return FedDynState(theta, history, shown, rows, state.cluster, state.round + 1), seen
+        return FedDynState(theta, history, shown, counted, rows, state.cluster, state.round + 1), seen
 
     return Method(init, round, lambda state, ids: base.serve_one(state.served, ids), task, per_client="rows")

@@ -16,8 +16,8 @@ mean. Where all c_i are the gradients at the optimum, nobody moves away from it;
 long away has an old c_i, and many local steps want a small eta.
 
 Words: K of the paper is K_i, a straggler's are fewer; eta_l is eta. N counts the clients with rows that are not held
-out. There is no official code. The equations are those that other implementations agree on (PFLlib, fluke,
-FLGo), with option II; option I and the server's rate were not compared with the paper's algorithm.
+out; where some arrive or leave, see `methods.parts.everybody`. There is no official code. The equations are those that
+other implementations agree on (PFLlib, fluke, FLGo), with option II; option I and the server's rate were not compared with the paper's algorithm.
 """
 
 from typing import Literal, NamedTuple
@@ -51,6 +51,7 @@ class ScaffoldState(NamedTuple):
 
     model: Params  # x
     control: Params  # c
+    counted: everybody.Counted  # of whom it is the mean
     controls: Params  # [N, ...] c_i
     server: optax.OptState  # of the server's optimiser
     cluster: Array  # [N] int32, all 0
@@ -105,7 +106,7 @@ def scaffold(
         rows = tree.repeat(control, data.num_clients)
         clusters = jnp.zeros(data.num_clients, jnp.int32)
         moments = optimizers.init(server_optimizer, model)
-        return ScaffoldState(model, control, rows, moments, clusters, jnp.int32(0))
+        return ScaffoldState(model, control, everybody.nobody(), rows, moments, clusters, jnp.int32(0))
 
     def client(shared, client: Array, own: Params):
         key, (model, control, round), data = shared
@@ -129,10 +130,10 @@ def scaffold(
         own = tree.take(state.controls, cohort.ids)
         total, (own, loss) = over_clients(client, (key, (model, control, state.round), data), cohort, own)
         average = tree.take(aggregate.mean(total, empty=tree.repeat((model, control), 1)), 0)[0]
-        counted = total.weight[0] > 0
-        new, moments = optimizers.step(server_optimizer, state.server, model, average, counted=counted)
+        anybody = total.weight[0] > 0
+        new, moments = optimizers.step(server_optimizer, state.server, model, average, counted=anybody)
         change = tree.take(total.values[1], 0)
-        together = everybody.moved(control, change, total, data, cohort, weighting)
+        together, counted = everybody.moved(control, change, state.counted, total, data, cohort, weighting)
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         seen = base.info(
             cohort,
@@ -144,6 +145,6 @@ def scaffold(
             down=(model, control),
         )
         rows = tree.put(state.controls, ids, own)
-        return ScaffoldState(new, together, rows, moments, state.cluster, state.round + 1), seen
+        return ScaffoldState(new, together, counted, rows, moments, state.cluster, state.round + 1), seen
 
     return Method(init, round, lambda state, ids: base.serve_one(state.model, ids), task, per_client="controls")

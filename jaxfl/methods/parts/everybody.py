@@ -1,5 +1,7 @@
 """The mean over all clients of what each of them keeps, as a server knows it: from what a cohort says has changed."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -10,18 +12,39 @@ from jaxfl.server.aggregate import Total, Weighting
 from jaxfl.typing import Array, Params
 
 
+class Counted(NamedTuple):
+    """Of how many clients the mean was when it was last moved, by weight."""
+
+    there: Array  # [] float32, of all that took part
+    heard: Array  # [] float32, of them without those who diverged in that round
+
+
+def nobody() -> Counted:
+    """Returns what the mean of no clients is of, which is 0."""
+    return Counted(jnp.float32(0), jnp.float32(0))
+
+
 def moved(
-    mean: Params, change: Params, total: Total, data: FederatedData, cohort: Cohort, weighting: Weighting
-) -> Params:
-    """Returns the weighted mean over all clients after a cohort's rows have changed.
+    mean: Params,
+    change: Params,
+    counted: Counted,
+    total: Total,
+    data: FederatedData,
+    cohort: Cohort,
+    weighting: Weighting,
+) -> tuple[Params, Counted]:
+    """Returns the weighted mean over all clients after a cohort's rows have changed, and of whom it is.
 
     All clients are those that take part, with rows and not held out: others would damp the change. Nor do those count
-    that were left out of this round because they diverged.
+    in a round in which they are left out because they diverge. What clients begin with is 0: when some arrive, the sum
+    is of more. When some leave, nobody knows what each of them has, and the mean stays: theirs is taken to be that of
+    all.
 
     Args:
         mean: before `[...]`.
         change: of the cohort's rows, their weighted sum `[...]`.
-        total: what it was taken from, for the weight that counts; without clusters.
+        counted: of whom the mean is.
+        total: what the change was taken from, for the weight that counts; without clusters.
         data: the federation.
         cohort: who was asked.
         weighting: of the clients, `"rows"` or `"uniform"`.
@@ -31,12 +54,15 @@ def moved(
         return (sizes if weighting == "rows" else sizes > 0).astype(jnp.float32)
 
     sizes = jnp.asarray(data.train.size)
-    everybody = jnp.where(takes_part(data), weight(sizes), 0).sum()
+    there = jnp.where(takes_part(data), weight(sizes), 0).sum()
     left_out = jnp.where(cohort.mask, weight(sizes[cohort.ids]), 0).sum() - total.weight[0]
-    share = 1 / jnp.maximum(everybody - left_out, 1).astype(float)
-    counted = total.weight[0] > 0
+    heard = jnp.maximum(there - left_out, 1)
+    stay = jnp.where(counted.there > there, there / jnp.maximum(counted.there, 1), 1)
+    kept, share = (part.astype(float) / heard.astype(float) for part in (counted.heard * stay, jnp.ones_like(heard)))
+    anybody = total.weight[0] > 0
 
     def add(leaf: Array, more: Array) -> Array:
-        return jnp.where(counted, leaf + share.astype(leaf.dtype) * more, leaf)
+        return jnp.where(anybody, kept.astype(leaf.dtype) * leaf + share.astype(leaf.dtype) * more, leaf)
 
-    return jax.tree.map(add, mean, change)
+    now = jax.tree.map(lambda new, old: jnp.where(anybody, new, old), Counted(there, heard), counted)
+    return jax.tree.map(add, mean, change), now
