@@ -17,7 +17,8 @@ long away has an old c_i, and many local steps want a small eta.
 
 Words: K of the paper is K_i, a straggler's are fewer; eta_l is eta. N counts the clients with rows that are not held
 out; where some arrive or leave, see `methods.parts.everybody`. There is no official code. The equations are those that
-other implementations agree on (PFLlib, fluke, FLGo), with option II; option I and the server's rate were not compared with the paper's algorithm.
+other implementations agree on (PFLlib, fluke, FLGo), with option II; option I and the server's rate were not compared
+with the paper's algorithm.
 """
 
 from typing import Literal, NamedTuple

@@ -13,6 +13,7 @@ from jaxfl.cli.app import app
 from jaxfl.cli.tables import choices
 from jaxfl.cli.tables.console import write
 from jaxfl.methods import METHODS, Row
+from jaxfl.models.networks import MODELS
 from jaxfl.schema import Option, options_of, words_of
 
 
@@ -78,6 +79,12 @@ def test_server_optimizers_are_shown_where_they_apply():
     yogi = "fedyogi: server.learning_rate=0.01, server.b1=0.9, server.b2=0.99, server.tau=0.001"
     assert yogi in shown and shown.count("server_optimizer") == 1
     assert "server" not in page("fedsgd")
+
+
+def test_networks_are_listed_with_their_options():
+    shown = page("fedavg", 120)
+    assert all(re.search(rf"^ +{re.escape(name)}(?:$|: \w|  )", shown, re.MULTILINE) for name in MODELS)
+    assert "vgg16: width=64, hidden=512, dropout=0.0" in shown
 
 
 def test_json_has_the_same():

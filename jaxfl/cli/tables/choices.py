@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxfl.methods import METHODS
+from jaxfl.models import networks
 from jaxfl.schema import REQUIRED, Option, describe, listed, options_of, quoted, words_of
 from jaxfl.settings import literals, methods, options
 
@@ -95,11 +96,20 @@ def method_options(name: str) -> "list[Table | str]":
         entries.append(("server_optimizer", "none", line))
     of_run = [
         ("optimizer", "sgd", _sentences("the local optimiser, with these options:", *_groups(options.OPTIMIZERS))),
-        ("model", "", "a network, and its options beside it; each data set has one that suits it"),
+        ("model", "", _sentences("a network; each data set has one that suits it. With their options:", *_networks())),
         *(_entry(option, {}) for option in options.of_runs(name)),
     ]
     title = f"{name}: {row.summary} ({row.paper})"
     return [title, "", "As --set OPTION=VALUE:", "", _table(entries), "", "In every run:", "", _table(of_run)]
+
+
+def _networks() -> list[str]:
+    """Returns a line for each network, with the defaults of its options."""
+    lines = []
+    for name in networks.MODELS:
+        own = (f"{option.name}={text(option.default)}" for option in networks.options(name).values())
+        lines.append(f"{name}: {', '.join(own)}".removesuffix(": "))
+    return [*lines, "FILE.py:NAME is your own."]
 
 
 def _table(entries: Iterable[tuple[str, str, str]]) -> "Table":
