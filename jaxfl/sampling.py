@@ -91,9 +91,6 @@ def uniform(root: Key, round: Array, data: FederatedData, size: int, plan: Plan 
     return Cohort.of(_different_ones(root, round, data, size), plan)
 
 
-sample = uniform  # the usual sampler
-
-
 def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
     """Returns the cohort that a sampler draws, with padding in the place of whoever does not take part in this round.
 

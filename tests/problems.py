@@ -82,7 +82,7 @@ def batch_of(data: FederatedData, split: str, client, positions) -> Batch:
     return data.batch(getattr(data, split), client, positions)
 
 
-sample = jax.jit(sampling.sample, static_argnums=3)  # one program, where its operations are a dozen
+sample = jax.jit(sampling.uniform, static_argnums=3)  # one program, where its operations are a dozen
 
 
 def compiled(method: Method) -> Method:

@@ -16,7 +16,7 @@ from jaxfl.data.clients import Split
 from jaxfl.data.drift import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.random import Stream, key_for
-from jaxfl.sampling import availability, cohort_of, cohort_size, dropouts, name_of, sample, uniform
+from jaxfl.sampling import availability, cohort_of, cohort_size, dropouts, name_of, uniform
 
 DATA = clustered_linear(10, rows=2)
 HELD_OUT = replace(DATA, held_out=np.arange(10) >= 7)
@@ -49,22 +49,22 @@ def test_sizes():
 
 
 def test_cohorts_are_sorted_distinct_and_differ_by_round(key):
-    cohorts = [sample(key, jnp.int32(r), DATA, 4).ids.tolist() for r in range(6)]
+    cohorts = [uniform(key, jnp.int32(r), DATA, 4).ids.tolist() for r in range(6)]
     assert all(ids == sorted(set(ids)) and len(ids) == 4 for ids in cohorts)
     assert len({tuple(ids) for ids in cohorts}) > 1
-    assert cohorts[2] == sample(key, jnp.int32(2), DATA, 4).ids.tolist()
-    assert cohorts != [sample(jax.random.key(1), jnp.int32(r), DATA, 4).ids.tolist() for r in range(6)]
+    assert cohorts[2] == uniform(key, jnp.int32(2), DATA, 4).ids.tolist()
+    assert cohorts != [uniform(jax.random.key(1), jnp.int32(r), DATA, 4).ids.tolist() for r in range(6)]
 
 
 @pytest.mark.parametrize("size", [3, 7])
 def test_held_out_clients_are_never_drawn(size, key):
-    drawn = jax.jit(jax.vmap(lambda r: sample(key, r, HELD_OUT, size).ids))(jnp.arange(200))
+    drawn = jax.jit(jax.vmap(lambda r: uniform(key, r, HELD_OUT, size).ids))(jnp.arange(200))
     assert set(np.asarray(drawn).ravel().tolist()) == set(range(7))
 
 
 def test_every_client_and_every_pair_is_as_likely(key):
     rounds, size = 4000, 3
-    drawn = np.asarray(jax.jit(jax.vmap(lambda r: sample(key, r, DATA, size).ids))(jnp.arange(rounds)))
+    drawn = np.asarray(jax.jit(jax.vmap(lambda r: uniform(key, r, DATA, size).ids))(jnp.arange(rounds)))
     member = np.zeros((rounds, 10))
     member[np.arange(rounds)[:, None], drawn] = 1
     together = member.T @ member / rounds
@@ -86,13 +86,13 @@ def test_of_a_million_clients_all_are_as_likely(key):
     """Also those whose number is close to another's, and those at both ends."""
     rounds, size = 2000, 50
     # one round after another: side by side, both ways of drawing would be computed
-    ids = np.asarray(jax.jit(lambda: jax.lax.map(lambda r: sample(key, r, MILLION, size).ids, jnp.arange(rounds)))())
+    ids = np.asarray(jax.jit(lambda: jax.lax.map(lambda r: uniform(key, r, MILLION, size).ids, jnp.arange(rounds)))())
     assert ids.dtype == np.int32 and (np.diff(ids) > 0).all() and ids.min() >= 0 and ids.max() < 1_000_000
     # 100,000 draws of 1,000,000: five standard deviations of the number in each of ten equal parts
     parts = np.bincount(ids.ravel() // 100_000, minlength=10)
     np.testing.assert_allclose(parts, 10_000, atol=5 * np.sqrt(10_000 * 0.9))
     assert len(np.unique(ids)) > 94_000  # 95,163 are expected
-    one = jax.jit(lambda r: sample(key, r, MILLION, size).ids)
+    one = jax.jit(lambda r: uniform(key, r, MILLION, size).ids)
     np.testing.assert_array_equal(one(jnp.int32(7)), ids[7])
 
 
@@ -100,7 +100,7 @@ def test_of_a_million_the_first_different_ones_are_taken(key, monkeypatch):
     """Every pair is as likely where draws are often the same: of 17 clients two."""
     monkeypatch.setattr(sampling, "MANY", 0)
     few, rounds = clustered_linear(17, rows=2), 8000
-    ids = np.asarray(jax.jit(jax.vmap(lambda r: sample(key, r, few, 2).ids))(jnp.arange(rounds)))
+    ids = np.asarray(jax.jit(jax.vmap(lambda r: uniform(key, r, few, 2).ids))(jnp.arange(rounds)))
     together = np.zeros((17, 17))
     np.add.at(together, tuple(ids.T), 1 / rounds)
     pairs, pair = together[np.triu_indices(17, 1)], 2 / (17 * 16)
@@ -113,7 +113,7 @@ def test_of_a_million_those_held_out_are_never_drawn(there, key):
     """Be it most of them, where lots decide, or some."""
     held_out = np.arange(1_000_000) >= there
     data = replace(MILLION, held_out=held_out)
-    ids = np.asarray(jax.jit(lambda r: sample(key, r, data, 10).ids)(jnp.int32(0)))
+    ids = np.asarray(jax.jit(lambda r: uniform(key, r, data, 10).ids)(jnp.int32(0)))
     assert len(set(ids)) == 10 and ids.max() < there
 
 

@@ -164,7 +164,7 @@ def clusters_over_rounds(
     found = Rounds([], [], [], np.zeros(0))
     data = data.on_device()
     while len(found.counts) < rounds:
-        cohort = sampling.sample(key, state.round, data, size)
+        cohort = sampling.uniform(key, state.round, data, size)
         after, info = step(key, state, data, cohort)
         if int(info.overflow):
             assert method.grow is not None

@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.divide import check_validation
 from jaxfl.data.partition import train_test_split
 from jaxfl.methods.base import Method
 from jaxfl.random import host_rng
@@ -164,10 +165,8 @@ def _check(
             f"method must be a function of the number of clusters, got a {type(method).__name__}; "
             "write lambda k: jaxfl.methods.fesem(task, optimizer, num_clusters=k)."
         )
-    if validation is not None and not 0 < validation < 1:
-        raise ValueError(
-            f"validation must be a share of the training rows, above 0 and below 1, got {validation}; 0.2 is usual."
-        )
+    if validation is not None:
+        check_validation(validation)
     for name, value in {"num_clients": num_clients, "rounds": rounds}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")

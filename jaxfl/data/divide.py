@@ -17,6 +17,14 @@ from jaxfl.random import Stream, host_rng, key_for
 from jaxfl.typing import Key
 
 
+def check_validation(share: float) -> None:
+    """Raises unless a share of the training rows can be set apart."""
+    if not 0 < share < 1:
+        raise ValueError(
+            f"validation must be a share of the training rows, above 0 and below 1, got {share}; 0.1 is usual."
+        )
+
+
 def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedData:
     """Returns the federation with a share of each client's training rows as its validation rows; test rows stay.
 
@@ -37,10 +45,7 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
     >>> data.train.size.tolist(), data.validation.size.tolist()
     ([8, 8, 8, 8], [2, 2, 2, 2])
     """
-    if not 0 < share < 1:
-        raise ValueError(
-            f"validation must be a share of the training rows, above 0 and below 1, got {share}; 0.1 is usual."
-        )
+    check_validation(share)
     if data.validation is not None:
         raise ValueError(f"validation must be set apart once: {data.name} has validation rows already; leave it out.")
     check_still("validation", data)

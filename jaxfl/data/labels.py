@@ -11,14 +11,13 @@ A kind is named after the task that it is for, see `jaxfl.tasks`: a network give
 there are some.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from jaxfl.typing import AnyArray
 
 Kind = Literal["classification", "regression", "multilabel", "next_token"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 COUNTED = {"classification": "class", "regression": "target", "multilabel": "label", "next_token": "token"}
 MASKED = -1  # in the place of a token that is not to be learned
 

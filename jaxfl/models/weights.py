@@ -14,8 +14,6 @@ from jaxfl import tree
 from jaxfl.schema import did_you_mean
 from jaxfl.typing import Params
 
-SUFFIX = ".safetensors"
-
 
 def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str] | None = None) -> None:
     """Writes a model, whole or not at all.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxfl.data.partition.deal import check_count
 from jaxfl.data.sources.base import Folder, Row, Source, folders
 from jaxfl.schema import did_you_mean, quoted
 
@@ -57,8 +58,7 @@ def load(data_dir: Folder = None, *, target: str = "Smiling", min_images: int = 
     federated settings", 2018.
     """
     for option, value in {"min_images": min_images, "size": size}.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{option} must be a positive integer, got {value!r}; use 1 or more.")
+        check_count(option, value)
     paths = _require(data_dir)
     labels = _attribute(paths[ATTRIBUTES], target)
     persons = _identities(paths[IDENTITIES])

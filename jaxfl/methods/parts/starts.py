@@ -170,7 +170,7 @@ def _judges(key: Key, data: FederatedData, task: Task) -> Cohort:
     size = min(data.num_clients, JUDGES)
     model = jax.eval_shape(task.init, key)
     plan = engine.resolve_plan("auto", model, size)
-    judges = sampling.sample(key, jnp.int32(0), data, size, plan)
+    judges = sampling.uniform(key, jnp.int32(0), data, size, plan)
     if data.held_out is None:
         return judges
     return dataclasses.replace(judges, mask=~jnp.asarray(data.held_out)[judges.ids])
