@@ -174,6 +174,12 @@ def test_files_that_are_named_exist(name):
     assert [file for file in sorted(named) if not (ROOT / file).exists() and "NAME" not in file] == []
 
 
+def test_every_public_name_is_on_a_page_of_the_api():
+    pages = "".join(path.read_text("utf-8") for path in (PAGES / "api").glob("*.md"))
+    named = set(re.findall(r"^::: jaxfl\.(\w+)", pages, re.MULTILINE))
+    assert sorted(set(jaxfl.__all__) - named) == []
+
+
 def test_cpu_numbers_are_beside_a_command():
     """A row of a table of speeds ends in what makes it."""
     text = _read("speed.md")
