@@ -1,4 +1,7 @@
-"""A griffe extension: docstrings of jaxfl as Markdown. Equations and doctests stay as they are written."""
+"""A griffe extension: docstrings of jaxfl as Markdown. Equations and doctests stay as they are written.
+
+What a class says of its fields in comments beside them is told as its attributes.
+"""
 
 import re
 from typing import Any
@@ -9,6 +12,7 @@ from docs.generate.methods import escape
 
 DOCTEST = re.compile(r"^>>> .*(?:\n(?!\s*$).+)*", re.MULTILINE)
 # An indented block between two blank lines, of a docstring's text: the lines of `Args` follow their heading directly.
+COMMENT = re.compile(r"  # (?P<said>.*)$")  # beside a field
 EQUATIONS = re.compile(r"(?<=\n\n)((?: {4}.*\n|\n(?= {4}))+)(?=\n|\Z)")
 
 
@@ -18,7 +22,16 @@ class Docstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Changes the docstring of an object."""
         if obj.docstring is not None and "```" not in obj.docstring.value:
-            obj.docstring.value = as_markdown(obj.docstring.value)
+            obj.docstring.value = as_markdown(with_attributes(obj.docstring.value, obj))
+
+
+def with_attributes(text: str, obj: griffe.Object) -> str:
+    """Returns the docstring of a class with a section of its fields, where it has none."""
+    if not obj.is_class or "Attributes:\n" in text:
+        return text
+    found = {name: COMMENT.search(field.source) for name, field in obj.attributes.items()}
+    said = [f"    {name}: {comment['said']}" for name, comment in found.items() if comment]
+    return "\n".join([text, "", "Attributes:", *said]) if said else text
 
 
 def as_markdown(text: str) -> str:

@@ -41,6 +41,12 @@ def classification(
 
     Metrics: `accuracy`, and `f1`, the mean F1 of the classes that a client's test rows have.
 
+    Args:
+        module: the network.
+        data: the federation, with classes `[P]` as labels; the network is made for the shape of its inputs.
+        fast_forms: whether convolutions, poolings and dense layers take the forms that are fast for many clients.
+        compute: `"float32"` or `"bfloat16"`.
+
     Raises:
         ValueError: the labels are no classes; or the module does not return one logit per class of `data`, keeps
             variables of other kinds, running averages without a mask, or has dropout that is off while clients train

@@ -252,3 +252,16 @@ def test_docstrings_become_markdown():
     for _ in range(2):  # an alias shows a docstring twice
         Docstrings().on_object(obj=thing)
     assert thing.docstring.value == wanted
+
+
+def test_comments_beside_fields_are_their_descriptions(tmp_path):
+    griffe = pytest.importorskip("griffe")
+    from docs.docstrings import Docstrings
+
+    (tmp_path / "made.py").write_text(
+        'class One:\n    """A thing."""\n\n    w: int  # [N] how much\n    plain: int\n'
+        '\n\nclass Two:\n    """Another.\n\n    Attributes:\n        w: said.\n    """\n\n    w: int  # not said\n'
+    )
+    module = griffe.load("made", search_paths=[tmp_path], extensions=griffe.load_extensions(Docstrings))
+    assert module["One"].docstring.value == "A thing.\n\nAttributes:\n    w: [N] how much"
+    assert module["Two"].docstring.value == "Another.\n\nAttributes:\n    w: said."
