@@ -1,6 +1,7 @@
 """Kept runs are given back: the same state, evaluation and models, and gone on with from either side."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -170,6 +171,14 @@ def test_a_method_in_a_file_is_taken_from_the_copy_where_the_file_has_changed(tm
     kept = jaxfl.load(".")
     assert kept.params(client=0)["Dense_0"]["bias"].shape == (10,)
     assert kept.resume(rounds=2).summary["method"] == "mine.py:example"
+
+
+def test_every_number_of_a_summary_is_explained(finished):
+    page = (Path(__file__).parents[2] / "docs/pages/howto/kept-runs.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`(\w+)`", page)) | {f"p{q}_accuracy" for q in (10, 50)}
+    kept = json.loads((finished[0] / "summary.json").read_text())
+    prefixes = ("unseen_", "validation_", "finetuned_")
+    assert sorted(name for name in kept if not name.startswith(prefixes) and name not in told) == []
 
 
 def test_a_task_in_a_file_goes_on_wherever_the_file_lies(tmp_path, monkeypatch):
