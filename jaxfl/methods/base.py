@@ -291,3 +291,8 @@ def takes_part(data: FederatedData) -> Array:
     """Returns who has rows and is not held out `[N]`."""
     rows = jnp.asarray(data.train.size) > 0
     return rows if data.held_out is None else rows & ~jnp.asarray(data.held_out)
+
+
+def present(data: FederatedData) -> Array:
+    """Returns who is there in this round, held out or not `[N]`."""
+    return jnp.ones(data.num_clients, bool) if data.absent is None else ~jnp.asarray(data.absent)

@@ -144,7 +144,10 @@ def fedem(
         if estimate == "everybody":
             log_weights, asked = jax.lax.cond(
                 cohort.mask.any(),
-                lambda: (estimated(step, learners, log_weights, absent, data, cohort), absent.sum()),
+                lambda: (
+                    estimated(step, learners, log_weights, absent, data, cohort),
+                    (absent & base.present(data)).sum(),
+                ),
                 lambda: (log_weights, jnp.zeros_like(absent.sum())),
             )
             down = base.traffic(asked, learners)

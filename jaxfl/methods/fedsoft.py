@@ -166,7 +166,7 @@ def fedsoft(
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         weights = weights.at[ids].set(u, mode="drop")
         moved = state.trained[cohort.ids] | (finite & (data.train.size[cohort.ids] > 0))
-        asked = jnp.where(due, data.num_clients - cohort.mask.sum(), 0)
+        asked = jnp.where(due, base.present(data).sum() - cohort.mask.sum(), 0)
         return FedSoftState(
             centres=aggregate.mean(total, empty=state.centres),
             models=tree.put(state.models, ids, own),

@@ -209,6 +209,8 @@ def test_everybodys_weights_are_made_where_asked(key):
         close(found.log_weights[client], step(found.learners, start.log_weights[client], data, client))
     equal(found.log_weights[1], start.log_weights[1])  # has no rows
     assert after.bytes_down - before.bytes_down == 3 * 2 * 8 * 8  # clients, learners, float64 numbers
+    away = replace(data, absent=np.arange(7) == 3)
+    assert asked.round(key, start, away, few)[1].bytes_down - before.bytes_down == 2 * 2 * 8 * 8
     assert (asked.reads, plain.reads) == ("everybody", "cohort")
 
 
