@@ -243,6 +243,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "char-rnn": CharRNN,
     "transformer": Transformer,
 }
+SEQUENCES = ("char-rnn", "transformer")  # take tokens, all others images or vectors
 
 
 def options(name: str) -> dict[str, Option]:

@@ -20,15 +20,17 @@ def federation(seed, num_clients, **more):
     """Returns clients with random ranges of a random order of rows: some empty, some shared, some overlapping."""
     random = np.random.default_rng(seed)
 
-    def split():
-        rows = random.integers(0, POOL, 40).astype(np.int32)
+    def split(low, high):
+        rows = random.integers(low, high, 40).astype(np.int32)
         start = random.integers(0, 30, num_clients).astype(np.int32)
         size = random.integers(0, 11, num_clients).astype(np.int32)
         start[::3], size[::3] = start[0], size[0]
         return Split(rows, start, size, int(size.max()))
 
     inputs = random.normal(size=(POOL, 3)).astype(np.float32)
-    return data.federate(inputs, random.integers(0, CLASSES, POOL), split(), split(), num_classes=CLASSES, **more)
+    return data.federate(
+        inputs, random.integers(0, CLASSES, POOL), split(0, 20), split(20, POOL), num_classes=CLASSES, **more
+    )
 
 
 def own_rows(split, client):
