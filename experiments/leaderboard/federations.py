@@ -1,7 +1,7 @@
 """The eight federations, at laptop scale: who has what, what is trained, and how long.
 
-All clients that are not held out take part in every round, because some methods (CFL and its kin) wait for everybody. A
-fifth of the clients is held out, and a fifth of everybody's training rows is set apart to choose by.
+All clients that are not held out take part in every round, because some methods (CFL, LayerCFL, AdaCFL) wait for
+everybody. A fifth of the clients is held out, and a fifth of everybody's training rows is set apart to choose by.
 """
 
 import math
