@@ -50,7 +50,7 @@ def _line(option: Option) -> str:
     """
     while (other := re.match(r"as in `(\w+)`", option.line)) and other[1] in METHODS:
         option = options_of(METHODS[other[1]].factory)[option.name]
-    return re.sub(r"^[BEK](?=[.,;])", lambda symbol: ALONE[symbol[0]], option.line)
+    return re.sub(r"^[BEK](?=[.;])", lambda symbol: ALONE[symbol[0]], option.line)
 
 
 def option_rows(chosen: Iterable[Option], presets: Presets) -> dict[str, dict[str, Any]]:
