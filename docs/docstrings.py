@@ -11,8 +11,8 @@ import griffe
 from docs.generate.methods import escape
 
 DOCTEST = re.compile(r"^>>> .*(?:\n(?!\s*$).+)*", re.MULTILINE)
-# An indented block between two blank lines, of a docstring's text: the lines of `Args` follow their heading directly.
 COMMENT = re.compile(r"  # (?P<said>.*)$")  # beside a field
+# An indented block between two blank lines, of a docstring's text: the lines of `Args` follow their heading directly.
 EQUATIONS = re.compile(r"(?<=\n\n)((?: {4}.*\n|\n(?= {4}))+)(?=\n|\Z)")
 
 

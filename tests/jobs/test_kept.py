@@ -222,17 +222,18 @@ def test_runs_start_from_weights(finished, tmp_path, monkeypatch):
     assert all(jax.tree.leaves(same))
     config = json.loads((tmp_path / "b" / "config.json").read_text())
     assert (config["run.weights"], config["weights_file"]) == ("w.safetensors", str(tmp_path / "w.safetensors"))
+    assert jaxfl.load("b").resume(rounds=2).summary["rounds"] == 2
     (tmp_path / "w.safetensors").rename("moved.safetensors")
-    moved = {"weights": "moved.safetensors", "out": "b", "resume": True, **there, "rounds": 2}
+    moved = {"weights": "moved.safetensors", "out": "b", "resume": True, **there, "rounds": 3}
     with pytest.raises(ValueError, match="holds a run with run.weights='w.safetensors', got 'moved.safetensors'"):
         jaxfl.run_named("fedavg", "rotated-digits", **moved)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "moved.safetensors").rename("elsewhere/w.safetensors")
     moved["weights"] = "elsewhere/w.safetensors"
-    assert jaxfl.run_named("fedavg", "rotated-digits", **moved).summary["rounds"] == 2
+    assert jaxfl.run_named("fedavg", "rotated-digits", **moved).summary["rounds"] == 3
     kept.export("elsewhere/w.safetensors", client=int(np.argmax(kept.state.cluster != kept.state.cluster[0])))
     with pytest.raises(ValueError, match="holds a run whose weights is in a file that has changed; put it back, or"):
-        jaxfl.load("b").resume(rounds=3)
+        jaxfl.load("b").resume(rounds=4)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def moved(
     isolation: int,
     eager: bool,
     *,
-    there: Array | None = None,
+    there: Array,
 ) -> tuple[FedDriftState, Array, Array]:
     """Gives every client the best model, or a new one if it has drifted.
 
@@ -60,7 +60,7 @@ def moved(
         threshold: delta.
         isolation: W.
         eager: whether all that drift share a model.
-        there: who takes part `[N]`, None for all: the models of others, who may be held out or gone, are nobody's.
+        there: who takes part `[N]`: the models of others, who may be held out or gone, are nobody's.
 
     Returns:
         The state; which models `[K]` are in the pool and are no new ones; and who has drifted `[N]`.
@@ -78,7 +78,7 @@ def moved(
     home = jnp.where(chooses, best, state.cluster)
     drifted = chooses & (newest - state.risk > threshold)
 
-    has_client = jnp.zeros(slots, bool).at[home].max(jnp.ones_like(able) if there is None else there)
+    has_client = jnp.zeros(slots, bool).at[home].max(there)
     # never used ones first, and none that somebody has
     order = jnp.argsort(jnp.where(has_client, jnp.iinfo(jnp.int32).max, state.used), stable=True).astype(jnp.int32)
     place = jnp.where(eager, 0, jnp.cumsum(drifted, dtype=jnp.int32) - 1)
