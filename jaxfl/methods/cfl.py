@@ -132,7 +132,7 @@ def cfl(
         optimizer: the local optimiser; its state starts fresh in every round.
         preset: `"paper"`, `"official"` or `"fesem"`; their values are in brackets below, in this order. What is given
             besides wins.
-        relative: eps1, eps2 and gamma_max are shares of what the run observes, and no absolute numbers (yes, no, no).
+        relative: eps1, eps2 and gamma_max are multiples of what the run observes, not absolute (yes, no, no).
         eps1: a mean update below it is stationary (0.4, 0.4, infinity); 0 never splits, which is FedAvg.
         eps2: a client update above it is not; of the layers compared (0.3, 1.6, 0).
         gamma_max: what a split must exceed (1.1, 0, 0.13); 0 keeps every split. `metric="l2"` uses it where relative.

@@ -66,7 +66,7 @@ def layercfl(
         environment: `"feature"`: the fourth convolution, as in the paper, or the last of fewer, or the first layer of a
             network without any; `"label"`: the first dense layer; `"unknown"`: all layers.
         layers: patterns (see `tree.matching`) of the parameters compared, instead of the environment's.
-        relative: eps1, eps2 and gamma_max are shares of what the run observes, see `cfl`; else absolute, and needed.
+        relative: eps1, eps2 and gamma_max are multiples of what the run observes, see `cfl`; else absolute, and needed.
         eps1: a mean update below it is stationary; 0 never splits, which is FedAvg.
         eps2: a client update above it is not; of the layers compared.
         gamma_max: what a split must exceed; 0 keeps every split.
