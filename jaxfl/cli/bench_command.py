@@ -13,6 +13,7 @@ import jaxfl
 from jaxfl.bench import AXES, Scaling, Step, scaling
 from jaxfl.cli import page, tables
 from jaxfl.cli.tables.console import stderr, stdout, write
+from jaxfl.files import write_text
 from jaxfl.plots.scaling import scaling as draw
 from jaxfl.schema import check_name, options_of
 from jaxfl.settings import methods, options
@@ -155,7 +156,7 @@ def save(results: Sequence[Scaling], command: str, out: Path) -> None:
     """Writes the record, the picture and the page."""
     made = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
     record = {**made, "scalings": [result._asdict() for result in results]}
-    (out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_text(out / RECORD, json.dumps(record, indent=1) + "\n")
     drawn = [result for result in results if any("error" not in row for row in result.points)]
     if drawn:
         draw(*drawn).savefig(out / PICTURE, dpi=110)
@@ -172,7 +173,7 @@ def save(results: Sequence[Scaling], command: str, out: Path) -> None:
         ]
     blocks += [page.Picture(PICTURE, "seconds, memory and share of the machine's limit")] if drawn else []
     blocks += [page.Text(COUNTED), page.Table(["made by"], [[page.Code(command)]])]
-    (out / PAGE).write_text(page.html("How jaxfl scales", blocks, out), encoding="utf-8")
+    write_text(out / PAGE, page.html("How jaxfl scales", blocks, out))
 
 
 def measured_on(results: Sequence[Scaling], made: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from jaxfl.cli import experiments, page, tables
 from jaxfl.cli.bench_command import PAGE, RECORD, numbers
 from jaxfl.cli.experiments import WORKS
 from jaxfl.cli.tables.console import saying, stderr, stdout, write
+from jaxfl.files import write_text
 from jaxfl.plots.gaps import bars
 from jaxfl.schema import check_name
 
@@ -70,7 +71,7 @@ def save(made: Sequence[Any], command: str, out: Path) -> None:
         out: the folder.
     """
     said = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
-    (out / RECORD).write_text(json.dumps({**said, "works": [one._asdict() for one in made]}, indent=1) + "\n", "utf-8")
+    write_text(out / RECORD, json.dumps({**said, "works": [one._asdict() for one in made]}, indent=1) + "\n")
     blocks: list[page.Block] = [page.Heading(1, "jaxfl's workloads on this machine")]
     machines = [record for one in made for record in one.records]
     if machines:
@@ -85,7 +86,7 @@ def save(made: Sequence[Any], command: str, out: Path) -> None:
         blocks += [page.Heading(2, f"{one.name}: {WORKS[one.name]}"), page.Listing(one.text)]
         blocks += [page.Text(f"Failed: {one.error}")] if one.error else []
         blocks += [page.Table(["made by"], [[page.Code(one.command)]])]
-    (out / PAGE).write_text(page.html("jaxfl's workloads", blocks, out), encoding="utf-8")
+    write_text(out / PAGE, page.html("jaxfl's workloads", blocks, out))
 
 
 def ratios(made: Sequence[Any]) -> dict[str, list[float | None]]:

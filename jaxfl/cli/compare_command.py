@@ -8,8 +8,8 @@ from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import Comparison, compare
 from jaxfl.cli import compare_page
 from jaxfl.cli.tables.console import stderr, stdout
+from jaxfl.files import write_text
 from jaxfl.plots.curves import curves
-from jaxfl.simulation.history import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,11 +13,11 @@ from jaxfl.analysis.comparison import Comparison
 from jaxfl.analysis.kept import Kept
 from jaxfl.cli import page
 from jaxfl.cli.run_page import PAGE, command, word
+from jaxfl.files import write_text
 from jaxfl.jobs.job import DPI
 from jaxfl.jobs.kept import KeptRun
 from jaxfl.plots import style
 from jaxfl.plots.curves import curves
-from jaxfl.simulation.history import write_text
 
 DRAWN = ("loss", "num_clusters", "ari")  # beside the metric that is compared, where all runs have them
 TOLD = (

@@ -11,11 +11,11 @@ import numpy as np
 import jaxfl
 from jaxfl import plots
 from jaxfl.cli import page, tables
+from jaxfl.files import write_text
 from jaxfl.jobs import job as jobs
 from jaxfl.plots import style
 from jaxfl.simulation import processes
 from jaxfl.simulation.directory import RunDirectory
-from jaxfl.simulation.history import write_text
 from jaxfl.simulation.result import Result
 from jaxfl.tasks.metrics import ACCURACY
 

@@ -22,6 +22,7 @@ from jaxfl.data.building import check_lists, check_square, check_still, check_ty
 from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replaced
 from jaxfl.data.sources import saved
 from jaxfl.data.windows import let_go
+from jaxfl.files import write_text
 
 HEADER, SCHEMA = saved.HEADER, 1
 MAPPED = (
@@ -89,9 +90,7 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
     header |= {
         "arrays": {name: {"dtype": np.dtype(kind).name, "shape": shape} for name, (kind, shape) in arrays.items()}
     }
-    part = folder / f"{HEADER}.part"
-    part.write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, folder / HEADER)
+    write_text(folder / HEADER, json.dumps(header, indent=2) + "\n")
 
 
 def load(folder: str | Path | None) -> FederatedData:

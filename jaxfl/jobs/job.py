@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jaxfl import plots
 from jaxfl.data.clients import FederatedData
+from jaxfl.files import write_text
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
@@ -22,7 +23,6 @@ from jaxfl.settings import options
 from jaxfl.simulation import processes
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.simulation.history import write_text
 from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Callback, Result

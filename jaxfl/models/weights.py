@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jaxfl import tree
+from jaxfl.files import write_bytes
 from jaxfl.schema import did_you_mean
 from jaxfl.typing import Params
 
@@ -33,10 +34,7 @@ def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str
 
     arrays = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(model)]
     content = save(dict(zip(tree.names(model), arrays, strict=True)), metadata=dict(about or {}))
-    path = Path(path)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    write_bytes(Path(path), content)
 
 
 def load_weights(path: str | os.PathLike, like: Params) -> Params:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxfl.data import bounded
+from jaxfl.files import write_text
 
 if TYPE_CHECKING:
     import pandas
@@ -157,21 +158,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(ValueError):
         records += [_record(path, len(lines) + 1, last)] if last else []
     return records
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file that is whole or as it was, whenever the process is killed or the machine stops."""
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()  # the disk may be full
-        raise
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
