@@ -5,9 +5,11 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxfl import engine, tree
 from jaxfl.cohort import PlanChoice
@@ -25,10 +27,14 @@ from jaxfl.simulation.kept_rows import shapes_whole
 from jaxfl.simulation.metrics import Evaluation, in_a_line
 from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.simulation.restoring import on_host, restored
-from jaxfl.simulation.result import Callback, Result, about, chosen_client
+from jaxfl.simulation.result import Callback, Result, about, chosen_client, table
+from jaxfl.simulation.served import newcomers, predict
 from jaxfl.simulation.streaming import streams
 from jaxfl.simulation.testers import sampled_clients
 from jaxfl.typing import Params
+
+if TYPE_CHECKING:
+    import pandas
 
 NAMES = ("method", "data", "model", "optimizer", "server_optimizer")  # of a config: what chooses the options' owners
 
@@ -146,10 +152,22 @@ class KeptRun:
         found, stream = chosen_client(clusters, client, cluster), streams(self.method, self.data, "auto")
         return model_of(self.method, self.state, self.data, found, self.seed, stream=stream)
 
+    def predict(self, inputs: ArrayLike, *, client: int | None = None, cluster: int | None = None) -> np.ndarray:
+        """Returns what the model of `params` says of rows, as `Result.predict` does."""
+        return predict(self.method.task, self.params(client=client, cluster=cluster), self.data, inputs)
+
+    def evaluate(self, data: FederatedData) -> Evaluation:
+        """Returns the evaluation of clients who were not there, as `Result.evaluate` does."""
+        return newcomers(self.method, self.state, self.data, self.seed, data)
+
+    def clients(self) -> "pandas.DataFrame":
+        """Returns a row per client, as `Result.clients` does."""
+        return table(self.data, self.evaluation)
+
     def export(self, path: str | os.PathLike, *, client: int | None = None, cluster: int | None = None) -> None:
         """Writes the model of `params` as safetensors, see `jaxfl.models.save_weights`."""
         told = {**(self.config or {}), "rounds": self.round}
-        save_weights(path, self.params(client=client, cluster=cluster), about(told, client, cluster))
+        save_weights(path, self.params(client=client, cluster=cluster), about(told, self.data, client, cluster))
 
     def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> Result:
         """Goes on with the run in its folder, as `jaxfl run ... --resume` does: the same bits.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
@@ -14,6 +15,7 @@ from jaxfl.models.weights import save_weights
 from jaxfl.simulation.evaluate import model_of
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import Evaluation, in_a_line
+from jaxfl.simulation.served import newcomers, predict
 from jaxfl.typing import Params
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Event(NamedTuple):
         seed: of the run, where there are several seeds; else None.
         keep: writes a checkpoint of this moment into a folder.
         lower: metrics of the task that are better where they are lower, beside losses.
+        earlier: the records of the evaluations before, those of before a resume too.
     """
 
     round: int
@@ -51,6 +54,7 @@ class Event(NamedTuple):
     seed: int | None = None
     keep: Callable[[Path], None] | None = None
     lower: tuple[str, ...] = ()
+    earlier: Sequence[dict[str, Any]] = ()
 
 
 Callback = Callable[[Event], bool | None]  # True ends the run
@@ -109,49 +113,93 @@ class Result(NamedTuple):
         Raises:
             ValueError: both or none are given, or there is no such client or cluster.
         """
-        if self.method is None:
-            raise ValueError("the result must know its method, got None; Method.client_params gives models of a state.")
         found, stream = chosen_client(self.evaluation.cluster, client, cluster), not self.summary["resident"]
-        return model_of(self.method, self.state, self.data, found, self.summary["seed"], stream=stream)
+        return model_of(_known(self.method), self.state, self.data, found, self.summary["seed"], stream=stream)
+
+    def predict(self, inputs: ArrayLike, *, client: int | None = None, cluster: int | None = None) -> np.ndarray:
+        """Returns what the model of `params` says of rows `[B, ...]`: of classification logits `[B, L]`.
+
+        Args:
+            inputs: rows as `data.inputs` has them, not scaled, and turned as the client sees them.
+            client: from 0 to N - 1.
+            cluster: one of `evaluation.cluster`.
+
+        Raises:
+            ValueError: the rows are of another shape or kind, or see `params`.
+
+        >>> import jaxfl
+        >>> small = {"num_clients": 4, "rows_per_client": 20, "model": "logistic"}
+        >>> result = jaxfl.run_named("fedavg", "rotated-digits", rounds=1, cohort=4, **small)
+        >>> result.predict(result.data.inputs[:3], client=0).shape
+        (3, 10)
+        """
+        model = self.params(client=client, cluster=cluster)
+        return predict(_known(self.method).task, model, self.data, inputs)
+
+    def evaluate(self, data: FederatedData) -> Evaluation:
+        """Returns the evaluation of clients who were not there: each is served as those held out of training are.
+
+        `cluster` says which model each gets, and `unseen_micro_accuracy` and so on how good it is.
+
+        Args:
+            data: the clients and their rows, from `federate`; they are scaled as those of the run were.
+
+        Raises:
+            ValueError: they have other rows or classes, or the method kept nothing to place them by.
+
+        >>> import jaxfl
+        >>> small = {"num_clients": 4, "rows_per_client": 20}
+        >>> here = {"rounds": 1, "cohort": 4, "model": "logistic"}
+        >>> result = jaxfl.run_named("ifca", "rotated-digits", num_clusters=2, **here, **small)
+        >>> new = jaxfl.data.load("rotated-digits", seed=1, **small).subset([0, 1])
+        >>> result.evaluate(new).cluster.shape
+        (2,)
+        """
+        return newcomers(_known(self.method), self.state, self.data, self.seed, data)
 
     def export(self, path: str | os.PathLike, *, client: int | None = None, cluster: int | None = None) -> None:
         """Writes the model of `params` as safetensors, see `jaxfl.models.save_weights`."""
-        save_weights(path, self.params(client=client, cluster=cluster), about(self.summary, client, cluster))
+        save_weights(path, self.params(client=client, cluster=cluster), about(self.summary, self.data, client, cluster))
 
     def clients(self) -> "pandas.DataFrame":
         """Returns a row per client: id, true group, cluster, training and test rows, the task's metrics and loss.
 
-        `name` says who made the client's rows, where that is known. `group` is empty where groups are unknown,
-        `cluster` is the slot of the model that the client is served, -1 for none, and what was not tested is NaN. Of
-        classification the metrics are `accuracy` and `f1`. With `finetune` there is `finetuned_accuracy`, or what the
-        main metric is, too.
+        `name` says who made the client's rows, where that is known, `held_out` who was kept out of training, where
+        anybody was. `group` is empty where groups are unknown, `cluster` is the slot of the model that the client is
+        served, -1 for none, and what was not tested is NaN. Of classification the metrics are `accuracy` and `f1`. With
+        `finetune` there is `finetuned_accuracy`, or what the main metric is, too.
         """
-        import pandas
-
-        data, found = self.data, self.evaluation
-        group = [""] * data.num_clients
-        if data.group is not None:
-            names = data.group_names
-            group = [names[one] if one < len(names) else str(one) for one in np.asarray(data.group).tolist()]
-        columns = {
-            "client": np.arange(data.num_clients),
-            **({"name": data.client_names} if data.client_names else {}),
-            "group": group,
-            "cluster": found.cluster,
-            "train_rows": np.asarray(data.train.size),
-            "test_rows": np.asarray(data.test.size),
-            **found.values,
-            "loss": found.loss,
-        }
-        if found.finetuned is not None:
-            columns[f"finetuned_{found.main}"] = found.finetuned.values[found.main]
-        return pandas.DataFrame(columns)
+        return table(self.data, self.evaluation)
 
     def __repr__(self) -> str:
         """Returns a line: the arrays would fill pages."""
         main = self.evaluation.main
         names = ("num_clients", "rounds", f"micro_{main}", f"macro_{main}", "num_clusters", "diverged")
         return f"Result({self.data.name!r}, {in_a_line(self.summary, names)})"
+
+
+def table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
+    """Returns the table of `Result.clients`."""
+    import pandas
+
+    group = [""] * data.num_clients
+    if data.group is not None:
+        names = data.group_names
+        group = [names[one] if one < len(names) else str(one) for one in np.asarray(data.group).tolist()]
+    columns = {
+        "client": np.arange(data.num_clients),
+        **({"name": data.client_names} if data.client_names else {}),
+        "group": group,
+        **({} if data.held_out is None else {"held_out": np.asarray(data.held_out)}),
+        "cluster": found.cluster,
+        "train_rows": np.asarray(data.train.size),
+        "test_rows": np.asarray(data.test.size),
+        **found.values,
+        "loss": found.loss,
+    }
+    if found.finetuned is not None:
+        columns[f"finetuned_{found.main}"] = found.finetuned.values[found.main]
+    return pandas.DataFrame(columns)
 
 
 def chosen_client(clusters: np.ndarray, client: int | None, cluster: int | None) -> int:
@@ -180,9 +228,17 @@ def chosen_client(clusters: np.ndarray, client: int | None, cluster: int | None)
     return int(found[0])
 
 
-def about(summary: Mapping[str, Any], client: int | None, cluster: int | None) -> dict[str, str]:
-    """Returns what a file of weights says of itself."""
+def about(summary: Mapping[str, Any], data: FederatedData, client: int | None, cluster: int | None) -> dict[str, str]:
+    """Returns what a file of weights says of itself; `mean` and `std` are what its inputs are scaled by."""
     told = {name: summary[name] for name in ("method", "data", "rounds", "seed") if name in summary}
-    return {
-        name: str(value) for name, value in {**told, "client": client, "cluster": cluster}.items() if value is not None
-    }
+    told |= {"client": client, "cluster": cluster}
+    scaled = {"mean": data.mean, "std": data.std}
+    told |= {name: np.asarray(value).tolist() for name, value in scaled.items() if value is not None}
+    return {name: str(value) for name, value in told.items() if value is not None}
+
+
+def _known(method: Method | None) -> Method:
+    """Returns the method, if there is one."""
+    if method is None:
+        raise ValueError("the result must know its method, got None; Method.client_params gives models of a state.")
+    return method

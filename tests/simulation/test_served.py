@@ -1,0 +1,98 @@
+"""What a finished run is used for: outputs for new rows, and models for clients who were not there."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import jaxfl
+
+SMALL = {"num_clients": 12, "rows_per_client": 40, "model": "logistic"}
+TRAINED = {"rounds": 3, "cohort": 1.0}
+
+
+def trained(method, **settings):
+    return jaxfl.run_named(method, "rotated-digits", **TRAINED, **SMALL, **settings)
+
+
+def rows_of(data, client):
+    """Returns a client's test rows as it sees them, not scaled, and their labels."""
+    at = int(data.test.start[client])
+    rows = np.asarray(data.test.rows)[at : at + int(data.test.size[client])]
+    pixels = np.rot90(np.asarray(data.inputs)[rows], int(data.rotation[client]), axes=(1, 2))
+    return pixels, np.asarray(data.labels)[rows]
+
+
+def test_predictions_have_the_accuracy_that_the_run_tells():
+    result = trained("ifca", num_clusters=4)
+    for client in (0, 5):
+        pixels, labels = rows_of(result.data, client)
+        found = result.predict(pixels, client=client)
+        assert found.shape == (len(labels), 10)
+        accuracy = (found.argmax(1) == labels).mean()
+        assert accuracy == pytest.approx(result.evaluation.accuracy[client], abs=1e-6)
+        cluster = int(result.evaluation.cluster[client])
+        np.testing.assert_array_equal(result.predict(pixels, cluster=cluster), found)
+    assert result.predict(pixels[:0], client=0).shape == (0, 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda pixels: pixels / 255, "inputs must be uint8 as the run's are, got float32; give them as they are"),
+        (lambda pixels: pixels[0], r"inputs must be rows \[B, 8, 8\], got the shape \[8, 8\]; .* inputs\[None\]"),
+        (lambda pixels: pixels.astype(int) - 1, "got numbers from -1 to"),
+    ],
+)
+def test_rows_of_another_kind_are_refused(change, says):
+    result = trained("fedavg")
+    with pytest.raises(ValueError, match=says):
+        result.predict(change(result.data.inputs[:4]), client=0)
+
+
+PERSONAL = ("fedper",)  # a cluster is the number of a client, and the new ones have others
+
+
+# One of each kind: models by loss, by gradients, by a tree of splits, by subspaces of rows, and by client.
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("ifca", {"num_clusters": 4}),
+        ("stocfl", {}),
+        ("cfl", {"eps1": 10.0, "eps2": 0.0}),
+        ("pacfl", {}),
+        ("fedper", {"personal": "Dense_0"}),
+    ],
+)
+def test_clients_who_were_not_there_are_served_as_those_held_out(method, settings):
+    result = trained(method, held_out=0.25, **settings)
+    out = np.flatnonzero(result.data.held_out)
+    assert len(out) == 3
+    found = result.evaluate(dataclasses.replace(result.data.subset(out), held_out=None))
+    if method not in PERSONAL:
+        np.testing.assert_array_equal(found.cluster, result.evaluation.cluster[out])
+    np.testing.assert_allclose(found.accuracy, result.evaluation.accuracy[out], atol=1e-6)
+    whole = result.evaluation.metrics["unseen_micro_accuracy"]
+    assert found.metrics["unseen_micro_accuracy"] == pytest.approx(whole, abs=1e-6)
+
+
+def test_a_kept_run_predicts_and_places_too(tmp_path):
+    result = trained("ifca", num_clusters=4, out=tmp_path / "run")
+    kept, pixels = jaxfl.load(tmp_path / "run"), result.data.inputs[:5]
+    np.testing.assert_array_equal(kept.predict(pixels, client=1), result.predict(pixels, client=1))
+    new = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=60, seed=5)
+    np.testing.assert_array_equal(kept.evaluate(new).cluster, result.evaluate(new).cluster)
+    assert kept.clients().equals(result.clients())
+
+
+def test_new_clients_that_nothing_is_known_to_place_by_are_refused():
+    result = trained("cfl")
+    with pytest.raises(ValueError, match="data cannot be placed.*run with held_out=0.1"):
+        result.evaluate(result.data.subset([0]))
+
+
+def test_new_clients_of_other_rows_are_refused():
+    result = trained("fedavg")
+    floats = dataclasses.replace(result.data, inputs=np.asarray(result.data.inputs, np.float32))
+    with pytest.raises(ValueError, match="data must have inputs of uint8 as the run's, got float32"):
+        result.evaluate(floats)
