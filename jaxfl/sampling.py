@@ -58,6 +58,7 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
             f"data must have training rows, got none of the {available} clients that take part; give some in train."
         )
     remedy = f"give a share in (0, 1] or a count from 1 to {available}"
+    cohort = cohort.item() if isinstance(cohort, np.integer | np.floating) else cohort
     if isinstance(cohort, bool) or not isinstance(cohort, (int, float)):
         raise ValueError(f"cohort must be a number, got {cohort!r}; {remedy}.")
     if isinstance(cohort, int):

@@ -12,8 +12,10 @@ from scipy import special
 from sklearn import metrics as sk
 
 import jaxfl
+from jaxfl.client.passes import rows_at_once
 from jaxfl.data import federate
 from jaxfl.data.clients import Batch
+from jaxfl.models import layers
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.metrics import Totals, summarise
 from jaxfl.tasks import ACCURACY, TASKS, Metrics, mixture, row_losses, without_dropout
@@ -303,3 +305,23 @@ def test_dense_layers_of_other_tasks_are_found_and_compute_the_same(kind):
         return task.dense.loss(model, batch, None, products), task.loss(model, batch)
 
     np.testing.assert_allclose(*losses(jax.random.key(0), data), rtol=1e-6)
+
+
+def test_a_network_that_looks_at_several_rows_is_given_all_of_them():
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+
+    class Normalised(nn.Module):
+        @nn.compact
+        def __call__(self, inputs, mask=None):
+            outputs = nn.Conv(8, (3, 3))(inputs.reshape(-1, 8, 8, 1) / 16)
+            return nn.Dense(10)(layers.BatchNorm()(outputs, mask).mean((1, 2)))
+
+    class Plain(nn.Module):
+        @nn.compact
+        def __call__(self, inputs, mask=None):
+            return nn.Dense(10)(nn.Conv(8, (3, 3))(inputs.reshape(-1, 8, 8, 1) / 16).mean((1, 2)))
+
+    tasks = [jaxfl.classification(module, data) for module in (Normalised(), Plain())]
+    model = tasks[0].init(jax.random.key(0))
+    assert tasks[0].replaced and tasks[0].widest == 0 < tasks[1].widest
+    assert rows_at_once(tasks[0], model, 1000) == 1000, "blocks would be batches with statistics of their own"

@@ -113,4 +113,4 @@ def _pairs(number: int) -> Metrics:
     def values(sums: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
         return {_name(*divmod(pair, number)): sums[:, pair] for pair in range(math.prod(sums.shape[1:]))}
 
-    return Metrics(counts, values)
+    return Metrics(counts, values, pooled=False)

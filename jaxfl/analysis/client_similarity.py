@@ -10,7 +10,7 @@ from jaxfl import engine
 from jaxfl.analysis.class_confusion import Finished
 from jaxfl.clustering.distances import cosine
 from jaxfl.methods.parts.representation import of_clients, represent
-from jaxfl.random import host_rng
+from jaxfl.random import Stream, host_rng, key_for
 
 
 class ClientSimilarity(NamedTuple):
@@ -50,7 +50,7 @@ def client_similarity(result: Finished, *, clients: int | None = 400, size: int 
     chosen = host_rng(result.seed, "client similarity").permutation(able)[:clients]
     chosen = np.sort(chosen).astype(np.int32)
     task, key = result.method.task, jax.random.key(result.seed)
-    anchor = task.init(key)
+    anchor = task.init(key_for(key, Stream.INIT))  # that of the run
     plan = engine.resolve_plan("auto", anchor, len(chosen))._replace(mesh=None)  # the data lie on one device
     sent = represent(task, optax.sgd(1.0), size=size)
     psi = np.array(of_clients(sent, key, anchor, result.data.subset(chosen), plan))  # [M, d]

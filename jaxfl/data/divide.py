@@ -101,9 +101,9 @@ def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
     """
     size = jnp.asarray(split.size)
     held = _held(size, share)
-    # shuffle between any start and the next one, then hold back the last rows of every client
-    place = jnp.arange(split.rows.shape[0], dtype=jnp.int32)
-    piece = jnp.searchsorted(jnp.sort(jnp.asarray(split.start)), place, side="right")
+    # shuffle between any border of a client's rows and the next one, then hold back the last rows of every client
+    place, start = jnp.arange(split.rows.shape[0], dtype=jnp.int32), jnp.asarray(split.start)
+    piece = jnp.searchsorted(jnp.sort(jnp.concatenate([start, start + size])), place, side="right")
     order = jnp.lexsort((jax.random.bits(key_for(key, Stream.VALIDATION), place.shape, jnp.uint32), piece))
     rows = jnp.asarray(split.rows)[order]
     sizes = np.arange(split.max_size + 1, dtype=np.int32)

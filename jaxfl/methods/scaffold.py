@@ -115,7 +115,8 @@ def scaffold(
         correction = optax.tree.sub(control, own)
         trained, loss = train(client_key, model, data, client, anchor=model, correction=correction)
         if controls == "gradient":
-            new = gradient_of(model, data, client, client_key)[1]
+            apart = key_for(client_key, Stream.ATTACK)  # an attacker's noise is another than that of the model
+            new = gradient_of(model, data, client, apart)[1]
         else:
             far = displaced(steps_of(client_key, data, client, local_epochs, batch_size), data.rate)
             slope = mean_slope(optax.tree.sub(model, trained), far)

@@ -23,7 +23,7 @@ def arriving(data: FederatedData) -> np.ndarray:
     >>> len(arriving(load("rotated-digits", drift_round=5, arrive=0.25, leave=0.1)))
     10
     """
-    if data.absent is None:
+    if data.absent is None or data.drift is None:  # without a drift, nobody comes
         return np.zeros(0, int)
     before, after = (np.asarray(one.absent) for one in data.phases)
     return np.flatnonzero(before & ~after)

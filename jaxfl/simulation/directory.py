@@ -31,6 +31,7 @@ CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
 HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 LOOKED_AT = 1000  # rows of a mapped file that say which file it is
 FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir", "run.resident")  # of a config: may be others on resume
+FIELDS = "data_fields"  # of an identity, see `fields_of`
 PLACE = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
 
 
@@ -137,11 +138,14 @@ class RunDirectory:
         if saved is not None:
             if not all(isinstance(saved.header.get(name), kind) for name, kind in HEADER.items()):
                 raise ValueError(f"{saved.path} is not the checkpoint of a run; remove it or choose another directory.")
-            self._refuse_another(_fixed(saved.header["identity"]), _fixed(identity))
-            rounds, wanted = saved.header["round"], saved.header["records"]
-            if (found := len(self._records(rounds))) < wanted:
+            held, wanted = _fixed(saved.header["identity"]), _fixed(identity)
+            if FIELDS not in held:  # a run of an older version
+                wanted.pop(FIELDS, None)
+            self._refuse_another(held, wanted)
+            rounds, records = saved.header["round"], saved.header["records"]
+            if (found := len(self._records(rounds))) < records:
                 raise ValueError(
-                    f"{self.path / HISTORY} must hold {wanted} records of the first {rounds} rounds, found {found}; "
+                    f"{self.path / HISTORY} must hold {records} records of the first {rounds} rounds, found {found}; "
                     "put the file back as it was, or choose another directory."
                 )
         return saved
@@ -212,8 +216,8 @@ class RunDirectory:
         self._refuse_file()
         if not resume and (held := self.held()):
             raise ValueError(
-                f"{self.argument} {str(self.path)!r} ({held[0]}) holds another run; resume it (resume=True, --resume) "
-                "or choose another directory."
+                f"{self.argument} {str(self.path)!r} ({held[0]}) holds a run already; resume it (resume=True, "
+                "--resume) or choose another directory."
             )
 
     def _refuse_another(self, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -252,7 +256,7 @@ def identity_of(
         sampler: draws the cohorts, by its name.
         finetune: what clients train before they are tested a second time; not its optimiser, which has no name.
     """
-    identity = {**config, "seed": seed, "cohort": size, "data": fingerprint(data)}
+    identity = {**config, "seed": seed, "cohort": size, "data": fingerprint(data), FIELDS: fields_of(data)}
     if sampler is not sampling.uniform:
         identity["sampler"] = sampling.name_of(sampler)
     if finetune is not None:
@@ -275,6 +279,21 @@ def fingerprint(data: FederatedData) -> str:
         checksum = zlib.crc32(looked_at.data, checksum) if looked_at.size else checksum
     name = data.name if data.attack is None else f"{data.name}-{data.attack.kind}"
     return f"{name}-{checksum:08x}"
+
+
+def fields_of(data: FederatedData) -> str:
+    """Returns a checksum of which arrays there are, and of their shapes and types.
+
+    >>> from jaxfl.data import synthetic
+    >>> import dataclasses
+    >>> data = synthetic.clustered_linear(4)
+    >>> other = dataclasses.replace(data, rotation=data.group, group=None)  # the same numbers, but in another field
+    >>> fingerprint(data) == fingerprint(other), fields_of(data) == fields_of(other)
+    (True, False)
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(data)
+    told = [f"{jax.tree_util.keystr(path)} {np.shape(leaf)} {np.result_type(leaf)}" for path, leaf in leaves]
+    return f"{zlib.crc32(' '.join(told).encode()):08x}"
 
 
 def _fixed(config: dict[str, Any]) -> dict[str, Any]:

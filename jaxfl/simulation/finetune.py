@@ -59,7 +59,10 @@ def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, A
     train = local_train(method.task, finetune.optimizer, local_epochs=finetune.epochs, batch_size=finetune.batch_size)
 
     def run(key: Key, state: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
-        honest = dataclasses.replace(data, stragglers=None, attack=None)  # conditions of rounds: this is none
+        own = dataclasses.replace(data.train, flipped=None)
+        honest = dataclasses.replace(
+            data, train=own, stragglers=None, attack=None
+        )  # conditions of rounds: this is none
         served = tree.take(method.client_params(state, client[None]), 0)
         trained: Params = train(key_for(key, Stream.FINETUNE, state.round, client), served, honest, client)[0]
         finite = tree.is_finite(trained)

@@ -21,6 +21,7 @@ from jaxfl.simulation.rows_here import shapes_here, with_field
 from jaxfl.simulation.seeds import inside, lanes_of, together
 from jaxfl.simulation.streaming import LIMIT, Resident, Stream, keeps, streams
 from jaxfl.simulation.testers import BESIDE, EVERYBODY
+from jaxfl.tasks.contract import check_learns
 
 
 class Footprint(NamedTuple):
@@ -125,6 +126,7 @@ def footprint(
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}.")
+    check_learns(method.task, data)
     data, size, key, choice = data.in_programs(), cohort_size(cohort, data), jax.random.key(0), plan
     state = jax.eval_shape(method.init, key, data)
     plan = engine.resolve_plan(choice, served_model(method, state), size, devices=devices)

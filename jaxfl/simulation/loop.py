@@ -4,11 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxfl import engine
 from jaxfl.cohort import Plan
@@ -48,8 +50,9 @@ def outcomes(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) -> lis
         for one in ones:
             if one.directory is not None:
                 stack.enter_context(one.directory.alone())
-        for group in _groups(ones, 1 if alone else together(len(ones)), resume):
-            made = _within_memory(asked, group, plan, resume)
+        for place, group in enumerate(_groups(ones, 1 if alone else together(len(ones)), resume)):
+            timed = asked._replace(began=time.perf_counter()) if place else asked  # each program has its own time
+            made = _within_memory(timed, group, plan, resume)
             found |= {one.seed: outcome for one, outcome in zip(group, made, strict=True)}
     return [found[one.seed] for one in ones]
 
@@ -225,7 +228,8 @@ class _Seed:
     def _tell(self, event: Event) -> None:
         """Calls the callbacks."""
         for callback in self._asked.callbacks if processes.first() else ():
-            self.ended |= callback(event) is True
+            told = callback(event)
+            self.ended |= isinstance(told, bool | np.bool_) and bool(told)
 
     def save(self, state: Any) -> None:
         """Saves a run that is stopped."""
@@ -281,4 +285,5 @@ class _Seed:
             seed=self._one.seed if self._asked.several else None,
             keep=functools.partial(progress.keep, state=state),
             lower=tuple(self._asked.method.task.metrics.lower),
+            earlier=progress.history.records[: -1 if record is not None else None],
         )

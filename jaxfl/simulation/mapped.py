@@ -21,6 +21,7 @@ from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.progress import come_to_nothing
 from jaxfl.simulation.schedule import check_drift
+from jaxfl.tasks.contract import check_learns
 from jaxfl.typing import Array, Key
 
 UNKNOWN = (  # what JAX says of a value that is traced
@@ -132,6 +133,7 @@ def run_mapped(
     methods = [make(number) for number in numbers]  # a value that is out of range is refused here
     if not isinstance(methods[0], Method):
         raise ValueError(f"make must return a method from a factory of jaxfl.methods, got {methods[0]!r}.")
+    check_learns(methods[0].task, data)
     keys = [jax.random.key(one) for one in seeds]
     stacked = keys[0] if len(keys) == 1 else jnp.stack(keys)
     model = served_model(methods[0], jax.eval_shape(methods[0].init, keys[0], data))

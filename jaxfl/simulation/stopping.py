@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from jaxfl.simulation.directory import CONFIG
 from jaxfl.simulation.metrics import is_lower_better, main_metric
@@ -11,29 +12,39 @@ from jaxfl.simulation.result import Event
 
 
 class _Best:
-    """The best value of a metric so far, of each seed; None is the task's main one."""
+    """The best value of a metric so far, of each seed, and for how long it has been; None is the task's main one."""
 
     def __init__(self, metric: str | None):
         self.metric = metric
         self._best: dict[int | None, float] = {}
+        self._waited: dict[int | None, int] = {}
 
-    def improves(self, event: Event) -> bool:
-        """Returns whether an evaluation is better than all before.
+    def waited(self, event: Event, earlier: bool = True) -> int:
+        """Returns how many evaluations there were since the best one: 0 where it is the one that was just made.
+
+        Args:
+            event: of an evaluation, or between two.
+            earlier: whether those of before a resume count.
 
         Raises:
             ValueError: an evaluation has no such number.
         """
-        assert event.record is not None
-        metric = f"micro_{main_metric(event.record)}" if self.metric is None else self.metric
-        if metric not in event.record:
-            known = ", ".join(name for name, value in event.record.items() if isinstance(value, float))
+        if event.record is not None:
+            before = event.earlier if earlier and event.seed not in self._best else ()
+            for record in (*before, event.record):
+                self._take(record, event)
+        return self._waited.get(event.seed, 0)
+
+    def _take(self, record: dict[str, Any], event: Event) -> None:
+        metric = f"micro_{main_metric(record)}" if self.metric is None else self.metric
+        if metric not in record:
+            known = ", ".join(name for name, value in record.items() if isinstance(value, float))
             raise ValueError(f"metric must be a number of every evaluation, got {metric!r}; there are {known}.")
-        value, sign = event.record[metric], -1 if is_lower_better(metric, event.lower) else 1
+        value, sign = record[metric], -1 if is_lower_better(metric, event.lower) else 1
         value = -math.inf if value is None or math.isnan(value) else sign * value
-        if value <= self._best.get(event.seed, -math.inf):
-            return False
-        self._best[event.seed] = value
-        return True
+        better = value > self._best.get(event.seed, -math.inf)
+        self._best[event.seed] = max(value, self._best.get(event.seed, -math.inf))
+        self._waited[event.seed] = 0 if better else self._waited.get(event.seed, 0) + 1
 
 
 class EarlyStopping:
@@ -56,14 +67,10 @@ class EarlyStopping:
         if patience < 1:
             raise ValueError(f"patience must be at least 1 evaluation, got {patience}.")
         self.patience, self._best = patience, _Best(metric)
-        self._waited: dict[int | None, int] = {}
 
     def __call__(self, event: Event) -> bool:
         """Returns whether to end the run."""
-        if event.record is not None:
-            better = self._best.improves(event)
-            self._waited[event.seed] = 0 if better else self._waited.get(event.seed, 0) + 1
-        return self._waited.get(event.seed, 0) >= self.patience
+        return self._best.waited(event) >= self.patience
 
 
 class TimeLimit:
@@ -101,9 +108,9 @@ class BestCheckpoint:
 
     def __call__(self, event: Event) -> None:
         """Keeps the state if it is the best so far."""
-        if event.record is None or event.keep is None or not self._best.improves(event):
-            return
         folder = self.folder if event.seed is None else self.folder / f"seed-{event.seed}"
+        if event.record is None or event.keep is None or self._best.waited(event, earlier=folder.exists()):
+            return
         event.keep(folder)
         above = self.folder.parent if event.seed is None else self.folder.parent / f"seed-{event.seed}"
         if (config := above / CONFIG).exists():

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,19 +79,35 @@ def of_network(
     replaced = tuple((kind, count) for kind, count in forms if kind != rewriting.NARROW)
     dense = _dense_layers(apply, mean_loss, model, example) if fast_forms and running is None else None
     averages = None if running is None else _averages(running, mean_loss, fast=bool(forms))
+
+    def alone(model: Params, batch: Batch) -> Any:
+        return forward(model, batch, None)
+
+    # who asks which rows are padding looks at all of a batch (batch normalisation): blocks would be other batches
+    looks_around = _reads_mask(apply, model, example)
     return Task(
         init=init,
         loss=loss,
-        outputs=lambda model, batch: forward(model, batch, None),
+        outputs=alone,
         dense=dense,
         replaced=replaced,
-        widest=rewriting.widest(lambda model, rows: forward(model, rows, None), model, example) if replaced else 0,
+        widest=rewriting.widest(alone, model, example) if replaced and not looks_around else 0,
         metrics=metrics,
         averages=averages,
         losses=row_losses,
         mix=mix,
         rows=rows_of(data),
     )
+
+
+def _reads_mask(apply: Callable[..., Any], model: Params, example: Batch) -> bool:
+    """Returns whether outputs for rows depend on which of them are padding."""
+
+    def run(mask: Array, model: Params) -> Any:
+        return apply(model, example._replace(mask=mask), None)
+
+    program = jax.make_jaxpr(run)(example.mask, model).jaxpr
+    return any(program.invars[0] is one for step in program.eqns for one in step.invars)
 
 
 def _averages(running: Running, mean_loss: Callable[[Array, Batch], Array], *, fast: bool) -> Averages:

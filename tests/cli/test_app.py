@@ -332,7 +332,7 @@ def test_another_run_is_not_overwritten(never_compiles, finished):
     _, out = finished
     same = ["run", "stocfl", *SMALL, "--rounds", "3", "--cohort", "4", "--out", out]
     before = (out / "config.json").read_bytes()
-    assert re.search("holds another run.*--resume", refused(*same))
+    assert re.search("holds a run already.*--resume", refused(*same))
     assert "method.threshold=0.5, got 0.6" in refused(*same, "--resume", "--set", "threshold=0.6")
     assert "method='stocfl', got 'fedavg'" in refused("run", "fedavg", *same[2:], "--resume")
     assert "seed=0, got 1" in refused(*same, "--resume", "--seed", "1")

@@ -265,3 +265,13 @@ def test_validation_rows_train_nothing(solver, key):
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message):
         ditto(**options)
+
+
+def test_a_division_of_some_clients_is_of_their_own_rows():
+    # what lies between their rows belongs to clients who are not there
+    parts = np.split(np.arange(40), 8)
+    split = replace(Split.pack(parts), start=np.int32([0, 15, 30]), size=np.int32([5, 5, 5]))
+    left, held = divided(jax.random.key(0), split, 0.4)
+    for client, part in enumerate((parts[0], parts[3], parts[6])):
+        found = [np.asarray(one.rows)[one.start[client] :][: one.size[client]] for one in (left, held)]
+        assert sorted(np.concatenate(found).tolist()) == part.tolist(), "these are the client's, each once"

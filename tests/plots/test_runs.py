@@ -3,6 +3,8 @@
 import dataclasses
 import sys
 
+import jax
+import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import optax
@@ -13,6 +15,7 @@ from matplotlib.patches import PathPatch, Rectangle
 
 import jaxfl
 from jaxfl import plots
+from jaxfl.clustering.distances import cosine
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import found
 
@@ -268,6 +271,12 @@ def test_similarity_is_of_the_data_and_in_the_order_of_the_clusters(result):
     one_without = dataclasses.replace(result.data, train=dataclasses.replace(result.data.train, size=size))
     found = jaxfl.client_similarity(result._replace(data=one_without))
     assert found.clients.tolist() == [0, 1, 2, 3, 4, 6, 7]
+    task, key = result.method.task, jax.random.key(result.seed)
+    initial = result.method.init(key, result.data)  # of the run
+    anchor = jax.tree.map(lambda leaf: leaf[0], result.method.client_params(initial, jnp.zeros(1, jnp.int32)))
+    psi = jaxfl.representations(jaxfl.represent(task, optax.sgd(1.0), size=4096), key, anchor, result.data)
+    wanted = cosine(np.asarray(psi)[found.clients])
+    np.testing.assert_allclose(found.matrix, wanted, atol=1e-5)
     group = np.asarray(result.data.group)[found.clients]
     same = (group[:, None] == group) & ~np.eye(7, dtype=bool)
     assert found.matrix[same].mean() > 2 * found.matrix[group[:, None] != group].mean()

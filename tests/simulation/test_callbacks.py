@@ -200,6 +200,35 @@ def test_what_the_task_says_is_better_lower_should_fall(metric, tmp_path):
     assert [worse(event) for event in events] == [False, True]
 
 
+def test_a_resumed_run_knows_the_best_of_before(tmp_path):
+    best = callbacks.BestCheckpoint(tmp_path / "best", "loss")
+    stop = callbacks.EarlyStopping(2, "loss")
+    (tmp_path / "best").mkdir()
+    kept, earlier = [], [{"round": 1, "loss": 0.5}, {"round": 2, "loss": 0.9}]
+    after = Event(3, 9, 1, 0.5, 1.0, {"round": 3, "loss": 0.8}, keep=kept.append, earlier=earlier)
+    assert stop(after), "two evaluations are no better than the first"
+    best(after)
+    assert not kept, "the one that is kept is better"
+    anew = callbacks.BestCheckpoint(tmp_path / "anew", "loss")
+    anew(after)
+    assert kept == [tmp_path / "anew"], "nothing was kept there before"
+
+
+def test_callbacks_are_told_the_records_of_before(tmp_path):
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method, told = jaxfl.methods.fedavg(task, optax.sgd(0.1)), []
+
+    def tell(event):
+        if event.record is not None:
+            told.append([record["round"] for record in (*event.earlier, event.record)])
+        return np.bool_(event.round == 2)
+
+    for _ in range(2):  # numpy's True ends a run, too
+        jaxfl.run(method, data, rounds=3, eval_every=1, callbacks=[tell], checkpoint_dir=tmp_path, resume=True)
+    assert told == [[1], [1, 2], [1, 2, 3]]
+
+
 def test_seeds_wait_apart_and_a_loss_should_fall():
     stop = callbacks.EarlyStopping(1, "loss")
     told = [(0, 1.0), (1, 1.0), (0, 0.5), (1, 1.0), (0, 0.5)]

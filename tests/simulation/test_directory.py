@@ -98,7 +98,7 @@ def test_a_history_that_has_lost_records_is_refused(held):
 
 def test_what_is_in_the_way_is_refused(held, tmp_path):
     for door in (lambda: held.check(CFG, resume=False), lambda: held.open({"seed": 0}, resume=False)):
-        with pytest.raises(ValueError, match=r"out '.*' \(history.jsonl\) holds another run; resume it .*--resume"):
+        with pytest.raises(ValueError, match=r"out '.*' \(history.jsonl\) holds a run already; resume it .*--resume"):
             door()
     with pytest.raises(ValueError, match="holds a run with seed=0, got 1"):
         held.open({"seed": 1}, resume=True)

@@ -16,7 +16,7 @@ from jaxfl.cohort import Plan
 from jaxfl.data import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Method, info, keep_clusters
-from jaxfl.simulation.arrivals import let_in
+from jaxfl.simulation.arrivals import arriving, let_in
 from jaxfl.simulation.schedule import Schedule
 from jaxfl.simulation.summary import around_drift
 from jaxfl.testing.compare import assert_close, assert_equal
@@ -58,6 +58,7 @@ def test_clients_are_sampled_and_tested_while_they_are_there(straight):
     assert straight.history.column("round") == [2, 3, 4, 6], "evaluated at the drift too"
     np.testing.assert_array_equal(straight.evaluation.rows == 0, after)
     assert "unseen_micro_accuracy" not in straight.summary
+    assert not len(arriving(straight.data)), "what is there at the end may be used again, and nobody comes"
     # a cohort is as large as the most that are there at a time; of fewer, who is there takes part
     assert straight.summary["cohort"] == 7 and straight.summary["mean_participants"] == (3 * 6 + 3 * 7) / 6
 

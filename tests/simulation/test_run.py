@@ -195,7 +195,7 @@ def test_resuming_nothing_starts(straight, tmp_path):
         ({"seed": 3}, "holds a run with seed=2, got 3"),
         ({"cohort": 4}, "holds a run with cohort=3, got 4"),
         ({"config": {"method": "fedprox"}}, "holds a run with method='fedavg', got 'fedprox'"),
-        ({"resume": False}, "holds another run; resume it .* or choose another directory"),
+        ({"resume": False}, "holds a run already; resume it .* or choose another directory"),
     ],
 )
 def test_another_configuration_is_refused(change, message, tmp_path):

@@ -3,6 +3,7 @@
 import functools
 import shutil
 import signal
+import time
 from dataclasses import replace
 
 import jax
@@ -100,8 +101,10 @@ def test_seeds_that_devices_do_not_divide_are_the_runs_apart(side_by_side):
 
 
 def test_seeds_one_after_another_are_the_runs_apart(apart):
-    events = []
+    events, began = [], time.perf_counter()
     found = jaxfl.run(METHOD, DATA, seeds=SEEDS, callbacks=[events.append], **OPTIONS)
+    took = time.perf_counter() - began
+    assert sum(one.summary["total_seconds"] for one in found) <= took, "each seed has its own time"
     for one, wanted in zip(found, apart, strict=True):
         assert one.summary["seeds_together"] == 1
         assert_equal(one.state, wanted.state, "a run among several")
@@ -140,7 +143,7 @@ def test_seeds_that_are_stopped_go_on(apart, side_by_side, tmp_path):
     again = jaxfl.run(METHOD, DATA, resume=True, **options)
     assert [one.summary["seeds_together"] for one in again] == [2, 2]
     assert untimed(again[0].history) == untimed(resumed[0].history)
-    with pytest.raises(ValueError, match="holds another run"):
+    with pytest.raises(ValueError, match="holds a run already"):
         jaxfl.run(METHOD, DATA, **options)
 
 
