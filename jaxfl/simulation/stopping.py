@@ -51,7 +51,7 @@ class EarlyStopping:
     """Ends a run whose metric has not become better for some evaluations.
 
     Args:
-        patience: evaluations in a row that are not better than the best before them.
+        patience: evaluations in a row that are not better than the best before them; those before a resume count.
         metric: of the records of a history; None is the main one of the task, such as `micro_accuracy`. The smaller the
             better if it is a loss, or the task says so (as of errors and perplexity), else the larger.
 
