@@ -116,11 +116,7 @@ def _made(summary: dict[str, Any]) -> str:
 def _clients(result: Result) -> list[page.Block]:
     """Returns the table of the clients, and what its columns are."""
     frame = result.clients()
-    order = style.cluster_order(np.asarray(frame["cluster"]), result.data.group)
-    number = {slot: place + 1 for place, slot in enumerate(order)}
-    frame = frame.rename(columns={"cluster": "slot"})
-    frame.insert(2, "cluster", [number.get(slot, "") for slot in frame["slot"]])
-    told = "Clusters have the numbers of the pictures; slots are the clusters of clients.csv. A column's name sorts."
+    told = "Clusters have the numbers that they have in the pictures. A column's name sorts."
     told += f" The first {LISTED:,} of {len(frame):,} clients." if len(frame) > LISTED else ""
     rows = [[word(value) for value in row] for row in frame.head(LISTED).itertuples(index=False)]
     return [page.Text(told), page.Table(list(frame.columns), rows, sorted=True)]

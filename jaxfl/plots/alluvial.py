@@ -70,7 +70,7 @@ def alluvial(result: Run) -> "Figure":
     wide = max(min(2.6 + 1.0 * len(words), 12), 1.5 + 0.08 * len(title))  # the legend is beside the title
     figure = style.figure((wide, min(4.6 + 0.1 * max(most - 10, 0), 6.5)))
     axes = figure.subplots()
-    _draw(axes, lanes, colors, names)
+    _draw(axes, lanes, colors, order, names)
     axes.set_xticks(range(len(words)), words, fontsize=8)
     axes.set(yticks=[], xlim=(-WIDE, max(len(words) - 1, 1) + WIDE))
     axes.tick_params(length=0)
@@ -90,13 +90,20 @@ def alluvial(result: Run) -> "Figure":
     return figure
 
 
-def _draw(axes: "Axes", lanes: Sequence[np.ndarray], colors: Sequence[str], names: Sequence[str] | None) -> None:
+def _draw(
+    axes: "Axes",
+    lanes: Sequence[np.ndarray],
+    colors: Sequence[str],
+    order: Sequence[int],
+    names: Sequence[str] | None,
+) -> None:
     """Draws columns and bands.
 
     Args:
         axes: empty.
         lanes: place of each client's block, from the top `[N]`, for each column.
         colors: of the blocks.
+        order: the clusters, as blocks.
         names: of the blocks of the last column, where these are true groups.
     """
     total = len(lanes[0])
@@ -115,7 +122,7 @@ def _draw(axes: "Axes", lanes: Sequence[np.ndarray], colors: Sequence[str], name
                 axes.text(column + 1.3 * WIDE, middle, names[one], va="center", fontsize=8)
             elif height >= TALL * total and color not in (NOBODY, style.OTHERS):
                 ink = style.ink(color)
-                axes.text(column, middle, str(one + 1), ha="center", va="center_baseline", fontsize=8, color=ink)
+                axes.text(column, middle, str(order[one]), ha="center", va="center_baseline", fontsize=8, color=ink)
     for column in range(len(lanes) - 1):
         _draw_bands(axes, column, lanes[column : column + 2], tops[column : column + 2], colors)
     most = max(map(len, tops))

@@ -52,7 +52,7 @@ def class_confusion(found: ClassConfusion, result: Run) -> "Figure":
         x, y = left + column * (side + between), size[1] - 0.4 - (line + 1) * (side + above)
         axes = figure.add_axes((x / size[0], y / size[1], side / size[0], side / size[1]))
         _draw(axes, rows[one])
-        head = "no cluster" if one < 0 else f"cluster {order.index(one) + 1}"
+        head = "no cluster" if one < 0 else f"cluster {one}"
         _head(axes, head, color_of.get(one, style.NOBODY), rows[one], side)
         _name(axes, names, side, rows=column == 0, columns=place + columns >= len(shown))
     total = style.count(int(found.counts.sum()), "test row")

@@ -142,7 +142,7 @@ def _clusters(data: FederatedData, cluster: np.ndarray) -> tuple[list[str], list
         raise ValueError("cluster must have a client with a cluster, got -1 for all; montage(data) draws true groups.")
     some = np.asarray(data.train.size) > 0
     sizes = [style.count(int((cluster == one).sum()), "client") for one in order]
-    names = [f"cluster {number}\n{size}" for number, size in enumerate(sizes, 1)]
+    names = [f"cluster {one}\n{size}" for one, size in zip(order, sizes, strict=True)]
     return names, [np.flatnonzero(some & (cluster == one)) for one in order]
 
 

@@ -41,7 +41,7 @@ def confusion(result: Run) -> "Figure":
         found, group = found[tested], group[tested]
     order = style.cluster_order(found, group)
     color_of, shown = style.cluster_colors(order), order[: len(style.palette())]
-    heads = [(str(place + 1), found == one, color_of[one]) for place, one in enumerate(shown)]
+    heads = [(str(one), found == one, color_of[one]) for one in shown]
     rest = np.isin(found, order[len(shown) :])
     heads += [(f"{len(order) - len(shown)} more", rest, style.OTHERS)] if rest.any() else []
     heads += [("none", found < 0, style.NOBODY)] if (found < 0).any() else []

@@ -147,7 +147,7 @@ def clusters(result: Run) -> "Figure":
     size = max(left + wide + right, 5.5), max(high, 0.2 * min(per_column, len(entries)) + 0.3) + 0.6
     figure = style.figure(size, None)
     axes = figure.add_axes((left / size[0], 1 - (0.4 + high) / size[1], wide / size[0], high / size[1]))
-    _draw_squares(axes, blocks, tops, width, found, order, color_of)
+    _draw_squares(axes, blocks, tops, width, found, color_of)
     axes.set(xlim=(0, width), ylim=(high / cell, 0), xticks=[])
     axes.set_yticks([top + line / 2 for top, line in zip(tops, lines, strict=True)], names)
     axes.tick_params(length=0)
@@ -188,10 +188,9 @@ def _draw_squares(
     tops: Sequence[float],
     width: int,
     found: np.ndarray,
-    order: Sequence[int],
     color_of: Mapping[int, str],
 ) -> None:
-    """Draws every client."""
+    """Draws every client, with the number of its cluster where there is room."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
@@ -203,7 +202,8 @@ def _draw_squares(
             colors.append(color_of.get(cluster, NOBODY))
             if len(found) <= NUMBERED and cluster >= 0:
                 ink = style.ink(colors[-1])
-                axes.text(x + 0.5, y + 0.53, str(order.index(cluster) + 1), ha="center", va="center", size=7, color=ink)
+                size = 7 if cluster < 100 else 5
+                axes.text(x + 0.5, y + 0.53, str(cluster), ha="center", va="center", size=size, color=ink)
     edges = ["#BBBBBB" if color == NOBODY else color for color in colors]
     widths = [0.5 if color == NOBODY else 0.0 for color in colors]
     axes.add_collection(PatchCollection(squares, facecolors=colors, edgecolors=edges, lw=widths, snap=False))

@@ -51,7 +51,7 @@ def class_colors(count: int) -> list[str]:
 
 
 def cluster_order(found: np.ndarray, group: np.ndarray | None) -> list[int]:
-    """Returns the clusters in the order of their numbers and colours in every picture of a run.
+    """Returns the clusters in the order of their colours in every picture of a run; their numbers are the slots.
 
     Those of the first group come first, in each the larger ones; -1 is none.
 
@@ -78,7 +78,7 @@ def cluster_colors(order: Sequence[int]) -> dict[int, str]:
 def legend_entries(found: np.ndarray, order: Sequence[int], color_of: Mapping[int, str]) -> list[tuple[str, str]]:
     """Returns labels and colours: the clusters that have clients with their number, the rest in one line."""
     shown = list(order[: len(palette())])
-    sizes = [(place + 1, int((found == cluster).sum()), color_of[cluster]) for place, cluster in enumerate(shown)]
+    sizes = [(cluster, int((found == cluster).sum()), color_of[cluster]) for cluster in shown]
     entries = [(f"{number} ({clients:,})", color) for number, clients, color in sizes if clients]
     rest = np.intersect1d(order[len(shown) :], found)
     if len(rest):

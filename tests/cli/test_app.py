@@ -296,7 +296,7 @@ def test_a_page_needs_nothing_beside_it(finished):
     asked = [value for _, given in page.tags for name, value in given.items() if name in ("src", "href", "srcset")]
     assert len(asked) == 6 and all(value.startswith("data:image/png;base64,iVBOR") for value in asked)
     listed = pandas.read_csv(finished[1] / "clients.csv")
-    assert [given for tag, given in page.tags if tag == "button"] == [{}] * (len(listed.columns) + 1)  # and the slot
+    assert [given for tag, given in page.tags if tag == "button"] == [{}] * len(listed.columns)
     start = page.words.index("Clients")
     cells = [word for word in page.words[start : page.words.index("All metrics")] if word.strip()]
     assert [float(word) for word in cells[-1:]] == [float(f"{listed['loss'].iloc[-1]:.4g}")]

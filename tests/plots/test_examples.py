@@ -33,7 +33,7 @@ def shifted():
 def test_montage_draws_found_clusters(shifted):
     cluster = np.array([5, 5, 2, 2, 2, -1, 2, 2])
     names, _, title = words(plots.montage(dataclasses.replace(shifted, group=None), cluster=cluster, per_group=4))
-    assert names == ["cluster 1\n5 clients", "cluster 2\n2 clients"]
+    assert names == ["cluster 2\n5 clients", "cluster 5\n2 clients"]
     assert title == "shifted-digits: training examples by cluster, as the clients see them"
     names, _, title = words(plots.montage(shifted))
     assert "cluster" not in title and "by true group" in title and len(names) == 4

@@ -32,7 +32,7 @@ def legend(figure):
 
 def test_planted_groups_separate_and_have_colours():
     figure = plots.models(planted())
-    assert legend(figure) == ["1 (8)", "2 (5)"]  # the larger first
+    assert legend(figure) == ["4 (8)", "3 (5)"]  # the larger first
     pca, tsne = figure.axes
     for axes in (pca, tsne):
         places, colors = dots(axes)
@@ -75,7 +75,7 @@ def test_clients_without_a_model_of_their_own_are_left_out():
     own = np.arange(13) > 2
     strange = np.where(own[:, None], sketches.points, 1e6).astype(np.float32)
     figure = plots.models(sketches._replace(points=strange, trained=own), by="pca")
-    assert len(dots(figure.axes[0])[0]) == 10 and legend(figure) == ["1 (8)", "2 (2)"]
+    assert len(dots(figure.axes[0])[0]) == 10 and legend(figure) == ["4 (8)", "3 (2)"]
     assert "local models of 10 clients; 3 without one" in figure._suptitle.get_text()
 
 
