@@ -173,6 +173,8 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
 
     >>> resolve_plan("auto", {"w": jnp.zeros(10**7)}, 100).chunk, resolve_plan(Plan(chunk=3), {}, 100).chunk
     (1, 3)
+    >>> resolve_plan("auto", {"w": jnp.zeros(100)}, 130, devices=1).chunk  # where 128 fit, not 128 and 2
+    65
     """
     mesh = mesh_of(plan, devices)
     if isinstance(plan, Plan):
@@ -184,7 +186,8 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
     else:
         limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
         fits = int(limit / 4) // model_bytes
-    return Plan(chunk=min(size, max(1, fits // models)), mesh=mesh)
+    passes = -(-size // max(1, fits // models))
+    return Plan(chunk=-(-size // passes), mesh=mesh)  # evenly: what a last chunk lacks is computed and thrown away
 
 
 def mesh_of(plan: PlanChoice, devices: DevicesChoice = None) -> jax.sharding.Mesh | None:

@@ -155,7 +155,11 @@ def observing(representation: Representation, *, agreement: bool) -> Observe:
 
             return (), jax.lax.cond(wanted, sent, functools.partial(zeros_of, sent))
 
-        return over_clients(client, (key, anchor, data, halves), cohort, wanted)[1]
+        def everybody() -> Sent:
+            return over_clients(client, (key, anchor, data, halves), cohort, wanted)[1]
+
+        # clients side by side all compute what one of them does: a round without newcomers computes nothing
+        return jax.lax.cond(wanted.any(), everybody, functools.partial(zeros_of, everybody))
 
     return observe
 
