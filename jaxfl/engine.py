@@ -169,7 +169,7 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
             `use_cores` has made devices, or one CPU; with a `Plan`, those of the plan.
 
     Raises:
-        ValueError: it is neither, or there are not so many devices, or the plan has others already.
+        ValueError: it is neither, its chunk is below 1, there are not so many devices, or the plan has others already.
 
     >>> resolve_plan("auto", {"w": jnp.zeros(10**7)}, 100).chunk, resolve_plan(Plan(chunk=3), {}, 100).chunk
     (1, 3)
@@ -196,6 +196,10 @@ def mesh_of(plan: PlanChoice, devices: DevicesChoice = None) -> jax.sharding.Mes
     Raises:
         ValueError: as there.
     """
+    if isinstance(plan, Plan) and plan.chunk is not None:
+        whole = isinstance(plan.chunk, int | np.integer) and not isinstance(plan.chunk, bool)
+        if not (whole and 1 <= plan.chunk < 2**31):
+            raise ValueError(f"chunk must be a whole number from 1 on, got {plan.chunk!r}; None takes all at once.")
     if isinstance(plan, Plan) and devices is None and (plan.mesh is not None or jax.process_count() == 1):
         return plan.mesh
     if isinstance(plan, Plan) and plan.mesh is not None:

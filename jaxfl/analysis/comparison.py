@@ -205,6 +205,13 @@ def compare(
     """
     lines = []
     for name, runs in settings.items():
+        if hasattr(runs, "summary"):
+            raise TypeError(f"settings must have a list of runs for {name!r}, got one run; give [result].")
+        if any(run.summary is None for run in runs):
+            raise ValueError(
+                f"settings must have runs with a summary, got one for {name!r} without, which jaxfl.run has kept; give "
+                "the results of jaxfl.run."
+            )
         by_seed = {run.summary["seed"]: run for run in runs}
         if len(by_seed) < len(runs) or not runs:
             raise ValueError(
@@ -212,6 +219,8 @@ def compare(
                 f"{name!r}; give each setting a name of its own."
             )
         lines.append(Line(name, by_seed))
+    if target is not None and not math.isfinite(target):
+        raise ValueError(f"target must be a finite number, got {target}; None takes what every run reaches.")
     runs = [run for line in lines for run in line.runs.values()]
     metric = f"micro_{main_metric(runs[0].summary)}" if metric is None else metric
     names = tuple(sorted({name for run in runs for name in run.summary.get("lower_is_better", ())}))

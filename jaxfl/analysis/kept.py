@@ -69,7 +69,12 @@ def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], l
         histories = sorted(folder.rglob(HISTORY))
         found = {one.parent.resolve(): one.parent for one in histories if (one.parent / SUMMARY).exists()}
         if not found:
-            going = f"; {len(histories)} unfinished, which --resume ends" if histories else ""
+            going = (
+                f"; of {len(histories)} that have none, --resume ends those of jaxfl run, and those of jaxfl.run are "
+                "compared in Python, by jaxfl.analysis.comparison.compare"
+                if histories
+                else ""
+            )
             raise ValueError(
                 f"{str(folder)!r} has no finished run, which is a {SUMMARY} beside a {HISTORY}{going}; give the "
                 "directory of jaxfl run --out, or one above it."

@@ -139,7 +139,10 @@ def run_command(
         str | None, typer.Option(help="End each run after this time, and keep what is done.", metavar="30m|2h|90s")
     ] = None,
     html: Annotated[
-        bool, typer.Option("--html", help="Write index.html into --out: results, pictures and clients in one page.")
+        bool,
+        typer.Option(
+            "--html", help="Write index.html into --out, of several seeds one each: results, pictures, clients."
+        ),
     ] = False,
     quiet: Quiet = False,
     processes: Processes = None,

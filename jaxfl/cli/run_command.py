@@ -111,7 +111,8 @@ def _run(
         out = first.out if len(jobs) == 1 or first.out is None else first.out.parent
         kept = "nothing was kept" if out is not None else "nothing was kept; --out DIR would keep checkpoints"
         if stopped.saved:
-            kept = f"it is saved in {out}, and the same command with --resume goes on from there"
+            again = "the same command" if first.resume else "the same command with --resume"
+            kept = f"it is saved in {out}, and {again} goes on from there"
         stderr().print(
             f"interrupted after round {stopped.round} of {stopped.rounds}; {kept}", style="yellow", soft_wrap=True
         )
@@ -148,7 +149,8 @@ def _told(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -
             soft_wrap=True,
         )
     if summary["rounds"] < asked.rounds:
-        on = "" if asked.out is None else "; the same command with --resume goes on"
+        again = "the same command" if asked.resume else "the same command with --resume"
+        on = "" if asked.out is None else f"; {again} goes on"
         notes.print(f"note: {prefix}ended after round {summary['rounds']} of {asked.rounds}{on}.", soft_wrap=True)
     if not summary["resident"]:
         notes.print("note: the clients' rows stayed on the host, and a round's were sent ahead (resident).")

@@ -12,6 +12,7 @@ from jaxfl.cli.tables.console import stderr
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option
 from jaxfl.settings import options
+from jaxfl.simulation.directory import RunDirectory
 
 
 def sweep(
@@ -91,6 +92,6 @@ def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool, html: b
         if some := [one for one in missing if one.resume is resume]:
             run_jobs(some, several=True, quiet=quiet, html=html)
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
-    if missing and summaries:
+    if summaries and (missing or RunDirectory(folder).summary() is None):  # it may have been killed before it wrote it
         job.across(summaries, folder)
     return len(summaries) == len(jobs)

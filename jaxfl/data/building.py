@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -81,7 +83,7 @@ def federate(
         train=train,
         test=test,
         rotation=_turns(rotation),
-        tilt=None if tilt is None else np.asarray(tilt, dtype),
+        tilt=_degrees(tilt, dtype),
         label_shift=_whole("label_shift", label_shift),
         group=_whole("group", group),
         held_out=None if held_out is None else np.asarray(held_out, bool),
@@ -117,6 +119,17 @@ def _whole(name: str, values: np.ndarray | None) -> np.ndarray | None:
         remedy = "use astype(int)" if values.dtype.kind == "f" else "take np.unique(names, return_inverse=True)[1]"
         raise ValueError(f"{name} must be whole numbers, one for each client, got {values.dtype}; {remedy}.")
     return values.astype(np.int32)
+
+
+def _degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:
+    """Returns degrees; raises if they are no finite numbers."""
+    if tilt is None:
+        return None
+    values = np.asarray(tilt)
+    if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        got = "NaN or infinity" if values.dtype.kind == "f" else str(values.dtype)
+        raise ValueError(f"tilt must be finite degrees, one number for each client, got {got}.")
+    return values.astype(dtype)
 
 
 def _turns(rotation: np.ndarray | None) -> np.ndarray | None:
@@ -200,6 +213,10 @@ def _check_finite(inputs: np.ndarray) -> None:
     if inputs.dtype != np.uint8 and not np.isfinite(inputs).all():
         row = int(np.argmax(~np.isfinite(inputs.reshape(len(inputs), -1)).all(1)))
         raise ValueError(f"inputs must be finite, got NaN or infinity in row {row}; drop the row or fill its values.")
+    if inputs.size and jax.dtypes.canonicalize_dtype(inputs.dtype) != inputs.dtype == np.float64:
+        most = max(inputs.max(), -inputs.min())
+        if most > np.finfo(np.float32).max:
+            raise ValueError(f"inputs must be numbers of float32, which they become, got {most:.3g}; scale them.")
 
 
 def check_lists(data: FederatedData) -> None:

@@ -155,7 +155,7 @@ class FederatedData:
         """Returns a line: the examples would fill pages."""
         inputs = f"{self.inputs.dtype}{list(self.inputs.shape)}"
         words = kinds.counted(self.kind, self.num_classes)
-        groups = f", {len(self.group_names)} groups" if self.group_names else ""
+        groups = "" if self.group is None else f", {len(self.group_names) or len(np.unique(self.group))} groups"
         return (
             f"FederatedData({self.name!r}, {self.num_clients} clients, {words}{groups}, "
             f"inputs {inputs}, {', '.join(f'{name} {one.rows.shape[0]} rows' for name, one in self.splits.items())})"

@@ -31,6 +31,7 @@ from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.shared import directory_at
 
 CLIENTS = "clients.csv"
+TIMES = ("seconds_per_round", "total_seconds", "compile_seconds", "evaluation_seconds")  # of a summary
 PICTURES = ("convergence.png", "clusters.png")
 DPI = 150  # of these
 
@@ -233,14 +234,20 @@ def _finished(job: Job, result: Result) -> Result:
     names = {"method": complete.pop("method"), "data": complete.pop("data")}
     summary = {**names, **result.summary, "options": complete} | {"data": result.data.name}
     result = result._replace(summary=summary)
-    if directory := job.directory():
-        directory.write_summary(result.summary)
-    if directory is not None and processes.first():
-        with directory.told("all but the list of clients is kept"):
-            write_text(directory.path / CLIENTS, result.clients().to_csv(index=False))
-        for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
-            with directory.told("all but the pictures is kept"):
-                draw(result).savefig(directory.path / name, dpi=DPI)
+    if (directory := job.directory()) is None:
+        return result
+    before = directory.summary() or {}
+    if summary["seconds_per_round"] is None and before.get("rounds") == summary["rounds"]:  # no round was left to make
+        summary |= {name: before[name] for name in TIMES if name in before}
+    try:  # the summary comes last: a run that has one is not made again
+        if processes.first():
+            with directory.told("all but the list of clients is kept"):
+                write_text(directory.path / CLIENTS, result.clients().to_csv(index=False))
+            for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
+                with directory.told("all but the pictures is kept"):
+                    draw(result).savefig(directory.path / name, dpi=DPI)
+    finally:
+        directory.write_summary(summary)
     return result
 
 

@@ -186,7 +186,8 @@ class KeptRun:
     def __repr__(self) -> str:
         """Returns a line."""
         if self.summary is None:
-            return f"KeptRun({str(self.path)!r}, not finished, {len(self.history)} evaluations)"
+            came = "kept by jaxfl.run" if self.config is None else "not finished"
+            return f"KeptRun({str(self.path)!r}, {came}, {len(self.history)} evaluations)"
         names = ("method", "data", "rounds", "seed", "micro_accuracy", "num_clusters")
         return (
             f"KeptRun({str(self.path)!r}, {in_a_line(self.summary, [name for name in names if name in self.summary])})"

@@ -57,6 +57,11 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     if isinstance(result, list):
         raise TypeError("result must be of a run, or of several by name, got a list; give {name: result}.")
     several = isinstance(result, Mapping)
+    for name, one in result.items() if isinstance(result, Mapping) else ():
+        if isinstance(one, list):
+            raise TypeError(
+                f"result[{name!r}] must be one run, got a list; jaxfl.plots.curves.curves draws means over seeds."
+            )
     runs = dict(result) if isinstance(result, Mapping) else {"": result}
     if not runs:
         raise ValueError("result must name at least one run, got none.")

@@ -6,11 +6,12 @@ other runs away meanwhile. JSON files and checkpoints are whole or not there: wr
 """
 
 import contextlib
+import json
 import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,19 @@ class RunDirectory:
                 f"{self.argument} {str(self.path)!r} holds a run with {name}={saved.get(name)!r}, got "
                 f"{wanted.get(name)!r}; resume it with the configuration that wrote it, or choose another directory."
             )
+
+
+def check_config(config: Mapping[str, Any] | None) -> None:
+    """Raises TypeError unless what a caller says of a run can be kept as JSON."""
+    if config is None:
+        return
+    if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
+        raise TypeError(f"config must be a dictionary with names for keys, got {config!r}.")
+    for name, value in config.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise TypeError(f"config[{name!r}] must be ready for JSON, got a {type(value).__name__}.") from error
 
 
 def identity_of(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import optax
 
@@ -11,6 +11,7 @@ from jaxfl.client.training import local_train
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import check_type
 from jaxfl.typing import Array, Key, Params
 
 
@@ -42,7 +43,9 @@ class FineTune:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
+        """Checks types and numbers."""
+        for field in dataclasses.fields(self):
+            check_type(field.name, getattr(self, field.name), get_type_hints(FineTune)[field.name])
         if self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}; finetune=None tests models as they are.")
         if self.batch_size is not None and self.batch_size < 1:

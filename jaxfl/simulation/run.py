@@ -17,7 +17,7 @@ from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import MAKERS, checked
 from jaxfl.simulation import processes
 from jaxfl.simulation.asked import Asked, One
-from jaxfl.simulation.directory import identity_of
+from jaxfl.simulation.directory import check_config, identity_of
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.loop import outcomes
 from jaxfl.simulation.program import initialiser, shapes_of
@@ -149,6 +149,9 @@ def run(
     of_each = _of_each(data, len(numbers))
     check_learns(method.task, of_each[0])
     check_callbacks(callbacks)
+    check_config(config)
+    if checkpoint_dir == "":
+        raise ValueError('checkpoint_dir must be a folder, got ""; "." is the current one, None keeps nothing.')
     data = of_each[0].in_programs()
     schedule = Schedule.of(rounds, eval_every, checkpoint_every, test_rows, data.drifts_at)
     check_kept(checkpoint_every, checkpoint_dir)

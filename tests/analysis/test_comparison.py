@@ -180,7 +180,10 @@ def test_curves_have_a_line_and_a_band_for_each_setting(runs):
     ("spoil", "said"),
     [
         (lambda folder: (folder / "fedavg/seed-0/summary.json").unlink(), None),
-        (lambda folder: [(folder / f"fedavg/seed-{s}/summary.json").unlink() for s in range(3)], "3 unfinished"),
+        (
+            lambda folder: [(folder / f"fedavg/seed-{s}/summary.json").unlink() for s in range(3)],
+            "of 3 that have none, --resume",
+        ),
         (lambda folder: write(folder / "fedavg/again", 0, 0.5), "are one run, of seed 0"),
         (lambda folder: (folder / "fedavg/seed-0/summary.json").write_text("{}"), "no summary of a run"),
         (lambda folder: (folder / "fedavg/seed-0/summary.json").write_text("{"), "summary.json"),

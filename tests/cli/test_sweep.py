@@ -73,7 +73,11 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
     assert (out / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == first[
         out / "fedavg" / "seed-0" / "summary.json"
     ]
-    assert json.loads((out / "fedavg" / "summary.json").read_text())["seeds"] == [0, 1]
+    spread = out / "fedavg" / "summary.json"
+    assert json.loads(spread.read_text())["seeds"] == [0, 1]
+    spread.unlink()  # as if it had been killed before it wrote the mean over seeds
+    assert sweep(*words, "num_clusters=2", "--seeds", "0,1") == 0
+    assert json.loads(spread.read_text())["seeds"] == [0, 1]
     assert json.loads((out / "ifca" / "seed-0" / "summary.json").read_text())["rounds"] == 2  # ended by a resume
 
 

@@ -249,6 +249,9 @@ def test_swapped_arguments_are_named():
     [
         ({"callbacks": print}, r"callbacks must be a list of functions .* got a builtin_.*; give \[callback\]"),
         ({"callbacks": [print, 1]}, "callbacks must be functions of an Event, got 1 among them"),
+        ({"config": 1}, "config must be a dictionary with names for keys, got 1"),
+        ({"config": {1: 2}}, "config must be a dictionary with names for keys"),
+        ({"config": {"a": np.float32(1)}}, r"config\['a'\] must be ready for JSON, got a float32"),
         ({"finetune": 1}, r"finetune must be a FineTune or none, got 1; jaxfl.FineTune\(optax.sgd"),
         ({"checkpoint_dir": 3}, "checkpoint_dir must be a word, a path or none, got 3"),
         (
@@ -262,6 +265,19 @@ def test_arguments_of_other_types_are_named_before_anything_is_made(options, mes
     monkeypatch.setattr("jaxfl.simulation.run.initialiser", None)
     with pytest.raises(TypeError, match=message):
         jaxfl.run(fedavg(), options.pop("data", DATA), rounds=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint_dir": ""}, 'checkpoint_dir must be a folder, got ""'),
+        ({"plan": Plan(chunk=0)}, "chunk must be a whole number from 1 on, got 0; None takes all at once"),
+        ({"plan": Plan(chunk=1.5)}, "chunk must be a whole number from 1 on, got 1.5"),
+    ],
+)
+def test_folders_without_a_name_and_other_chunks_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        jaxfl.run(fedavg(), DATA, rounds=1, **options)
 
 
 def test_data_of_other_rows_than_the_tasks_are_refused():
