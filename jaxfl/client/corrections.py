@@ -5,6 +5,8 @@ transformation refers to (an anchor, a correction) is passed to the update by na
 `jaxfl.client.training` is one for all methods.
 """
 
+import math
+
 import jax
 import optax
 from jax.core import Tracer
@@ -30,8 +32,10 @@ def proximal_pull(weight: float | Array) -> optax.GradientTransformationExtraArg
     >>> updates
     2.0
     """
-    if not isinstance(weight, Tracer) and not weight >= 0:  # nor NaN
-        raise ValueError(f"proximal_weight must be at least 0, got {weight}; 0 switches the proximal term off.")
+    if not isinstance(weight, Tracer) and not 0 <= weight < math.inf:  # nor NaN
+        raise ValueError(
+            f"proximal_weight must be at least 0 and finite, got {weight}; 0 switches the proximal term off."
+        )
 
     def update(
         updates: Params,

@@ -24,6 +24,7 @@ v_i after the step of w_i, keeps alpha = 0.5 unless told otherwise, and then mov
 Running averages of batch normalisation are not mixed: those of v_i are the mixture's.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -220,5 +221,7 @@ def _check(mixture: float, mixture_rate: float) -> None:
     """Raises ValueError if an option is out of range."""
     if not 0 <= mixture <= 1:
         raise ValueError(f"mixture must be from 0 (the global model) to 1 (the client's own), got {mixture}.")
-    if not mixture_rate >= 0:
-        raise ValueError(f"mixture_rate must be at least 0, got {mixture_rate}; 0 keeps the mixture as it is.")
+    if not 0 <= mixture_rate < math.inf:  # nor NaN
+        raise ValueError(
+            f"mixture_rate must be at least 0 and finite, got {mixture_rate}; 0 keeps the mixture as it is."
+        )

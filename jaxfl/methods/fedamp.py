@@ -27,6 +27,7 @@ one: on rotated digits (40 clients, half of them a round, 20 rounds of 5 epochs 
 Each client of a round passes over the models of all N: for federations of up to hundreds of clients.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -213,10 +214,10 @@ def _check(similarity: Similarity, sigma: float, attraction: float | None, own_s
         raise ValueError(
             f'attraction is an option of similarity="distance", got {attraction} with "cosine"; leave it out.'
         )
-    if similarity == "distance" and not sigma > 0:
-        raise ValueError(f"sigma must be above 0, got {sigma}; it is a squared distance.")
-    if not sigma >= 0:
-        raise ValueError(f"sigma must be at least 0, got {sigma}; 0 makes all clients equal.")
+    if similarity == "distance" and not 0 < sigma < math.inf:
+        raise ValueError(f"sigma must be above 0 and finite, got {sigma}; it is a squared distance.")
+    if not 0 <= sigma < math.inf:  # nor NaN
+        raise ValueError(f"sigma must be at least 0 and finite, got {sigma}; 0 makes all clients equal.")
     if attraction is not None and not attraction >= 0:
         raise ValueError(f"attraction must be at least 0, got {attraction}; 0 leaves every client with its own model.")
     if own_share is not None and not 0 <= own_share <= 1:

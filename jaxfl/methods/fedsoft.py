@@ -26,6 +26,7 @@ Random centres win rows at random, and all centres begin as nearly the same mean
 `info.extra["shares"]`, the mean of the cohort's u `[K]`, says so.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -288,5 +289,5 @@ def _check(num_clusters: int, smoother: float, estimate_every: int) -> None:
     for name, value in {"num_clusters": num_clusters, "estimate_every": estimate_every}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not smoother >= 0:  # nor NaN
-        raise ValueError(f"smoother must be at least 0, got {smoother}; 0 switches smoothing off.")
+    if not 0 <= smoother < math.inf:  # nor NaN
+        raise ValueError(f"smoother must be at least 0 and finite, got {smoother}; 0 switches smoothing off.")

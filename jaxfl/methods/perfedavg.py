@@ -37,6 +37,7 @@ paper's text was not at hand: the rule is as known from these codes and from the
 and delta are ours.
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -99,10 +100,10 @@ def perfedavg(
     >>> "finetuned_micro_accuracy" in result.summary
     True
     """
-    if not adaptation_rate >= 0:
-        raise ValueError(f"adaptation_rate must be at least 0, got {adaptation_rate}; 0 is FedAvg.")
-    if not delta > 0:
-        raise ValueError(f"delta must be above 0, got {delta}; 0.1 is usual.")
+    if not 0 <= adaptation_rate < math.inf:  # nor NaN
+        raise ValueError(f"adaptation_rate must be at least 0 and finite, got {adaptation_rate}; 0 is FedAvg.")
+    if not 0 < delta < math.inf:
+        raise ValueError(f"delta must be above 0 and finite, got {delta}; 0.1 is usual.")
     parts = 1 if batch_size is None else 2 if order == "first" else 3
     meta = adapted(task, adaptation_rate, order, delta, parts)
     # a block of a client's rows would adapt to that block, see `adapted` too

@@ -23,6 +23,7 @@ The losses of a round are means over the K steps. A schedule multiplies eta, not
 however many rows it has.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -198,9 +199,9 @@ def envelope(
 
 def _check(outer_rate: float, inner_steps: int, decay: float) -> None:
     """Raises ValueError if an option is out of range."""
-    if not outer_rate > 0:
-        raise ValueError(f"outer_rate must be above 0, got {outer_rate}; the paper's is 0.005.")
+    if not 0 < outer_rate < math.inf:
+        raise ValueError(f"outer_rate must be above 0 and finite, got {outer_rate}; the paper's is 0.005.")
     if inner_steps < 1:
         raise ValueError(f"inner_steps must be at least 1, got {inner_steps}; the paper takes 5.")
-    if not decay >= 0:
-        raise ValueError(f"decay must be at least 0, got {decay}; 0 switches it off.")
+    if not 0 <= decay < math.inf:  # nor NaN
+        raise ValueError(f"decay must be at least 0 and finite, got {decay}; 0 switches it off.")

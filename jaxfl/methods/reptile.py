@@ -13,6 +13,8 @@ Where the official code differs: it takes eps = 0.6 for FedDist; for FedDWS it t
 0.02, and neither function is called. The paper gives no value. Here eps is 0.6 in both.
 """
 
+import math
+
 import optax
 
 from jaxfl.client.training import local_train
@@ -88,7 +90,9 @@ def _reptile(
     weighting: Weighting,
 ) -> Method:
     """Returns averaging with a server that goes `step_size` of the way."""
-    if not step_size >= 0:  # nor NaN
-        raise ValueError(f"step_size must be at least 0, got {step_size}; 1 goes all the way to the clients' average.")
+    if not 0 <= step_size < math.inf:  # nor NaN
+        raise ValueError(
+            f"step_size must be at least 0 and finite, got {step_size}; 1 goes all the way to the clients' average."
+        )
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     return averaging(task, train, weighting=weighting, server_optimizer=optax.sgd(step_size))

@@ -165,7 +165,7 @@ def test_what_belongs_to_others_changes_nothing(eager, key):
     [
         ({"mixture": 1.5}, r"mixture must be from 0 .* to 1 .*, got 1.5"),
         ({"mixture": float("nan")}, "mixture must be from 0"),
-        ({"mixture_rate": -0.1}, "mixture_rate must be at least 0, got -0.1"),
+        ({"mixture_rate": -0.1}, "mixture_rate must be at least 0 and finite, got -0.1"),
         ({"local_epochs": 0}, "local_epochs must be at least 1, got 0"),
     ],
 )

@@ -130,13 +130,13 @@ def test_a_model_far_away_and_one_never_trained_count_for_nothing(key):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sigma": 0.0}, "sigma must be above 0, got 0.0"),
-        ({"similarity": "cosine", "sigma": -1.0}, "sigma must be at least 0, got -1.0"),
+        ({"sigma": 0.0}, "sigma must be above 0 and finite, got 0.0"),
+        ({"similarity": "cosine", "sigma": -1.0}, "sigma must be at least 0 and finite, got -1.0"),
         ({"attraction": -0.1}, "attraction must be at least 0, got -0.1"),
         ({"similarity": "cosine", "attraction": 0.1}, 'attraction is an option of similarity="distance", got 0.1'),
         ({"own_share": 0.5}, 'own_share is an option of similarity="cosine", got 0.5'),
         ({"similarity": "cosine", "own_share": 1.5}, "own_share must be from 0 to 1, got 1.5"),
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0, got -1.0"),
+        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
     ],
 )
 def test_refusals(options, message):

@@ -165,7 +165,7 @@ def test_a_server_optimiser_takes_the_step():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0, got -1.0"),
+        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
         ({"weighting": "size"}, "weighting must be"),
         ({"local_epochs": 0}, "local_epochs must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

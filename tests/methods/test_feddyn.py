@@ -147,5 +147,5 @@ def test_running_averages_are_averaged_and_not_carried_on():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="proximal_weight must be at least 0, got -1.0"):
+    with pytest.raises(ValueError, match="proximal_weight must be at least 0 and finite, got -1.0"):
         methods.feddyn(TASK, optax.sgd(RATE), proximal_weight=-1.0)

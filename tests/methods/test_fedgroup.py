@@ -198,7 +198,7 @@ def test_newcomers_join_by_their_first_update(key):
         ({"sketch_size": 0}, "sketch_size must be at least 1, got 0"),
         ({"first_clients": 2}, r"first_clients must be at least num_clusters \(3\), got 2"),
         ({"between_rate": -0.1}, "between_rate must be at least 0, got -0.1; 0 keeps the groups apart"),
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0, got -1.0"),
+        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
     ],
 )
 def test_refusals(options, complaint):

@@ -200,8 +200,9 @@ def test_a_mixture_is_a_product_of_the_centres():
     [
         ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
         ({"estimate_every": 0}, "estimate_every must be at least 1, got 0"),
-        ({"smoother": -0.1}, "smoother must be at least 0, got -0.1; 0 switches"),
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0, got -1.0"),
+        ({"smoother": -0.1}, "smoother must be at least 0 and finite, got -0.1; 0 switches"),
+        ({"smoother": float("inf")}, "smoother must be at least 0 and finite, got inf"),
+        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
     ],
 )
 def test_refusals(options, message):

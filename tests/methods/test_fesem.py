@@ -430,7 +430,7 @@ def test_variants_keep_the_laws(variant, law):
         ({"empty": "drop"}, 'empty must be "keep" or "farthest", got "drop"'),
         ({"weighting": "size"}, "weighting must be"),
         ({"loss_weighting": "size"}, 'loss_weighting must be "rows" or "uniform", got "size"'),
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0, got -1.0"),
+        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
         ({"layers": "Dense_9"}, "matches none of bias, kernel"),
     ],
 )

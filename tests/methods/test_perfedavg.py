@@ -160,7 +160,7 @@ def test_running_averages_are_those_after_the_step(key):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match=r"adaptation_rate must be at least 0, got -0\.1; 0 is FedAvg"):
+    with pytest.raises(ValueError, match=r"adaptation_rate must be at least 0 and finite, got -0\.1; 0 is FedAvg"):
         perfedavg(adaptation_rate=-0.1)
-    with pytest.raises(ValueError, match="delta must be above 0, got 0; 0.1 is usual"):
+    with pytest.raises(ValueError, match="delta must be above 0 and finite, got 0; 0.1 is usual"):
         perfedavg(delta=0)

@@ -159,10 +159,10 @@ def test_running_averages_are_a_clients_own_and_averaged(name, key):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0, got -1.0"),
-        ({"outer_rate": 0.0}, "outer_rate must be above 0, got 0.0"),
+        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
+        ({"outer_rate": 0.0}, "outer_rate must be above 0 and finite, got 0.0"),
         ({"inner_steps": 0}, "inner_steps must be at least 1, got 0"),
-        ({"decay": -0.1}, "decay must be at least 0, got -0.1"),
+        ({"decay": -0.1}, "decay must be at least 0 and finite, got -0.1"),
         ({"weighting": "size"}, "weighting must be"),
     ],
 )

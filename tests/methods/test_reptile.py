@@ -85,5 +85,5 @@ def test_clients_of_one_size_make_them_one_method():
 
 @pytest.mark.parametrize("factory", [methods.feddist, methods.feddws])
 def test_a_step_backwards_is_refused(factory):
-    with pytest.raises(ValueError, match=r"step_size must be at least 0, got -0\.1"):
+    with pytest.raises(ValueError, match=r"step_size must be at least 0 and finite, got -0\.1"):
         factory(TASK, optax.sgd(RATE), step_size=-0.1)

@@ -134,7 +134,7 @@ def never(*args):
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [
-        (made("stocfl"), {"values": [0.1, -0.5]}, "proximal_weight must be at least 0, got -0.5"),
+        (made("stocfl"), {"values": [0.1, -0.5]}, "proximal_weight must be at least 0 and finite, got -0.5"),
         (made("stocfl"), {"values": []}, "values must be one or more finite numbers"),
         (made("stocfl"), {"values": [np.nan]}, "values must be one or more finite numbers"),
         (made("stocfl"), {"seeds": [0, 0]}, "seeds must be one or more different numbers"),

@@ -5,6 +5,7 @@ pass over the clients: a client's model is compared with the centres as soon as 
 its cluster.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
@@ -290,7 +291,9 @@ def _check(
     for name, value in {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not proximal_weight >= 0:  # nor NaN
-        raise ValueError(f"proximal_weight must be at least 0, got {proximal_weight}; 0 switches the pull off.")
+    if not 0 <= proximal_weight < math.inf:  # nor NaN
+        raise ValueError(
+            f"proximal_weight must be at least 0 and finite, got {proximal_weight}; 0 switches the pull off."
+        )
     if first_epochs is not None and first_epochs < 1:
         raise ValueError(f"first_epochs must be at least 1, got {first_epochs}; None is local_epochs.")
