@@ -22,20 +22,20 @@ from jaxfl.typing import Array, Key
 class Stream(enum.IntEnum):
     """What a random number is for. The values are part of every result: append, never renumber."""
 
-    INIT = 0
-    COHORT = 1
-    BATCHES = 2
+    INIT = 0  # the first model
+    COHORT = 1  # who takes part in a round
+    BATCHES = 2  # a client's order of rows in a round
     DROPOUT = 3
-    SKETCH = 4
-    VALIDATION = 5
-    START = 6
-    STRAGGLE = 7
-    ATTACK = 8
-    HABIT = 9
-    PRESENCE = 10
-    FINETUNE = 11
-    REPRESENTATION = 12
-    HEADS = 13
+    SKETCH = 4  # the projection of a long vector
+    VALIDATION = 5  # rows held back
+    START = 6  # a method's own draws before the rounds and in them: seeds of clusters, noise between models
+    STRAGGLE = 7  # who is late, and by how much
+    ATTACK = 8  # an attacker's noise
+    HABIT = 9  # how often a client is there
+    PRESENCE = 10  # whether it is
+    FINETUNE = 11  # batches before a test
+    REPRESENTATION = 12  # what a client is known by
+    HEADS = 13  # batches of a client's own layers
 
 
 def check_seed(seed: int) -> int:

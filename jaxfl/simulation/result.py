@@ -66,6 +66,8 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
         got = type(callbacks).__name__
         raise TypeError(f"callbacks must be a list of functions of an Event, got a {got}; give [callback].")
     for one in callbacks:
+        if isinstance(one, type):
+            raise TypeError(f"callbacks must be functions of an Event, got the class {one.__name__}; give one of it.")
         if not callable(one):
             raise TypeError(f"callbacks must be functions of an Event, got {one!r} among them.")
 

@@ -249,6 +249,10 @@ def test_swapped_arguments_are_named():
     [
         ({"callbacks": print}, r"callbacks must be a list of functions .* got a builtin_.*; give \[callback\]"),
         ({"callbacks": [print, 1]}, "callbacks must be functions of an Event, got 1 among them"),
+        (
+            {"callbacks": [jaxfl.callbacks.ProgressBar]},
+            "callbacks must be functions of an Event, got the class ProgressBar",
+        ),
         ({"config": 1}, "config must be a dictionary with names for keys, got 1"),
         ({"config": {1: 2}}, "config must be a dictionary with names for keys"),
         ({"config": {"a": np.float32(1)}}, r"config\['a'\] must be ready for JSON, got a float32"),
