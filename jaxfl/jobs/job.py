@@ -239,15 +239,17 @@ def _finished(job: Job, result: Result) -> Result:
     before = directory.summary() or {}
     if summary["seconds_per_round"] is None and before.get("rounds") == summary["rounds"]:  # no round was left to make
         summary |= {name: before[name] for name in TIMES if name in before}
-    try:  # the summary comes last: a run that has one is not made again
+    try:
         if processes.first():
             with directory.told("all but the list of clients is kept"):
                 write_text(directory.path / CLIENTS, result.clients().to_csv(index=False))
             for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
                 with directory.told("all but the pictures is kept"):
                     draw(result).savefig(directory.path / name, dpi=DPI)
-    finally:
+    except Exception:  # what cannot be drawn takes nothing of the run
         directory.write_summary(summary)
+        raise
+    directory.write_summary(summary)  # last: of a run that was stopped before, what is missing is made again
     return result
 
 

@@ -306,7 +306,7 @@ def fields_of(data: FederatedData) -> str:
     (True, False)
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(data)
-    told = [f"{jax.tree_util.keystr(path)} {np.shape(leaf)} {np.result_type(leaf)}" for path, leaf in leaves]
+    told = [f"{jax.tree_util.keystr(path)} {np.shape(leaf)} {leaf.dtype}" for path, leaf in leaves]
     return f"{zlib.crc32(' '.join(told).encode()):08x}"
 
 

@@ -141,7 +141,8 @@ class Result(NamedTuple):
     def evaluate(self, data: FederatedData) -> Evaluation:
         """Returns the evaluation of clients who were not there: each is served as those held out of training are.
 
-        `cluster` says which model each gets, and `unseen_micro_accuracy` and so on how good it is.
+        `cluster` says which model each gets (of a method with a model for each client, a number beyond those of the
+        run), and `unseen_micro_accuracy` and so on how good it is. The pools of rows of both are joined in memory.
 
         Args:
             data: the clients and their rows, from `federate`; they are scaled as those of the run were.

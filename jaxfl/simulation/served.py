@@ -78,7 +78,7 @@ def newcomers(method: Method, state: Any, data: FederatedData, seed: int, new: F
         new: the clients `[M]`; their rows are scaled as those of `data`.
 
     Raises:
-        ValueError: they have other rows or classes, no test rows, or the method kept nothing to place them by.
+        ValueError: they have other rows or classes, or the method kept nothing to place them by.
     """
     check_learns(method.task, new)
     data, key = data.at(int(state.round)), jax.random.key(seed)

@@ -530,7 +530,7 @@ def test_a_quiet_run_says_results_alone_and_logs_them(tmp_path):
     rows = (tmp_path / "a" / "log.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["round", "1", "2", "3"]
     told = jaxfl("run", "fedavg", *small, "--resume", "--stop-early", 1)  # the evaluations of before count
-    assert "note: ended after round 4 of 6; the same command with --resume goes on." in told.stderr
+    assert "note: ended after round 4 of 6; the same command goes on." in told.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import jaxfl
 from jaxfl.cli.app import app
+from jaxfl.jobs import job as jobs
 from jaxfl.settings import options
 from jaxfl.simulation import checkpoint
 from tests.settings.test_methods import MINE
@@ -132,6 +133,28 @@ def test_a_callback_ends_a_run_which_goes_on_later(finished, tmp_path):
     assert top.history[-1]["round"] == top.round == result.history[values.index(max(values))]["round"]
     assert top.evaluation.metrics["micro_accuracy"] == max(values)
     assert whole.summary["rounds"] == 6
+
+
+def test_a_run_is_done_when_its_pictures_are(tmp_path, monkeypatch):
+    there = {"rounds": 2, "cohort": 4, **SMALL}
+    for error, done in ((KeyboardInterrupt, False), (RuntimeError, True)):  # stopped; or a picture that nobody can draw
+
+        def draw(_, error=error):
+            raise error
+
+        with monkeypatch.context() as patched, pytest.raises(error):
+            patched.setattr(jobs.plots, "convergence", draw)
+            jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / error.__name__, **there)
+        assert (tmp_path / error.__name__ / "summary.json").exists() is done
+    again = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "KeyboardInterrupt", resume=True, **there)
+    assert again.summary["rounds"] == 2 and (tmp_path / "KeyboardInterrupt" / "summary.json").exists()
+
+
+def test_a_run_that_is_resumed_at_its_end_keeps_its_times(tmp_path):
+    there = {"rounds": 2, "cohort": 4, "out": tmp_path / "a", **SMALL}
+    took, again = (jaxfl.run_named("ifca", "rotated-digits", resume=resume, **there) for resume in (False, True))
+    for name in ("seconds_per_round", "total_seconds", "compile_seconds"):
+        assert again.summary[name] == took.summary[name] == jaxfl.load(tmp_path / "a").summary[name] > 0
 
 
 def test_where_rows_lie_may_change_when_a_run_goes_on(tmp_path, finished):
