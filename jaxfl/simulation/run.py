@@ -17,8 +17,8 @@ from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import MAKERS, checked
 from jaxfl.simulation import processes
 from jaxfl.simulation.asked import Asked, One
-from jaxfl.simulation.directory import check_config, identity_of
 from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.identity import check_config, identity_of
 from jaxfl.simulation.loop import outcomes
 from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.simulation.progress import Diverged

@@ -11,7 +11,7 @@ import pytest
 
 from jaxfl.data import Split, divide, load, stored
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.simulation.directory import LOOKED_AT, fingerprint
+from jaxfl.simulation.identity import LOOKED_AT, fingerprint
 
 DATA = clustered_linear(6, rows=8, features=4, ragged=True)
 SAVED = {
