@@ -63,9 +63,8 @@ def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, A
 
     def run(key: Key, state: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
         own = dataclasses.replace(data.train, flipped=None)
-        honest = dataclasses.replace(
-            data, train=own, stragglers=None, attack=None
-        )  # conditions of rounds: this is none
+        # being late or an attacker are conditions of rounds: this is none
+        honest = dataclasses.replace(data, train=own, stragglers=None, attack=None)
         served = tree.take(method.client_params(state, client[None]), 0)
         trained: Params = train(key_for(key, Stream.FINETUNE, state.round, client), served, honest, client)[0]
         finite = tree.is_finite(trained)

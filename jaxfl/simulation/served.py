@@ -12,6 +12,7 @@ from jaxfl import engine
 from jaxfl.client.passes import BLOCK
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import Batch, FederatedData, Split
+from jaxfl.data.declared import array_fields
 from jaxfl.methods.base import Method
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.metrics import Evaluation
@@ -58,11 +59,16 @@ def _outputs(task: Task) -> Any:
 
 
 def _batch(data: FederatedData, rows: np.ndarray) -> Batch:
-    x = jnp.asarray(rows, data.inputs.dtype)
-    if data.mean is not None and data.std is not None:
-        x = (x.astype(data.std.dtype) - data.mean) / data.std
-    labels = jnp.zeros((len(rows), *data.labels.shape[1:]), data.labels.dtype)
-    return Batch(x, labels, jnp.ones(len(rows), bool))
+    """Returns rows as the batch of a client who sees them as they are."""
+    labels = np.zeros((len(rows), *data.labels.shape[1:]), data.labels.dtype)
+    unchanged = dict.fromkeys(seen_otherwise(data))
+    alone = dataclasses.replace(data, inputs=rows.astype(data.inputs.dtype), labels=labels, **unchanged)
+    return alone.batch(Split.pack([np.arange(len(rows))]), jnp.int32(0), jnp.arange(len(rows)))
+
+
+def seen_otherwise(data: FederatedData) -> list[str]:
+    """Returns the fields by which clients see rows of the pool otherwise than they lie there: turned, or relabelled."""
+    return [name for name, about in array_fields(data) if about["seen"] and "." not in name]
 
 
 def newcomers(method: Method, state: Any, data: FederatedData, seed: int, new: FederatedData) -> Evaluation:
@@ -119,7 +125,7 @@ def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
     data, new = (dataclasses.replace(one, **plain).in_programs() for one in (data, new))
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
     fields: dict[str, Any] = {"held_out": np.append(held_out, np.ones(new.num_clients, bool))}
-    for name in ("rotation", "tilt", "label_shift"):
+    for name in seen_otherwise(data):
         parts = [getattr(one, name) for one in (data, new)]
         if any(part is not None for part in parts):
             sizes = (data.num_clients, new.num_clients)
