@@ -6,13 +6,13 @@ has changed since, the line does not answer any more.
 """
 
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jaxfl
 from experiments.harness.base import Cell
 from jaxfl.jobs.job import Job
 from jaxfl.settings import options
@@ -90,7 +90,7 @@ def result_line(cell: Cell, job: Job, result: Result) -> dict[str, Any]:
         result: of `jaxfl.jobs.job.execute`.
     """
     summary = {name: value for name, value in result.summary.items() if name != "options"}
-    versions = summary.pop("versions") | {"jaxfl": importlib.metadata.version("jaxfl")}
+    versions = summary.pop("versions") | {"jaxfl": jaxfl.__version__}
     last = result.history[-1]
     return {
         **_head(cell, job),

@@ -5,13 +5,15 @@ the study again.
 """
 
 import contextlib
-import importlib.metadata
 import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
+import jaxfl
 from experiments.harness.base import Cell, Made, Study
 from jaxfl.cli.tables.console import stderr
 from jaxfl.data.clients import FederatedData
@@ -53,7 +55,7 @@ def write(folder: Path, study: Study, data_dir: str | None) -> dict[str, Any]:
         "table": made.table,
         "pictures": pictures,
         "seconds": round(time.perf_counter() - began, 1),
-        "versions": {name: importlib.metadata.version(name) for name in ("jaxfl", "jax")},
+        "versions": {"jaxfl": jaxfl.__version__, "jax": jax.__version__},
     }
     write_json(path, found)
     return found

@@ -5,6 +5,7 @@ import dataclasses
 import doctest
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -21,7 +22,7 @@ from experiments.harness import base, claims, entries, figures, others, report, 
 from experiments.harness.base import Cell, Claim, Experiment, Made, Scale, Study
 from experiments.layercfl import config as layercfl
 from experiments.layercfl.studies import Sweep, feature_skew
-from jaxfl import data
+from jaxfl import data, public
 from jaxfl.cli import experiments
 from jaxfl.cli.app import app
 from jaxfl.jobs import job
@@ -516,6 +517,16 @@ def test_studies_are_made_once_and_shown(with_studies, tmp_path):
     assert made == [("Figure 1", None)], "what is there is not made again"
     with pytest.raises(ValueError, match="only 'figure 3' matches no cell; there are: T / FedAvg / C; .*; Figure 2"):
         run.reproduce("small", "paper", out=tmp_path, only="figure 3")
+
+
+def test_a_checkout_that_nobody_installed_keeps_its_results(with_studies, tmp_path, monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert run.reproduce("small", "paper", out=tmp_path) == 0
+    lines = results.read(tmp_path / results.RESULTS)
+    assert [line["versions"] for line in lines] == 3 * [{"jax": "1", "jaxfl": public.__version__}]
 
 
 def test_labels_of_studies_and_cells_differ():
