@@ -16,7 +16,7 @@ command goes on where it was stopped; `--only w2,w6` chooses parts, `--again` ma
 | w1 w2 w3 w5 w6 w7 w8 | the workloads, with the automatic chunk and a sweep of chunks |
 | seeds | five seeds in one program beside one seed |
 | scaling | the curves of `jaxfl bench scaling` |
-| table1 | StoCFL's table 1 at 4,800 x 50, paper scale, as many runs as time allows |
+| table1 | what is missing of StoCFL's tables of MNIST at paper scale, four runs at a time, as many as time allows |
 """
 
 import argparse

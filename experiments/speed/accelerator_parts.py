@@ -28,7 +28,8 @@ class Setting(NamedTuple):
 
 def say(record: dict[str, Any]) -> None:
     """Hands a record over: it is kept even if the part dies after it."""
-    print(MARK + json.dumps(record), flush=True)
+    sys.stdout.write(MARK + json.dumps(record) + "\n")  # at once: parts have threads
+    sys.stdout.flush()
 
 
 def machine(setting: Setting) -> None:

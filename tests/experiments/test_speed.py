@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.harness import base, results
 from experiments.speed import kernels, peers, rounds
 
 W3 = ["w3-logistic", "w3-mlp"]
@@ -206,6 +207,38 @@ def test_parts_of_the_kit_are_comparisons(part, names, clients, tmp_path, capsys
     assert chunks == [False] * len(names) + [True] * len(names)
     for record, name in zip(records, 2 * names, strict=True):
         assert_compared(record, name, clients, 1)
+
+
+def test_kit_makes_what_the_tables_lack(tmp_path, capsys, monkeypatch):
+    """Each run once, in a folder of its own; the large ones before all others; nothing is begun when time is up."""
+    parts, workloads = (
+        importlib.import_module(f"experiments.speed.accelerator_{name}") for name in ("parts", "workloads")
+    )
+    asked = []
+
+    class Child:
+        def __init__(self, command, env):
+            asked.append({key: command[command.index(key) + 1] for key in ("--only", "--seeds", "--out", "--scale")})
+
+        def wait(self, seconds):
+            return 0
+
+    monkeypatch.setattr(workloads.subprocess, "Popen", Child)
+    setting = parts.Setting(smoke=False, data_dir=None, out=tmp_path, seconds=60, chunks=None)
+    workloads.table1(setting)
+    assert {run["--scale"] for run in asked} == {"paper"} and len({run["--out"] for run in asked}) == len(asked)
+    made = {
+        (line["cell"], line["seed"]) for line in results.read(base.load("stocfl").results("paper") / results.RESULTS)
+    }
+    runs = [(run["--only"], int(run["--seeds"])) for run in asked]
+    assert runs and len(set(runs)) == len(runs) and not made & set(runs)
+    large = [place for place, (label, _) in enumerate(runs) if "Ditto" in label]
+    assert large == list(range(len(large))), "one after another, before all others"
+    assert capsys.readouterr().out.count(parts.MARK) == len(runs)
+
+    asked.clear()
+    workloads.table1(setting._replace(seconds=0))
+    assert asked == [] and capsys.readouterr().out.count('"no time left"') == len(runs)
 
 
 PROGRAM = """
