@@ -4,7 +4,7 @@ import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxfl.simulation.result import Callback, Event
 
@@ -15,6 +15,7 @@ def csv(path: str | os.PathLike) -> Callback:
     """Returns a callback that writes each evaluation's numbers into a table: a row as soon as it exists.
 
     The columns are those of the first evaluation. Of a file that is there the columns count, and rows are added to it.
+    Rows of evaluations that a resumed run makes again, since it was stopped before their checkpoint, are removed.
 
     Args:
         path: of the file.
@@ -22,25 +23,46 @@ def csv(path: str | os.PathLike) -> Callback:
     Raises:
         ValueError: the file is another table.
     """
-    file = Path(path)
+    file, begun = Path(path), set()
 
     def log(event: Event) -> None:
         if not (values := scalars(event)):
             return
         head = ["round", *([] if event.seed is None else ["seed"]), *values]
-        line = ",".join(head) + "\n"
         with file.open("a+", encoding="utf-8") as table:
             table.seek(0)
-            columns = table.readline()
-            if not columns:
-                table.write(line)
-            elif "round" not in columns.strip().split(","):
+            names = (table.readline() or ",".join(head)).strip().split(",")
+            if "round" not in names:
                 raise ValueError(f"{file} must be a table of a run, with a column round, or new; choose another name.")
-            names = (columns or line).strip().split(",")
-            row = {"round": event.round, "seed": event.seed, **values}
-            table.write(",".join("" if row.get(name) is None else str(row[name]) for name in names) + "\n")
+            if not table.tell():
+                table.write(",".join(names) + "\n")
+            if event.earlier and event.seed not in begun:
+                last = event._replace(record=event.earlier[-1], round=event.earlier[-1]["round"])
+                _cut(table, _row(last, names), names)
+            begun.add(event.seed)
+            table.write(_row(event, names))
 
     return log
+
+
+def _row(event: Event, names: list[str]) -> str:
+    """Returns the row of an evaluation in a table with these columns."""
+    row = {"round": event.round, "seed": event.seed, **scalars(event)}
+    return ",".join("" if row.get(name) is None else str(row[name]) for name in names) + "\n"
+
+
+def _cut(table: TextIO, last: str, names: list[str]) -> None:
+    """Removes the rows of a run behind one, if they are of later rounds alone; those of other seeds stay."""
+    table.seek(0)
+    rows = table.readlines()
+    if last not in rows:
+        return
+    place, own = len(rows) - rows[::-1].index(last), dict(zip(names, last.strip().split(","), strict=True))
+    behind = {row: dict(zip(names, row.split(","), strict=False)) for row in rows[place:] if row.endswith("\n")}
+    again = [row for row, values in behind.items() if values.get("seed") == own.get("seed")]
+    if all(int(behind[row]["round"]) > int(own["round"]) for row in again):
+        table.truncate(0)
+        table.writelines([*rows[:place], *(row for row in behind if row not in again)])
 
 
 class Logger:

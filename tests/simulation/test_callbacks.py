@@ -183,6 +183,28 @@ def test_a_table_goes_on_with_the_columns_that_it_has(tmp_path):
         callbacks.csv(tmp_path / "other.csv")(EVENTS[-1])
 
 
+@pytest.mark.parametrize("seeds", [[None], [3, 5]], ids=["one", "two side by side"])
+def test_a_table_of_a_resumed_run_has_each_evaluation_once(seeds, tmp_path):
+    """Rounds 6 and 8 were logged and have no checkpoint: the run goes on from round 4."""
+    file, records = tmp_path / "log.csv", [{"round": round, "loss": 1 / round} for round in (2, 4, 6, 8)]
+
+    def evaluations(log, start):
+        for place in range(start, 4):
+            for seed in seeds:
+                log(Event(records[place]["round"], 8, 1, 0.5, 0.1, records[place], seed=seed, earlier=records[:place]))
+
+    evaluations(callbacks.csv(file), 0)
+    straight = file.read_text()
+    assert len(straight.splitlines()) == 1 + 4 * len(seeds)
+    file.write_text(straight + "1")  # the crash cut a row short
+    evaluations(callbacks.csv(file), 2)
+    assert file.read_text() == straight
+    another = "".join(f"{row}9\n" for row in straight.splitlines()[1:])  # of a run that was added after it
+    file.write_text(straight + another)
+    evaluations(callbacks.csv(file), 2)
+    assert file.read_text() == straight + another + "".join(straight.splitlines(True)[1 + 2 * len(seeds) :])
+
+
 @pytest.mark.parametrize("metric", [None, "macro_mse"])
 def test_what_the_task_says_is_better_lower_should_fall(metric, tmp_path):
     inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
