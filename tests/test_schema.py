@@ -120,6 +120,7 @@ def learn(method: Method, *, epochs: int = 1, rate: float | None = 0.1, solver: 
         ([None], {}, "method must be a Method, got None; "),
         ([], {"solver": learn}, "solver must be a Method or none, got a function; "),
         ([], {"epochs": 2.5}, r"epochs must be a whole number, got 2\.5\."),
+        ([], {"epochs": np.float64(2)}, r"epochs must be a whole number, got np\.float64\(2\.0\)\."),
         ([], {"epochs": "5"}, 'epochs must be a whole number, got "5".'),
         ([], {"epochs": True}, "epochs must be a whole number, got True."),
         ([], {"epochs": None}, "epochs must be a whole number, got None."),

@@ -175,6 +175,8 @@ def test_kmeans_start_leaves_out_who_diverges(key):
     equal(method.init(key, data).models, tree.repeat(first, 2))
 
 
-def test_an_unknown_start_is_refused():
+def test_starts_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match='start must be "random", "balanced", "groups" or "kmeans'):
         hypcluster(start="fedavg")
+    with pytest.raises(ValueError, match="min_share must be from 0 to 1 / num_clusters .0.333., got 0.5"):
+        hypcluster(start="balanced", min_share=0.5)

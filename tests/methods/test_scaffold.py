@@ -163,6 +163,18 @@ def test_a_client_that_diverges_keeps_its_control_and_counts_for_nothing():
     equal(tree.take(found.controls, 3), jax.tree.map(jnp.zeros_like, found.model))
 
 
+def test_an_attackers_control_has_noise_of_its_own():
+    """The noise of its model once more, and the server would subtract what was added."""
+    data = conditions.attack(DATA, "gaussian", 0.3)
+    one = next(client for client in np.flatnonzero(data.attack.attacker) if SIZES[client])
+    method = compiled(methods.scaffold(TASK, optax.sgd(RATE), controls="gradient"))
+    before = method.init(jax.random.key(0), data)
+    after, _ = method.round(jax.random.key(0), before, data, Cohort.of([one]))
+    noises = jax.tree.map(jnp.subtract, after.model, before.model), tree.take(after.controls, one)
+    model, control = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(noise)]) for noise in noises)
+    assert min(np.abs(model).min(), np.abs(control).min()) > 0 and np.abs(model - control).min() > 1e-6
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="controls must be"):
         methods.scaffold(TASK, optax.sgd(RATE), controls="gradients")

@@ -131,11 +131,12 @@ def test_it_is_a_round_of_local_from_the_served_model(plan, key):
     one = methods.ifca(linear_task(), sgd, num_clusters=2, local_epochs=1)
     state = jax.jit(one.init)(key, DATA)
     alone = methods.local(linear_task(), sgd, local_epochs=3)
-    start = alone.init(key, DATA)._replace(
-        models=one.client_params(one.assign(key, state, DATA, everyone), jnp.arange(8)), round=state.round
-    )
-    wanted = evaluator(alone, DATA, plan)(key, jax.jit(alone.round)(key, start, DATA, everyone)[0])
-    for data in (DATA, conditions.straggle(conditions.attack(DATA, "sign-flip", 0.4), 1.0)):
+    initial, step, tested = alone.init(key, DATA), jax.jit(alone.round), evaluator(alone, DATA, plan)
+    flipping = conditions.attack(DATA, "label-flip", 0.4)  # labels choose a model, and are true in fine-tuning
+    for data in (DATA, flipping, conditions.straggle(conditions.attack(DATA, "sign-flip", 0.4), 1.0)):
+        served = one.client_params(one.assign(key, state, data, everyone), jnp.arange(8))
+        start = initial._replace(models=served, round=state.round)
+        wanted = tested(key, step(key, start, DATA, everyone)[0])
         found = evaluator(one, data, plan, FineTune(sgd, epochs=3))(key, state).finetuned
         np.testing.assert_array_equal(found.accuracy, wanted.accuracy)
         np.testing.assert_array_equal(found.f1, wanted.f1)

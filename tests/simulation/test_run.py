@@ -295,8 +295,14 @@ def test_data_of_other_rows_than_the_tasks_are_refused():
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=3), made(5, 3))
     method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
     check_learns(task, made(5, 2))  # fewer classes may do
-    with pytest.raises(ValueError, match=r"made for, inputs of shape \(5,\) and 3 classes, got .* and 4 classes; make"):
-        jaxfl.run(method, made(5, 4), rounds=1)  # the loss of label 3 would be NaN
+    calls = [
+        lambda data: jaxfl.run(method, data, rounds=1),
+        lambda data: jaxfl.run_mapped(lambda value: method, [0.0], data, rounds=1),
+        lambda data: jaxfl.footprint(method, data),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"made for, inputs of shape \(5,\) and 3 classes, got .* 4 classes; make"):
+            call(made(5, 4))  # the loss of label 3 would be NaN
     with pytest.raises(ValueError, match=r"was made for, .*, got inputs of shape \(6,\) and 3 classes"):
         jaxfl.run(method, made(6, 3), rounds=1)
 
