@@ -17,6 +17,7 @@ from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
 from jaxfl.methods.parts.pace import scheduled
+from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, options_of, quoted
 from jaxfl.settings import methods, models, optimizers, own, schedules, tasks
@@ -114,6 +115,23 @@ def _numbers(defaults: Mapping[str, float]) -> list[Option]:
     return [Option(name, default, float) for name, default in defaults.items()]
 
 
+def whose(name: str) -> str:
+    """Returns what has an option, among all that could be chosen; "" where nothing has.
+
+    >>> whose("momentum"), whose("alpha"), whose("hidden")[:25]
+    ('optimizer momentum, server_optimizer fedavgm', 'data dirichlet-...', 'model mlp, mlp-batch-norm')
+    """
+    choices: dict[str, Mapping[str, Iterable[str]]] = {
+        "method": {one: options_of(row.factory) for one, row in METHODS.items()},
+        "data": {f"{skew}-...": options_of(deal) for skew, (deal, _) in federations.SKEWS.items()},
+        "model": {one: models.options(one) for one in MODELS},
+        "optimizer": {one: numbers for one, (_, numbers) in OPTIMIZERS.items()},
+        "server_optimizer": {one: numbers for one, (_, numbers) in SERVERS.items()},
+    }
+    found = {owner: [one for one, own in having.items() if name in own] for owner, having in choices.items()}
+    return ", ".join(f"{owner} {', '.join(ones)}" for owner, ones in found.items() if ones)
+
+
 def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Settings:
     """Returns the settings of a run from its names and its options; nothing is loaded.
 
@@ -139,7 +157,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     options = known(method, data, model, optimizer, server)
     where = f"method {method}, data {data}, model {model}, optimizer {optimizer}"
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
-    for option, value in read(wanted, options, where, ("model", "optimizer", "server_optimizer")):
+    for option, value in read(wanted, options, where, ("model", "optimizer", "server_optimizer"), whose):
         if option.name in chosen[option.owner]:
             raise ValueError(f"{option.name} must be set once, got it with and without {option.owner}; leave one out.")
         chosen[option.owner][option.name] = value

@@ -1,6 +1,6 @@
 """Options as text: `key=value`, whose option it is, and the value in the option's type."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxfl.schema import REQUIRED, Option, describe, did_you_mean, quoted, words_of
@@ -30,7 +30,11 @@ def split(items: Iterable[str]) -> dict[str, str]:
 
 
 def read(
-    wanted: Mapping[str, Any], options: Sequence[Option], where: str, others: Sequence[str] = ()
+    wanted: Mapping[str, Any],
+    options: Sequence[Option],
+    where: str,
+    others: Sequence[str] = (),
+    whose: Callable[[str], str] = lambda name: "",
 ) -> list[tuple[Option, Any]]:
     """Returns the options that are wanted, with their values.
 
@@ -39,11 +43,12 @@ def read(
         options: those that there are.
         where: whose they are, for messages.
         others: names that choose something else, and may be meant by an unknown key.
+        whose: says what has an option that is not here, as `find` takes it.
 
     Raises:
         ValueError: an option that is not there, or a value of the wrong type.
     """
-    found = {key: find(key, options, where, others) for key in wanted}
+    found = {key: find(key, options, where, others, whose) for key in wanted}
     values = {key: convert(key, wanted[key], option) for key, option in found.items()}
     for key, value in values.items():
         for one in value if isinstance(value, tuple) else (value,):
@@ -78,8 +83,21 @@ def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
     return (value,) if one_of_many else value
 
 
-def find(key: str, options: Sequence[Option], where: str, others: Sequence[str] = ()) -> Option:
+def find(
+    key: str,
+    options: Sequence[Option],
+    where: str,
+    others: Sequence[str] = (),
+    whose: Callable[[str], str] = lambda name: "",
+) -> Option:
     """Returns the option that a key means, `name` or `owner.name`.
+
+    Args:
+        key: what was written.
+        options: those that there are.
+        where: whose they are, for messages.
+        others: names that choose something else, and may be meant by an unknown key.
+        whose: says what has an option of this name that is not here; "" where nothing has.
 
     Raises:
         ValueError: there is none, or there are several.
@@ -91,7 +109,9 @@ def find(key: str, options: Sequence[Option], where: str, others: Sequence[str] 
         raise ValueError(f"option {quoted(key)} is ambiguous; write {ways}.")
     if found:
         return found[0]
-    near = did_you_mean(name, [*(option.name for option in options), *others])
+    names = [option.name for option in options]
+    having = "" if name in names else whose(name)
+    near = f"; it belongs to {having}." if having else did_you_mean(name, [*names, *others])
     by_owner: dict[str, list[str]] = {}
     for option in options:
         by_owner.setdefault(option.owner, []).append(option.name)
