@@ -91,12 +91,14 @@ class Comparison(NamedTuple):
         if all(map(_alike, macro, micro)):
             measures.pop("macro", None)
         header = ["setting", "seeds", *measures]
+        sent = [self._reached(line, COSTS["bytes"]) for line in self.lines]
+        unit, size = ("GB", 1e9) if max((max(one) for one in sent if one), default=0.0) >= 1e8 else ("MB", 1e6)
         if self.target is not None:
-            header += [f"rounds to {self._in_words(self.target)}", "GB until then"]
+            header += [f"rounds to {self._in_words(self.target)}", f"{unit} until then"]
         header += [f"{self._title()} {MINUS} {self.lines[0].name}", "p"] if len(self.lines) > 1 else []
         best = {title: self._best(how[0]) for title, how in measures.items() if title in BEST}
         rows = []
-        for line in self.lines:
+        for line, until in zip(self.lines, sent, strict=True):
             row = [line.name, str(len(line.runs))]
             for title, (measure, factor, digits) in measures.items():
                 values = line.values(measure)
@@ -105,8 +107,7 @@ class Comparison(NamedTuple):
                 row.append(bold.format(cell) if marked else cell)
             if self.target is not None:
                 row.append(_cell(self._reached(line, COSTS["rounds"]), 0))
-                sent = self._reached(line, COSTS["bytes"])
-                row.append(_cell(None if sent is None else [one / 1e9 for one in sent], 2))
+                row.append(_cell(None if until is None else [one / size for one in until], 2))
             if len(self.lines) > 1:
                 row += ["", ""] if line is self.lines[0] else self._told(self.difference(line))
             rows.append(row)

@@ -98,6 +98,18 @@ def test_costs_are_counted_to_what_all_reach(runs):
     assert never.table()[1][place : place + 2] == ["-", "-"]
 
 
+def test_what_was_sent_is_in_units_that_say_something(runs):
+    """15 GB until round 5; the same runs with a thousandth of the bytes."""
+    for size, unit in ((1, "GB"), (1e-3, "MB")):
+        for file in runs.glob("*/*/history.jsonl"):
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            lines = [line | {name: size * line[name] for name in ("bytes_up", "bytes_down")} for line in lines]
+            file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        header, *rows = compare(kept.read([runs])[0], target=0.3).table()
+        place = header.index(f"{unit} until then")
+        assert [row[place] for row in rows] == ["15.00", "15.00"]
+
+
 def test_names_tell_settings_apart(tmp_path):
     """Options of a method where its own runs differ; speed is no part of a setting."""
     write(tmp_path / "a", 0, 0.5, "stocfl", **{"method.threshold": 0.3, "optimizer.learning_rate": 0.1})

@@ -69,7 +69,10 @@ def refused(*arguments):
             'unknown option "threshhold".*did you mean "threshold".*weighting',
         ),
         (["stocfl", *SMALL, "--set", "hidden=9"], 'unknown option "hidden".*; it belongs to model mlp, .* Known: data'),
-        (["stocfl", *SMALL, "--set", "momentum=0.9"], "; it belongs to optimizer momentum, server_optimizer fedavgm. Kn"),
+        (
+            ["stocfl", *SMALL, "--set", "momentum=0.9"],
+            "; it belongs to optimizer momentum, server_optimizer fedavgm. Kn",
+        ),
         (["stocfl", *SMALL, "--set", "data.threshold=1"], 'unknown option "data.threshold"'),
         (["stocfl", *TINY, "--set", "model=mpl"], 'unknown model "mpl"; did you mean "mlp"'),
         (["stocfl", *SMALL, "--set", "optimizer=sdg"], 'unknown optimizer "sdg"; did you mean "sgd"'),
