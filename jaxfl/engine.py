@@ -20,6 +20,7 @@ from jaxfl import tree
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data import windows
 from jaxfl.data.clients import FederatedData
+from jaxfl.schema import checked
 from jaxfl.server import factors
 from jaxfl.typing import Array, Params
 
@@ -223,6 +224,7 @@ def within(mesh: jax.sharding.Mesh | None) -> Iterator[None]:
 _within: contextvars.ContextVar[tuple[jax.sharding.Mesh | None] | None] = contextvars.ContextVar("within", default=None)
 
 
+@checked
 def use_cores(count: int | None = None) -> int:
     """Makes the cores of the CPU devices that share the clients of a round; before JAX computes anything.
 

@@ -163,13 +163,17 @@ def matching(model: Params, patterns: str | Sequence[str]) -> Params:
 
     Raises:
         ValueError: a pattern is not a regular expression or matches no leaf.
+        TypeError: they are no text.
 
     >>> matching({"Dense_0": {"kernel": 0.0, "bias": 0.0}, "Dense_1": {"kernel": 0.0, "bias": 0.0}}, "Dense_1")
     {'Dense_0': {'bias': False, 'kernel': False}, 'Dense_1': {'bias': True, 'kernel': True}}
     """
     known = names(model)
     chosen: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(listed, Sequence) or not all(isinstance(one, str) for one in listed):
+        raise TypeError(f'patterns must be text or a list of texts, got {patterns!r}; "Dense_0" names a layer.')
+    for pattern in listed:
         try:
             whole_keys = re.compile(f"(^|/)(?:{pattern})(/|$)")
         except re.error as problem:

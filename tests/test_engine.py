@@ -197,6 +197,8 @@ def test_cores_are_devices_where_jax_has_not_started():
 def test_cores_are_left_alone_where_jax_has_started():
     before, flags = jax.config.values["jax_num_cpu_devices"], os.environ["XLA_FLAGS"]
     assert engine.use_cores(2) == 1
+    with pytest.raises(TypeError, match='count must be a whole number or none, got "2"'):
+        engine.use_cores("2")
     assert (jax.config.values["jax_num_cpu_devices"], os.environ["XLA_FLAGS"]) == (before, flags)
     assert engine.resolve_plan("auto", {"w": jnp.ones(9)}, 10).mesh is None, "four devices, which are no cores"
 

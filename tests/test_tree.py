@@ -51,6 +51,12 @@ def test_a_broken_pattern_is_refused():
         tree.matching(MODEL, "Dense_(")
 
 
+@pytest.mark.parametrize("patterns", [3, ["Dense_0", 1]])
+def test_patterns_are_texts(patterns):
+    with pytest.raises(TypeError, match="patterns must be text or a list of texts, got"):
+        tree.matching(MODEL, patterns)
+
+
 def test_shapes_are_enough_to_match():
     shapes = jax.eval_shape(lambda: MODEL)
     assert tree.matching(shapes, "bias") == tree.matching(MODEL, "bias")

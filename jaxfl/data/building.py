@@ -11,9 +11,11 @@ from numpy.typing import DTypeLike
 from jaxfl.data import labels as kinds
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.partition.deal import check_numbers
+from jaxfl.schema import checked
 from jaxfl.typing import AnyArray
 
 
+@checked
 def federate(
     inputs: np.ndarray,
     labels: np.ndarray,

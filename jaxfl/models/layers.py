@@ -7,6 +7,7 @@ Parameters are named and shaped as in `flax.linen`, so that a model can be moved
 """
 
 import math
+import numbers
 import operator
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -195,13 +196,15 @@ def _floats(inputs: Array) -> Array:
 
 
 def check_sizes(name: str, sizes: int | Sequence[int]) -> None:
-    """Raises ValueError unless every width of a layer is at least 1.
+    """Raises ValueError unless every width of a layer is at least 1, TypeError unless they are whole numbers.
 
     >>> check_sizes("hidden", (64, 0))
     Traceback (most recent call last):
     ValueError: hidden must be at least 1 in every layer, got (64, 0); 64 is small.
     """
-    if any(size < 1 for size in ((sizes,) if isinstance(sizes, int) else sizes)):
+    if not all(isinstance(size, numbers.Integral) for size in (sizes if isinstance(sizes, Sequence) else (sizes,))):
+        raise TypeError(f"{name} must be a whole number or a list of them, got {sizes!r}; 64 is small.")
+    if any(size < 1 for size in (sizes if isinstance(sizes, Sequence) else (sizes,))):
         raise ValueError(f"{name} must be at least 1 in every layer, got {sizes}; 64 is small.")
 
 

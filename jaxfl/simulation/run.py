@@ -149,6 +149,8 @@ def run(
     of_each = _of_each(data, len(numbers))
     check_learns(method.task, of_each[0])
     check_callbacks(callbacks)
+    if not callable(sampler):
+        raise TypeError(f"sampler must be a function such as jaxfl.sampling.uniform, got {sampler!r}.")
     check_config(config)
     if checkpoint_dir == "":
         raise ValueError('checkpoint_dir must be a folder, got ""; "." is the current one, None keeps nothing.')

@@ -140,6 +140,11 @@ def test_federate_refuses(change, message):
         data.federate(**arguments)
 
 
+def test_classes_are_a_whole_number():
+    with pytest.raises(TypeError, match="num_classes must be a whole number or none, got 4.0"):
+        federation(num_classes=4.0)
+
+
 def test_a_client_tested_on_some_of_its_training_rows_is_named():
     inputs, labels = np.eye(6, dtype=np.float32), np.arange(6) % 2
     told = r"2 of 3 clients are tested on rows that they train on, client 1 on row 3; leave them out of train or test"

@@ -156,6 +156,12 @@ def test_create_errors_name_argument_value_and_remedy(arguments, options, messag
         models.create(*arguments, **options)
 
 
+@pytest.mark.parametrize("hidden", ["20", 20.0, (20, "20")])
+def test_widths_are_whole_numbers(hidden):
+    with pytest.raises(TypeError, match="hidden must be a whole number or a list of them, got .*20"):
+        models.MLP(hidden=hidden, num_classes=10)
+
+
 def test_convolution_on_vectors_says_what_to_do(key):
     with pytest.raises(ValueError, match=r"inputs must be images .*\(2, 64\).*'mlp' or 'logistic'"):
         models.create("lenet-emnist", 10).init(key, jnp.zeros((2, 64)))

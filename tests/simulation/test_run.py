@@ -253,6 +253,7 @@ def test_swapped_arguments_are_named():
             {"callbacks": [jaxfl.callbacks.ProgressBar]},
             "callbacks must be functions of an Event, got the class ProgressBar",
         ),
+        ({"sampler": "uniform"}, "sampler must be a function such as jaxfl.sampling.uniform, got 'uniform'"),
         ({"config": 1}, "config must be a dictionary with names for keys, got 1"),
         ({"config": {1: 2}}, "config must be a dictionary with names for keys"),
         ({"config": {"a": np.float32(1)}}, r"config\['a'\] must be ready for JSON, got a float32"),
