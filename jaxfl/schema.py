@@ -30,8 +30,6 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 P = ParamSpec("P")
 R = TypeVar("R")
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
@@ -158,10 +156,9 @@ def _may_be(value: Any, part: Any) -> bool:
     """Returns whether a value may be of one type: a number, a word, None, or a class."""
     if part is None or isinstance(value, (bool, str, types.NoneType)):
         return type(value) is (types.NoneType if part is None else part)
-    if part in (int, float):  # arrays and what is traced may be
-        if part is int and isinstance(value, np.floating):
-            return False
-        return isinstance(value, numbers.Integral if part is int else numbers.Real) or hasattr(value, "dtype")
+    if part in (int, float):  # arrays and what is traced may be; numpy's floats are numbers, and no whole ones
+        fits = isinstance(value, numbers.Integral if part is int else numbers.Real)
+        return fits or hasattr(value, "dtype") and not isinstance(value, numbers.Real)
     if part in (bool, str):
         return part is bool and hasattr(value, "dtype")
     fields = getattr(part, "_fields", ())  # anything with the parts of a tuple of functions is as good as it

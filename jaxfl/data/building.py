@@ -8,14 +8,13 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
+from jaxfl import schema
 from jaxfl.data import labels as kinds
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.partition.deal import check_numbers
-from jaxfl.schema import checked
 from jaxfl.typing import AnyArray
 
 
-@checked
 def federate(
     inputs: np.ndarray,
     labels: np.ndarray,
@@ -61,6 +60,7 @@ def federate(
     >>> data.num_clients, data.train.size.tolist()
     (2, [2, 1])
     """
+    schema.check_type("num_classes", num_classes, int | None)
     inputs, labels = np.asarray(inputs), np.asarray(labels)
     train, test = _packed("train", train), _packed("test", test)
     if not len(train.start):
