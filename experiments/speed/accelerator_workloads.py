@@ -1,6 +1,7 @@
 """The parts of the accelerator kit that time workloads, and the one that makes a table of a paper."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import os
@@ -224,8 +225,11 @@ def table1(setting: Setting) -> None:
             try:
                 code = child.wait(until - began)
             except subprocess.TimeoutExpired:
-                child.send_signal(signal.SIGINT)
-                code = child.wait(60)
+                child.send_signal(signal.SIGINT)  # it keeps a checkpoint, if that does not take long
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(15)
+                child.kill()
+                code = child.wait()
         say({"run": one.cell.label, "seed": one.job.seed, "exit": code, "seconds": time.monotonic() - began})
 
     number = itertools.count()

@@ -202,9 +202,10 @@ def check_sizes(name: str, sizes: int | Sequence[int]) -> None:
     Traceback (most recent call last):
     ValueError: hidden must be at least 1 in every layer, got (64, 0); 64 is small.
     """
-    if not all(isinstance(size, numbers.Integral) for size in (sizes if isinstance(sizes, Sequence) else (sizes,))):
+    widths = sizes if isinstance(sizes, Sequence) else (sizes,)
+    if not all(isinstance(width, numbers.Integral) for width in widths):
         raise TypeError(f"{name} must be a whole number or a list of them, got {sizes!r}; 64 is small.")
-    if any(size < 1 for size in (sizes if isinstance(sizes, Sequence) else (sizes,))):
+    if any(width < 1 for width in widths):
         raise ValueError(f"{name} must be at least 1 in every layer, got {sizes}; 64 is small.")
 
 
