@@ -347,6 +347,23 @@ def test_an_attackers_noise_is_of_the_run_and_other_noise_in_each_half(key):
     assert max(found) < 0.99, "noise does not agree with noise"
 
 
+def test_representations_of_several_models_are_one_program(key):
+    traced = []
+
+    def psi(key, anchor, data, client):
+        traced.append(client)
+        return anchor["bias"] * client.astype(float)
+
+    represented = representation.Representation(psi, None)
+    for scale in (1, 2):
+        found = representation.of_clients(represented, key, {"bias": scale * jnp.ones(3)}, DATA)
+        np.testing.assert_array_equal(found, scale * np.arange(DATA.num_clients)[:, None] * np.ones(3))
+    once = len(traced)
+    assert once > 0
+    representation.of_clients(represented, key, {"bias": jnp.zeros(3)}, DATA)
+    assert len(traced) == once
+
+
 @pytest.mark.parametrize("kind", ["gradient", "displacement"])
 def test_nothing_is_dropped_where_clients_are_represented(kind, key):
     def dropping(model, batch, key=None):

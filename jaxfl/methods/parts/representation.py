@@ -182,16 +182,22 @@ def of_clients(
         plan: how many clients are worked on side by side; None takes one at a time.
     """
 
-    @engine.jit
+    return _of_everybody(representation, plan or Plan(chunk=1))(key, anchor, data.on_device())
+
+
+@functools.lru_cache(4)  # of a few models, one after another: each call of its own would compile again
+def _of_everybody(representation: Representation, plan: Plan) -> Callable[[Key, Params, FederatedData], Array]:
+    """Returns the program of `of_clients`."""
+
     def run(key: Key, anchor: Params, data: FederatedData) -> Array:
         def client(shared, client: Array):
             key, anchor, data = shared
             return (), representation.psi(key, anchor, data, client)
 
-        everybody = Cohort.of(range(data.num_clients), plan or Plan(chunk=1))
+        everybody = Cohort.of(range(data.num_clients), plan)
         return over_clients(client, (key, anchor, data), everybody)[1]
 
-    return run(key, anchor, data.on_device())
+    return engine.jit(run)
 
 
 def checked(points: np.ndarray | Array) -> np.ndarray:
