@@ -4,8 +4,9 @@ import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from jaxfl.files import write_text
 from jaxfl.simulation.result import Callback, Event
 
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}  # by the extra that installs it
@@ -36,10 +37,11 @@ def csv(path: str | os.PathLike) -> Callback:
                 raise ValueError(f"{file} must be a table of a run, with a column round, or new; choose another name.")
             if not table.tell():
                 table.write(",".join(names) + "\n")
-            if event.earlier and event.seed not in begun:
-                last = event._replace(record=event.earlier[-1], round=event.earlier[-1]["round"])
-                _cut(table, _row(last, names), names)
-            begun.add(event.seed)
+        if event.earlier and event.seed not in begun:
+            last = event._replace(record=event.earlier[-1], round=event.earlier[-1]["round"])
+            _cut(file, _row(last, names), names)
+        begun.add(event.seed)
+        with file.open("a", encoding="utf-8") as table:
             table.write(_row(event, names))
 
     return log
@@ -51,18 +53,21 @@ def _row(event: Event, names: list[str]) -> str:
     return ",".join("" if row.get(name) is None else str(row[name]) for name in names) + "\n"
 
 
-def _cut(table: TextIO, last: str, names: list[str]) -> None:
+def _cut(file: Path, last: str, names: list[str]) -> None:
     """Removes the rows of a run behind one, if they are of later rounds alone; those of other seeds stay."""
-    table.seek(0)
-    rows = table.readlines()
+    rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
     if last not in rows:
         return
-    place, own = len(rows) - rows[::-1].index(last), dict(zip(names, last.strip().split(","), strict=True))
-    behind = {row: dict(zip(names, row.split(","), strict=False)) for row in rows[place:] if row.endswith("\n")}
-    again = [row for row, values in behind.items() if values.get("seed") == own.get("seed")]
-    if all(int(behind[row]["round"]) > int(own["round"]) for row in again):
-        table.truncate(0)
-        table.writelines([*rows[:place], *(row for row in behind if row not in again)])
+
+    def of(row: str, name: str) -> str | None:
+        return dict(zip(names, row.strip().split(","), strict=False)).get(name)
+
+    place, seed = len(rows) - rows[::-1].index(last), of(last, "seed")
+    behind = [row for row in rows[place:] if row.endswith("\n")]  # a crash may cut a row short
+    others = [row for row in behind if of(row, "seed") != seed]
+    rounds = [int(of(row, "round") or 0) for row in behind if of(row, "seed") == seed]
+    if all(round > int(of(last, "round") or 0) for round in rounds):
+        write_text(file, "".join([*rows[:place], *others]))
 
 
 class Logger:

@@ -205,6 +205,14 @@ def test_a_table_of_a_resumed_run_has_each_evaluation_once(seeds, tmp_path):
     assert file.read_text() == straight + another + "".join(straight.splitlines(True)[1 + 2 * len(seeds) :])
 
 
+def test_a_table_of_a_resumed_run_keeps_all_rows_of_other_seeds(tmp_path):
+    file, records = tmp_path / "log.csv", [{"round": 2, "loss": 0.5}, {"round": 4, "loss": 0.25}]
+    kept = "round,seed,loss\n2,3,0.5\n4,5,0.25\n4,5,0.25\n"
+    file.write_text(kept + "4,3,0.25\n")
+    callbacks.csv(file)(Event(4, 8, 1, 0.5, 0.1, records[1], seed=3, earlier=records[:1]))
+    assert file.read_text() == kept + "4,3,0.25\n"
+
+
 @pytest.mark.parametrize("metric", [None, "macro_mse"])
 def test_what_the_task_says_is_better_lower_should_fall(metric, tmp_path):
     inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
