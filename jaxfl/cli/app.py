@@ -3,6 +3,7 @@
 A command imports what it needs when it is called: `jaxfl --help` does not wait for JAX.
 """
 
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -281,4 +282,7 @@ app.command("report")(report_command)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a pipe or a terminal has no letter for is no error
+            stream.reconfigure(errors="replace")
     app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="jaxfl")

@@ -1,7 +1,9 @@
 """`jaxfl data`: what it lists, describes, draws, downloads and saves, and what it refuses in one line."""
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxfl import data
+from jaxfl.cli import app as entry
 from jaxfl.cli import data_command, signals
 from jaxfl.cli.app import app
 from jaxfl.cli.tables.federations import _bars
@@ -95,6 +98,17 @@ def test_seed_and_options_reach_the_federation():
     assert sizes("--set", "sigma=0.001") != sizes()
     held_out = json.loads(shown(*SMALL, "--set", "data.held_out=0.25", "--json"))[0]
     assert held_out["federation"]["held_out_clients"] == 2
+
+
+def test_a_pipe_without_the_letters_is_no_error(monkeypatch):
+    pipes = {name: io.TextIOWrapper(io.BytesIO(), encoding="ascii") for name in ("stdout", "stderr")}
+    with monkeypatch.context() as patch:
+        for name, pipe in pipes.items():
+            patch.setattr(sys, name, pipe)
+        with pytest.raises(SystemExit) as ended:
+            entry.main(["data", "rotated-digits"])
+    pipes["stdout"].flush()
+    assert ended.value.code == 0 and b"90?" in pipes["stdout"].buffer.getvalue()
 
 
 def test_histograms_are_as_long_as_they_count():
