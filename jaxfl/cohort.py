@@ -29,6 +29,11 @@ class Plan(NamedTuple):
             return jax.local_devices()[0]
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
+    @property
+    def copies(self) -> int:
+        """How often a memory holds what every device has: the cores of a CPU, as devices, have one together."""
+        return 1 if self.mesh is None or jax.default_backend() != "cpu" else len(self.mesh.local_devices)
+
     def readable(self, arrays: Any) -> Any:
         """Returns arrays of a program so that each of several processes can read them whole; traceable."""
         if self.mesh is None or not self.mesh.is_multi_process:

@@ -82,36 +82,69 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
     >>> sums.values["w"].tolist(), kept.tolist()
     ([10], [4, 1])
     """
+
+    def one(shared: Any, client: Array, nothing: Params, *rows: Params) -> tuple[Any, Any, Params]:
+        return *fn(shared, client, *rows), nothing
+
+    return over_owners(one, shared, cohort, (), *rows)[:2]
+
+
+def over_owners(
+    fn: Callable[..., tuple[Any, Any, Params]], shared: Any, cohort: Cohort, own: Params, *rows: Params
+) -> tuple[Any, Any, Params]:
+    """Runs `fn` for every client of the cohort, and lets it change what belongs to the client, such as a model.
+
+    On one device a row is read when its client's turn comes, and written in its place: the rows of a cohort never exist
+    beside those of all clients. Of several devices each takes the rows of its clients, and they are put back together.
+
+    Args:
+        fn: `(shared, client, row, *rows) -> (sums, kept, row)`: as in `over_clients`, and the client's row of `own`.
+        shared: as there.
+        cohort: as there; but for padding nobody is named twice.
+        own: rows of all clients `[N, ...]`, reached by `tree.take` and `tree.put` alone, see `Method.per_client`.
+        *rows: as there.
+
+    Returns:
+        `sums` and `kept` as there, and `own` after; padding changes no row.
+
+    >>> from jaxfl.cohort import Cohort
+    >>> grown = lambda shared, client, row: ((), row, row * shared)
+    >>> over_owners(grown, jnp.int32(5), Cohort.of([2, 0]), jnp.array([1, 2, 3]))[2].tolist()
+    [5, 2, 15]
+    """
     shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
     mesh, count = cohort.plan.mesh, cohort.ids.shape[0]
     chunk, padding = _dealt(cohort.plan, count)
-    xs = jax.tree.map(lambda leaf: _pad(leaf, padding), (cohort.ids, rows))
+    ids, rows = jax.tree.map(lambda leaf: _pad(leaf, padding), (cohort.ids, rows))
     mask = jnp.concatenate([cohort.mask, jnp.zeros(padding, bool)])  # padding clients are computed and thrown away
 
-    def on_one_device(shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
-        work = factors.read(lambda shared, client, rows: fn(shared, client, *rows), shared, *tree.take(xs, 0))
-        return factors.add_all(work, shared, mask, xs, chunk)
+    def on_one_device(shared: Any, own: Params, mask: Array, places: Array, xs: Any) -> tuple[Any, Any, Params]:
+        client, *given = tree.take(xs, 0)
+        work = factors.read(fn, shared, client, jax.eval_shape(tree.take, own, places[0]), *given)
+        return factors.add_all(work, shared, own, mask, places, xs, chunk)
 
     if mesh is None:
-        sums, kept = on_one_device(shared, mask, xs)
+        sums, kept, own = on_one_device(shared, own, mask, ids, (ids, *rows))
     else:
         # shard_map, not automatic partitioning: XLA replicates work that is batched over clients (openxla/xla 47945)
         spec = jax.sharding.PartitionSpec
         axis = mesh.axis_names[0]
 
-        def on_each_device(shared: Any, mask: Array, xs: Any) -> tuple[Any, Any]:
-            sums, kept = on_one_device(windows.own_part(shared, axis), mask, xs)
-            return jax.lax.psum(sums, axis), kept
+        def on_each_device(shared: Any, taken: Params, mask: Array, xs: Any) -> tuple[Any, Any, Params]:
+            places = jnp.arange(mask.shape[0])
+            sums, kept, taken = on_one_device(windows.own_part(shared, axis), taken, mask, places, xs)
+            return jax.lax.psum(sums, axis), kept, taken
 
         spread = jax.shard_map(
             on_each_device,
             mesh=mesh,
-            in_specs=(windows.lies(shared, axis), spec(axis), spec(axis)),
-            out_specs=(spec(), spec(axis)),
+            in_specs=(windows.lies(shared, axis), spec(axis), spec(axis), spec(axis)),
+            out_specs=(spec(), spec(axis), spec(axis)),
             check_vma=False,
         )
-        sums, kept = spread(shared, mask, xs)
-    return sums, jax.tree.map(lambda leaf: leaf[:count], kept)
+        sums, kept, taken = spread(shared, tree.take(own, ids), mask, (ids, *rows))
+        own = tree.put(own, jnp.where(mask, ids, factors.NOWHERE), taken)
+    return sums, jax.tree.map(lambda leaf: leaf[:count], kept), own
 
 
 def by_size(data: FederatedData, cohort: Cohort) -> Cohort:

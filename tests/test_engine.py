@@ -62,6 +62,44 @@ def test_every_plan_is_the_plain_loop(plan):
     np.testing.assert_allclose(totals, rows.sum(1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("plan", PLANS, ids=[f"{p.chunk}-{p.mesh.size if p.mesh else 1}" for p in PLANS])
+def test_every_client_changes_its_own_row(plan):
+    """Who is named a second time is padding."""
+    own = np.random.default_rng(0).normal(size=(10, 2)).astype(np.float32)
+    ids, mask = [*IDS[:-1], IDS[0], IDS[-1]], [True, True, False, True, True, True, False, True]
+    cohort = Cohort(jnp.array(ids, jnp.int32), jnp.array(mask), plan)
+
+    def one(shared, client, row, more):
+        return aggregate.contribute(row, jnp.float32(1)), row.sum(), row * shared + more
+
+    more = np.arange(len(ids), dtype=np.float32)
+    run = jax.jit(lambda shared, cohort, own, more: engine.over_owners(one, shared, cohort, own, more))
+    sums, kept, after = run(jnp.float32(2), cohort, own, more)
+    wanted = own.copy()
+    for i, real, extra in zip(ids, mask, more, strict=True):
+        if real:
+            wanted[i] = 2 * own[i] + extra
+    np.testing.assert_allclose(after, wanted, rtol=1e-6)  # a product and a sum, which may be rounded once
+    np.testing.assert_allclose(sums.values[0], own[np.array(ids)[mask]].sum(0), rtol=1e-5)
+    np.testing.assert_allclose(np.array(kept)[mask], own[np.array(ids)[mask]].sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_rows_are_changed_in_place(chunk):
+    """Over several rounds, as a run makes them: beside the rows of all there are those of a chunk."""
+    count, wide = 64, 10_000
+    cohort = Cohort.of(range(count), Plan(chunk))
+
+    def rounds(own, times):
+        def round(_, own):
+            return engine.over_owners(lambda shared, i, row: ((), (), jnp.sin(row) + shared), 1.0, cohort, own)[2]
+
+        return jax.lax.fori_loop(0, times, round, own)
+
+    program = jax.jit(rounds, donate_argnums=0).lower(jax.ShapeDtypeStruct((count, wide), jnp.float32), 3).compile()
+    assert program.memory_analysis().temp_size_in_bytes < (2 * chunk + 1) * 4 * wide
+
+
 def test_a_method_may_send_nothing():
     sums, kept = engine.over_clients(lambda shared, i: ((), i + shared), jnp.int32(1), Cohort.of(IDS, Plan(2)))
     assert sums == () and kept.tolist() == [i + 1 for i in IDS]

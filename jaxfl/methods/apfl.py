@@ -126,7 +126,7 @@ def apfl(
         return aggregate.contribute(made["w"], weight), Own(made["v"], share), loss, finite
 
     def round(key: Key, state: APFLState, data: FederatedData, cohort: Cohort) -> tuple[APFLState, Info]:
-        passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.own, data.num_clients)
+        passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.own)
         model, moments = optimizers.step_to_mean(server_optimizer, state.server, state.model, passed.sums)
         seen = base.info(
             cohort,

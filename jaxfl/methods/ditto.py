@@ -189,7 +189,7 @@ def learning(train: Train, solver: Method) -> Callable[..., Passed]:
 
     def learn(key: Key, state: DittoState, data: FederatedData, validation: FederatedData, cohort: Cohort) -> Passed:
         shared = key, (state.solver, state.round), (data, validation)
-        return over_rows(client, shared, cohort, state.models, data.num_clients)
+        return over_rows(client, shared, cohort, state.models)
 
     return learn
 

@@ -134,7 +134,7 @@ def fedamp(
 
     def round(key: Key, state: FedAMPState, data: FederatedData, cohort: Cohort) -> tuple[FedAMPState, Info]:
         shared = key, (state.models, state.trained, state.round), data
-        passed = over_rows(client, shared, cohort, state.models, data.num_clients)
+        passed = over_rows(client, shared, cohort, state.models)
         sent = base.shape_of(state.models)
         seen = base.info(
             cohort,

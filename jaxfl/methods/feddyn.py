@@ -36,7 +36,7 @@ from jaxfl.client.corrections import gradient_correction, proximal_pull
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.engine import over_clients
+from jaxfl.engine import over_owners
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts import everybody
@@ -136,13 +136,13 @@ def feddyn(
         history = optax.tree.add(own.history, without_averages(task.averages, change))
         counts = (weight > 0) & tree.is_finite(sent)
         kept = tree.where(counts, Rows(history, trained if keeps_last else None), own)
-        return aggregate.contribute(sent, weight), (kept, loss)
+        return aggregate.contribute(sent, weight), loss, kept
 
     def round(key: Key, state: FedDynState, data: FederatedData, cohort: Cohort) -> tuple[FedDynState, Info]:
         model, part = state.model, base.takes_part(data)
         mean_size = jnp.where(part, data.train.size, 0).sum() / jnp.maximum(part.sum(), 1)
         shared = key, (model, mean_size, state.round), data
-        total, (own, loss) = over_clients(client, shared, cohort, tree.take(state.rows, cohort.ids))
+        total, loss, rows = over_owners(client, shared, cohort, state.rows)
         anybody = total.weight[0] > 0
         change, last = tree.take(total.values, 0)
         added = without_averages(task.averages, change)
@@ -157,7 +157,6 @@ def feddyn(
             shown = tree.where(anybody, optax.tree.add(first, far), state.served)
         else:
             shown = theta if rule["served"] == "sent" else average
-        ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         seen = base.info(
             cohort,
             loss,
@@ -168,7 +167,6 @@ def feddyn(
             down=model,
             history=tree.norm(history),
         )
-        rows = tree.put(state.rows, ids, own)
         return FedDynState(theta, history, shown, counted, rows, state.cluster, state.round + 1), seen
 
     return Method(init, round, lambda state, ids: base.serve_one(state.served, ids), task, per_client="rows")

@@ -23,9 +23,9 @@ from jaxfl import tree
 from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.parts.personal import over_rows
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -117,22 +117,20 @@ def keeping(
             new_head, new_rest = tree.partition(model, chosen)
             weight = aggregate.client_weight(data, client, weighting)
             weight = jnp.where(finite, weight, 0)  # where the head has diverged, the base has not been trained
-            return aggregate.contribute(new_rest, weight), (tree.where(finite, new_head, head), loss, ~finite)
+            return aggregate.contribute(new_rest, weight), new_head, loss, finite
 
-        own = tree.take(state.heads, cohort.ids)
-        total, (own, loss, diverged) = over_clients(client, (key, (state.base, state.round), data), cohort, own)
-        rest, moments = optimizers.step_to_mean(server_optimizer, state.server, state.base, total)
-        ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
+        passed = over_rows(client, (key, (state.base, state.round), data), cohort, state.heads)
+        rest, moments = optimizers.step_to_mean(server_optimizer, state.server, state.base, passed.sums)
         seen = base.info(
             cohort,
-            loss,
+            passed.loss,
             cohort.ids,
             num_clusters=data.num_clients,
-            diverged=(diverged & cohort.mask).sum().astype(jnp.int32),
+            diverged=passed.diverged,
             up=rest,
             down=rest,
         )
-        return FedPerState(rest, tree.put(state.heads, ids, own), moments, state.cluster, state.round + 1), seen
+        return FedPerState(rest, passed.rows, moments, state.cluster, state.round + 1), seen
 
     def client_params(state: FedPerState, ids: Array) -> Params:
         return tree.combine(tree.take(state.heads, ids), tree.repeat(state.base, ids.shape[0]))

@@ -40,7 +40,7 @@ from jaxfl.client.passes import fold_rows
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.engine import over_clients
+from jaxfl.engine import over_clients, over_owners
 from jaxfl.methods import base
 from jaxfl.methods.base import Assign, Info, Method
 from jaxfl.methods.parts import starts
@@ -155,7 +155,7 @@ def fedsoft(
         model, loss = train(client_key, begin, data, client, anchor=anchor, pull_scale=u.sum())
         finite, some = tree.is_finite(model), data.train.size[client] > 0
         sent = aggregate.contribute_to_all(model, u * aggregate.client_weight(data, client, weighting).astype(u.dtype))
-        return sent, (tree.where(finite & some, model, own), loss, u, finite)
+        return sent, (loss, u, finite), tree.where(finite & some, model, own)
 
     def round(key: Key, state: FedSoftState, data: FederatedData, cohort: Cohort) -> tuple[FedSoftState, Info]:
         weights, due = state.weights, jnp.array(False)
@@ -163,14 +163,14 @@ def fedsoft(
             due = ((state.round % rule["estimate_every"] == 0) | ~state.trained.any()) & cohort.mask.any()
             weights = jax.lax.cond(due, lambda: of_everybody(weigh, state.centres, data, cohort), lambda: weights)
         shared = key, (state.centres, weights, state.trained, state.round), data
-        total, (own, loss, u, finite) = over_clients(client, shared, cohort, tree.take(state.models, cohort.ids))
+        total, (loss, u, finite), models = over_owners(client, shared, cohort, state.models)
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         weights = weights.at[ids].set(u, mode="drop")
         moved = state.trained[cohort.ids] | (finite & (data.train.size[cohort.ids] > 0))
         asked = jnp.where(due, base.present(data).sum() - cohort.mask.sum(), 0)
         return FedSoftState(
             centres=aggregate.mean(total, empty=state.centres),
-            models=tree.put(state.models, ids, own),
+            models=models,
             weights=weights,
             trained=state.trained.at[ids].set(moved, mode="drop"),
             cluster=state.cluster if served == "own" else jnp.argmax(weights, 1).astype(jnp.int32),

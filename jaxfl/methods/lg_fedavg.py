@@ -27,9 +27,9 @@ from jaxfl import tree
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
+from jaxfl.methods.parts.personal import mark_trained, over_rows
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -94,38 +94,39 @@ def lg_fedavg(
         clients = jnp.arange(data.num_clients, dtype=jnp.int32)
         return LGState(model, local, jnp.zeros(data.num_clients, bool), clients, jnp.int32(0))
 
-    def own_layers(state: LGState, ids: Array) -> Params:
-        own, usual = tree.take(state.local, ids), tree.partition(state.model, chosen)[0]
-        return tree.where(state.trained[ids], own, tree.repeat(usual, ids.shape[0]))
+    def client(shared, client: Array, own: Params):
+        key, (model, trained, round), data = shared
+        usual, others = tree.partition(model, chosen)
+        start = tree.combine(tree.where(trained[client], own, usual), others)
+        made, loss = train(key_for(key, Stream.BATCHES, round, client), start, data, client)
+        finite, moves = tree.is_finite(made), (data.train.size[client] > 0) & (round >= warmup_rounds)
+        weight = jnp.where(finite, aggregate.client_weight(data, client, weighting), 0)
+        own = tree.where(moves, tree.partition(made, chosen)[0], own)
+        return aggregate.contribute(made, weight), own, loss, finite
 
     def round(key: Key, state: LGState, data: FederatedData, cohort: Cohort) -> tuple[LGState, Info]:
-        def client(everybodys, client: Array, own: Params):
-            key, (model, round), data = everybodys
-            start = tree.combine(own, tree.partition(model, chosen)[1])
-            trained, loss = train(key_for(key, Stream.BATCHES, round, client), start, data, client)
-            finite = tree.is_finite(trained)
-            weight = jnp.where(finite, aggregate.client_weight(data, client, weighting), 0)
-            return aggregate.contribute(trained, weight), (tree.partition(trained, chosen)[0], loss, finite)
-
-        before, warm = own_layers(state, cohort.ids), state.round < warmup_rounds
-        total, (own, loss, finite) = over_clients(client, (key, (state.model, state.round), data), cohort, before)
-        average = tree.take(aggregate.mean(total, empty=tree.repeat(state.model, 1)), 0)
+        passed = over_rows(client, (key, (state.model, state.trained, state.round), data), cohort, state.local)
+        warm = state.round < warmup_rounds
+        average = tree.take(aggregate.mean(passed.sums, empty=tree.repeat(state.model, 1)), 0)
         (usual, others), (kept, _) = tree.partition(average, chosen), tree.partition(state.model, chosen)
         model = tree.combine(tree.where(warm, usual, kept), others)
 
-        moves = cohort.mask & finite & (data.train.size[cohort.ids] > 0) & ~warm
-        ids = jnp.where(moves, cohort.ids, data.num_clients)  # nobody else is written anywhere
-        count = (~finite & cohort.mask).sum().astype(jnp.int32)
         seen = base.info(
-            cohort, loss, cohort.ids, num_clusters=data.num_clients, diverged=count, up=others, down=others
+            cohort,
+            passed.loss,
+            cohort.ids,
+            num_clusters=data.num_clients,
+            diverged=passed.diverged,
+            up=others,
+            down=others,
         )
         more = base.traffic(jnp.where(warm, cohort.mask.sum(), 0), usual)
         seen = seen._replace(bytes_up=seen.bytes_up + more, bytes_down=seen.bytes_down + more)
-        local, trained = tree.put(state.local, ids, own), state.trained.at[ids].set(True, mode="drop")
-        return LGState(model, local, trained, state.cluster, state.round + 1), seen
+        trained = state.trained | (mark_trained(state.trained, passed, data, cohort) & ~warm)
+        return LGState(model, passed.rows, trained, state.cluster, state.round + 1), seen
 
     def client_params(state: LGState, ids: Array) -> Params:
-        models = tree.repeat(state.model, ids.shape[0])
-        return tree.combine(own_layers(state, ids), tree.partition(models, chosen)[1])
+        usual, others = tree.partition(tree.repeat(state.model, ids.shape[0]), chosen)
+        return tree.combine(tree.where(state.trained[ids], tree.take(state.local, ids), usual), others)
 
     return Method(init, round, client_params, task, per_client="local")

@@ -63,7 +63,7 @@ def local(
 
     def round(key: Key, state: LocalState, data: FederatedData, cohort: Cohort) -> tuple[LocalState, Info]:
         number = data.num_clients
-        passed = over_rows(client, (key, state.round, data), cohort, state.models, number)
+        passed = over_rows(client, (key, state.round, data), cohort, state.models)
         seen = base.info(cohort, passed.loss, cohort.ids, num_clusters=number, diverged=passed.diverged, up=(), down=())
         return LocalState(passed.rows, state.cluster, state.round + 1), seen
 

@@ -130,7 +130,7 @@ def pfedme(
         return aggregate.contribute(made["w"], weight), made["theta"], loss, finite
 
     def round(key: Key, state: PFedMeState, data: FederatedData, cohort: Cohort) -> tuple[PFedMeState, Info]:
-        passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.models, data.num_clients)
+        passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.models)
         model, moments = optimizers.step_to_mean(server_optimizer, state.server, state.model, passed.sums)
         seen = base.info(
             cohort,

@@ -34,7 +34,7 @@ from jaxfl.client.steps import displacement, mean_slope, steps_of
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.engine import over_clients
+from jaxfl.engine import over_owners
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts import everybody
@@ -125,18 +125,16 @@ def scaffold(
         sent = trained, optax.tree.sub(new, own)
         weight = aggregate.client_weight(data, client, weighting)
         kept = tree.where((weight > 0) & tree.is_finite(sent), new, own)
-        return aggregate.contribute(sent, weight), (kept, loss)
+        return aggregate.contribute(sent, weight), loss, kept
 
     def round(key: Key, state: ScaffoldState, data: FederatedData, cohort: Cohort) -> tuple[ScaffoldState, Info]:
         model, control = state.model, state.control
-        own = tree.take(state.controls, cohort.ids)
-        total, (own, loss) = over_clients(client, (key, (model, control, state.round), data), cohort, own)
+        total, loss, rows = over_owners(client, (key, (model, control, state.round), data), cohort, state.controls)
         average = tree.take(aggregate.mean(total, empty=tree.repeat((model, control), 1)), 0)[0]
         anybody = total.weight[0] > 0
         new, moments = optimizers.step(server_optimizer, state.server, model, average, counted=anybody)
         change = tree.take(total.values[1], 0)
         together, counted = everybody.moved(control, change, state.counted, total, data, cohort, weighting)
-        ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         seen = base.info(
             cohort,
             loss,
@@ -146,7 +144,6 @@ def scaffold(
             up=(model, control),
             down=(model, control),
         )
-        rows = tree.put(state.controls, ids, own)
         return ScaffoldState(new, together, counted, rows, moments, state.cluster, state.round + 1), seen
 
     return Method(init, round, lambda state, ids: base.serve_one(state.model, ids), task, per_client="controls")

@@ -15,15 +15,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jaxfl import tree
 from jaxfl.client.kernels import RESTORED
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Contribution, Total
-from jaxfl.typing import Array
+from jaxfl.typing import Array, Params
 
 TOGETHER = 16  # clients of one product, at most
+NOWHERE = np.iinfo(np.int32).max  # a row's place that nothing is written to
 
 
 class Factors(NamedTuple):
@@ -42,21 +44,21 @@ class Work(NamedTuple):
     """A client's work, without the kernels that are summed by their factors.
 
     Attributes:
-        run: `(shared, *example) -> (sums, kept, factors)`: contributions have the norm `[]` of such a kernel in its
-            place.
+        run: `(shared, *example) -> (sums, ..., factors)`: what `fn` returns, and the factors; contributions have the
+            norm `[]` of such a kernel in its place.
         sums: the shapes of what `run` sums.
         places: of these kernels: which contribution, and which of its leaves.
         kernels: W_j `k * [d, h]` of each.
     """
 
-    run: Callable[..., tuple[Any, Any, list[Factors]]]
+    run: Callable[..., tuple]
     sums: Any
     places: list[tuple[int, int]]
     kernels: list[list[Array]]
 
 
-def read(fn: Callable[..., tuple[Any, Any]], shared: Any, *example: Any) -> Work:
-    """Returns a client's work `fn(shared, *example) -> (sums, kept)`, of which some kernels are summed by factors.
+def read(fn: Callable[..., tuple], shared: Any, *example: Any) -> Work:
+    """Returns a client's work `fn(shared, *example) -> (sums, ...)`, of which some kernels are summed by factors.
 
     Args:
         fn: what a client does.
@@ -86,7 +88,7 @@ def read(fn: Callable[..., tuple[Any, Any]], shared: Any, *example: Any) -> Work
     evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr.replace(outvars=[*jaxpr.outvars, *more]), program.consts))
     squares = [jnp.stack([jnp.stack([(one * other).sum(0) for other in some]) for one in some]) for some in kernels]
 
-    def run(*arguments: Any) -> tuple[Any, Any, list[Factors]]:
+    def run(*arguments: Any) -> tuple:
         results = evaluate(*jax.tree.leaves(arguments))
         flat, rest, factors = results[: len(numbers)], iter(results[len(numbers) :]), []
         for (number, atoms), square in zip(outputs, squares, strict=True):
@@ -126,59 +128,67 @@ def _norm(gram: Array, leaf: Array, products: list[Array], squares: Array) -> Ar
     return jnp.sqrt(jnp.maximum((slopes * (gram @ leaf + 2 * mixed)).sum() + own, 0))
 
 
-def add_all(work: Work, shared: Any, mask: Array, xs: Any, chunk: int = 1) -> tuple[Any, Any]:
-    """Runs the work of all clients, and adds up what they send.
+def add_all(
+    work: Work, shared: Any, own: Params, mask: Array, places: Array, xs: Any, chunk: int = 1
+) -> tuple[Any, Any, Params]:
+    """Runs the work of all clients, adds up what they send, and writes what is their own.
 
     Args:
-        work: a client's.
+        work: a client's, `(shared, client, row, ...) -> (sums, kept, row, factors)`.
         shared: what all of them are given.
+        own: rows `[N, ...]`.
         mask: `[C]` bool, False for padding.
-        xs: what each is given, `[C, ...]`.
+        places: where in `own` each client's row is `[C]`.
+        xs: what each is given, `[C, ...]`, its id first.
         chunk: clients that are mapped, a divisor of C; one after another are 1.
 
     Returns:
-        `(sums, kept)`: a total for each contribution, and the records `[C, ...]`.
+        `(sums, kept, own)`: a total for each contribution, the records `[C, ...]`, and the rows after.
     """
 
-    def client(sums: Any, part: Any) -> tuple[Any, Any]:
-        mask, given = part
-        sent, kept, factors = work.run(shared, *given)
+    def client(carry: Any, part: Any) -> tuple[Any, Any]:
+        (sums, own), (mask, place, (number, *given)) = carry, part
+        before = tree.take(own, place)
+        sent, kept, after, factors = work.run(shared, number, before, *given)
         guarded = [aggregate.guarded(one, mask)[0] for one in _contributions(sent)]
         weighted = [_weighted(one, guarded[which].weight) for (which, _), one in zip(work.places, factors, strict=True)]
-        return _plus(aggregate.add_one, sums, sent, mask), (kept, weighted)
+        own = tree.put(own, jnp.where(mask, place, NOWHERE), after)
+        return (_plus(aggregate.add_one, sums, sent, mask), own), (kept, weighted)
 
-    def mapped(sums: Any, part: Any) -> tuple[Any, Any]:
-        mask, given = part
-        sent, kept, factors = jax.vmap(lambda given: work.run(shared, *given))(given)
+    def mapped(carry: Any, part: Any) -> tuple[Any, Any]:
+        (sums, own), (mask, place, (number, *given)) = carry, part
+        before = tree.take(own, place)
+        sent, kept, after, factors = jax.vmap(lambda *given: work.run(shared, *given))(number, before, *given)
         guarded = [jax.vmap(aggregate.guarded)(one, mask)[0] for one in _contributions(sent)]
         weighted = [
             jax.vmap(_weighted)(one, guarded[which].weight)
             for (which, _), one in zip(work.places, factors, strict=True)
         ]
-        return _plus(aggregate.add_many, sums, sent, mask), (kept, weighted)
+        own = tree.put(own, jnp.where(mask, place, NOWHERE), after)
+        return (_plus(aggregate.add_many, sums, sent, mask), own), (kept, weighted)
 
     def group(carry: Any, parts: Any) -> tuple[Any, Any]:
-        sums, added = carry
-        sums, (kept, factors) = mapped(sums, parts) if chunk > 1 else jax.lax.scan(client, sums, parts)
-        return (sums, [_added(total, one) for total, one in zip(added, factors, strict=True)]), kept
+        carry, added = carry
+        carry, (kept, factors) = mapped(carry, parts) if chunk > 1 else jax.lax.scan(client, carry, parts)
+        return (carry, [_added(total, one) for total, one in zip(added, factors, strict=True)]), kept
 
     count = mask.shape[0]
     few = max(size for size in range(1, TOGETHER + 1) if count % size == 0) if work.places else count
     together = chunk if chunk > 1 else few
-    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), (mask, xs))
+    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), (mask, places, xs))
     empty = jax.tree.map(aggregate.empty_total, work.sums, is_leaf=aggregate.is_contribution)
     nothing = [(jnp.zeros_like(one[0]), jnp.zeros((len(one), one[0].shape[1]), one[0].dtype)) for one in work.kernels]
     if together == count:
-        (sums, added), kept = group((empty, nothing), tree.take(parts, 0))
+        ((sums, own), added), kept = group(((empty, own), nothing), tree.take(parts, 0))
     else:
-        (sums, added), kept = jax.lax.scan(group, (empty, nothing), parts)
+        ((sums, own), added), kept = jax.lax.scan(group, ((empty, own), nothing), parts)
         kept = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
     totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
     for (which, leaf), kernels, (total, scales) in zip(work.places, work.kernels, added, strict=True):
         values, inside = jax.tree.flatten(totals[which].values)
         values[leaf] = (total + sum(scales[j][None, :] * one for j, one in enumerate(kernels)))[None]
         totals[which] = totals[which].replace(values=jax.tree.unflatten(inside, values))
-    return jax.tree.unflatten(structure, totals), kept
+    return jax.tree.unflatten(structure, totals), kept, own
 
 
 def _plus(add: Callable[..., Total], sums: Any, sent: Any, mask: Array) -> Any:

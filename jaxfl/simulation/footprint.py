@@ -132,7 +132,7 @@ def footprint(
     plan = engine.resolve_plan(choice, served_model(method, state), size, devices=devices)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
     stream = streams(method, data, resident)
-    kept = keeps(method, state, resident, plan, beside=0 if stream else tree.num_bytes(data))
+    kept = keeps(method, state, size, resident, plan, beside=0 if stream else tree.num_bytes(data))
     parts = _Parts.of(method, data, state, size, plan, stream=stream, kept=kept)
     count = 1 if stream or kept else together(seeds)
     lanes = lanes_of(plan, count, [False] * len(jax.tree.leaves(data))) if count > 1 else None

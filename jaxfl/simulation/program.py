@@ -121,20 +121,25 @@ def compile_rounds(
         MemoryError: the program needs more memory than the device has left.
     """
     memory = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes).compile()
-    needed, available = program_bytes(memory) + tree.num_bytes(state), least(available_bytes())
-    if available is not None and needed > available:
-        told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
-        if tree.num_bytes(state) > available:
-            host = "" if method.per_client is None else "resident=False, which keeps models of clients on the host, or "
-            raise MemoryError(
-                f"{told}, its state of {data.num_clients} clients alone {tree.num_bytes(state) / 1e9:.1f} GB; take "
-                f"{host}fewer clients, a smaller model, or a method that keeps less for each of them."
-            )
+    kept, available = plan.copies * tree.num_bytes(state), least(available_bytes())
+    needed = kept + plan.copies * program_bytes(memory)
+    if available is None or needed <= available:
+        return memory
+    told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
+    alone = "" if plan.copies == 1 else f"devices=1 (each of {plan.copies} cores has all of it), "
+    if kept <= available:
         raise MemoryError(
-            f"{told}; lower plan.chunk (now {plan.chunk}), the model or the number of models; jaxfl.footprint shows "
-            "what takes it."
+            f"{told}; {alone and f'take {alone}or '}lower plan.chunk (now {plan.chunk}), the model or the number of "
+            "models; jaxfl.footprint shows what takes it."
         )
-    return memory
+    few = ""
+    if method.per_client is not None:
+        here = isinstance(getattr(state, method.per_client), tree.Rows)
+        few = "a smaller cohort, " if here else "a smaller cohort with resident=False (others' models are in a file), "
+    raise MemoryError(
+        f"{told}, its state of {data.num_clients} clients alone {kept / 1e9:.1f} GB; take {alone}{few}fewer clients, a "
+        "smaller model, or a method that keeps less for each of them."
+    )
 
 
 def lower(

@@ -113,7 +113,8 @@ def run(
             for it (`Method.per_client`: a model of its own). False keeps both on the host, and sends those of a round
             ahead: the same results, bit for bit. Data stay in memory or in mapped files (see `jaxfl.data.stored`), and
             what is kept goes to `rows.bin` in `checkpoint_dir`, or to a temporary file. `"auto"` does so with either
-            where it needs more than half of the memory that is free. The summary says `resident` of the data and
+            where it needs more than half of the memory that is free, and with what is kept where a cohort's takes less
+            than everybody's. The summary says `resident` of the data and
             `resident_state` of the other; the state's field is then a `KeptRows`, which `tree.take` takes rows of.
         config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
             Give the method's options here: without them, methods with the same kind of state are not told apart, nor
@@ -165,7 +166,7 @@ def run(
     chosen = engine.resolve_plan(plan, model, size, devices=devices)
     within = inside(plan, chosen, model, size, len(numbers))
     stream = streams(method, data, resident)
-    kept = keeps(method, shapes, resident, chosen, beside=0 if stream else tree.num_bytes(data))
+    kept = keeps(method, shapes, size, resident, chosen, beside=0 if stream else tree.num_bytes(data))
     asked = Asked(method, shapes, schedule, size, sampler, finetune, callbacks, began, stream, kept, within, several)
     ones = []
     for number, own in zip(numbers, of_each, strict=True):

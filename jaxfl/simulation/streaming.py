@@ -19,7 +19,7 @@ from jaxfl import engine, tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
-from jaxfl.methods.base import Method
+from jaxfl.methods.base import Method, slots_of
 from jaxfl.sampling import Sampler, cohort_of
 from jaxfl.simulation import processes
 from jaxfl.simulation.program import available_bytes, kept, shapes_of
@@ -149,24 +149,29 @@ def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
     )
 
 
-def keeps(method: Method, shapes: Any, resident: Resident, plan: Plan = Plan(), beside: int = 0) -> bool:
+def keeps(method: Method, shapes: Any, size: int, resident: Resident, plan: Plan = Plan(), beside: int = 0) -> bool:
     """Returns whether a state's rows of the clients stay on the host, see `jaxfl.simulation.kept_rows`.
 
     Args:
         method: says which field has them; None has none.
         shapes: of its state.
-        resident: as in `streams`; several processes keep them on their devices in any case.
+        size: clients of a cohort.
+        resident: as in `streams`, but that rows stay on the device where those of a cohort take as much; several
+            processes keep them there in any case.
         plan: has the devices, each of which has the state.
         beside: bytes of data that will be on the device.
     """
     if method.per_client is None or resident is True or processes.several():
         return False
-    wanted = tree.num_bytes(getattr(shapes, method.per_client))
-    if resident is False:
+    rows = getattr(shapes, method.per_client)
+    wanted = tree.num_bytes(rows)
+    if resident is False or not wanted:
         return wanted > 0
+    read = 1 if jax.default_backend() == "cpu" else 0  # what is read from the file lies beside what is sent
+    if (plan.copies + read) * size >= plan.copies * slots_of(rows):
+        return False
     free = available_bytes()
-    cores = 1 if plan.mesh is None or jax.default_backend() != "cpu" else plan.mesh.size  # which have one memory
-    return _is_large(wanted * cores, None if free is None else free - beside)
+    return _is_large(wanted * plan.copies, None if free is None else free - beside)
 
 
 def _is_large(wanted: int, free: int | None) -> bool:

@@ -100,9 +100,9 @@ def test_what_an_attacker_sends_is_no_sum_of_factors(key):
 @pytest.mark.parametrize("clients", [1, 7, 16, 34])
 def test_any_number_of_clients_is_divided(clients, key):
     client, shared = work(federation(), optax.sgd(0.2), key)
-    taken = factors.read(client, shared, jnp.int32(0))
-    ids = jnp.arange(clients, dtype=jnp.int32) % len(SIZES)
-    sums, losses = jax.eval_shape(lambda: factors.add_all(taken, shared, jnp.ones(clients, bool), (ids,)))
+    taken = factors.read(lambda *given: (*client(*given[:2]), given[2]), shared, jnp.int32(0), ())
+    ids, mask = jnp.arange(clients, dtype=jnp.int32) % len(SIZES), jnp.ones(clients, bool)
+    sums, losses, _ = jax.eval_shape(lambda: factors.add_all(taken, shared, (), mask, ids, (ids,)))
     assert sums.values["Dense_0"]["kernel"].shape == (1, 60, 7) and losses.shape == (clients,)
 
 

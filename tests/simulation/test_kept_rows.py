@@ -221,16 +221,18 @@ def test_a_disk_without_room_is_told_before(tmp_path, monkeypatch):
 def test_auto_decides_by_size(monkeypatch, free, kept):
     shapes = jax.eval_shape(DITTO.init, jax.random.key(0), DATA)
     monkeypatch.setattr(streaming, "available_bytes", lambda: free)
-    assert streaming.keeps(DITTO, shapes, "auto") == kept
-    assert streaming.keeps(DITTO, shapes, "auto", beside=10**9), "data take the memory"
-    assert not streaming.keeps(methods.fedavg(TASK, SGD), shapes, "auto"), "no field of its own"
+    assert streaming.keeps(DITTO, shapes, 3, "auto") == kept
+    assert streaming.keeps(DITTO, shapes, 3, "auto", beside=10**9), "data take the memory"
+    assert not streaming.keeps(DITTO, shapes, 4, "auto", beside=10**9), "read and sent, half of them take as much"
+    assert streaming.keeps(DITTO, shapes, 8, False), "asked for"
+    assert not streaming.keeps(methods.fedavg(TASK, SGD), shapes, 3, "auto"), "no field of its own"
     monkeypatch.setattr(processes, "several", lambda: True)
-    assert not streaming.keeps(DITTO, shapes, "auto")
+    assert not streaming.keeps(DITTO, shapes, 3, "auto")
 
 
 def test_nothing_personal_is_nothing_to_keep():
     nothing = methods.fedper(TASK, SGD, personal=(), **LOCAL)
-    assert not streaming.keeps(nothing, jax.eval_shape(nothing.init, jax.random.key(0), DATA), False)
+    assert not streaming.keeps(nothing, jax.eval_shape(nothing.init, jax.random.key(0), DATA), 3, False)
 
 
 def test_clients_that_start_apart_are_refused():

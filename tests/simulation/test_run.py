@@ -586,6 +586,25 @@ def test_a_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):
         jaxfl.run(fedavg(), DATA, rounds=1, plan=Plan())
 
 
+def test_cores_that_have_no_room_for_a_copy_each_are_told_of(monkeypatch):
+    """What is asked for is what all cores take together; and what helps depends on what is in the way."""
+    method, size = methods.ditto(linear_task(), optax.sgd(0.1)), {"cohort": 1.0, "rounds": 1}
+    alone = jaxfl.footprint(method, DATA, cohort=1.0, plan=Plan(), resident=True)
+    need = alone.state + max(alone.working, alone.evaluation) + 1000
+    monkeypatch.setattr(program, "available_bytes", lambda: need)
+    jaxfl.run(method, DATA, plan=Plan(), **size)
+    cores = Plan(1, jax.sharding.Mesh(jax.devices()[:4], ("clients",)))
+    with pytest.raises(MemoryError, match=r"take devices=1 \(each of 4 cores has all of it\), or lower plan.chunk"):
+        jaxfl.run(method, DATA, plan=cores, **size)
+    monkeypatch.setattr(program, "available_bytes", lambda: alone.state - 1)
+    with pytest.raises(MemoryError, match=r"take devices=1 \(each of 4 cores has all of it\), a smaller cohort with"):
+        jaxfl.run(method, DATA, plan=cores, **size)
+    with pytest.raises(MemoryError, match="GB; take a smaller cohort with resident=False "):
+        jaxfl.run(method, DATA, plan=Plan(), **size)
+    with pytest.raises(MemoryError, match="GB; take a smaller cohort, fewer clients"):
+        jaxfl.run(method, DATA, plan=Plan(), resident=False, **size)
+
+
 def out_of_memory(monkeypatch, *, above, after=0):
     """Makes calls of compiled rounds fail where chunks are larger than this, after some that do not; lists chunks."""
     chunks = []

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.engine import over_clients
+from jaxfl.engine import over_owners
 from jaxfl.typing import Array, Params
 
 # (shared, client, row) -> (sums, row, loss, finite)
@@ -19,7 +19,7 @@ class Passed(NamedTuple):
     """What a pass over the clients of a round has made.
 
     Attributes:
-        sums: of what the clients have sent, see `jaxfl.engine.over_clients`.
+        sums: of what the clients have sent, see `jaxfl.engine.over_owners`.
         rows: of all clients `[N, ...]`.
         loss: `[C]`.
         kept: `[C]` bool, whether the client has the row that it has trained; if not, it has its old one.
@@ -33,7 +33,7 @@ class Passed(NamedTuple):
     diverged: Array
 
 
-def over_rows(client: Client, shared: Any, cohort: Cohort, rows: Params, num_clients: int) -> Passed:
+def over_rows(client: Client, shared: Any, cohort: Cohort, rows: Params) -> Passed:
     """Runs `client` for every client of a cohort, with its row; rows of diverged clients and of padding stay.
 
     Args:
@@ -42,23 +42,20 @@ def over_rows(client: Client, shared: Any, cohort: Cohort, rows: Params, num_cli
         shared: what every client is sent.
         cohort: who takes part.
         rows: of all clients `[N, ...]`, reached by `tree.take` and `tree.put` alone, see `Method.per_client`.
-        num_clients: N.
 
     >>> def double(shared, client, row):
     ...     return (), 2 * row, jnp.float32(0), jnp.isfinite(row)
-    >>> passed = over_rows(double, (), Cohort.of([2, 0]), jnp.array([1.0, 2.0, jnp.inf]), 3)
+    >>> passed = over_rows(double, (), Cohort.of([2, 0]), jnp.array([1.0, 2.0, jnp.inf]))
     >>> passed.rows.tolist(), passed.kept.tolist(), int(passed.diverged)
     ([2.0, 2.0, inf], [False, True], 1)
     """
 
     def one(shared: Any, number: Array, row: Params):
         sums, trained, loss, finite = client(shared, number, row)
-        return sums, (tree.where(finite, trained, row), loss, finite)
+        return sums, (loss, finite), tree.where(finite, trained, row)
 
-    sums, (own, loss, finite) = over_clients(one, shared, cohort, tree.take(rows, cohort.ids))
-    ids = jnp.where(cohort.mask, cohort.ids, num_clients)  # padding is written nowhere
-    diverged = (~finite & cohort.mask).sum(dtype=jnp.int32)
-    return Passed(sums, tree.put(rows, ids, own), loss, finite, diverged)
+    sums, (loss, finite), rows = over_owners(one, shared, cohort, rows)
+    return Passed(sums, rows, loss, finite, (~finite & cohort.mask).sum(dtype=jnp.int32))
 
 
 def mark_trained(trained: Array, passed: Passed, data: FederatedData, cohort: Cohort) -> Array:
