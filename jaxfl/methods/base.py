@@ -119,9 +119,9 @@ class Method(NamedTuple):
             passes its cohort to `over_clients` as it is. Sizes and what else is known of clients `[N]` may be read in
             any case.
         per_client: the state's field that has a row for each client, `[N, ...]`, such as its model; None if there is
-            none. `init` gives everybody the same row; `round` and `client_params` reach rows by `tree.take` and
-            `tree.put`, those of their cohort or ids alone. Then the field can be larger than the device's memory, see
-            `jaxfl.simulation.kept_rows`.
+            none. `init` gives everybody the same row; `round` and `client_params` reach rows by `over_owners`,
+            `tree.take` and `tree.put`, those of their cohort or ids alone. Then the field can be larger than the
+            device's memory, see `jaxfl.simulation.kept_rows`.
     """
 
     init: Init

@@ -120,14 +120,14 @@ def compile_rounds(
     Raises:
         MemoryError: the program needs more memory than the device has left.
     """
-    memory = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes).compile()
-    kept, available = plan.copies * tree.num_bytes(state), least(available_bytes())
-    needed = kept + plan.copies * program_bytes(memory)
+    compiled = lower(method, key, state, data, size, plan, limit, sampler, cohort, lanes).compile()
+    held, available = plan.copies * tree.num_bytes(state), least(available_bytes())
+    needed = held + plan.copies * program_bytes(compiled)
     if available is None or needed <= available:
-        return memory
+        return compiled
     told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
     alone = "" if plan.copies == 1 else f"devices=1 (each of {plan.copies} cores has all of it), "
-    if kept <= available:
+    if held <= available:
         raise MemoryError(
             f"{told}; {alone and f'take {alone}or '}lower plan.chunk (now {plan.chunk}), the model or the number of "
             "models; jaxfl.footprint shows what takes it."
@@ -137,7 +137,7 @@ def compile_rounds(
         here = isinstance(getattr(state, method.per_client), tree.Rows)
         few = "a smaller cohort, " if here else "a smaller cohort with resident=False (others' models are in a file), "
     raise MemoryError(
-        f"{told}, its state of {data.num_clients} clients alone {kept / 1e9:.1f} GB; take {alone}{few}fewer clients, a "
+        f"{told}, its state of {data.num_clients} clients alone {held / 1e9:.1f} GB; take {alone}{few}fewer clients, a "
         "smaller model, or a method that keeps less for each of them."
     )
 
