@@ -94,8 +94,8 @@ def over_owners(
 ) -> tuple[Any, Any, Params]:
     """Runs `fn` for every client of the cohort, and lets it change what belongs to the client, such as a model.
 
-    On one device a row is read when its client's turn comes, and written in its place: the rows of a cohort never exist
-    beside those of all clients. Of several devices each takes the rows of its clients, and they are put back together.
+    A row is read when its client's turn comes, and written in its place with a few others: the rows of a cohort never
+    exist beside those of all clients. Each of several devices has the rows of all, and writes what all have made.
 
     Args:
         fn: `(shared, client, row, *rows) -> (sums, kept, row)`: as in `over_clients`, and the client's row of `own`.
@@ -115,35 +115,33 @@ def over_owners(
     shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
     mesh, count = cohort.plan.mesh, cohort.ids.shape[0]
     chunk, padding = _dealt(cohort.plan, count)
-    ids, rows = jax.tree.map(lambda leaf: _pad(leaf, padding), (cohort.ids, rows))
+    xs = jax.tree.map(lambda leaf: _pad(leaf, padding), (cohort.ids, *rows))
     mask = jnp.concatenate([cohort.mask, jnp.zeros(padding, bool)])  # padding clients are computed and thrown away
 
-    def on_one_device(shared: Any, own: Params, mask: Array, places: Array, xs: Any) -> tuple[Any, Any, Params]:
+    def on_one_device(shared: Any, own: Params, mask: Array, xs: Any, axis: str | None) -> tuple[Any, Any, Params]:
         client, *given = tree.take(xs, 0)
-        work = factors.read(fn, shared, client, jax.eval_shape(tree.take, own, places[0]), *given)
-        return factors.add_all(work, shared, own, mask, places, xs, chunk)
+        work = factors.read(fn, shared, client, jax.eval_shape(tree.take, own, client), *given)
+        return factors.add_all(work, shared, own, mask, xs, chunk, axis)
 
     if mesh is None:
-        sums, kept, own = on_one_device(shared, own, mask, ids, (ids, *rows))
+        sums, kept, own = on_one_device(shared, own, mask, xs, None)
     else:
         # shard_map, not automatic partitioning: XLA replicates work that is batched over clients (openxla/xla 47945)
         spec = jax.sharding.PartitionSpec
         axis = mesh.axis_names[0]
 
-        def on_each_device(shared: Any, taken: Params, mask: Array, xs: Any) -> tuple[Any, Any, Params]:
-            places = jnp.arange(mask.shape[0])
-            sums, kept, taken = on_one_device(windows.own_part(shared, axis), taken, mask, places, xs)
-            return jax.lax.psum(sums, axis), kept, taken
+        def on_each_device(shared: Any, own: Params, mask: Array, xs: Any) -> tuple[Any, Any, Params]:
+            sums, kept, own = on_one_device(windows.own_part(shared, axis), own, mask, xs, axis)
+            return jax.lax.psum(sums, axis), kept, own
 
         spread = jax.shard_map(
             on_each_device,
             mesh=mesh,
-            in_specs=(windows.lies(shared, axis), spec(axis), spec(axis), spec(axis)),
-            out_specs=(spec(), spec(axis), spec(axis)),
+            in_specs=(windows.lies(shared, axis), spec(), spec(axis), spec(axis)),
+            out_specs=(spec(), spec(axis), spec()),
             check_vma=False,
         )
-        sums, kept, taken = spread(shared, tree.take(own, ids), mask, (ids, *rows))
-        own = tree.put(own, jnp.where(mask, ids, factors.NOWHERE), taken)
+        sums, kept, own = spread(shared, own, mask, xs)
     return sums, jax.tree.map(lambda leaf: leaf[:count], kept), own
 
 

@@ -17,7 +17,7 @@ from docs import notebooks
 from jaxfl import engine
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear, prototypes
-from jaxfl.server import aggregate
+from jaxfl.server import aggregate, factors
 from jaxfl.simulation import tested
 from jaxfl.simulation.program import compile_rounds, shapes_of
 
@@ -84,11 +84,11 @@ def test_every_client_changes_its_own_row(plan):
     np.testing.assert_allclose(np.array(kept)[mask], own[np.array(ids)[mask]].sum(1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_rows_are_changed_in_place(chunk):
-    """Over several rounds, as a run makes them: beside the rows of all there are those of a chunk."""
-    count, wide = 64, 10_000
-    cohort = Cohort.of(range(count), Plan(chunk))
+@pytest.mark.parametrize("plan", [Plan(1), Plan(4), Plan(1, mesh(2)), Plan(4, mesh(2))], ids=str)
+def test_rows_are_changed_in_place(plan):
+    """Over several rounds, as a run makes them: beside the rows of all there are those that are written at once."""
+    count, wide = 256, 1_000_000
+    cohort = Cohort.of(range(count), plan)
 
     def rounds(own, times):
         def round(_, own):
@@ -96,8 +96,10 @@ def test_rows_are_changed_in_place(chunk):
 
         return jax.lax.fori_loop(0, times, round, own)
 
-    program = jax.jit(rounds, donate_argnums=0).lower(jax.ShapeDtypeStruct((count, wide), jnp.float32), 3).compile()
-    assert program.memory_analysis().temp_size_in_bytes < (2 * chunk + 1) * 4 * wide
+    shape = jax.ShapeDtypeStruct((count, wide), jnp.float32, sharding=plan.place if plan.mesh else None)
+    program = jax.jit(rounds, donate_argnums=0).lower(shape, 3).compile()
+    at_once = max(plan.chunk, factors.TOGETHER) * (2 if plan.mesh is None else 2 + plan.mesh.size)
+    assert program.memory_analysis().temp_size_in_bytes < (at_once + 1) * 4 * wide
 
 
 def test_a_method_may_send_nothing():

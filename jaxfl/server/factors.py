@@ -10,6 +10,7 @@ are made so: of K clusters it would be K products.
 """
 
 import collections
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from jaxfl.server.aggregate import Contribution, Total
 from jaxfl.typing import Array, Params
 
 TOGETHER = 16  # clients of one product, at most
+AT_ONCE = 16 << 20  # bytes of rows that are written at once, by devices that wait for each other; or rows of TOGETHER
 NOWHERE = np.iinfo(np.int32).max  # a row's place that nothing is written to
 
 
@@ -129,66 +131,99 @@ def _norm(gram: Array, leaf: Array, products: list[Array], squares: Array) -> Ar
 
 
 def add_all(
-    work: Work, shared: Any, own: Params, mask: Array, places: Array, xs: Any, chunk: int = 1
+    work: Work, shared: Any, own: Params, mask: Array, xs: Any, chunk: int = 1, axis: str | None = None
 ) -> tuple[Any, Any, Params]:
     """Runs the work of all clients, adds up what they send, and writes what is their own.
 
     Args:
         work: a client's, `(shared, client, row, ...) -> (sums, kept, row, factors)`.
         shared: what all of them are given.
-        own: rows `[N, ...]`.
+        own: rows of all clients `[N, ...]`; a tree without leaves where they have none.
         mask: `[C]` bool, False for padding.
-        places: where in `own` each client's row is `[C]`.
         xs: what each is given, `[C, ...]`, its id first.
         chunk: clients that are mapped, a divisor of C; one after another are 1.
+        axis: of the devices, each of which runs its clients, and has the rows of all; None is one.
 
     Returns:
-        `(sums, kept, own)`: a total for each contribution, the records `[C, ...]`, and the rows after.
+        `(sums, kept, own)`: a total for each contribution, the records `[C, ...]`, and the rows after, of all devices'
+        clients.
     """
 
-    def client(carry: Any, part: Any) -> tuple[Any, Any]:
-        (sums, own), (mask, place, (number, *given)) = carry, part
-        before = tree.take(own, place)
-        sent, kept, after, factors = work.run(shared, number, before, *given)
+    def client(own: Params, sums: Any, part: Any) -> tuple[Any, Any]:
+        mask, (number, *given) = part
+        sent, kept, after, factors = work.run(shared, number, tree.take(own, number), *given)
         guarded = [aggregate.guarded(one, mask)[0] for one in _contributions(sent)]
         weighted = [_weighted(one, guarded[which].weight) for (which, _), one in zip(work.places, factors, strict=True)]
-        own = tree.put(own, jnp.where(mask, place, NOWHERE), after)
-        return (_plus(aggregate.add_one, sums, sent, mask), own), (kept, weighted)
+        return _plus(aggregate.add_one, sums, sent, mask), (kept, after, weighted)
 
-    def mapped(carry: Any, part: Any) -> tuple[Any, Any]:
-        (sums, own), (mask, place, (number, *given)) = carry, part
-        before = tree.take(own, place)
+    def mapped(own: Params, sums: Any, part: Any) -> tuple[Any, Any]:
+        mask, (number, *given) = part
+        before = tree.take(own, number)
         sent, kept, after, factors = jax.vmap(lambda *given: work.run(shared, *given))(number, before, *given)
         guarded = [jax.vmap(aggregate.guarded)(one, mask)[0] for one in _contributions(sent)]
         weighted = [
             jax.vmap(_weighted)(one, guarded[which].weight)
             for (which, _), one in zip(work.places, factors, strict=True)
         ]
-        own = tree.put(own, jnp.where(mask, place, NOWHERE), after)
-        return (_plus(aggregate.add_many, sums, sent, mask), own), (kept, weighted)
+        return _plus(aggregate.add_many, sums, sent, mask), (kept, after, weighted)
+
+    def written(own: Params, mask: Array, ids: Array, after: Params) -> Params:
+        if not jax.tree.leaves(own):
+            return own
+        if axis is not None:
+            mask, ids, after = jax.lax.all_gather((mask, ids, after), axis, tiled=True)
+        return tree.put(own, jnp.where(mask, ids, NOWHERE), after)
 
     def group(carry: Any, parts: Any) -> tuple[Any, Any]:
-        carry, added = carry
-        carry, (kept, factors) = mapped(carry, parts) if chunk > 1 else jax.lax.scan(client, carry, parts)
-        return (carry, [_added(total, one) for total, one in zip(added, factors, strict=True)]), kept
+        (sums, added, own), (mask, (ids, *_)) = carry, parts
+        if chunk == 1:
+            sums, made = jax.lax.scan(functools.partial(client, own), sums, parts)
+        elif chunk == together:
+            sums, made = mapped(own, sums, parts)
+        else:
+            sums, made = jax.lax.scan(functools.partial(mapped, own), sums, _divided(parts, chunk))
+            made = _joined(made)
+        kept, after, factors = made
+        added = [_added(total, one) for total, one in zip(added, factors, strict=True)]
+        return (sums, added, written(own, mask, ids, after)), kept
 
-    count = mask.shape[0]
-    few = max(size for size in range(1, TOGETHER + 1) if count % size == 0) if work.places else count
-    together = chunk if chunk > 1 else few
-    parts = jax.tree.map(lambda leaf: leaf.reshape(-1, together, *leaf.shape[1:]), (mask, places, xs))
+    together = _together(work, own, mask.shape[0], chunk)
+    parts = _divided((mask, xs), together)
     empty = jax.tree.map(aggregate.empty_total, work.sums, is_leaf=aggregate.is_contribution)
     nothing = [(jnp.zeros_like(one[0]), jnp.zeros((len(one), one[0].shape[1]), one[0].dtype)) for one in work.kernels]
-    if together == count:
-        ((sums, own), added), kept = group(((empty, own), nothing), tree.take(parts, 0))
+    if together == mask.shape[0]:
+        (sums, added, own), kept = group((empty, nothing, own), tree.take(parts, 0))
     else:
-        ((sums, own), added), kept = jax.lax.scan(group, ((empty, own), nothing), parts)
-        kept = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+        (sums, added, own), kept = jax.lax.scan(group, (empty, nothing, own), parts)
+        kept = _joined(kept)
     totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
     for (which, leaf), kernels, (total, scales) in zip(work.places, work.kernels, added, strict=True):
         values, inside = jax.tree.flatten(totals[which].values)
         values[leaf] = (total + sum(scales[j][None, :] * one for j, one in enumerate(kernels)))[None]
         totals[which] = totals[which].replace(values=jax.tree.unflatten(inside, values))
     return jax.tree.unflatten(structure, totals), kept, own
+
+
+def _together(work: Work, own: Params, count: int, chunk: int) -> int:
+    """Returns how many clients have their kernels summed by one product, and their rows written at once."""
+    rows = jax.tree.leaves(jax.eval_shape(tree.take, own, 0))
+    if rows:
+        most = TOGETHER if work.places else max(TOGETHER, AT_ONCE // tree.num_bytes(rows))
+    elif chunk > 1:
+        most = chunk
+    else:
+        most = TOGETHER if work.places else count
+    return max(size for size in range(chunk, max(most, chunk) + 1, chunk) if count % size == 0)
+
+
+def _divided(stacked: Any, size: int) -> Any:
+    """Returns `[C, ...]` as `[C / size, size, ...]`."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), stacked)
+
+
+def _joined(divided: Any) -> Any:
+    """Returns `[G, S, ...]` as `[G * S, ...]`."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), divided)
 
 
 def _plus(add: Callable[..., Total], sums: Any, sent: Any, mask: Array) -> Any:

@@ -102,7 +102,7 @@ def test_any_number_of_clients_is_divided(clients, key):
     client, shared = work(federation(), optax.sgd(0.2), key)
     taken = factors.read(lambda *given: (*client(*given[:2]), given[2]), shared, jnp.int32(0), ())
     ids, mask = jnp.arange(clients, dtype=jnp.int32) % len(SIZES), jnp.ones(clients, bool)
-    sums, losses, _ = jax.eval_shape(lambda: factors.add_all(taken, shared, (), mask, ids, (ids,)))
+    sums, losses, _ = jax.eval_shape(lambda: factors.add_all(taken, shared, (), mask, (ids,)))
     assert sums.values["Dense_0"]["kernel"].shape == (1, 60, 7) and losses.shape == (clients,)
 
 
