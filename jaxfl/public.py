@@ -10,7 +10,6 @@ from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
 from jaxfl.analysis.local_sketches import Sketches, local_sketches
 from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.cohort import Plan
-from jaxfl.engine import use_cores
 from jaxfl.jobs.kept import KeptRun, load, run_named
 from jaxfl.methods.parts import matching
 from jaxfl.methods.parts.pace import scheduled
@@ -19,6 +18,7 @@ from jaxfl.methods.parts.representation import represent
 from jaxfl.models import layers
 from jaxfl.simulation import callbacks
 from jaxfl.simulation.cache import keep_programs
+from jaxfl.simulation.cores import use_cores
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.footprint import footprint
 from jaxfl.simulation.history import History

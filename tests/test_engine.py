@@ -203,8 +203,9 @@ def test_data_in_host_memory_needs_no_jit():
 CORES = """
 import os, jax, jaxfl, optax
 from jaxfl import engine
+from jaxfl.simulation import cores
 assert jaxfl.use_cores(3) == 3
-assert all(flag in os.environ["XLA_FLAGS"] for flag in engine.PATIENCE)
+assert all(flag in os.environ["XLA_FLAGS"] for flag in cores.PATIENCE)
 model = {"w": jax.numpy.ones(9)}
 assert engine.resolve_plan("auto", model, 10).mesh.size == jax.device_count() == 3
 assert engine.resolve_plan("auto", model, 10, devices=1).mesh is None
@@ -236,9 +237,9 @@ def test_cores_are_devices_where_jax_has_not_started():
 
 def test_cores_are_left_alone_where_jax_has_started():
     before, flags = jax.config.values["jax_num_cpu_devices"], os.environ["XLA_FLAGS"]
-    assert engine.use_cores(2) == 1
+    assert jaxfl.use_cores(2) == 1
     with pytest.raises(TypeError, match='count must be a whole number or none, got "2"'):
-        engine.use_cores("2")
+        jaxfl.use_cores("2")
     assert (jax.config.values["jax_num_cpu_devices"], os.environ["XLA_FLAGS"]) == (before, flags)
     assert engine.resolve_plan("auto", {"w": jnp.ones(9)}, 10).mesh is None, "four devices, which are no cores"
 

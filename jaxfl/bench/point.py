@@ -23,6 +23,7 @@ from jaxfl.data.synthetic import prototypes
 from jaxfl.methods.base import Method, served_model
 from jaxfl.models import MLP
 from jaxfl.settings import methods
+from jaxfl.simulation.cores import use_cores
 from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.seeds import RoundsInLanes, inside, placed, together
@@ -120,7 +121,7 @@ def main(arguments: list[str]) -> int:
     point = Point(**json.loads(arguments[0])) if arguments else None
     if point is not None and point.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: point.cores])  # before JAX starts its threads
-    engine.use_cores(None if point is None else point.cores)
+    use_cores(None if point is None else point.cores)
     try:
         if point is None:
             _answer(found=here())

@@ -69,8 +69,8 @@ def with_options(
     ] = False,
 ) -> None:
     """Takes the options of all commands."""
-    from jaxfl.engine import use_cores
     from jaxfl.simulation.cache import keep_programs
+    from jaxfl.simulation.cores import use_cores
 
     use_cores()
     if cache:

@@ -6,7 +6,7 @@ made of W is a weighted sum over clients, nobody needs W:
     sum_i w_i W_i = [X_1; X_2; ...]^T [w_1 A_1; w_2 A_2; ...] + sum_j (sum_i w_i c_ij) * W_j.
 
 Whether that is all is read off the program of a client's work: a method says nothing of it. Only sums without clusters
-are made so: of K clusters it would be K products.
+are made so: of K clusters it would be K products. `add_all` walks over the clients of a device, for all methods.
 """
 
 import collections
