@@ -38,7 +38,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import mark_trained, over_rows
+from jaxfl.methods.parts.personal import info_of, mark_trained, over_rows
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
@@ -128,15 +128,7 @@ def apfl(
     def round(key: Key, state: APFLState, data: FederatedData, cohort: Cohort) -> tuple[APFLState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.own)
         model, moments = optimizers.step_to_mean(server_optimizer, state.server, state.model, passed.sums)
-        seen = base.info(
-            cohort,
-            passed.loss,
-            cohort.ids,
-            num_clusters=data.num_clients,
-            diverged=passed.diverged,
-            up=model,
-            down=model,
-        )
+        seen = info_of(passed, cohort, data.num_clients, model)
         trained = mark_trained(state.trained, passed, data, cohort)
         return APFLState(model, passed.rows, trained, moments, state.cluster, state.round + 1), seen
 

@@ -41,7 +41,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import mark_trained, over_rows
+from jaxfl.methods.parts.personal import info_of, mark_trained, over_rows
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.tasks import Task
@@ -136,15 +136,7 @@ def fedamp(
         shared = key, (state.models, state.trained, state.round), data
         passed = over_rows(client, shared, cohort, state.models)
         sent = base.shape_of(state.models)
-        seen = base.info(
-            cohort,
-            passed.loss,
-            cohort.ids,
-            num_clusters=data.num_clients,
-            diverged=passed.diverged,
-            up=sent,
-            down=sent,
-        )
+        seen = info_of(passed, cohort, data.num_clients, sent)
         trained = mark_trained(state.trained, passed, data, cohort)
         return FedAMPState(passed.rows, trained, state.cluster, state.round + 1), seen
 

@@ -23,9 +23,8 @@ from jaxfl import tree
 from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import over_rows
+from jaxfl.methods.parts.personal import info_of, over_rows
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -121,15 +120,7 @@ def keeping(
 
         passed = over_rows(client, (key, (state.base, state.round), data), cohort, state.heads)
         rest, moments = optimizers.step_to_mean(server_optimizer, state.server, state.base, passed.sums)
-        seen = base.info(
-            cohort,
-            passed.loss,
-            cohort.ids,
-            num_clusters=data.num_clients,
-            diverged=passed.diverged,
-            up=rest,
-            down=rest,
-        )
+        seen = info_of(passed, cohort, data.num_clients, rest)
         return FedPerState(rest, passed.rows, moments, state.cluster, state.round + 1), seen
 
     def client_params(state: FedPerState, ids: Array) -> Params:

@@ -29,7 +29,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import mark_trained, over_rows
+from jaxfl.methods.parts.personal import info_of, mark_trained, over_rows
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -111,15 +111,7 @@ def lg_fedavg(
         (usual, others), (kept, _) = tree.partition(average, chosen), tree.partition(state.model, chosen)
         model = tree.combine(tree.where(warm, usual, kept), others)
 
-        seen = base.info(
-            cohort,
-            passed.loss,
-            cohort.ids,
-            num_clusters=data.num_clients,
-            diverged=passed.diverged,
-            up=others,
-            down=others,
-        )
+        seen = info_of(passed, cohort, data.num_clients, others)
         more = base.traffic(jnp.where(warm, cohort.mask.sum(), 0), usual)
         seen = seen._replace(bytes_up=seen.bytes_up + more, bytes_down=seen.bytes_down + more)
         trained = state.trained | (mark_trained(state.trained, passed, data, cohort) & ~warm)

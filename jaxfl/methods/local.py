@@ -13,9 +13,8 @@ from jaxfl import tree
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import over_rows
+from jaxfl.methods.parts.personal import info_of, over_rows
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.tasks import Task
@@ -62,9 +61,8 @@ def local(
         return (), trained, loss, tree.is_finite(trained)
 
     def round(key: Key, state: LocalState, data: FederatedData, cohort: Cohort) -> tuple[LocalState, Info]:
-        number = data.num_clients
         passed = over_rows(client, (key, state.round, data), cohort, state.models)
-        seen = base.info(cohort, passed.loss, cohort.ids, num_clusters=number, diverged=passed.diverged, up=(), down=())
+        seen = info_of(passed, cohort, data.num_clients, ())
         return LocalState(passed.rows, state.cluster, state.round + 1), seen
 
     return Method(init, round, lambda state, ids: tree.take(state.models, ids), task, per_client="models")

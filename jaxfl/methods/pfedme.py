@@ -38,7 +38,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, from_preset
-from jaxfl.methods.parts.personal import mark_trained, over_rows
+from jaxfl.methods.parts.personal import info_of, mark_trained, over_rows
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
@@ -132,15 +132,7 @@ def pfedme(
     def round(key: Key, state: PFedMeState, data: FederatedData, cohort: Cohort) -> tuple[PFedMeState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.models)
         model, moments = optimizers.step_to_mean(server_optimizer, state.server, state.model, passed.sums)
-        seen = base.info(
-            cohort,
-            passed.loss,
-            cohort.ids,
-            num_clusters=data.num_clients,
-            diverged=passed.diverged,
-            up=model,
-            down=model,
-        )
+        seen = info_of(passed, cohort, data.num_clients, model)
         trained = mark_trained(state.trained, passed, data, cohort)
         return PFedMeState(model, passed.rows, trained, moments, state.cluster, state.round + 1), seen
 

@@ -9,6 +9,7 @@ from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_owners
+from jaxfl.methods.base import Info, info
 from jaxfl.typing import Array, Params
 
 # (shared, client, row) -> (sums, row, loss, finite)
@@ -56,6 +57,12 @@ def over_rows(client: Client, shared: Any, cohort: Cohort, rows: Params) -> Pass
 
     sums, (loss, finite), rows = over_owners(one, shared, cohort, rows)
     return Passed(sums, rows, loss, finite, (~finite & cohort.mask).sum(dtype=jnp.int32))
+
+
+def info_of(passed: Passed, cohort: Cohort, num_clients: int, sent: Params) -> Info:
+    """Returns what is seen of a pass in which everybody is a cluster; `sent` is what a client sends, and is sent."""
+    diverged = passed.diverged
+    return info(cohort, passed.loss, cohort.ids, num_clusters=num_clients, diverged=diverged, up=sent, down=sent)
 
 
 def mark_trained(trained: Array, passed: Passed, data: FederatedData, cohort: Cohort) -> Array:
