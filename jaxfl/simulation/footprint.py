@@ -72,7 +72,7 @@ class Footprint(NamedTuple):
     def total(self) -> int:
         """Returns the most bytes at a time on a device; of all cores where they share, with what is on the host."""
         one = self.data + self.state + max(self.working, self.evaluation, self.start)
-        return one * self.devices + self.host if jax.default_backend() == "cpu" else one
+        return one * self.plan.copies + (self.host if jax.default_backend() == "cpu" else 0)
 
     def __str__(self) -> str:
         """Returns a small table."""
