@@ -42,7 +42,7 @@ def difference(better: Entry, worse: Entry) -> Difference | None:
     name, factor = better.cell.metric, base.UNITS[better.cell.unit]
     own, other = ({line["seed"]: line["summary"].get(name) for line in entry.lines} for entry in (better, worse))
     seeds = [seed for seed, value in own.items() if value is not None and other.get(seed) is not None]
-    return paired([factor * (own[seed] - other[seed]) for seed in seeds])
+    return paired([(factor * own[seed], factor * other[seed]) for seed in seeds])
 
 
 def table(experiment: Experiment, entries: Sequence[Entry]) -> page.Table | None:

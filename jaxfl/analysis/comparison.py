@@ -57,7 +57,7 @@ class Comparison(NamedTuple):
         pairs = [
             (line.runs[seed].summary.get(self.metric), first.runs[seed].summary.get(self.metric)) for seed in seeds
         ]
-        return paired([own - other for own, other in pairs if own is not None and other is not None])
+        return paired([(own, other) for own, other in pairs if own is not None and other is not None])
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Returns a row per setting, with the mean and the deviation of everything that `table` shows, as numbers."""
@@ -235,13 +235,23 @@ def compare(
         having = sorted({name for run in runs for one in run.history for name in one})
         raise ValueError(f"metric must be one of the histories', got {metric!r}; they have {', '.join(having)}.")
     if target is None and len(known) == len(reached) and min(known) > 0:
-        target = _rounded_up(max(known)) if lower else math.floor(100 * min(known)) / 100
+        target = _rounded_up(max(known)) if lower else _whole_percent(min(known))
     return Comparison(lines, metric, target, names)
 
 
 def _alike(values: Sequence[float], others: Sequence[float]) -> bool:
     """Returns whether two lists of numbers are the same but for rounding."""
     return len(values) == len(others) and all(map(math.isclose, values, others))
+
+
+def _whole_percent(value: float) -> float:
+    """Returns the largest whole percent that is not above a number.
+
+    >>> _whole_percent(0.29), _whole_percent(0.2899)  # 100 * 0.29 is 28.999999999999996
+    (0.29, 0.28)
+    """
+    nearest = round(100 * value) / 100
+    return nearest if nearest <= value else math.floor(100 * value) / 100
 
 
 def _rounded_up(value: float) -> float:

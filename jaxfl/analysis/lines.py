@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -31,20 +32,23 @@ class Difference(NamedTuple):
     seeds: int
 
 
-def paired(differences: Sequence[float]) -> Difference | None:
-    """Returns the mean of the differences of pairs, and Student's paired t-test; None of no pairs.
+def paired(pairs: Sequence[tuple[float, float]]) -> Difference | None:
+    """Returns how far the first of each pair is ahead of the second, and Student's paired t-test; None of no pairs.
 
-    >>> found = paired([1.0, 2.0, 3.0])
+    >>> found = paired([(2.0, 1.0), (4.0, 2.0), (6.0, 3.0)])
     >>> found.mean, found.std, round(found.p, 3), found.seeds
     (2.0, 1.0, 0.074, 3)
     """
     from scipy import stats
 
-    if not differences:
+    if not pairs:
         return None
+    differences = [one - other for one, other in pairs]
     std = statistics.stdev(differences) if len(differences) > 1 else None
     mean, count = statistics.fmean(differences), len(differences)
-    p = float(2 * stats.t.sf(abs(mean) * math.sqrt(count) / std, count - 1)) if std else None
+    # 0.82 - 0.80 and 0.92 - 0.90 are equal but for rounding
+    rounding = 4 * sys.float_info.epsilon * max(abs(value) for pair in pairs for value in pair)
+    p = float(2 * stats.t.sf(abs(mean) * math.sqrt(count) / std, count - 1)) if std and std > rounding else None
     return Difference(mean, std, p, count)
 
 

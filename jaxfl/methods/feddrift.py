@@ -121,7 +121,8 @@ def feddrift(
         never = jnp.full(slots, -1, jnp.int32)
         alone_until = jnp.zeros(count, jnp.int32)
         risk = jnp.full(count, jnp.inf, jnp.float32)
-        return FedDriftState(models, cluster, risk, alone_until, weight, never.at[cluster].set(0), jnp.int32(0))
+        used, zero = never.at[cluster].set(0), jnp.int32(0)
+        return FedDriftState(models, cluster, risk, alone_until, weight, used, step=zero, round=zero)
 
     def look(state: FedDriftState, data: FederatedData, cohort: Cohort) -> Array:
         """Returns the risk of every model for every client `[N, K]`."""
@@ -147,10 +148,10 @@ def feddrift(
         state, pool, drifted = drifting.moved(state, risks, able, now, threshold, isolation, eager, there=there)
         if not eager:
             state = drifting.merged(state, risks, jnp.where(able, rows, 0), pool, height)
-        return state, drifted.sum(dtype=jnp.int32)
+        return state._replace(step=now), drifted.sum(dtype=jnp.int32)
 
     def round(key: Key, state: FedDriftState, data: FederatedData, cohort: Cohort) -> tuple[FedDriftState, Info]:
-        due = (state.round > 0) & (state.round % rounds_per_step == 0) & cohort.mask.any()
+        due = (state.round // rounds_per_step > state.step) & cohort.mask.any()  # it waits for somebody
         in_use = (state.weight > 0).sum()
         state, drifted = jax.lax.cond(due, lambda: step(state, data, cohort), lambda: (state, jnp.int32(0)))
         total, loss = learn(key, state.models, state.cluster, state.round, data, cohort)

@@ -143,7 +143,8 @@ def fedgroup(
         number = {"num_clusters": occupied.sum()}
         models, seen = step(key, state.models, state.cluster, state.round, data, cohort, **number)
         if between_rate:
-            models = tree.where(cohort.mask.any(), attracted(models, occupied, between_rate), models)
+            able = (cohort.mask & (data.train.size[cohort.ids] > 0)).sum(dtype=jnp.int32)
+            models = tree.where(able > seen.diverged, attracted(models, occupied, between_rate), models)
         return state._replace(models=models, round=state.round + 1), seen
 
     def client_params(state: FedGroupState, ids: Array) -> Params:

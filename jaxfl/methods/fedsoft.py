@@ -155,7 +155,8 @@ def fedsoft(
         model, loss = train(client_key, begin, data, client, anchor=anchor, pull_scale=u.sum())
         finite, some = tree.is_finite(model), data.train.size[client] > 0
         sent = aggregate.contribute_to_all(model, u * aggregate.client_weight(data, client, weighting).astype(u.dtype))
-        return sent, (loss, u, finite), tree.where(finite & some, model, own)
+        kept = jnp.where(finite, u, weights[client])  # who has diverged keeps what it had
+        return sent, (loss, kept, finite), tree.where(finite & some, model, own)
 
     def round(key: Key, state: FedSoftState, data: FederatedData, cohort: Cohort) -> tuple[FedSoftState, Info]:
         weights, due = state.weights, jnp.array(False)
@@ -194,7 +195,8 @@ def fedsoft(
 def importance(task: Task, smoother: float) -> Weigh:
     """Returns `(centres [K, ...], data, client) -> [K]`: u, the share of a client's rows that each centre wins.
 
-    Of equal losses the first wins; a loss that is not a number never does. Without rows all have 1 / K.
+    Of equal losses the first wins; a loss that is not a number or infinite never does. Where no row is won, all have
+    1 / K.
 
     Args:
         task: what is learned.
@@ -208,12 +210,13 @@ def importance(task: Task, smoother: float) -> Weigh:
         def add(won: Array, batch: Batch) -> Array:
             losses = losses_of(centres, batch, None)  # [K, B]
             best = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), 0)
-            return won + jax.nn.one_hot(jnp.where(batch.mask, best, -1), count, dtype=dtype).sum(0)  # -1 is nowhere
+            counts = batch.mask & (losses < jnp.inf).any(0)
+            return won + jax.nn.one_hot(jnp.where(counts, best, -1), count, dtype=dtype).sum(0)  # -1 is nowhere
 
         won = fold_rows(add, jnp.zeros(count, dtype), data, data.train, client)
         size = data.train.size[client]
         share = won / jnp.maximum(size, 1).astype(dtype)
-        return jnp.where(size > 0, jnp.where(won > 0, share, smoother), 1 / count)
+        return jnp.where(won.any(), jnp.where(won > 0, share, smoother), 1 / count)
 
     return weigh
 
@@ -265,7 +268,7 @@ def _info(
     asked: Array,
 ) -> Info:
     """Returns what is seen of a round; a client's cluster is that of its largest u."""
-    real = cohort.mask & (data.train.size[cohort.ids] > 0)
+    real = cohort.mask & finite & (data.train.size[cohort.ids] > 0)
     model, numbers = base.shape_of(state.centres), weights[0]
     seen = base.info(
         cohort,

@@ -122,12 +122,13 @@ def pfedme(
         return PFedMeState(model, tree.repeat(model, count), jnp.zeros(count, bool), moments, clients, jnp.int32(0))
 
     def client(shared, client: Array, own: Params):
-        del own  # where theta was in another round is no matter
         key, (model, round), data = shared
         made, loss = train(key_for(key, Stream.BATCHES, round, client), {"w": model, "theta": model}, data, client)
         finite = tree.is_finite(made)
         weight = jnp.where(finite, aggregate.client_weight(data, client, rule["weighting"]), 0)
-        return aggregate.contribute(made["w"], weight), made["theta"], loss, finite
+        # theta begins anew in each round; without rows there is none
+        theta = tree.where(data.train.size[client] > 0, made["theta"], own)
+        return aggregate.contribute(made["w"], weight), theta, loss, finite
 
     def round(key: Key, state: PFedMeState, data: FederatedData, cohort: Cohort) -> tuple[PFedMeState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.models)

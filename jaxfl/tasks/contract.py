@@ -147,6 +147,15 @@ def without_dropout(task: Task) -> Task:
     return task._replace(loss=loss, dense=dense, losses=lambda model, batch, key: row_losses(task)(model, batch))
 
 
+@jax.custom_vjp
+def moved(before: Array, after: Array) -> Array:
+    """Returns 0; the gradient with respect to `before` is `after`: how an average is brought up to date."""
+    return jnp.zeros((), before.dtype)
+
+
+moved.defvjp(lambda before, after: (moved(before, after), after), lambda after, _: (after, jnp.zeros_like(after)))
+
+
 def without_averages(averages: Averages | None, values: Params) -> Params:
     """Returns a tree like the model (a gradient, a change) with zeros in place of a task's running averages."""
     if averages is None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxfl.data.clients import Batch
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks.contract import Averages, Task, masked_mean, row_losses
+from jaxfl.tasks.contract import Averages, Task, masked_mean, moved, row_losses
 from jaxfl.typing import Array, Key, Params
 
 
@@ -44,7 +44,7 @@ def mixture(task: Task, count: int) -> Task:
 
     A model is `{"learners": [K, ...], "log_weights": [K]}`. Its outputs are mixed as the task says (`Task.mix`), and
     its loss is that of the mixture's likelihood, -log sum_m pi_m exp(-loss_m) of each row. Of classes it is the
-    cross-entropy of the outputs. Training moves the learners; the weights have no gradient.
+    cross-entropy of the outputs. Training moves the learners; the weights stay, under weight decay, too.
 
     Args:
         task: of one model.
@@ -84,10 +84,17 @@ def mixture(task: Task, count: int) -> Task:
         each = for_each(task, lambda learner: task.outputs(learner, batch), model["learners"])  # [K, B, ...]
         return mix(each, weights_of(model, each))
 
-    averages = None
+    names, learning = frozenset[str](), loss
     if task.averages is not None:
         names = frozenset(f"learners/{name}" for name in task.averages.names)
-        averages = Averages(names, _moving(task, loss, lambda model: model["learners"]))
+        learning = _moving(task, loss, lambda model: model["learners"])
+
+    def staying(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        found, weights = learning(model, batch, key), model["log_weights"]
+        # an average gets the value that it has: a leaf without a gradient would be moved by weight decay
+        return found + moved(weights, jax.lax.stop_gradient(weights)).astype(found.dtype)
+
+    averages = Averages(names | {"log_weights"}, staying)
     return task._replace(init=init, loss=loss, losses=losses, outputs=outputs, dense=None, averages=averages)
 
 
@@ -105,8 +112,8 @@ def _moving(
         still = jax.tree.map(
             lambda chosen, leaf: leaf if chosen else jax.lax.stop_gradient(leaf), averages.chosen(learners), learners
         )
-        moved = for_each(task, lambda learner: averages.loss(learner, batch, key), still).sum()
+        values = for_each(task, lambda learner: averages.loss(learner, batch, key), still).sum()
         found = loss(model, batch, key)
-        return found + (moved - jax.lax.stop_gradient(moved)).astype(found.dtype)
+        return found + (values - jax.lax.stop_gradient(values)).astype(found.dtype)
 
     return moving

@@ -14,7 +14,7 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models import dense_layers, rewriting
 from jaxfl.models.adapters import TRAINING, Network, Running, functions_of
 from jaxfl.models.precision import Compute, check_products, in_bfloat16
-from jaxfl.tasks.contract import Averages, DenseLayers, Products, Task, masked_mean, rows_of
+from jaxfl.tasks.contract import Averages, DenseLayers, Products, Task, masked_mean, moved, rows_of
 from jaxfl.tasks.metrics import Metrics
 from jaxfl.tasks.mixing import Mix
 from jaxfl.typing import Array, Key, Params
@@ -118,7 +118,7 @@ def _averages(running: Running, mean_loss: Callable[[Array, Batch], Array], *, f
         outputs, after = together(_fixed(model, averages), batch, key)
         found, kept = mean_loss(outputs, batch), averages.chosen(model)
         for chosen, before, value in zip(*map(jax.tree.leaves, (kept, model, after)), strict=True):
-            found = found + _moved(before, jax.lax.stop_gradient(value)).astype(found.dtype) if chosen else found
+            found = found + moved(before, jax.lax.stop_gradient(value)).astype(found.dtype) if chosen else found
         return found
 
     averages = Averages(running.names, loss)
@@ -132,15 +132,6 @@ def _fixed(model: Params, averages: Averages | None) -> Params:
     return jax.tree.map(
         lambda chosen, leaf: jax.lax.stop_gradient(leaf) if chosen else leaf, averages.chosen(model), model
     )
-
-
-@jax.custom_vjp
-def _moved(before: Array, after: Array) -> Array:
-    """Returns 0; the gradient with respect to `before` is `after`."""
-    return jnp.zeros((), before.dtype)
-
-
-_moved.defvjp(lambda before, after: (_moved(before, after), after), lambda after, _: (after, jnp.zeros_like(after)))
 
 
 def example_of(data: FederatedData) -> Batch:

@@ -9,6 +9,7 @@ from scipy import stats
 
 from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import compare
+from jaxfl.analysis.lines import paired
 from jaxfl.cli.app import main
 from jaxfl.plots.curves import curves
 from jaxfl.settings import options
@@ -73,6 +74,19 @@ def test_differences_are_paired(runs):
     assert difference.mean == pytest.approx(apart.mean())
     assert difference.std == pytest.approx(apart.std(ddof=1))
     assert difference.p == pytest.approx(stats.ttest_rel(STOCFL, FEDAVG).pvalue)
+
+
+@pytest.mark.parametrize("ahead", [0.02, 0.0])
+def test_differences_that_are_equal_but_for_rounding_have_no_p(ahead):
+    found = paired([(base + ahead, base) for base in (0.8, 0.9, 0.7, 0.35)])
+    assert found.mean == pytest.approx(ahead) and found.p is None
+    assert paired([(1e9 + 2.0, 1e9), (2e9 + 1.0, 2e9)]).p == pytest.approx(stats.ttest_1samp([2.0, 1.0], 0).pvalue)
+
+
+@pytest.mark.parametrize("best", [0.29, 0.57, 0.58, 0.0, 1.0])
+def test_a_whole_percent_that_is_reached_is_the_target(tmp_path, best):
+    write(tmp_path / "a", 0, best)
+    assert compare(kept.read([tmp_path])[0]).target == (best or None)
 
 
 def test_only_common_seeds_are_paired(runs):

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jaxfl import methods
+from jaxfl.cohort import Cohort
 from jaxfl.methods.parts import drifting
 from jaxfl.methods.parts.drifting import FedDriftState
 from tests import problems, reference
@@ -150,6 +151,19 @@ def test_whoever_never_drifts_is_fedavg(key):
             reference.close(served, [loop.served(client) for client in range(7)])
 
 
+def test_a_time_step_waits_for_somebody(key):
+    """Nobody takes part in round 2, where the second step begins, nor in rounds 6 to 9."""
+    data, options = problems.linear_federation(), {"rounds_per_step": PERIOD, "start": "own", "slots": 8}
+    method = feddrift(measure="loss", merge_threshold=math.inf, **options)
+    state, merged = method.init(key, data), []
+    for number in range(11):
+        cohort = Cohort(jnp.arange(7, dtype=jnp.int32), jnp.full(7, number not in (2, 6, 7, 8, 9)))
+        state, info = method.round(key, state, data, cohort)
+        merged.append((int(info.num_clusters), int(state.step)))
+    assert merged[:4] == [(6, 0), (6, 0), (6, 0), (1, 1)], "of six clients with rows"
+    assert [step for _, step in merged] == [0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 5]
+
+
 def test_own_models_are_local_and_at_an_infinite_distance_they_all_merge_at_the_second_step(key):
     with jax.enable_x64(True):
         method = feddrift(start="own", rounds_per_step=2, slots=7, merge_threshold=math.inf)
@@ -182,6 +196,7 @@ def slots_of_state(cluster, weight, used, **more):
         "alone_until": np.zeros(len(cluster), np.int32),
         "weight": np.array(weight, np.float32),
         "used": np.array(used, np.int32),
+        "step": np.int32(0),
         "round": np.int32(0),
     }
     return FedDriftState(**(state | more))

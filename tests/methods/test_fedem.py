@@ -15,6 +15,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.methods.parts.expectation import expectation, responsibilities
 from jaxfl.random import Stream, key_for
 from jaxfl.simulation.evaluate import evaluator
+from jaxfl.simulation.finetune import trainer
 from jaxfl.tasks import mixture
 from tests import problems, reference
 from tests.problems import compiled
@@ -192,6 +193,19 @@ def test_clients_are_tested_under_the_mixture_of_probabilities(key):
         mixed = np.tensordot(np.exp(state.log_weights[client]), each, 1)  # [T, 2]
         close(found.accuracy[client], (mixed.argmax(1) == y).mean())
         np.testing.assert_allclose(found.loss[client], -np.log(mixed[range(len(y)), y]).mean(), rtol=1e-6)  # float32
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_fine_tuning_moves_the_learners_and_no_weight(batch_size, key):
+    """Weight decay would, without a gradient, too."""
+    method, decayed = fedem(), optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.1))
+    state = train(method, rounds=1)
+    state = state._replace(log_weights=jnp.log(jax.random.dirichlet(key, jnp.ones(2), (7,))))
+    before = tree.take(method.client_params(state, jnp.array([3])), 0)
+    tune = jax.jit(trainer(method, jaxfl.FineTune(decayed, epochs=2, batch_size=batch_size)))
+    after, finite = tune(key, state, DATA.on_device(), jnp.int32(3))
+    equal(after["log_weights"], before["log_weights"])
+    assert finite and not np.allclose(after["learners"]["kernel"], before["learners"]["kernel"])
 
 
 def test_everybodys_weights_are_made_where_asked(key):

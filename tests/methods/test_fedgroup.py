@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -163,6 +164,20 @@ def test_groups_without_members_stay_out_of_it():
     close(together(same, np.ones(3, bool), 0.5), same)
     directions = np.array([[0.0, 0.0], [0.0, 2.0], [-9.0, 0.0]])
     assert jax.jit(nearest)(np.array([[0.0, -1.0], [1.0, 1.0], [-1.0, 0.5]]), directions).tolist() == [2, 1, 2]
+
+
+@pytest.mark.parametrize("alone", [1, 4])
+def test_a_round_of_clients_that_count_for_nothing_moves_no_group(alone, key):
+    """Client 1 has no rows, client 4's are not finite."""
+    data = problems.linear_federation()
+    inputs = np.array(data.inputs)
+    inputs[data.train.rows[data.train.start[4] :][: data.train.size[4]]] = np.nan
+    method = compiled(fedgroup(TASK, optax.sgd(RATE), num_clusters=2, between_rate=0.1, **OPTIONS))
+    before = method.init(key, data)
+    after, _ = method.round(key, before, replace(data, inputs=inputs), Cohort.of([alone]))
+    reference.equal(after.models, before.models)
+    moved, _ = method.round(key, before, data, Cohort.of([4]))
+    assert not np.array_equal(moved.models["kernel"], before.models["kernel"]), "or it would be no test"
 
 
 def test_who_is_able_is_drawn_first(key):

@@ -152,6 +152,17 @@ def test_of_equal_centres_the_first_wins_all_rows(key):
     assert weigh(sick, DATA.on_device(), jnp.int32(0)).tolist() == [0.25, 1, 0.25], "no row is lost to NaN"
 
 
+@pytest.mark.parametrize("options", [{}, {"estimate": "everybody"}])
+def test_who_diverges_keeps_its_weights_and_counts_in_no_share(options, key):
+    """Client 4's rows are not finite."""
+    inputs = np.array(DATA.inputs)
+    inputs[DATA.train.rows[DATA.train.start[4] :][: DATA.train.size[4]]] = np.nan
+    method = fedsoft(estimate_every=3, **options)
+    state, info = method.round(key, method.init(key, DATA), replace(DATA, inputs=inputs), Cohort.of((0, 4, 5)))
+    assert info.diverged == 1 and state.weights[4].tolist() == [0.5, 0.5]
+    close(info.extra["shares"], state.weights[np.array([0, 5])].mean(0))
+
+
 def test_newcomers_are_served_a_mixture_or_the_initial_model(key):
     everybody, method = jnp.arange(7), fedsoft()
     trained = np.array([0, 2, 4, 5])

@@ -1,5 +1,7 @@
 """pFedMe: its NumPy loop, the proximal point and the gradient of its envelope, and the methods that it becomes."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +120,14 @@ def test_the_gradient_is_that_of_the_envelope(key):
     close(slopes["theta"]["w"], theta)  # which training takes as it is
     close(slopes["w"]["w"], PULL * (w - theta))
     close(slopes["w"]["w"], curvature @ theta + offset)
+
+
+def test_who_has_no_rows_any_more_keeps_its_model(key):
+    data, method = problems.linear_federation(), pfedme(batch_size=3)
+    before = one_round(method, key, data)
+    size = np.where(np.arange(7) == 3, 0, data.train.size)
+    after, _ = method.round(key, before, replace(data, train=replace(data.train, size=size)), COHORT)
+    equal(method.client_params(after, jnp.array([3])), method.client_params(before, jnp.array([3])))
 
 
 def test_theta_is_only_served(key):

@@ -30,6 +30,7 @@ class FedDriftState(NamedTuple):
     alone_until: Array  # [N] int32, the step at which the client's isolation ends
     weight: Array  # [K] float32, (client, step) pairs that a model was given; 0 of a free slot
     used: Array  # [K] int32, the last step in which somebody had it; -1 for never
+    step: Array  # [] int32, the last time step at whose beginning drifts were looked for
     round: Array  # [] int32
 
 

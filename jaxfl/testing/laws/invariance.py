@@ -14,7 +14,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Row
 from jaxfl.testing.compare import assert_close, assert_equal, assert_same_partition, leaves
-from jaxfl.testing.small import COHORT, ROWS, Case, case, cohort_of, federation, of_one_width
+from jaxfl.testing.small import COHORT, EMPTY, ROWS, SICK, Case, case, cohort_of, federation, of_one_width
 
 
 def check_chunks(row: Row) -> None:
@@ -102,7 +102,10 @@ def check_padding_clients(row: Row) -> None:
 
 
 def check_nobody(row: Row) -> None:
-    """A round in which nobody takes part changes nothing but its number: no momentum moves, no model is forgotten."""
+    """A round in which nobody takes part changes nothing but its number: no momentum moves, no model is forgotten.
+
+    To the others, a round of a client without rows alone, or of a diverged one, is no other.
+    """
     one, data = case(row), federation()
     before, _ = one.run(data, cohort_of())
     nobody = cohort_of(())
@@ -111,6 +114,16 @@ def check_nobody(row: Row) -> None:
     # at any depth: a method may hold another one's state
     kept, left = ({p: x for p, x in leaves(s).items() if p.rpartition("/")[2] != "round"} for s in (after, before))
     assert_equal(kept, left, "a round in which nobody takes part must change nothing but its number")
+    inputs, start = np.array(data.inputs), data.train.start[SICK]
+    inputs[data.train.rows[start : start + data.train.size[SICK]]] = np.nan
+    sick = replace(data, inputs=inputs)
+    without, _ = one.run(sick, nobody, rounds=1, start=before)
+    others = np.delete(np.arange(data.num_clients), SICK)  # who is sick may look for another model, and fail
+    for who, name in ((EMPTY, "without rows"), (SICK, "of NaN")):
+        alone, _ = one.run(sick, cohort_of((who,)), rounds=1, start=before)
+        law = f"a round of a client {name} alone must serve the others what a round of nobody does"
+        assert_equal(one.served(alone, others), one.served(without, others), law)
+        assert_equal(alone.cluster[others], without.cluster[others], law)
 
 
 def check_cohort_order(row: Row) -> None:
