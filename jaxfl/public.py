@@ -10,7 +10,8 @@ from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
 from jaxfl.analysis.local_sketches import Sketches, local_sketches
 from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.cohort import Plan
-from jaxfl.jobs.kept import KeptRun, load, run_named
+from jaxfl.jobs.kept import KeptRun, load
+from jaxfl.jobs.named import run_named
 from jaxfl.methods.parts import matching
 from jaxfl.methods.parts.pace import scheduled
 from jaxfl.methods.parts.representation import of_clients as representations

@@ -289,6 +289,13 @@ def test_a_task_refuses_labels_of_another_kind_and_outputs_of_another_shape():
     with pytest.raises(ValueError, match=r"metrics must be one number for each client \(1,\), got \(\) for 'm'"):
         totals = Totals({}, np.ones(1), np.ones(1, int))
         summarise(Metrics(lambda outputs, batch: {}, lambda sums, rows: {"m": 1.0}), totals, np.zeros(1, int), floats)
+    for name, lower, said in (
+        ("m", ("n",), r"lower must name metrics \(m\), got 'n'"),
+        ("group", (), "not be called 'group'"),
+    ):
+        metrics = Metrics(lambda outputs, batch: {}, lambda sums, rows, name=name: {name: np.ones(1)}, lower)
+        with pytest.raises(ValueError, match=said):
+            summarise(metrics, totals, np.zeros(1, int), floats)
 
 
 @pytest.mark.parametrize("kind", ["regression", "multilabel"])

@@ -21,11 +21,13 @@ class Kept(NamedTuple):
         path: its directory.
         summary: what came of it.
         history: a record per evaluation.
+        rounds: asked for; a callback may have ended it before.
     """
 
     path: Path
     summary: dict[str, Any]
     history: History
+    rounds: int
 
     @property
     def seed(self) -> int:
@@ -35,7 +37,7 @@ class Kept(NamedTuple):
     def setting(self) -> dict[str, Any]:
         """Returns everything it was asked for but its seed; options younger than the run have their defaults."""
         every = {**self._defaults(), **self.summary["options"]}
-        asked = {name: self.summary[name] for name in ("method", "data", "rounds", "cohort")}
+        asked = {name: self.summary[name] for name in ("method", "data", "cohort")} | {"rounds": self.rounds}
         return {**{name: value for name, value in every.items() if name not in ANYHOW}, **asked}
 
     def _defaults(self) -> dict[str, Any]:
@@ -80,7 +82,9 @@ def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], l
                 "directory of jaxfl run --out, or one above it."
             )
         runs |= {place: _kept(path) for place, path in found.items() if place not in runs}
-        unfinished |= {one.parent for one in histories if one.parent.resolve() not in found}
+        # within a run is what the run itself keeps, its best round for example
+        whole = [one for one in histories if not (one.parent.parent / HISTORY).exists()]
+        unfinished |= {one.parent for one in whole if one.parent.resolve() not in found}
     settings: dict[str, list[Kept]] = {}
     for run in runs.values():
         settings.setdefault(json.dumps(run.setting(), sort_keys=True), []).append(run)
@@ -137,4 +141,5 @@ def _kept(path: Path) -> Kept:
             f"{path / SUMMARY} is no summary of a run of the command line, which has {', '.join(missing)}; leave "
             f"{str(path)!r} out."
         )
-    return Kept(path, summary, History(path / HISTORY))
+    config = RunDirectory(path).config() or {}
+    return Kept(path, summary, History(path / HISTORY), config.get("rounds", summary["rounds"]))

@@ -209,7 +209,8 @@ def plan_command(
     with errors():
         settings = options.route(method, data, items or ())
         rounds, share = defaults(data, None, cohort)
-        job.check(wanted := job.Job(settings, rounds, share))
+        drift = settings.data.get("drift_round") or 0
+        job.check(wanted := job.Job(settings, max(rounds, drift + 1), share))
         console = stderr()
         with saying(console, f"loading {data}"):
             federation = options.load(settings, data_dir=data_dir)
@@ -227,6 +228,7 @@ def plan_command(
         print(taken)
         if time:
             with saying(console, f"training {TIMED} rounds"):
-                made = job.execute(wanted._replace(rounds=TIMED, eval_every=1), federation, tools=tools).summary
+                short = wanted._replace(rounds=TIMED, eval_every=1)
+                made = job.execute(short, federation.at(0), tools=tools).summary  # before the drift, if there is one
             after = f"after {made['compile_seconds']:.1f} s of compilation"
             print(f"{'a round':<10} {made['seconds_per_round']:>12.3g} s     median of {TIMED}, {after}")

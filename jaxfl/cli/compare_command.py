@@ -35,6 +35,11 @@ def compare_runs(
         plot: the picture's, or None.
         html: the page's, or None.
     """
+    for option, path in {**files, "plot": plot, "html": html}.items():
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise ValueError(
+                f"--{option} must be a file in a folder that is there, got {str(path)!r}; make the folder."
+            )
     found = tell(folders, metric, target, html)
     texts = {"markdown": found.to_markdown, "latex": found.to_latex, "csv": found.to_csv}
     for form, path in files.items():

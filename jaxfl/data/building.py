@@ -88,7 +88,7 @@ def federate(
         tilt=_degrees(tilt, dtype),
         label_shift=_whole("label_shift", label_shift),
         group=_whole("group", group),
-        held_out=None if held_out is None else np.asarray(held_out, bool),
+        held_out=None if held_out is None else _yes_or_no("held_out", held_out),
         mean=_normaliser("mean", mean, inputs.shape, dtype),
         std=_normaliser("std", std, inputs.shape, dtype),
         num_classes=num_classes,
@@ -121,6 +121,14 @@ def _whole(name: str, values: np.ndarray | None) -> np.ndarray | None:
         remedy = "use astype(int)" if values.dtype.kind == "f" else "take np.unique(names, return_inverse=True)[1]"
         raise ValueError(f"{name} must be whole numbers, one for each client, got {values.dtype}; {remedy}.")
     return values.astype(np.int32)
+
+
+def _yes_or_no(name: str, values: Any) -> np.ndarray:
+    """Returns a bool for each client; raises if they are words: any word is true to numpy."""
+    values = np.asarray(values)
+    if values.dtype.kind not in "iub" or not np.isin(values, (0, 1)).all():
+        raise ValueError(f"{name} must be True or False for each client, got {values.dtype}; use values == 'True'.")
+    return values.astype(bool)
 
 
 def _degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:

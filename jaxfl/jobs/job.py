@@ -215,12 +215,15 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _directories(jobs: Sequence[Job]) -> Iterator[None]:
-    """Keeps the directories of jobs, where they have some, for them, and writes their configs."""
+    """Keeps the directories of jobs, where they have some, for them, and writes their configs.
+
+    A run that ends before it has saved anything, as one that is refused does, leaves an older config as it was.
+    """
     with contextlib.ExitStack() as stack:
         for job in jobs:
             if directory := job.directory():
                 stack.enter_context(directory.alone())
-                directory.write_config(job.config())
+                stack.enter_context(directory.configured(job.config()))
                 for path in job.settings.files().values() if processes.first() else ():
                     if path.suffix == ".py" and not (directory.path / path.name).exists():
                         with directory.told("nothing was begun"):

@@ -23,6 +23,7 @@ from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.directory import CONFIG, HISTORY, RunDirectory
 from jaxfl.simulation.evaluate import evaluator, model_of
 from jaxfl.simulation.history import History, json_ready
+from jaxfl.simulation.identity import check_data
 from jaxfl.simulation.kept_rows import shapes_whole
 from jaxfl.simulation.metrics import Evaluation, in_a_line
 from jaxfl.simulation.program import initialiser, shapes_of
@@ -83,15 +84,27 @@ class KeptRun:
 
     @functools.cached_property
     def data(self) -> FederatedData:
-        """The federation that it ran on."""
-        if self._data is not None:
-            return self._data
-        return options.load(self.job.settings, data_dir=self.job.data_dir, seed=self.job.seed)
+        """The federation that it ran on; of one that drifts, as it was in the last round.
+
+        Raises:
+            ValueError: what is there now is another one.
+        """
+        return self._whole if self._whole.drift is None else self._whole.at(self.round)
+
+    @functools.cached_property
+    def _whole(self) -> FederatedData:
+        """The federation with its drift."""
+        data = self._data
+        if data is None:
+            data = options.load(self.job.settings, data_dir=self.job.data_dir, seed=self.job.seed)
+        if self._newest is not None:
+            check_data(data, self._newest.header["identity"], self.path)
+        return data
 
     @functools.cached_property
     def method(self) -> Method:
         """The method."""
-        return options.build(self.job.settings, self.data) if self._method is None else self._method
+        return options.build(self.job.settings, self._whole) if self._method is None else self._method
 
     @functools.cached_property
     def state(self) -> Any:
@@ -100,8 +113,8 @@ class KeptRun:
         Raises:
             ValueError: there is none, or it is of another method or network.
         """
-        init = initialiser(self.method, shapes_of(self.data))
-        shapes = jax.eval_shape(init, jax.random.key(self.seed), self.data)
+        init = initialiser(self.method, shapes_of(self._whole))
+        shapes = jax.eval_shape(init, jax.random.key(self.seed), self._whole)
         field = self.method.per_client
         return restored(self._saved, shapes, field, kept=on_host(self._saved, field))
 
@@ -114,9 +127,9 @@ class KeptRun:
         model = served_model(self.method, shapes_whole(self.state))
         size = self._saved.header["identity"]["cohort"]
         chosen = engine.resolve_plan(plan, model, size, devices=run.get("devices"))
-        stream = streams(self.method, self.data, run.get("resident", "auto"))
-        data = self.data if stream else self.data.on_device(chosen.mesh)
-        tested = sampled_clients(self.data, run.get("eval_clients"), self.seed)
+        stream = streams(self.method, self._whole, run.get("resident", "auto"))
+        data = self._whole if stream else self._whole.on_device(chosen.mesh)
+        tested = sampled_clients(self._whole, run.get("eval_clients"), self.seed)
         tuned = None if settings is None else options.finetune(settings)
         look = evaluator(self.method, data, chosen, tuned, clients=tested, stream=stream)
         return look(jax.random.key(self.seed), tree.placed(self.state, chosen.place))
@@ -132,11 +145,14 @@ class KeptRun:
         return self._saved.header["round"]
 
     @functools.cached_property
+    def _newest(self) -> Saved | None:
+        return checkpoint.newest(self.path)
+
+    @property
     def _saved(self) -> Saved:
-        saved = checkpoint.newest(self.path)
-        if saved is None:
+        if self._newest is None:
             raise ValueError(f"{str(self.path)!r} has no checkpoint; the run was stopped before its first.")
-        return saved
+        return self._newest
 
     def params(self, *, client: int | None = None, cluster: int | None = None) -> Params:
         """Returns the model that a client is served, or the clients of a cluster.
@@ -181,7 +197,7 @@ class KeptRun:
         """
         job = self.job if rounds is None else self.job._replace(rounds=rounds)
         jobs.check(job)
-        return jobs.execute(job, self.data, callbacks)
+        return jobs.execute(job, self._whole, callbacks)
 
     def __repr__(self) -> str:
         """Returns a line."""
@@ -221,56 +237,6 @@ def load(
     (2, ['bias', 'kernel'], 3)
     """
     return KeptRun(path, method, data, data_dir)
-
-
-def run_named(
-    method: str,
-    data: str,
-    *,
-    rounds: int,
-    cohort: int | float,
-    seed: int = 0,
-    out: str | os.PathLike | None = None,
-    resume: bool = False,
-    data_dir: str | os.PathLike | None = None,
-    eval_every: int | None = None,
-    checkpoint_every: int | None = None,
-    callbacks: Sequence[Callback] = (),
-    **settings: Any,
-) -> Result:
-    """Runs what names say, as `jaxfl run` does, and keeps what it keeps: either goes on with the other's runs.
-
-    Args:
-        method: a method's name, or `FILE.py:NAME`.
-        data: a data set's name.
-        rounds: communication rounds in all.
-        cohort: clients of a round: a share (float in (0, 1]) or a count (int).
-        seed: of the data, the initial models, the cohorts and the batches.
-        out: the folder, which gets all that `jaxfl run --out` writes; None keeps nothing.
-        resume: go on with the run that is in the folder.
-        data_dir: where the data's files lie.
-        eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1.
-        checkpoint_every: rounds between checkpoints; None saves after every evaluation.
-        callbacks: called with every `Event`.
-        **settings: what `--set` takes: `model="mlp"`, `num_clusters=4`.
-
-    Raises:
-        ValueError: a name, an option or a number is not possible, or the folder holds another run.
-        Diverged: clients send nothing finite any more.
-    """
-    job = jobs.Job(
-        options.route(method, data, **settings),
-        rounds,
-        cohort,
-        seed,
-        None if data_dir is None else str(data_dir),
-        eval_every,
-        checkpoint_every,
-        None if out is None else Path(out),
-        resume,
-    )
-    jobs.check(job)
-    return jobs.execute(job, options.load(job.settings, data_dir=job.data_dir, seed=seed), callbacks)
 
 
 def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:

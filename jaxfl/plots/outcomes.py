@@ -24,7 +24,7 @@ def confusion(result: Run) -> "Figure":
     A row is a group, a column a cluster with the number and colour that it has in `clusters(result)`; a darker cell
     holds a larger share of its row. Found exactly, each row and each column has one number. Clusters beyond the 22
     colours are one column, groups beyond the 40 largest one row. Of a run that tests a sample of its clients, only
-    these are counted.
+    these are counted; clients that have left are not.
 
     Args:
         result: of a run, or of `jaxfl.load`.
@@ -36,7 +36,7 @@ def confusion(result: Run) -> "Figure":
     if group is None:
         raise ValueError("result.data must know the true groups, got none; plots.clusters draws clusters without them.")
     group = np.asarray(group)
-    if "eval_clients" in result.evaluation.metrics:
+    if "eval_clients" in result.evaluation.metrics or result.data.absent is not None:
         tested = result.evaluation.rows > 0
         found, group = found[tested], group[tested]
     order = style.cluster_order(found, group)

@@ -113,7 +113,8 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
         figure.legend(*measured.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     if main == "accuracy":
         measured.set_ylim(top=min(1.0, measured.get_ylim()[1]))
-    loss.set_ylim(bottom=0)
+    if loss.dataLim.ymin >= 0:  # a log-likelihood may be below
+        loss.set_ylim(bottom=0)
     clusters.set_ylim(0, max(clusters.get_ylim()[1] * 1.1, 2))
     clusters.yaxis.get_major_locator().set_params(integer=True)
     if not several:

@@ -180,6 +180,23 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / CONFIG, config)
 
+    @contextlib.contextmanager
+    def configured(self, config: dict[str, Any]) -> Iterator[None]:
+        """Writes what is asked for; where a run ends with an error and has saved nothing, what was there comes back."""
+        before, saved = self.config(), self._saved_at()
+        self.write_config(config)
+        try:
+            yield
+        except BaseException:
+            if before is not None and self._saved_at() == saved:
+                self.write_config(before)
+            raise
+
+    def _saved_at(self) -> int | None:
+        """Returns when the newest checkpoint was written, in nanoseconds; None if there is none."""
+        path = self.path / checkpoint.NAME
+        return path.stat().st_mtime_ns if path.exists() else None
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes what came of the run."""
         with self.told("its rounds are done and kept"):

@@ -3,6 +3,7 @@
 import json
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -56,6 +57,15 @@ def identity_of(
     if finetune is not None:
         identity["finetune"] = {"epochs": finetune.epochs, "batch_size": finetune.batch_size}
     return identity
+
+
+def check_data(data: FederatedData, held: Mapping[str, Any], path: Path) -> None:
+    """Raises ValueError if a kept run was made on another federation; `held` is its identity."""
+    if (found := fingerprint(data)) != held.get("data"):
+        raise ValueError(
+            f"data must be those that {str(path)!r} ran on ({held.get('data')}), got {found}: files have changed, "
+            "or lie elsewhere; give load data_dir, or the data."
+        )
 
 
 def fingerprint(data: FederatedData) -> str:

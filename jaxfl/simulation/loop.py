@@ -219,9 +219,13 @@ class _Seed:
         if self.diverged is not None:
             return
         progress, record = self._progress, None
-        if not progress.history.records or progress.history[-1]["round"] < progress.done:
+        evaluated = bool(progress.history.records) and progress.history[-1]["round"] == progress.done
+        if not evaluated or self._asked.schedule.test_rows is not None:  # the last evaluation is of all rows
             self._evaluation = self._clock.evaluate(self._look, self._key, state)
-            record = progress.record(self._evaluation)
+            if evaluated:
+                progress.correct(self._evaluation)
+            else:
+                record = progress.record(self._evaluation)
         progress.save(state, sound=self._program.serves)
         self._tell(self._event(record, state)._replace(rounds=progress.done))
 

@@ -37,6 +37,8 @@ from jaxfl.clustering import scores
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Metrics
 
+COLUMNS = frozenset(("client", "name", "group", "held_out", "cluster", "train_rows", "test_rows", "loss"))  # of clients
+
 
 class Totals(NamedTuple):
     """What is added up over the test rows of each client."""
@@ -205,6 +207,10 @@ def _values(task: Metrics, sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]
     if wrong or not made:
         got = f"{made[wrong[0]].shape} for {wrong[0]!r}" if wrong else "none"
         raise ValueError(f"metrics must be one number for each client {rows.shape}, got {got}; keep the axis [N].")
+    if unknown := sorted(set(task.lower) - made.keys()):
+        raise ValueError(f"lower must name metrics ({', '.join(made)}), got {unknown[0]!r}.")
+    if taken := sorted(made.keys() & COLUMNS):
+        raise ValueError(f"metrics must not be called {taken[0]!r}, which is another column of a run's clients.")
     return {name: np.where(rows > 0, one, np.nan) for name, one in made.items()}
 
 

@@ -240,6 +240,15 @@ class Progress:
             self.history.append(record, evaluation.cluster)
         return record
 
+    def correct(self, evaluation: Evaluation) -> None:
+        """Writes the numbers of an evaluation of all rows over those of some, of the same round.
+
+        Raises:
+            OSError: they cannot be written; the message says what is kept.
+        """
+        with self._told():
+            self.history.correct(evaluation.metrics)
+
     def save(self, state: Params, *, sound: Callable[[Params], bool] | None = None) -> None:
         """Writes a checkpoint, if there is a directory and none of this round.
 

@@ -208,5 +208,8 @@ def _of_each(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[
     if len(data) != seeds:
         raise ValueError(f"data must be one federation, or one for each of {seeds} seeds, got {len(data)}.")
     if (same := alike(data)) is None:
-        raise ValueError("data must have the same shapes at every seed, got others; run the seeds one after another.")
+        raise ValueError(
+            "data must have the same shapes at every seed, the same name and classes too, got others; run them one "
+            "after another."
+        )
     return same

@@ -16,6 +16,10 @@ class _Best:
 
     def __init__(self, metric: str | None):
         self.metric = metric
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the run that has ended: the same callback may be given to the next one."""
         self._best: dict[int | None, float] = {}
         self._waited: dict[int | None, int] = {}
 
@@ -72,6 +76,10 @@ class EarlyStopping:
         """Returns whether to end the run."""
         return self._best.waited(event) >= self.patience
 
+    def __exit__(self, *reason: object) -> None:
+        """Forgets the run."""
+        self._best.forget()
+
 
 class TimeLimit:
     """Ends a run after some time; a round that has begun is ended first.
@@ -115,3 +123,7 @@ class BestCheckpoint:
         above = self.folder.parent if event.seed is None else self.folder.parent / f"seed-{event.seed}"
         if (config := above / CONFIG).exists():
             shutil.copyfile(config, folder / CONFIG)
+
+    def __exit__(self, *reason: object) -> None:
+        """Forgets the run."""
+        self._best.forget()

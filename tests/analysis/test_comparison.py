@@ -89,6 +89,19 @@ def test_a_whole_percent_that_is_reached_is_the_target(tmp_path, best):
     assert compare(kept.read([tmp_path])[0]).target == (best or None)
 
 
+def test_runs_that_were_ended_early_are_of_one_setting(tmp_path):
+    for seed in range(3):
+        write(tmp_path / f"seed-{seed}", seed, 0.5)
+        (tmp_path / f"seed-{seed}" / "config.json").write_text(json.dumps({"rounds": 10}))
+        summary = json.loads((tmp_path / f"seed-{seed}" / "summary.json").read_text())
+        (tmp_path / f"seed-{seed}" / "summary.json").write_text(json.dumps(summary | {"rounds": 10 - seed}))
+    best = tmp_path / "seed-0" / "best"
+    best.mkdir()
+    (best / "history.jsonl").write_text((tmp_path / "seed-0" / "history.jsonl").read_text())
+    settings, unfinished = kept.read([tmp_path])
+    assert [len(same) for same in settings.values()] == [3] and not unfinished
+
+
 def test_only_common_seeds_are_paired(runs):
     write(runs / "more" / "a", 2, 0.7, "ifca")
     write(runs / "more" / "b", 9, 0.8, "ifca")

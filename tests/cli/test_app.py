@@ -521,6 +521,8 @@ def test_plan_says_what_it_takes():
     assert result.exit_code == 0, result.output
     assert re.search(r"total +[\d.,]+ MB", result.stdout)
     assert re.search(r"a round +[\d.e-]+ s +median of 3, after", result.stdout)
+    drifting = jaxfl("plan", "fedavg", *SMALL, "--set", "drift=swap", "--set", "drift_round=30", "--time")
+    assert drifting.exit_code == 0 and "median of 3" in drifting.stdout
 
 
 def test_a_quiet_run_says_results_alone_and_logs_them(tmp_path):

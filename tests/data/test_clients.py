@@ -125,6 +125,7 @@ def test_shared_split_stores_a_part_once():
         ({"test": TEST[:-1]}, "test must have one entry for each of the 4 clients of train, got 3"),
         ({"group": np.zeros(3, int)}, "group must have one entry for each of the 4 clients"),
         ({"group": list("abba")}, r"group must be whole numbers, .* got <U1; take np.unique\(names"),
+        ({"held_out": np.array(["True", "False"] * 2)}, r"held_out must be True or False for each client, got <U5"),
         ({"group": [0, 0.5, 1, 1]}, r"group must be whole numbers, .* got float64; use astype\(int\)"),
         ({"rotation": [0, 90, 180, 270]}, "rotation must be quarter turns, -3 to 3, got 270; degrees are a tilt"),
         ({"tilt": [0, 1, np.nan, 1]}, "tilt must be finite degrees, one number for each client, got NaN or infinity"),

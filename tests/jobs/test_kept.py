@@ -157,6 +157,32 @@ def test_a_run_that_is_resumed_at_its_end_keeps_its_times(tmp_path):
         assert again.summary[name] == took.summary[name] == jaxfl.load(tmp_path / "a").summary[name] > 0
 
 
+def test_a_run_that_is_refused_leaves_the_config_and_other_rows_are_no_data_of_a_run(tmp_path):
+    generator, labels = np.random.default_rng(0), np.arange(80) % 4
+    for name in ("a", "b"):
+        inputs = generator.standard_normal((80, 6)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=inputs, y=labels, client=np.arange(80) // 10)
+    there = {"cohort": 1.0, "model": "logistic", "out": tmp_path / "run"}
+    jaxfl.run_named("fedavg", "npz", rounds=2, data_dir=tmp_path / "a.npz", **there)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="holds a run with data="):
+        jaxfl.run_named("fedavg", "npz", rounds=3, data_dir=tmp_path / "b.npz", resume=True, **there)
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+    kept = jaxfl.load(tmp_path / "run")
+    assert kept.evaluation.metrics["micro_accuracy"] == kept.summary["micro_accuracy"]
+    with pytest.raises(ValueError, match=r"data must be those that '.*run' ran on \(.*\), got .*; give load data_dir"):
+        jaxfl.load(tmp_path / "run", data_dir=tmp_path / "b.npz").clients()
+
+
+def test_a_run_that_drifts_is_given_back_as_it_ended(tmp_path):
+    drift = {"drift": "swap", "drift_round": 1, "arrive": 0.2, "leave": 0.2}
+    result = jaxfl.run_named("ifca", "rotated-digits", rounds=2, cohort=4, out=tmp_path / "a", **SMALL, **drift)
+    kept = jaxfl.load(tmp_path / "a")
+    assert kept.clients().equals(result.clients())
+    assert kept.data.held_out.tolist() == result.data.held_out.tolist()
+    assert kept.resume(rounds=3).summary["rounds"] == 3
+
+
 def test_where_rows_lie_may_change_when_a_run_goes_on(tmp_path, finished):
     folder, _ = finished
     arguments = {"rounds": 4, "cohort": 4, "eval_every": 2, **SMALL}

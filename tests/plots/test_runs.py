@@ -45,6 +45,14 @@ def squares(figure):
     return corners, [to_hex(color) for color in collection.get_facecolor()]
 
 
+def test_a_loss_may_be_below_zero():
+    history = History()
+    for round in range(1, 4):
+        history.append({"round": round, "micro_mse": 1.0, "loss": -float(round), "num_clusters": 1})
+    low, high = plots.convergence({"a": history}).axes[1].get_ylim()
+    assert low < -3 < -1 < high
+
+
 def test_convergence_draws_the_history(result):
     accuracy, loss, clusters = plots.convergence(result).axes
     lines = {line.get_label(): line for axes in (accuracy, loss, clusters) for line in axes.get_lines()}

@@ -244,6 +244,18 @@ def test_a_resumed_run_knows_the_best_of_before(tmp_path):
     assert kept == [tmp_path / "anew"], "nothing was kept there before"
 
 
+def test_a_callback_of_one_run_begins_anew_in_the_next(tmp_path):
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    looking = [callbacks.EarlyStopping(2), callbacks.BestCheckpoint(tmp_path / "best")]
+    rounds = []
+    for rate in (0.5, 1e-30, 1e-30):
+        method = jaxfl.methods.fedavg(task, optax.sgd(rate))
+        rounds.append(jaxfl.run(method, data, rounds=6, eval_every=1, callbacks=looking).summary["rounds"])
+        best = jaxfl.load(tmp_path / "best", method=method, data=data)
+    assert rounds[1:] == [3, 3] and best.round == 1, "the second and third of them are no better"
+
+
 def test_callbacks_are_told_the_records_of_before(tmp_path):
     data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)

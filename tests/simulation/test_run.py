@@ -381,6 +381,16 @@ def test_evaluations_between_test_some_rows_and_the_last_one_all(straight, tmp_p
     thin = jaxfl.run(fedavg(), replace(DATA, test=DATA.test.thinned(2)), rounds=6, eval_every=2, **OPTIONS)
     assert untimed(few.history)[:2] == untimed(thin.history)[:2] != untimed(straight.history)[:2]
     assert few.summary["test_rows"] == 2 and straight.summary["test_rows"] is None
+    ended = jaxfl.run(
+        fedavg(),
+        DATA,
+        rounds=9,
+        test_rows=2,
+        callbacks=[lambda e: e.round >= 6],
+        **(options | {"checkpoint_dir": tmp_path / "ended"}),
+    )
+    assert untimed(ended.history) == untimed(few.history) == untimed(History(tmp_path / "ended" / "history.jsonl"))
+    assert ended.evaluation.rows.tolist() == few.evaluation.rows.tolist()
     with pytest.raises(ValueError, match="holds a run with test_rows=2, got None"):
         jaxfl.run(fedavg(), DATA, rounds=8, resume=True, **options)
 

@@ -53,7 +53,7 @@ def test_rows_of_another_kind_are_refused(change, says):
 PERSONAL = ("fedper",)  # a cluster is the number of a client, and the new ones have others
 
 
-# One of each kind: models by loss, by gradients, by a tree of splits, by subspaces of rows, and by client.
+# One of each kind: models by loss, by gradients, by a tree of splits, by subspaces of rows, by updates, and by client.
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -61,6 +61,7 @@ PERSONAL = ("fedper",)  # a cluster is the number of a client, and the new ones 
         ("stocfl", {}),
         ("cfl", {"eps1": 10.0, "eps2": 0.0}),
         ("pacfl", {}),
+        ("flhc", {"warmup_rounds": 1}),
         ("fedper", {"personal": "Dense_0"}),
     ],
 )
