@@ -105,8 +105,16 @@ def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, si
         data: the federation in this round.
         size: C.
         plan: how the engine walks through the cohort.
+
+    Raises:
+        ValueError: the sampler draws more clients, or fewer.
     """
     cohort = sampler(root, round, data, size, plan)
+    if cohort.ids.shape != (size,):
+        raise ValueError(
+            f"sampler must draw ids [{size}], as many as the cohort has, got the shape {list(cohort.ids.shape)}; where "
+            "fewer take part, fill up with any clients and leave them out by the mask."
+        )
     if data.absent is None:
         return cohort
     return dataclasses.replace(cohort, mask=cohort.mask & ~jnp.asarray(data.held_out)[cohort.ids])

@@ -6,8 +6,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import jaxfl
 from jaxfl import sampling
 from jaxfl.client import conduct
 from jaxfl.cohort import Cohort, Plan
@@ -15,6 +17,7 @@ from jaxfl.data import conditions
 from jaxfl.data.clients import Split
 from jaxfl.data.drift import drift
 from jaxfl.data.synthetic import clustered_linear
+from jaxfl.methods import fedavg
 from jaxfl.random import Stream, key_for
 from jaxfl.sampling import availability, cohort_of, cohort_size, dropouts, name_of, uniform
 
@@ -257,6 +260,19 @@ def test_samplers_are_told_apart_by_name():
     assert dropouts(0.0) is uniform and availability() is uniform and name_of(uniform) == "uniform"
     assert name_of(SAMPLERS["both"]) == "dropouts(0.4, availability(random, lowest=0.1))"
     assert name_of(availability("diurnal", period=10)) != name_of(availability("diurnal", period=11))
+
+
+def test_a_sampler_that_draws_others_than_asked_for_is_refused():
+    def drawing(ids):
+        return lambda key, round, data, size, plan: Cohort.of(jnp.array(ids, jnp.int32), plan)
+
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=DATA.num_classes), DATA)
+    for ids, said in (
+        ((0, 1, 2), r"sampler must draw ids \[2\], .* got the shape \[3\]"),
+        ((0, 10), "from 0 to 9, got 10"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            jaxfl.run(fedavg(task, optax.sgd(0.1)), DATA, rounds=1, cohort=2, sampler=drawing(ids))
 
 
 def test_a_sampler_of_ones_own(key):

@@ -71,6 +71,8 @@ class Tally:
     def add(self, log: Log, count: int, data: FederatedData, seconds: float) -> None:
         """Adds the first `count` rounds of a log, which took so many seconds."""
         log = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], log)  # cut here: JAX would compile for every count
+        if np.any(wrong := (log.ids < 0) | (log.ids >= data.num_clients)):
+            raise ValueError(f"sampler must draw clients from 0 to {data.num_clients - 1}, got {log.ids[wrong][0]}.")
         rows = log.mask & (np.asarray(data.train.size)[log.ids] > 0)  # [R, C]
         # a diverged client has no loss worth a mean; it is counted apart
         real = rows & (np.abs(log.info.loss) < HUGE)
