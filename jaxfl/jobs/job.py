@@ -264,7 +264,7 @@ def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict
     spread = {}
     for name in summaries[0]:
         values = [summary[name] for summary in summaries]
-        if name != "seed" and all(isinstance(value, (int, float)) for value in values):
+        if name != "seed" and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in values):
             deviation = statistics.stdev(values) if len(values) > 1 else None
             spread[name] = {"mean": statistics.fmean(values), "std": deviation}
     if out is not None and processes.first():
