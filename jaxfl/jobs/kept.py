@@ -228,10 +228,10 @@ def load(
     Raises:
         ValueError: there is no run.
 
-    >>> import tempfile
+    >>> import tempfile, jaxfl
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     small = {"num_clients": 8, "rows_per_client": 20, "model": "logistic"}
-    ...     result = run_named("fedavg", "rotated-digits", rounds=2, cohort=0.5, out=folder, **small)
+    ...     result = jaxfl.run_named("fedavg", "rotated-digits", rounds=2, cohort=0.5, out=folder, **small)
     ...     again = load(folder)
     ...     again.round, sorted(again.params(client=3)["Dense_0"]), again.resume(rounds=3).summary["rounds"]
     (2, ['bias', 'kernel'], 3)

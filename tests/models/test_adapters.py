@@ -222,7 +222,7 @@ def test_running_averages_of_a_mixture_are_those_of_each_learner(data, key, batc
         np.testing.assert_array_equal(joint["norm"][name], alone["norm"][name])
         np.testing.assert_array_equal(mixed["norm"][name], alone["norm"][name])
     np.testing.assert_allclose(joint["head"]["kernel"], plain["head"]["kernel"], rtol=1e-5, atol=1e-6)
-    assert mixture(task, 2).averages.names == {"learners/norm/mean", "learners/norm/var"}
+    assert mixture(task, 2).averages.names == {"learners/norm/mean", "learners/norm/var", "log_weights"}
 
 
 def test_a_client_is_tested_with_its_running_averages(data, key, batch):
