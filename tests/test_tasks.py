@@ -278,6 +278,16 @@ def test_targets_that_are_all_the_same_have_no_r2_and_are_left_out_of_it():
     assert np.isnan(summarise(metrics, lost, np.zeros(2, int), data).metrics["macro_r2"]), "a lost client is not hidden"
 
 
+def test_rows_of_many_clients_define_what_those_of_one_do_not():
+    """A client with one row has no R2; all of them together have."""
+    one = {"around": [[1.0], [-1.0]], "squares": [[1.0], [1.0]], "squared": [[0.5], [0.5]], "absolute": [[0.7], [0.7]]}
+    sums = {name: np.array(values) for name, values in one.items()}
+    data = federate(INPUTS, np.ones(12), PARTS, PARTS)
+    totals = Totals(sums, np.array([1.0, 1.0]), np.array([1, 1]))
+    found = summarise(of_targets(np.zeros(1)), totals, np.zeros(2, int), data).metrics
+    assert found["micro_r2"] == 1 - 1.0 / 2.0 and found["macro_r2"] is None
+
+
 def test_a_task_refuses_labels_of_another_kind_and_outputs_of_another_shape():
     floats = federate(INPUTS, np.ones(12), PARTS, PARTS)
     with pytest.raises(ValueError, match=r"classification needs other labels .* float32 .*; jaxfl.regression is the"):

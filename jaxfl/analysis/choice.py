@@ -103,6 +103,8 @@ def choose_num_clusters(
     numbers = _check(method, candidates, criterion, validation, num_clients, rounds, min(num_clients, len(eligible)))
     ids = np.sort(host_rng(seed, "choice", "clients").permutation(eligible)[:num_clients])
     sample = _sample(data, ids, validation, seed)
+    if criterion == "accuracy" and not np.asarray(sample.test.size).any():
+        raise ValueError(f"num_clients must sample somebody with validation rows, got none of {len(ids)}; sample more.")
     methods = {number: method(number) for number in numbers}  # all of them are made, and refused, before one runs
     if criterion == "distance":
         _check_objective(methods[numbers[0]], sample)

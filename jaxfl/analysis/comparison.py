@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxfl.analysis.latex import MINUS, PLUS_MINUS, tex
 from jaxfl.analysis.lines import Difference, Line, Run, paired
 from jaxfl.schema import checked
 from jaxfl.simulation.metrics import is_lower_better, main_metric
@@ -32,7 +33,6 @@ SPREAD = tuple(METRICS)  # columns that tell the deviation
 BEST = (*SPREAD, "ARI")  # columns in which the best mean is marked
 PERCENT = ("accuracy", "f1")  # metrics that are told in percent
 COSTS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
-PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"
 
 
 class Comparison(NamedTuple):
@@ -125,11 +125,12 @@ class Comparison(NamedTuple):
         """Returns the table for a README."""
         header, *rows = self.table(bold="**{}**")
         rule = ["---", *["---:"] * (len(header) - 1)]
-        return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
+        cells = ([cell.replace("|", "\\|") for cell in row] for row in (header, rule, *rows))
+        return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
     def to_latex(self) -> str:
         r"""Returns the table for a paper, a `tabular` that needs the package booktabs."""
-        header, *rows = ([_tex(cell) for cell in row] for row in self.table(bold="<b>{}</b>"))
+        header, *rows = ([tex(cell) for cell in row] for row in self.table(bold="<b>{}</b>"))
         body = [r"\midrule", *(f"{' & '.join(row)} \\\\" for row in rows)]
         lines = [rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule", f"{' & '.join(header)} \\\\", *body]
         return "\n".join(["% needs \\usepackage{booktabs}", *lines, r"\bottomrule", r"\end{tabular}", ""])
@@ -153,7 +154,8 @@ class Comparison(NamedTuple):
 
     def _best(self, measure: str) -> float:
         best = min if is_lower_better(measure, self.lower) else max
-        return best(statistics.fmean(values) for line in self.lines if (values := line.values(measure)))
+        means = [statistics.fmean(values) for line in self.lines if (values := line.values(measure))]
+        return best((one for one in means if not math.isnan(one)), default=math.nan)
 
     def _factor(self) -> int:
         return 100 if self.metric.endswith(PERCENT) else 1
@@ -223,6 +225,8 @@ def compare(
     if target is not None and not math.isfinite(target):
         raise ValueError(f"target must be a finite number, got {target}; None takes what every run reaches.")
     runs = [run for line in lines for run in line.runs.values()]
+    if not runs:
+        raise ValueError("settings must have a run, got none.")
     metric = f"micro_{main_metric(runs[0].summary)}" if metric is None else metric
     names = tuple(sorted({name for run in runs for name in run.summary.get("lower_is_better", ())}))
     lower = is_lower_better(metric, names)
@@ -234,7 +238,7 @@ def compare(
     if not known:
         having = sorted({name for run in runs for one in run.history for name in one})
         raise ValueError(f"metric must be one of the histories', got {metric!r}; they have {', '.join(having)}.")
-    if target is None and len(known) == len(reached) and min(known) > 0:
+    if target is None and len(known) == len(reached) and 0 < min(known) and max(known) < math.inf:
         target = _rounded_up(max(known)) if lower else _whole_percent(min(known))
     return Comparison(lines, metric, target, names)
 
@@ -282,12 +286,3 @@ def _cell(values: Sequence[float] | None, digits: int, *, spread: bool = False) 
         return "-"
     told = f" {PLUS_MINUS} {statistics.stdev(values):.{digits}f}" if spread and len(values) > 1 else ""
     return f"{statistics.fmean(values):z.{digits}f}{told}"
-
-
-def _tex(cell: str) -> str:
-    """Returns a cell as LaTeX writes it."""
-    for sign, command in {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$"}.items():
-        cell = cell.replace(sign, command)
-    for sign, command in {PLUS_MINUS: r"$\pm$", MINUS: "$-$", "<b>": r"\textbf{", "</b>": "}"}.items():
-        cell = cell.replace(sign, command)
-    return cell

@@ -37,10 +37,14 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 def hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
-    """Holds a share of the clients out; of few clients at least one, and at least one is left to train."""
+    """Holds a share of the clients out; of few clients at least one, and at least one is left to train.
+
+    Who is held out already is one of them.
+    """
     count = int(np.clip(round(share * data.num_clients), 1, data.num_clients - 1))
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.array(data.held_out)
-    held_out[host_rng(seed, "held_out").permutation(data.num_clients)[:count]] = True
+    order = host_rng(seed, "held_out").permutation(data.num_clients)
+    held_out[order[~held_out[order]][: max(count - held_out.sum(), 0)]] = True
     return dataclasses.replace(data, held_out=held_out)
 
 

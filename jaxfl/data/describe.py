@@ -129,13 +129,15 @@ def label_counts(data: FederatedData, split: Literal["train", "test", "validatio
         Counts `[N, L]`, int64.
 
     Raises:
-        ValueError: the labels are no classes.
+        ValueError: the labels are no classes, or there is no such split.
 
     >>> from jaxfl.data import load
     >>> label_counts(load("pathological-digits", num_clients=4))[1].nonzero()[0].tolist()
     [3, 4]
     """
     check_classes("label_counts", data.labels)
+    if split not in data.splits:
+        raise ValueError(f"split must be one of {', '.join(data.splits)}, got {split!r}.")
     return _counts(data, data.splits[split])
 
 

@@ -36,7 +36,7 @@ def impose(
         leave: share of the clients that are not there afterwards; none or 0 is nobody.
         seed: of who attacks, and whose data change.
     """
-    data = conditions.straggle(data, stragglers)
+    data = conditions.straggle(data, stragglers) if stragglers else data  # a stored one may have its own
     if attack is None and attackers:
         raise ValueError(f"attack must be given with attackers={attackers}: one of {', '.join(conditions.KINDS)}.")
     if attack is not None:

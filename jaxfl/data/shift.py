@@ -199,7 +199,8 @@ def _crossed(data: FederatedData, skew: str, names: Sequence[str], seed: int) ->
         # Who is first gets the first shift: whoever is left over after the last round goes to the first ones.
         choice[host_rng(seed, "crossed", skew, int(index)).permutation(clients)] = np.arange(len(clients)) % len(names)
     both, crossed = np.unique(group * len(names) + choice, return_inverse=True)  # combinations without a client vanish
-    known = [f"{name}; " for name in data.group_names] or [""]
+    called = data.group_names or ([] if data.group is None else [f"group {one}" for one in range(group.max() + 1)])
+    known = [f"{name}; " for name in called] or [""]
     return dataclasses.replace(
         data,
         group=crossed.astype(np.int32),

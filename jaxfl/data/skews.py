@@ -141,6 +141,7 @@ def pathological(
     if label_groups is None and source.class_groups is not None:
         numbers, names = np.unique(source.class_groups), source.class_group_names
         label_groups = [np.flatnonzero(source.class_groups == number).tolist() for number in numbers]
+        names = tuple(names[number] for number in numbers) if names else ()
     label_groups = partition.default_groups(source.num_classes) if label_groups is None else label_groups
     parts, group = partition.pathological(
         source.labels, num_clients, label_groups=label_groups, rows_per_client=rows_per_client, seed=seed

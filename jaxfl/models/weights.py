@@ -32,7 +32,9 @@ def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str
     """
     from safetensors.numpy import save
 
-    arrays = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(model)]
+    arrays = [
+        np.asarray(leaf, order="C") for leaf in jax.tree.leaves(model)
+    ]  # ascontiguousarray gives a scalar an axis
     content = save(dict(zip(tree.names(model), arrays, strict=True)), metadata=dict(about or {}))
     write_bytes(Path(path), content)
 

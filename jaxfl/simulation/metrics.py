@@ -27,6 +27,7 @@ A metric that a client's rows do not define (R2 of equal targets) is NaN for tha
 where its loss is not finite.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -146,7 +147,8 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
             some = np.flatnonzero(who)
             sums = jax.tree.map(lambda leaf: leaf[some].sum(0, keepdims=True), tested.sums)
             found = float(_values(task, sums, rows[some].sum(keepdims=True))[name][0])
-            return found if len(some) and defined(name, who).any() else None
+            lost = math.isnan(found) and np.isfinite(loss[some]).any()  # not even all rows together define it
+            return found if len(some) and not lost else None
         who = defined(name, who)
         return float(np.average(values[name][who], weights=rows[who])) if who.any() else None
 
@@ -211,6 +213,8 @@ def _values(task: Metrics, sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]
         raise ValueError(f"lower must name metrics ({', '.join(made)}), got {unknown[0]!r}.")
     if taken := sorted(made.keys() & COLUMNS):
         raise ValueError(f"metrics must not be called {taken[0]!r}, which is another column of a run's clients.")
+    if cut := [name for name in made if set(name) & set(',"\n')]:
+        raise ValueError(f"metrics must have names without commas and quotation marks, got {cut[0]!r}.")
     return {name: np.where(rows > 0, one, np.nan) for name, one in made.items()}
 
 

@@ -102,6 +102,16 @@ def test_runs_that_were_ended_early_are_of_one_setting(tmp_path):
     assert [len(same) for same in settings.values()] == [3] and not unfinished
 
 
+def test_names_of_settings_break_no_table(tmp_path):
+    for seed, name in enumerate(("a|b", "c")):
+        write(tmp_path / name.replace("|", ""), seed, 0.5, name)
+    found = compare(kept.read([tmp_path])[0])
+    lines = [line.replace("\\|", "") for line in found.to_markdown().splitlines()]
+    assert len({line.count("|") for line in lines}) == 1
+    with pytest.raises(ValueError, match="settings must have a run, got none"):
+        compare({})
+
+
 def test_only_common_seeds_are_paired(runs):
     write(runs / "more" / "a", 2, 0.7, "ifca")
     write(runs / "more" / "b", 9, 0.8, "ifca")

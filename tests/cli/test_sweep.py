@@ -90,6 +90,10 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
         (["fedavg", *DIGITS, "--set", "ifca.num_clusters=2"], "none of the sweep's methods"),
         (["fedavg", *DIGITS, "--set", "thresold=0.1,0.2"], 'unknown option "thresold"'),
         (["fedavg", *DIGITS, "--set", "learning_rate=0.1,-1"], "learning_rate must be above 0"),
+        (
+            ["fedavg", *DIGITS, "--set", "learning_rate=0.1,0.10"],
+            "values must differ, got 'fedavg-learning_rate=0.1' and",
+        ),
         (["fedavg", *DIGITS, "--set", "learning_rate"], "--set must be KEY=VALUE"),
         (["fedavg", *DIGITS, "--set", "learning_rate=0.1", "--set", "learning_rate=0.2"], "must be set once"),
         (["gone.toml"], "gone.toml"),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfl import data as federations
-from jaxfl.data import conditions, describe
+from jaxfl.data import conditions, describe, stored
 from jaxfl.data.synthetic import clustered_linear
 
 DATA = clustered_linear(20, rows=4)
@@ -114,3 +114,17 @@ def test_the_catalogue_imposes_them():
 def test_the_catalogue_refuses_halves(settings, message):
     with pytest.raises(ValueError, match=message):
         federations.load("rotated-digits", num_clients=8, rows_per_client=20, **settings)
+
+
+def test_who_is_held_out_already_is_one_of_the_share():
+    for seed in range(9):
+        data = replace(DATA, held_out=np.arange(DATA.num_clients) == 0)
+        assert conditions.hold_out(data, 0.5, seed).held_out.sum() == round(0.5 * DATA.num_clients)
+        assert not conditions.hold_out(data, 1.0, seed).held_out.all()
+
+
+def test_a_stored_federation_keeps_its_stragglers(tmp_path):
+    few = {"num_clients": 4, "rows_per_client": 10}
+    stored.save(federations.load("rotated-digits", stragglers=0.5, **few), tmp_path / "a")
+    assert float(federations.load("saved", data_dir=tmp_path / "a").stragglers) == 0.5
+    assert float(federations.load("saved", data_dir=tmp_path / "a", stragglers=0.25).stragglers) == 0.25

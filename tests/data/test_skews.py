@@ -238,3 +238,20 @@ def test_dirichlet_clients_of_many_rows_may_keep_some():
     assert sizes[1].max() > 5 and sizes[0].tolist() == np.minimum(sizes[1], 5).tolist()
     with pytest.raises(ValueError, match="max_rows must be at least 2, as min_rows is, got 1"):
         skews.dirichlet(source(), max_rows=1, **options)
+
+
+def test_groups_of_classes_have_the_names_of_their_numbers():
+    source = domains.negative(data.sources.load("digits"))
+    groups = np.where(np.arange(10) < 5, 3, 1)
+    source = replace(source, class_groups=groups, class_group_names=("none", "large", "odd", "small"))
+    made = skews.pathological(source, num_clients=2, rows_per_client=20)
+    assert made.group_names == ("large", "small")
+    labels = [np.asarray(made.labels)[made.train.rows[start : start + 5]] for start in made.train.start]
+    assert all((labels[client] >= 5).all() == (made.group_names[made.group[client]] == "large") for client in (0, 1))
+
+
+def test_a_negative_of_brighter_test_images_is_dark():
+    source = data.sources.load("digits")
+    test = np.full((3, 8, 8), 200, source.inputs.dtype)
+    turned = domains.negative(replace(source, test_inputs=test, test_labels=np.zeros(3, int)))
+    assert turned.test_inputs.max() == 0 and turned.inputs.min() == 200 - source.inputs.max()

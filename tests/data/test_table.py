@@ -143,3 +143,21 @@ def test_ratings_are_by_lecturer(tmp_path):
     (tmp_path / "ratings" / "insteval.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n"))
     with pytest.raises(ValueError, match=r"must have the columns .*: s is missing; write it in R"):
         ratings.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ['"size","price"\n"1",5,7\n', "size,price\n5,7,\n"], ids=["row names", "a comma at the end"]
+)
+def test_a_csv_with_more_fields_than_names_is_refused(tmp_path, text):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(ValueError, match="a.csv must have a name for every column"):
+        table.load(tmp_path / "a.csv", target="price")
+
+
+def test_times_stay_apart_and_an_index_of_parquet_is_no_column(tmp_path):
+    """Of seconds since 1970, float32 knows every 128th."""
+    frame = pd.DataFrame({"at": 1_700_000_000 + np.arange(60), "sold": np.arange(60) % 2, "who": np.arange(60) // 20})
+    frame[frame["at"] % 3 > 0].to_parquet(tmp_path / "a.parquet")
+    source = table.load(tmp_path / "a.parquet", target="sold", client="who", numbers="at")
+    inputs, labels = source.fit(source.inputs, source.labels, np.arange(40))
+    assert len(np.unique(inputs)) == 40 and inputs.dtype == labels.dtype == np.float32

@@ -192,3 +192,10 @@ def test_networks_of_tokens_refuse_what_is_none(key):
             models.create(name, 10).init(key, jnp.zeros((2, 64)))
     with pytest.raises(ValueError, match="width must be a multiple of heads=4, got 6"):
         models.create("transformer", 10, width=6)
+
+
+def test_weights_keep_the_shape_of_a_scalar(tmp_path):
+    model = {"kernel": np.ones((2, 3), np.float32).T, "scale": np.float32(2.0)}
+    models.save_weights(tmp_path / "a.safetensors", model)
+    again = models.load_weights(tmp_path / "a.safetensors", model)
+    assert again["scale"].shape == () and again["scale"] == 2 and again["kernel"].shape == (3, 2)

@@ -76,6 +76,8 @@ def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, 
             f"{path}: {own.get('test_y', 'test_y')} must have the type and the shape of {name}, row by row."
         )
     known = count(path, arrays["num_classes"]) if "num_classes" in arrays else named
+    if named and named != known:
+        raise ValueError(f"{path}: class_names must be as many as num_classes ({known}), got {named}.")
     whole = labels["y"].dtype.kind in "iu"
     highest = max(int(one.max(initial=0)) for one in labels.values()) if whole else 0
     if whole and labels["y"].ndim == 1:

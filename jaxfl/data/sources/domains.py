@@ -64,7 +64,8 @@ def negative(source: Source) -> Source:
     >>> int((digits.load().inputs + negative(digits.load()).inputs).min())
     16
     """
-    brightest = source.inputs.max()
+    shown = (source.inputs,) if source.test_inputs is None else (source.inputs, source.test_inputs)
+    brightest = max(images.max() for images in shown)
     test = None if source.test_inputs is None else brightest - source.test_inputs
     return dataclasses.replace(
         source, name=f"negative {source.name}", inputs=brightest - source.inputs, test_inputs=test

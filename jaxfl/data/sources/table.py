@@ -111,11 +111,12 @@ def source_of(name: str, path: Path, roles: Roles, target_kind: Kind = "auto", *
         raise ValueError(f"{path} must have rows, got none.")
     numbers = [_numbers(path, one, frame[one]) for one in roles.numbers]
     codes = [np.unique(_words(path, one, frame[one]), return_inverse=True)[1] for one in roles.categories]
-    inputs = np.stack([*numbers, *codes], 1).astype(np.float32)
+    inputs = np.stack([*numbers, *codes], 1)  # float64 until it is scaled: of times since 1970, float32 keeps minutes
     target = frame[roles.target]
     class_names: tuple[str, ...] = ()
     if target_kind == "number" or (target_kind == "auto" and not _first_wrong(target)):
-        labels, num_classes = _numbers(path, roles.target, target).astype(np.float32), 1
+        labels, num_classes = _numbers(path, roles.target, target), 1
+        labels = labels if scale_target else labels.astype(np.float32)
     else:
         names, labels = np.unique(_words(path, roles.target, target), return_inverse=True)
         class_names, num_classes = tuple(names.tolist()), len(names)
@@ -161,6 +162,7 @@ def fitted(
         parts.append(encoder.fit(inputs[rows, count:]).transform(inputs[:, count:]))
     if scale_target and labels.dtype.kind == "f":
         labels = np.ravel(StandardScaler().fit(labels[rows, None]).transform(labels[:, None]))
+    labels = labels.astype(np.float32) if labels.dtype.kind == "f" else labels
     return np.concatenate(parts, 1, dtype=np.float32), labels
 
 
@@ -172,7 +174,14 @@ def names_in(path: Path) -> list[str]:
         return [str(name) for name in _opened(path, lambda: parquet.read_schema(path).names)]
     import pandas
 
-    frame = _opened(path, lambda: pandas.read_csv(io.BytesIO(bounded.content(path)), nrows=0, dtype=str))
+    frame = _opened(path, lambda: pandas.read_csv(io.BytesIO(bounded.content(path)), nrows=1, dtype=str))
+    if not isinstance(
+        frame.index, pandas.RangeIndex
+    ):  # pandas takes the first fields for names of rows, or leaves them
+        raise ValueError(
+            f"{path} must have a name for every column: its rows have more fields than its first line, by a comma at "
+            "their end or by numbers of rows; name or remove these."
+        )
     return [str(name) for name in frame.columns]
 
 
@@ -187,7 +196,7 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
             metadata = parquet.read_metadata(path)
             said = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
             bounded.check(said, path.stat().st_size, f"{path}: ")
-            return parquet.read_table(path, columns=list(columns)).to_pandas()
+            return parquet.read_table(path, columns=list(columns)).to_pandas(ignore_metadata=True)
 
         frame = _opened(path, read)
     else:
