@@ -1,5 +1,6 @@
 """What `jaxfl sweep` does: methods, options and seeds on the same clients. What is done is not made again."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,17 +66,15 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
         for name in ("rounds", "eval_every")
     }
     rounds, share = defaults(asked["data"], numbers["rounds"], asked.get("cohort"))
-    found: dict[str, list[job.Job]] = {}
+    found, names = {}, {}
     for point in grid.points(asked["methods"].split(","), wanted):
         settings, folder = options.route(point.method, asked["data"], point.items), out / point.name
         every = numbers["eval_every"]
         first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every)
         runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in seeds_of(asked.get("seeds", "0"))]
-        same = [name for name, others in found.items() if others[0].settings.complete() == settings.complete()]
-        if same or point.name in found:
-            raise ValueError(
-                f"values must differ, got {(same or [point.name])[0]!r} and {point.name!r}; leave one out."
-            )
+        first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
+        if first_name != point.name or point.name in found:
+            raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
         found[point.name] = [one._replace(resume=one.begun()) for one in runs]
     return found
 

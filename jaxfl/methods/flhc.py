@@ -51,7 +51,7 @@ from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
 Metric = Literal["l1", "l2", "cosine"]
-METRICS = {"l1": distances.l1, "l2": distances.l2, "cosine": lambda points: 1 - distances.cosine(points)}
+METRICS = {"l1": distances.l1, "l2": distances.l2, "cosine": lambda *points: 1 - distances.cosine(*points)}
 COSINE_THRESHOLD = 0.8  # see above; a mean cosine of 0.2 is enough to merge
 
 
@@ -179,12 +179,12 @@ def flhc(
 
         def place() -> Array:
             vectors, finite = train_once(key, sent.theta, data, train, vector_of, cohort, compare)
-            ids = jnp.where(new, cohort.ids, data.num_clients)
-            away = METRICS[metric](sent.vectors.at[ids].set(vectors, mode="drop"))[cohort.ids]
+            away = METRICS[metric](vectors, sent.vectors)  # [C, N]
             nearest = jnp.argmin(jnp.where(sent.known[None], away, jnp.inf), 1)
             size = jnp.zeros(base.slots_of(state.models), jnp.int32).at[state.cluster].add(sent.known.astype(jnp.int32))
             able = finite & (data.train.size[cohort.ids] > 0)
             found = jnp.where(able, state.cluster[nearest], jnp.argmax(size).astype(jnp.int32))
+            ids = jnp.where(new, cohort.ids, data.num_clients)  # the others stay where they are
             return state.cluster.at[ids].set(found, mode="drop")
 
         return state._replace(cluster=jax.lax.cond(new.any(), place, lambda: state.cluster))

@@ -32,9 +32,8 @@ def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str
     """
     from safetensors.numpy import save
 
-    arrays = [
-        np.asarray(leaf, order="C") for leaf in jax.tree.leaves(model)
-    ]  # ascontiguousarray gives a scalar an axis
+    # ascontiguousarray would give a scalar an axis
+    arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(model)]
     content = save(dict(zip(tree.names(model), arrays, strict=True)), metadata=dict(about or {}))
     write_bytes(Path(path), content)
 

@@ -175,9 +175,8 @@ def names_in(path: Path) -> list[str]:
     import pandas
 
     frame = _opened(path, lambda: pandas.read_csv(io.BytesIO(bounded.content(path)), nrows=1, dtype=str))
-    if not isinstance(
-        frame.index, pandas.RangeIndex
-    ):  # pandas takes the first fields for names of rows, or leaves them
+    # of more fields than names, pandas takes the first for names of rows, or leaves the last out
+    if not isinstance(frame.index, pandas.RangeIndex):
         raise ValueError(
             f"{path} must have a name for every column: its rows have more fields than its first line, by a comma at "
             "their end or by numbers of rows; name or remove these."
