@@ -20,8 +20,8 @@ rotated digits (20 to 40 clients of 60 to 80 rows), average linkage of 1 - cos m
 below 0.77 and 0.95: the longer the warm-up, the less their updates have in common.
 
 A client without rows, or whose model is not finite, has no D_i: it is in nobody's way, and in the largest cluster.
-Clients held out of training are put with the nearest client that took part; those who come later, too, by an update
-from theta. For them the D_i are kept where somebody is held out. Before round n all have one model.
+Clients held out of training are put with the nearest client that took part. So are those who come later: theta is kept,
+from which all train once more then. Before round n all have one model.
 """
 
 import sys
@@ -55,15 +55,6 @@ METRICS = {"l1": distances.l1, "l2": distances.l2, "cosine": lambda *points: 1 -
 COSINE_THRESHOLD = 0.8  # see above; a mean cosine of 0.2 is enough to merge
 
 
-class Sent(NamedTuple):
-    """What round n began with and what everybody sent in it; zeros until then."""
-
-    theta: Params
-    vectors: Array  # [N, d] float, of D_i
-    known: Array  # [N] bool, who made the clusters
-    asked: Array  # [N] bool, who has a place
-
-
 class FLHCState(NamedTuple):
     """Slots of models, of which clustering takes as many as it finds clusters."""
 
@@ -71,7 +62,8 @@ class FLHCState(NamedTuple):
     cluster: Array  # [N] int32, until then 0
     num_clusters: Array  # [] int32, until then 0
     round: Array  # [] int32
-    sent: Sent | None  # None where nobody is held out
+    theta: Params  # that of round n; until then the initial one
+    placed: Array  # [N] bool, who has a cluster
 
 
 @checked
@@ -129,38 +121,33 @@ def flhc(
     def init(key: Key, data: FederatedData) -> FLHCState:
         base.check_clusters(num_clusters or 1, data)
         model = task.init(key_for(key, Stream.INIT))
-        sent, nobody, none = None, jnp.zeros(data.num_clients, bool), jnp.zeros(data.num_clients, jnp.int32)
-        if data.held_out is not None:
-            one = jax.eval_shape(vector_of, key, model)
-            sent = Sent(model, jnp.zeros((data.num_clients, *one.shape), one.dtype), nobody, nobody)
-        return FLHCState(tree.repeat(model, slots), none, jnp.int32(0), jnp.int32(0), sent)
+        nowhere, nobody = jnp.zeros(data.num_clients, jnp.int32), jnp.zeros(data.num_clients, bool)
+        return FLHCState(tree.repeat(model, slots), nowhere, jnp.int32(0), jnp.int32(0), model, nobody)
 
     def vector_of(key: Key, model: Params) -> Array:
         return to_vector(key, model, layers, sketch_size or sys.maxsize)
 
     step = averaging(train, weighting)
 
-    def cluster_all(
-        key: Key, model: Params, state: FLHCState, data: FederatedData, cohort: Cohort
-    ) -> tuple[Array, Array, Sent | None]:
-        """Returns the cluster of every client `[N]`, the number of clusters, and what was sent."""
+    def train_all(key: Key, model: Params, data: FederatedData, cohort: Cohort) -> tuple[Array, Array, Array]:
+        """Returns what everybody sends `[N, d]`, who makes the clusters `[N]`, and whose D_i mean something `[N]`."""
         # as many at a time as ever: a plan that takes the whole cohort at once need not have room for all clients
         plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])
         everybody = Cohort.of(jnp.arange(data.num_clients), plan)
         vectors, finite = train_once(key, model, data, train, vector_of, everybody, compare)
         able = finite & (data.train.size > 0)
-        known = able & base.takes_part(data)
-        found, number = cluster(METRICS[metric](vectors), known, able, linkage, height, num_clusters)
-        sent = None if state.sent is None else Sent(model, vectors, known, jnp.ones_like(known))
-        return found, number, sent
+        return vectors, able & base.takes_part(data), able
+
+    def cluster_all(key: Key, model: Params, data: FederatedData, cohort: Cohort) -> tuple[Array, Array]:
+        """Returns the cluster of every client `[N]` and the number of clusters."""
+        vectors, known, able = train_all(key, model, data, cohort)
+        return cluster(METRICS[metric](vectors), known, able, linkage, height, num_clusters)
 
     def round(key: Key, state: FLHCState, data: FederatedData, cohort: Cohort) -> tuple[FLHCState, Info]:
         due = (state.round >= warmup_rounds) & (state.num_clusters == 0) & cohort.mask.any()
         theta = tree.take(state.models, 0)
-        found, number, sent = jax.lax.cond(
-            due,
-            lambda: cluster_all(key, theta, state, data, cohort),
-            lambda: (state.cluster, state.num_clusters, state.sent),
+        found, number = jax.lax.cond(
+            due, lambda: cluster_all(key, theta, data, cohort), lambda: (state.cluster, state.num_clusters)
         )
         places = base.slots_of(state.models)  # K
         start = tree.where(due, tree.repeat(theta, places), state.models)
@@ -168,22 +155,19 @@ def flhc(
         numbers = {"num_clusters": jnp.maximum(number, 1), "overflow": base.doublings(number, places)}
         models, seen = step(key, start, found, state.round, data, cohort, **numbers)
         seen = with_clustering(seen, due, data, jax.eval_shape(vector_of, key, theta), theta)
-        return FLHCState(models, found, number, state.round + 1, sent), seen
+        kept = tree.where(due, theta, state.theta)
+        return FLHCState(models, found, number, state.round + 1, kept, state.placed | due), seen
 
     def assign(key: Key, state: FLHCState, data: FederatedData, cohort: Cohort) -> FLHCState:
         """Puts clients who came after the clustering with the nearest of those who made the clusters."""
-        sent = state.sent
-        if sent is None:
-            return state
-        new = cohort.mask & ~sent.asked[cohort.ids] & (state.num_clusters > 0)
+        new = cohort.mask & ~state.placed[cohort.ids] & (state.num_clusters > 0)
 
         def place() -> Array:
-            vectors, finite = train_once(key, sent.theta, data, train, vector_of, cohort, compare)
-            away = METRICS[metric](vectors, sent.vectors)  # [C, N]
-            nearest = jnp.argmin(jnp.where(sent.known[None], away, jnp.inf), 1)
-            size = jnp.zeros(base.slots_of(state.models), jnp.int32).at[state.cluster].add(sent.known.astype(jnp.int32))
-            able = finite & (data.train.size[cohort.ids] > 0)
-            found = jnp.where(able, state.cluster[nearest], jnp.argmax(size).astype(jnp.int32))
+            vectors, known, able = train_all(key, state.theta, data, cohort)
+            away = METRICS[metric](vectors[cohort.ids], vectors)  # [C, N]
+            nearest = jnp.argmin(jnp.where((known & state.placed)[None], away, jnp.inf), 1)
+            size = jnp.zeros(base.slots_of(state.models), jnp.int32).at[state.cluster].add(known.astype(jnp.int32))
+            found = jnp.where(able[cohort.ids], state.cluster[nearest], jnp.argmax(size).astype(jnp.int32))
             ids = jnp.where(new, cohort.ids, data.num_clients)  # the others stay where they are
             return state.cluster.at[ids].set(found, mode="drop")
 
