@@ -37,9 +37,12 @@ def impose(
         seed: of who attacks, and whose data change.
     """
     data = conditions.straggle(data, stragglers) if stragglers else data  # a stored one may have its own
-    if attack is None and attackers:
-        raise ValueError(f"attack must be given with attackers={attackers}: one of {', '.join(conditions.KINDS)}.")
-    if attack is not None:
+    if attack is None:
+        unused = {"attackers": attackers or None, "attack_scale": None if attack_scale == 1.0 else attack_scale}
+        for name, value in unused.items():
+            if value is not None:
+                raise ValueError(f"attack must be given with {name}={value}: one of {', '.join(conditions.KINDS)}.")
+    else:
         if attackers is None:
             raise ValueError(f"attackers must be given with attack={attack}: the share of the clients, such as 0.2.")
         data = conditions.attack(data, attack, attackers, seed=seed, scale=attack_scale)

@@ -106,6 +106,8 @@ def test_the_catalogue_imposes_them():
     ("settings", "message"),
     [
         ({"attackers": 0.2}, "attack must be given with attackers=0.2: one of label-flip, sign-flip, gaussian"),
+        ({"attackers": 1.0}, "attack must be given with attackers=1.0"),
+        ({"attack_scale": 4.0}, "attack must be given with attack_scale=4.0: one of label-flip, sign-flip, gaussian"),
         ({"attack": "sign-flip"}, "attackers must be given with attack=sign-flip"),
         ({"attack": "sign-flip", "attackers": 2.0}, "attackers must be a share"),
         ({"stragglers": -1.0}, "stragglers must be a share"),
