@@ -12,6 +12,7 @@ from jaxfl import schema
 from jaxfl.data import labels as kinds
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.partition.deal import check_numbers
+from jaxfl.data.windows import extremes
 from jaxfl.typing import AnyArray
 
 
@@ -98,7 +99,9 @@ def federate(
         client_names=tuple(client_names),
     )
     check_lists(data)
-    _check_rows(data)
+    for part, split in data.splits.items():
+        check_split(part, split, len(inputs))
+    check_groups(data)
     _warn_of_seen(data)
     return data
 
@@ -240,13 +243,29 @@ def check_lists(data: FederatedData) -> None:
             )
 
 
-def _check_rows(data: FederatedData) -> None:
-    """Raises if a client's row is not in the pool."""
-    for name, split in data.splits.items():
-        rows, pool = split.rows, len(data.inputs)
-        if len(rows) and not (0 <= rows.min() and rows.max() < pool):
-            worst = rows.min() if rows.min() < 0 else rows.max()
-            raise ValueError(f"{name} must index the {pool} rows of inputs, got row {worst}; index from 0.")
+def check_split(name: str, split: Split, pool: int) -> None:
+    """Raises unless a split's ranges lie within its rows, and its rows within the pool."""
+    start, size = np.asarray(split.start, np.int64), np.asarray(split.size, np.int64)
+    if not start.ndim == size.ndim == split.rows.ndim == 1 or start.shape != size.shape:
+        raise ValueError(f"{name} must list a start and a size for each client, got {start.shape} and {size.shape}.")
+    if min(start.min(initial=0), size.min(initial=0)) < 0 or (start + size).max(initial=0) > len(split.rows):
+        client = int(np.argmax((start < 0) | (size < 0) | (start + size > len(split.rows))))
+        raise ValueError(f"{name}: the range of client {client} must lie within the {len(split.rows)} rows listed.")
+    if split.max_size != size.max(initial=0):
+        raise ValueError(f"{name}: max_size must be {size.max(initial=0)}, got {split.max_size}.")
+    low, high = extremes(split.rows)
+    if low < 0 or high >= max(pool, 1):
+        worst = low if low < 0 else high
+        raise ValueError(f"{name} must index the {pool} rows of inputs, got row {worst}; index from 0.")
+
+
+def check_groups(data: FederatedData) -> None:
+    """Raises if a client is of a group below 0, or of one beyond the names."""
+    groups, names = np.asarray([] if data.group is None else data.group), data.group_names
+    most = len(names) - 1 if names else groups.max(initial=0)
+    if groups.min(initial=0) < 0 or groups.max(initial=0) > most:
+        got = f"{groups.min()} to {groups.max()}"
+        raise ValueError(f"group must be from 0 to {most}, got {got}; count from 0, and name all groups or none.")
 
 
 def _warn_of_seen(data: FederatedData) -> None:

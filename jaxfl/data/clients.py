@@ -4,9 +4,7 @@ A federation is a pool `inputs [P, ...]`, `labels [P]` and its splits. A split l
 every client: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal
 sizes costs its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four
 rotations of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied
-to the batch.
-
-Every array says whether it has a row for each client, see `jaxfl.data.declared`.
+to the batch. Every array says whether it has a row for each client, see `jaxfl.data.declared`.
 """
 
 import dataclasses
@@ -72,7 +70,8 @@ class Split:
     def shared(cls, parts: Sequence[np.ndarray], member: np.ndarray) -> "Split":
         """Packs a few index arrays that clients share: client `i` gets `parts[member[i]]`."""
         packed = cls.pack(parts)
-        return dataclasses.replace(packed, start=packed.start[member], size=packed.size[member])
+        start, size = packed.start[member], packed.size[member]
+        return dataclasses.replace(packed, start=start, size=size, max_size=int(size.max(initial=0)))
 
     def thinned(self, most: int) -> "Split":
         """Returns the split with at most so many rows of each client, taken evenly from its own.

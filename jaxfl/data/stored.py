@@ -18,10 +18,10 @@ import numpy as np
 
 from jaxfl.data import bounded, conditions
 from jaxfl.data import labels as kinds
-from jaxfl.data.building import check_lists, check_square, check_still, check_type
+from jaxfl.data.building import check_groups, check_lists, check_split, check_square, check_still, check_type
 from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replaced
 from jaxfl.data.sources import saved
-from jaxfl.data.windows import let_go
+from jaxfl.data.windows import extremes, let_go
 from jaxfl.files import write_text
 
 HEADER, SCHEMA = saved.HEADER, 1
@@ -30,7 +30,6 @@ MAPPED = (
     "labels",
     *(f"{split}.rows" for split in SPLITS),
 )  # as long as the pool or its lists; all else is read
-LABELS = 1 << 24  # looked at in one go
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
 NAMES = "client_names"  # where there are any
 TYPES = {  # of the arrays whose type is always the same
@@ -185,14 +184,10 @@ def _check(folder: Path, data: FederatedData) -> None:
             check_square(data.inputs[:0])
         _check_labels(data)
         for name, split in data.splits.items():
-            _check_split(name, split, len(data.inputs))
+            check_split(name, split, len(data.inputs))
         check_lists(data)
         _check_scale(data)
-        groups = np.asarray(data.group if data.group is not None else [])
-        if len(data.group_names) and len(groups) and not 0 <= groups.min() <= groups.max() < len(data.group_names):
-            raise ValueError(
-                f"group must be from 0 to {len(data.group_names) - 1}, got {groups.min()} to {groups.max()}."
-            )
+        check_groups(data)
     except ValueError as error:
         raise ValueError(f"{folder}: {error} Save the federation again.") from error
 
@@ -209,27 +204,12 @@ def _check_labels(data: FederatedData) -> None:
         if data.num_classes != width:
             raise ValueError(f"num_classes must be {width}, the labels of a row, got {data.num_classes}.")
     else:
-        low, high = _extremes(values)
+        low, high = extremes(values)
         if low < (0 if data.kind == "classification" else kinds.MASKED) or high >= max(data.num_classes, 1):
             raise ValueError(f"labels must be in 0..{data.num_classes - 1}, got {low if low < 0 else high}.")
         kinds.check_positions(inputs, values)
     if data.label_shift is not None or any(split.flipped is not None for split in data.splits.values()):
         kinds.check_classes("label_shift", values)
-
-
-def _check_split(name: str, split: Split, pool: int) -> None:
-    """Raises unless a split's ranges lie within its rows, and its rows within the pool."""
-    start, size = np.asarray(split.start, np.int64), np.asarray(split.size, np.int64)
-    if not start.ndim == size.ndim == split.rows.ndim == 1 or start.shape != size.shape:
-        raise ValueError(f"{name} must list a start and a size for each client, got {start.shape} and {size.shape}.")
-    if min(start.min(initial=0), size.min(initial=0)) < 0 or (start + size).max(initial=0) > len(split.rows):
-        client = int(np.argmax((start < 0) | (size < 0) | (start + size > len(split.rows))))
-        raise ValueError(f"{name}: the range of client {client} must lie within the {len(split.rows)} rows listed.")
-    if split.max_size != size.max(initial=0):
-        raise ValueError(f"{name}: max_size must be {size.max(initial=0)}, got {split.max_size}.")
-    low, high = _extremes(split.rows)
-    if low < 0 or high >= max(pool, 1):
-        raise ValueError(f"{name} must index the {pool} rows of inputs, got row {low if low < 0 else high}.")
 
 
 def _check_scale(data: FederatedData) -> None:
@@ -249,16 +229,6 @@ def _check_scale(data: FederatedData) -> None:
             or (name == "std" and (values <= 0).any())
         ):
             raise ValueError(f"{name} must be finite floats, one or one for each channel, and std above 0.")
-
-
-def _extremes(array: Any) -> tuple[int, int]:
-    """Returns the lowest and highest number of `[M]`, 0 at most and at least; a mapped file is read part by part."""
-    low, high = 0, 0
-    for begin in range(0, len(array), LABELS):
-        part = array[begin : begin + LABELS]
-        low, high = min(low, int(part.min())), max(high, int(part.max()))
-        let_go(array)
-    return low, high
 
 
 def _arrays(data: FederatedData) -> dict[str, np.ndarray]:

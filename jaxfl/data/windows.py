@@ -23,6 +23,7 @@ from jaxfl.typing import AnyArray, Array
 Splits = Sequence[Literal["train", "test"]]
 DEALT = ("inputs", "labels", "train.rows", "test.rows")  # what of a window lies in parts, where it is dealt
 LOW = (1 << 32) - 1
+LOOKED_AT = 1 << 24  # numbers of an array at once
 
 
 class Windows:
@@ -198,6 +199,16 @@ def let_go(array: AnyArray) -> None:
     file = _file_of(array)
     if file is not None:
         file.madvise(mmap.MADV_DONTNEED)
+
+
+def extremes(array: Any) -> tuple[int, int]:
+    """Returns the lowest and highest number of `[M]`, 0 at most and at least; a mapped file is read part by part."""
+    low, high = 0, 0
+    for begin in range(0, len(array), LOOKED_AT):
+        part = array[begin : begin + LOOKED_AT]
+        low, high = min(low, int(part.min())), max(high, int(part.max()))
+        let_go(array)
+    return low, high
 
 
 def _ask_for(array: np.ndarray, rows: np.ndarray) -> None:

@@ -72,14 +72,16 @@ def test_labels_as_the_clients_see_them():
 
 def test_description_is_plain_and_complete():
     group = np.array([2, 0, 2, 2])
-    fed = federation(3, 4, group=group, group_names=("a", "b"), held_out=np.array([True, False, False, False]))
+    fed = federation(3, 4, group=group, group_names=("a", "b", "c"), held_out=np.array([True, False, False, False]))
     found = describe(fed)
     again = json.loads(json.dumps(found._asdict()))
     assert again == found._asdict()
     assert (found.num_clients, found.num_rows, found.input_shape, found.input_dtype) == (4, POOL, [3], "float32")
     assert found.pool_bytes == POOL * (3 * 4 + 4) and found.held_out_clients == 1
-    assert [(one["name"], one["clients"]) for one in found.groups] == [("a", 1), ("group 2", 3)]
+    assert [(one["name"], one["clients"]) for one in found.groups] == [("a", 1), ("c", 3)]
     assert [one["train_rows"] for one in found.groups] == [int(fed.train.size[group == one].sum()) for one in (0, 2)]
+    nameless = describe(federation(3, 4, group=group)).groups
+    assert [(one["name"], one["clients"]) for one in nameless] == [("group 0", 1), ("group 2", 3)]
     seen = set(fed.labels[np.concatenate([own_rows(s, c) for s in (fed.train, fed.test) for c in range(4)])].tolist())
     assert found.classes_present == len(seen) and describe(federation(3, 4)).groups == []
 
