@@ -18,9 +18,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxfl.data import partition
-from jaxfl.data.building import check_square, check_still, federate
+from jaxfl.data.building import check_square, check_still
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.labels import check_classes
+from jaxfl.data.skews import pack
 from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
 
@@ -233,16 +234,6 @@ def _grouped(
     for index in range(len(names)):
         order = own[host_rng(seed, skew, index).permutation(len(own))]
         train += list(order[: members * rows].reshape(members, rows))
-    return federate(
-        inputs,
-        labels,
-        train,
-        Split.shared([test], np.zeros(num_clients, np.int32)),  # stored once
-        num_classes=source.num_classes,
-        group=np.repeat(np.arange(len(names), dtype=np.int32), members),
-        mean=source.mean,
-        std=source.std,
-        name=f"{skew}-{source.name}",
-        group_names=names,
-        class_names=source.class_names,
-    )
+    shared = Split.shared([test], np.zeros(num_clients, np.int32))  # stored once
+    group = np.repeat(np.arange(len(names), dtype=np.int32), members)
+    return pack(source, skew, inputs, labels, train, shared, group, names)

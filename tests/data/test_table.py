@@ -67,6 +67,15 @@ def test_scaling_is_fitted_to_training_rows_alone(tmp_path):
     assert (again.inputs[fed.test.rows, 2:5] == 0).all(), "a category that nobody trains on"
 
 
+def test_groups_with_shifted_classes_are_scaled_too(tmp_path):
+    source = table.load(written(tmp_path), target="sold", categories="colour", numbers="size:weight")
+    fed = data.shifted(source, num_clients=4, test_share=0.4)
+    trained = fed.inputs[np.unique(fed.train.rows)]
+    np.testing.assert_allclose(trained[:, :2].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(trained[:, :2].std(0), 1, atol=1e-6)
+    assert (trained[:, 2:].sum(1) == 1).all(), "one colour each, as 0 and 1"
+
+
 def test_classes_of_a_table(tmp_path):
     source = table.load(written(tmp_path), target="sold", categories="colour", numbers="size")
     assert source.class_names == ("no", "yes") and source.clients is None
