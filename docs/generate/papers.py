@@ -7,13 +7,25 @@ is the experiment and its scale, the table, the columns, and, if they are wanted
 """
 
 import functools
+import statistics
+from collections.abc import Sequence
 
 from docs.generate.results import EXPERIMENTS
 from experiments.harness import base, claims, entries
-from experiments.harness.entries import Entry
+from experiments.harness.entries import Entry, number
 from jaxfl.cli import page
 
 BETWEEN = " | "
+COLUMN = "MNIST 1200 x 200, 10 %"  # of StoCFL's table 1: the column for the front page
+NAMES = {
+    "FedAvg, chain": "FedAvg, a chain of clients",
+    "FedProx": "FedProx, mu = 0.05",
+    "Ditto": "Ditto, lambda = 0.1",
+    "StoCFL": "StoCFL, tau = 0.5, lambda = 0.05",
+    "StoCFL, auto": 'StoCFL, `threshold="auto"`',
+    "StoCFL, official": 'StoCFL, `preset="official"`',
+}
+FIVE = ("FedAvg", "IFCA M=4", "StoCFL", "FedAvg, chain", "StoCFL, official")
 
 
 def table(place: str) -> str:
@@ -38,6 +50,29 @@ def table(place: str) -> str:
         if any(one is not None and one.lines for one in made):
             lines.append(f"| {row} | {BETWEEN.join(_number(one, 'clusters' in more) for one in made)} |")
     return "\n".join(lines)
+
+
+def table_1(names: Sequence[str] | None = None) -> str:
+    """Returns a column of StoCFL's table 1 beside the paper's; None takes all rows of which a number was made."""
+    found = {one.cell.row: one for one in numbers("stocfl", "paper") if one.cell.column == COLUMN and one.target}
+    lines = ["| method | micro accuracy, % | in the paper | clusters | ARI | seeds |", "|---|---|---|---|---|---|"]
+    for row in names or [row for row, one in found.items() if one.lines]:
+        called = NAMES.get(row, row.replace("M=", "K = ").replace("IFCA K", "IFCA, K"))
+        lines.append(f"| {called} | {BETWEEN.join(_cells(found[row]))} |")
+    return "\n".join(lines)
+
+
+def five_rows() -> str:
+    """Returns five of these rows, for the README."""
+    return table_1(FIVE)
+
+
+def _cells(entry: Entry) -> list[str]:
+    """Returns accuracy, the paper's, clusters, ARI and seeds."""
+    clusters, ari = (statistics.fmean(entry.values(name)) for name in ("num_clusters", "ari"))
+    own = clusters == entry.values("num_clients")[0]
+    found = ["one a client", ""] if own else [f"{clusters:.3g}", f"{ari:z.2f}"]
+    return [number(entry.mean, entry.std), entry.papers, *found, str(len(entry.lines))]
 
 
 @functools.cache

@@ -14,7 +14,7 @@ TABLES = {
     "automatic threshold": results.automatic,
     "cpu": speed.cpu,
     "cpu machine": speed.cpu_machine,
-    "five results": results.five_rows,
+    "five results": papers.five_rows,
     "h100": speed.h100,
     "h100 scaling": speed.h100_scaling,
     "h100 seeds": speed.h100_seeds,
@@ -39,7 +39,7 @@ TABLES = {
     "models on the host in words": speed.models_on_the_host_in_words,
     "reliability": reliability.counts,
     "scaling machine": speed.scaling_machine,
-    "table 1": results.table_1,
+    "table 1": papers.table_1,
     **{f"scaling {over}": functools.partial(speed.scaling, over) for over in AXES},
 }
 PLACE = re.compile(r"(<!-- made: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

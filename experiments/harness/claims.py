@@ -1,7 +1,7 @@
 """Which of two rows is better: what a paper claims, tested over the seeds that both rows have.
 
 A difference is of two runs of one seed, which have the same clients and initial models. With few seeds the test finds
-large differences only, and says `undecided` of the others; of one seed it says nothing else.
+large differences only, and says `undecided` of the others; of one seed or two it says nothing else.
 """
 
 import fnmatch
@@ -13,28 +13,46 @@ from experiments.harness.entries import EMPTY, Entry
 from jaxfl.analysis.lines import Difference, paired
 from jaxfl.cli import page
 
-LEVEL = 0.05  # of a p-value, each for itself
+LEVEL = 0.05  # of an adjusted p-value
+LEAST = 3  # seeds, without which nothing is decided: of two, a standard deviation is next to no measure
 WORDS = (
     "That the first row is better than the second is what the paper claims, or prints; where a claim is ours, it is a "
-    "question, answered by yes or no. The difference is the mean over the seeds that "
-    f"both have (± its standard deviation), p that of a paired t-test, each for itself; at p < {LEVEL} it decides."
+    "question, answered by yes or no. The difference is the mean over the seeds that both have (± its standard "
+    "deviation), p that of a paired t-test. Of many tests some come out by chance: Holm's p is adjusted for all those "
+    f"of the table with {LEAST} seeds or more, and decides where it is below {LEVEL}."
 )
 
 
-def verdict(found: Difference, *, ours: bool = False) -> str:
+def holm(found: Sequence[float]) -> list[float]:
+    """Returns p-values that are adjusted for how many they are (Holm, Scandinavian Journal of Statistics, 1979).
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, highest = [0.0] * len(found), 0.0
+    for left, place in zip(range(len(found), 0, -1), sorted(range(len(found)), key=found.__getitem__), strict=True):
+        highest = max(highest, min(1.0, left * found[place]))
+        adjusted[place] = highest
+    return adjusted
+
+
+def verdict(mean: float, p: float | None, *, ours: bool = False) -> str:
     """Returns what the seeds say of a claim; of one of ours, whether it is so.
 
-    >>> verdict(Difference(1.0, 0.1, 0.01, 3)), verdict(Difference(-1.0, 0.1, 0.01, 3))
-    ('reproduced', 'not reproduced')
-    >>> verdict(Difference(1.0, 2.0, 0.5, 3)), verdict(Difference(9.0, None, None, 1))
-    ('undecided', 'undecided')
-    >>> verdict(Difference(1.0, 0.1, 0.01, 3), ours=True)
+    Args:
+        mean: how far the first row is ahead.
+        p: adjusted; None where there are too few seeds.
+        ours: whether no paper claims it.
+
+    >>> verdict(1.0, 0.01), verdict(-1.0, 0.01), verdict(1.0, 0.5), verdict(9.0, None)
+    ('reproduced', 'not reproduced', 'undecided', 'undecided')
+    >>> verdict(1.0, 0.01, ours=True)
     'yes'
     """
-    if found.p is None or found.p >= LEVEL:
+    if p is None or p >= LEVEL:
         return "undecided"
     yes, no = ("yes", "no") if ours else ("reproduced", "not reproduced")
-    return yes if found.mean > 0 else no
+    return yes if mean > 0 else no
 
 
 def difference(better: Entry, worse: Entry) -> Difference | None:
@@ -47,22 +65,27 @@ def difference(better: Entry, worse: Entry) -> Difference | None:
 
 def table(experiment: Experiment, entries: Sequence[Entry]) -> page.Table | None:
     """Returns a line for each claim of which both rows were made; None if there is none."""
-    lines = [line for claim in experiment.claims for line in _lines(claim, entries)]
-    head = ["table, column", "claim", "difference", "p", "seeds", "here"]
+    asked = [one for claim in experiment.claims for one in _columns(claim, entries)]
+    tested = [found.p for _, _, found in asked if found.p is not None and found.seeds >= LEAST]
+    adjusted = iter(holm(tested))
+    lines = []
+    for claim, where, found in asked:
+        p = next(adjusted) if found.p is not None and found.seeds >= LEAST else None
+        spread = "" if found.std is None else f" ± {found.std:.2f}"
+        claimed = f"{claim.better} above {claim.worse}{' (ours)' if claim.ours else ''}"
+        said = verdict(found.mean, p, ours=claim.ours)
+        numbers = [f"{found.mean:+.2f}{spread}", *(EMPTY if one is None else f"{one:.2g}" for one in (found.p, p))]
+        lines.append([where, claimed, *numbers, str(found.seeds), said])
+    head = ["table, column", "claim", "difference", "p", "Holm's p", "seeds", "here"]
     return page.Table(head, lines) if lines else None
 
 
-def _lines(claim: Claim, entries: Sequence[Entry]) -> list[list[str]]:
-    """Returns the lines of a claim, one for each of its columns."""
+def _columns(claim: Claim, entries: Sequence[Entry]) -> list[tuple[Claim, str, Difference]]:
+    """Returns a claim with each of its columns of which both rows were made, and how far they are apart."""
     own = {(one.cell.row, one.cell.column): one for one in entries if one.cell.table == claim.table}
-    lines = []
+    found = []
     for column in dict.fromkeys(column for _, column in own if fnmatch.fnmatchcase(column, claim.column)):
         pair = [own.get((row, column)) for row in (claim.better, claim.worse)]
-        if pair[0] is None or pair[1] is None or (found := difference(pair[0], pair[1])) is None:
-            continue
-        spread = "" if found.std is None else f" ± {found.std:.2f}"
-        p = EMPTY if found.p is None else f"{found.p:.2g}"
-        claimed = f"{claim.better} above {claim.worse}{' (ours)' if claim.ours else ''}"
-        where, said = f"{claim.table}, {column}", verdict(found, ours=claim.ours)
-        lines.append([where, claimed, f"{found.mean:+.2f}{spread}", p, str(found.seeds), said])
-    return lines
+        if pair[0] is not None and pair[1] is not None and (apart := difference(pair[0], pair[1])) is not None:
+            found.append((claim, f"{claim.table}, {column}", apart))
+    return found

@@ -435,14 +435,26 @@ def test_claims_are_tested_over_the_seeds_that_both_rows_have():
         return entries.Entry(one, None, lines, None)
 
     found = [entry("A", {0: 0.5, 1: 0.61, 2: 0.72, 3: 0.9}), entry("B", {2: 0.7, 1: 0.6, 0: 0.5}), entry("C", {0: 0.1})]
-    found.append(entry("D", {0: 0.6, 1: 0.7, 2: 0.83}))
+    found += [entry("D", {0: 0.6, 1: 0.7, 2: 0.83}), entry("F", {0: 0.9, 1: 0.99})]
     scales = {name: Scale("", tuple(one.cell for one in found)) for name in base.SCALES}
-    asked = (Claim("T", "*", "A", "B"), Claim("T", "*", "C", "A"), Claim("T", "*", "D", "A", ours=True))
-    made = Experiment("x", "X", "X", scales, asked)
-    first, second, third = claims.table(made, found).rows
-    assert first == ["T, C", "A above B", "+1.00 ± 1.00", "0.23", "3", "undecided"]
-    assert second == ["T, C", "C above A", "-40.00", "–", "1", "undecided"]
-    assert third == ["T, C", "D above A (ours)", "+10.00 ± 1.00", "0.0033", "3", "yes"]
+    asked = [Claim("T", "*", better, worse) for better, worse in ("AB", "CA", "FA")] + [Claim("T", "*", "D", "A", True)]
+    made = Experiment("x", "X", "X", scales, tuple(asked))
+    first, second, third, fourth = claims.table(made, found).rows
+    assert first == ["T, C", "A above B", "+1.00 ± 1.00", "0.23", "0.23", "3", "undecided"]
+    assert second == ["T, C", "C above A", "-40.00", "–", "–", "1", "undecided"]
+    assert third == ["T, C", "F above A", "+39.00 ± 1.41", "0.016", "–", "2", "undecided"]
+    assert fourth == ["T, C", "D above A (ours)", "+10.00 ± 1.00", "0.0033", "0.0066", "3", "yes"]
+
+
+def test_many_tests_are_adjusted_for_each_other():
+    small = [0.001] * 3 + [0.04]
+    assert claims.holm(small) == [0.004, 0.004, 0.004, 0.04] and claims.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert claims.holm([]) == [] and claims.holm([0.04] * 40) == [1.0] * 40
+
+
+def test_claims_are_of_rows():
+    one = Cell("T", "A", "C", "ifca", "rotated-digits", (), rounds=1, cohort=1)
+    scales = {name: Scale("", (one,)) for name in base.SCALES}
     with pytest.raises(ValueError, match="claims of x must be of its rows, got 'E' of 'T'"):
         Experiment("x", "X", "X", scales, (Claim("T", "*", "A", "E"),))
 
