@@ -1,15 +1,15 @@
-"""Which method to use, in ten lines, from `experiments/leaderboard/results`."""
+"""Which method to use, in eleven lines, from `experiments/leaderboard/results`."""
 
 from collections.abc import Sequence
 
 from docs.generate.leaderboard import Table, kind, percent, table, word
 from experiments.leaderboard import rows
 from experiments.leaderboard.federations import FEDERATIONS, Federation
-from experiments.leaderboard.table import Standing, counted, mean_ranks
+from experiments.leaderboard.table import Standing, counted, level, mean_ranks
 
 
 def advice() -> str:
-    """Returns which method to use, in ten lines that go as far as the numbers do."""
+    """Returns which method to use, in lines that go as far as the numbers do."""
     own, ranking = counted(table()), mean_ranks(table())
     if ranking is None:
         return "No federation has been made yet."
@@ -27,14 +27,17 @@ def advice() -> str:
     def rank(names: Sequence[str]) -> str:
         return f"`{names[0]}` (mean rank {place[names[0]]:.1f} of {len(place)})" if names else "nobody so far"
 
-    told = [(on, found[0]) for on in FEDERATIONS if on.name in own and (found := table(True).get(on.name))]
+    told = [(on, found) for on in FEDERATIONS if on.name in own and (found := table(True).get(on.name))]
     lines = [
         f"This rests on {many} federations{so_far}: {titles}. A lead of less than "
-        f"{ranking.difference:.1f} mean ranks may be chance.",
-        f"**In doubt:** {rank(ranking.names)}.",
+        f"{ranking.difference:.1f} mean ranks may be chance. Level is who five seeds do not tell apart from the best.",
+        f"**In doubt:** {rank(ranking.names)}. It is ahead of `fedavg` on {_wins(own, ranking.names[0], 'fedavg')} "
+        f"federations, and of the next, `{ranking.names[1]}`, on {_wins(own, ranking.names[0], ranking.names[1])}.",
+        f"**By the kind of clients:** where they were put into groups, {_first(own, planted=True)}; where they were "
+        f"not, {_first(own, planted=False)}.",
         f"**You know how many kinds of clients there are:** {_told(told)}.",
-        f"**You do not know it:** {rank(kinds['clustered'])} of the methods with clusters, if validation rows may "
-        f"choose its number; {rank(free)} of those that find the number themselves.",
+        f"**You do not know it:** {rank(kinds['clustered'])} of the methods with clusters, {rank(free)} of those that "
+        "take no number of clusters, but a threshold, or nothing. Validation rows choose the one as the other.",
         f"**Everybody must have the same model:** {rank(kinds['global'])}. It costs {_behind(own, kinds['global'])}.",
         f"**Everybody may have a model of their own:** {rank(kinds['personalised'])}.",
         f"**You want to tune nothing but a learning rate:** {rank(plain)}.",
@@ -45,14 +48,39 @@ def advice() -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
 
 
-def _told(best: Sequence[tuple[Federation, Standing]]) -> str:
+def _wins(own: Table, name: str, other: str) -> str:
+    """Returns on how many federations a method is ahead of another, of those that have both."""
+    ahead = []
+    for on in FEDERATIONS:
+        found = {one.row: one.mean("micro") for one in own.get(on.name, ())}
+        mine, its = found.get(name), found.get(other)
+        if mine is not None and its is not None:
+            ahead.append(mine < its if on.lower else mine > its)
+    return f"{sum(ahead)} of {len(ahead)}"
+
+
+def _first(own: Table, *, planted: bool) -> str:
+    """Returns the three best mean ranks over the federations with, or without, groups that clients were put into."""
+    some = {on.name: own[on.name] for on in FEDERATIONS if on.name in own and on.planted == planted}
+    found = mean_ranks(some) if some else None
+    if found is None:
+        return "nothing was measured"
+    ranks = list(zip(found.names, found.means, strict=True))[:3]
+    return f"{', '.join(f'`{name}` ({mean:.1f})' for name, mean in ranks)}, by mean rank over {len(some)} federations"
+
+
+def _told(best: Sequence[tuple[Federation, Sequence[Standing]]]) -> str:
     """Returns who is best where the number is given."""
-    if not best:
-        return "nobody was told so far"
+    return _by_name([(on, found, "micro") for on, own in best if (found := level(own, lower=on.lower))])
+
+
+def _by_name(found: Sequence[tuple[Federation, tuple[Standing, list[Standing]], str]]) -> str:
+    """Returns who is best where: each federation with its number, and how many are not told apart from it."""
     by_name: dict[str, list[str]] = {}
-    for on, one in best:
-        by_name.setdefault(one.row, []).append(f"{on.title}, {word(on, one.mean('micro'))}")
-    return "; ".join(f"`{name}` ({'; '.join(where)})" for name, where in by_name.items())
+    for on, (first, alike), name in found:
+        others = f", level with {len(alike)} more" if alike else ""
+        by_name.setdefault(first.row, []).append(f"{on.title}, {word(on, first.mean(name))}{others}")
+    return "; ".join(f"`{who}` ({'; '.join(where)})" for who, where in by_name.items()) or "nobody so far"
 
 
 def _behind(own: Table, names: Sequence[str]) -> str:
@@ -68,13 +96,8 @@ def _behind(own: Table, names: Sequence[str]) -> str:
 
 def _most(own: Table, name: str) -> str:
     """Returns who has the best of a number, by federation."""
-    by_name: dict[str, list[str]] = {}
-    for on in FEDERATIONS:
-        some = [(value, one) for one in own.get(on.name, ()) if (value := one.mean(name)) is not None]
-        if some:
-            value, one = (min if on.lower else max)(some, key=lambda pair: pair[0])
-            by_name.setdefault(one.row, []).append(f"{on.title}, {word(on, value)}")
-    return "; ".join(f"`{who}` ({'; '.join(where)})" for who, where in by_name.items()) or "nobody so far"
+    levels = [(on, level(own.get(on.name, ()), name, lower=on.lower)) for on in FEDERATIONS]
+    return _by_name([(on, found, name) for on, found in levels if found is not None])
 
 
 def _unsolved(own: Table) -> str:

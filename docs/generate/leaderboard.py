@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.harness import results
 from experiments.leaderboard import rows
 from experiments.leaderboard.federations import FEDERATIONS, SEEDS, Federation
-from experiments.leaderboard.table import FOLDER, Ranks, Standing, by_federation, counted, mean_ranks, order
+from experiments.leaderboard.table import FOLDER, Ranks, Standing, by_federation, counted, level, mean_ranks, order
 from jaxfl.methods import KINDS, METHODS
 
 Table = Mapping[str, Sequence[Standing]]
@@ -96,6 +96,8 @@ def winners() -> str:
         begun = "" if on.name in counted(table()) else f" (begun, {len(own)} methods)"
         line = f"- **{on.title}{begun}:** `{own[0].row}`, {_both(on, own[0])}"
         line += f", then {_names([one.row for one in own[1:3]])}" if len(own) > 1 else ""
+        _, alike = level(own, lower=on.lower) or (own[0], [])
+        line += f"; not told apart from it by the seeds: {_names([one.row for one in alike])}" if alike else ""
         line += f"; FedAvg has {word(on, base.mean('micro'))}" if base is not None else ""
         line += (
             f"; the best that is told the number, `{told[0].row}`, {word(on, told[0].mean('micro'))}" if told else ""
@@ -107,6 +109,16 @@ def winners() -> str:
             line += f"; true groups are found best by `{agree.row}`, ARI {agree.mean('ari'):.2f}"
         lines.append(f"{line}.")
     return "\n".join(lines) or "Nothing was made yet."
+
+
+def edges() -> str:
+    """Returns how many choices are at an edge of what was tried."""
+    chosen = [one for own in table().values() for one in own]
+    by = {name: sum(name in one.edges for one in chosen) for name in ("rate", "value")}
+    return (
+        f"Of {len(chosen)} choices, {by['rate']} have the lowest or highest learning rate that was tried, and "
+        f"{by['value']} the lowest or highest number: a wider grid might do better by those."
+    )
 
 
 def setting() -> str:
@@ -165,7 +177,7 @@ def _cells(on: Federation, own: Sequence[Standing]) -> str:
                 NONE if sent is None else f"{sent / 1e6:,.0f}",
                 NONE if seconds is None else f"{seconds:.1f}",
                 str(first["numbers"]["round"]),
-                " ".join([*chosen, f"`learning_rate={first['rate']}`"]) + (" (edge)" if one.edge else ""),
+                " ".join([*chosen, f"`learning_rate={first['rate']}`"]) + (" (edge)" if one.edges else ""),
                 "`" + first["command"].replace("--seed 0", f"--seeds {','.join(map(str, SEEDS))}") + "`",
             ]
         )

@@ -24,6 +24,7 @@ TABLES = {
     "lecturer clusters": examples.lecturer_clusters,
     "lecturer methods": examples.lecturer_methods,
     "leaderboard advice": advice.advice,
+    "leaderboard edges": leaderboard.edges,
     "leaderboard given": leaderboard.given,
     "leaderboard ranks": leaderboard.differences,
     "leaderboard setting": leaderboard.setting,

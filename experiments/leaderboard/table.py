@@ -24,6 +24,7 @@ import numpy as np
 
 from experiments.harness import results
 from experiments.leaderboard.federations import FEDERATIONS, SEEDS, Federation
+from jaxfl.analysis.lines import paired
 
 FOLDER = Path(__file__).parent / "results"
 LEVEL = 0.05
@@ -37,12 +38,12 @@ class Standing(NamedTuple):
     Attributes:
         row: the method.
         lines: of every seed, of what was chosen.
-        edge: whether the learning rate or the number chosen is the first or last of three or more.
+        edges: of `rate` and `value`, the number, those of which the first or last of three or more was chosen.
     """
 
     row: str
     lines: list[Line]
-    edge: bool
+    edges: tuple[str, ...]
 
     @property
     def diverged(self) -> int:
@@ -109,9 +110,28 @@ def standings(on: Federation, folder: Path = FOLDER, *, given: bool = False) -> 
             continue
         own = [last.get((row, chosen["value"], chosen["rate"], seed)) for seed in SEEDS]
         if None not in own:
-            edge = any(_at_edge(chosen[name], {one[name] for one in tried}) for name in ("rate", "value"))
-            found.append(Standing(row, [one for one in own if one is not None], edge))
+            edges = [name for name in ("rate", "value") if _at_edge(chosen[name], {one[name] for one in tried})]
+            found.append(Standing(row, [one for one in own if one is not None], tuple(edges)))
     return sorted(found, key=lambda one: (1 if on.lower else -1) * _counted_as(one.mean("micro"), lower=on.lower))
+
+
+def level(own: Sequence[Standing], name: str = "micro", *, lower: bool) -> tuple[Standing, list[Standing]] | None:
+    """Returns who has the best mean of a number, and who is not told apart from it by the seeds; None of nobody.
+
+    By a paired t-test at 5 %, each for itself: the seeds have the same clients, rows and initial models.
+    """
+    values = {one.row: [line["numbers"][name] for line in one.lines] for one in own if one.mean(name) is not None}
+    known = [one for one in own if one.row in values]
+    if not known:
+        return None
+    first = (min if lower else max)(known, key=lambda one: statistics.fmean(values[one.row]))
+    alike = []
+    for one in known:
+        found = paired(list(zip(values[first.row], values[one.row], strict=True)))
+        p = 1.0 if found is None else float(found.mean == 0) if found.p is None else found.p
+        if one is not first and p >= LEVEL:
+            alike.append(one)
+    return first, alike
 
 
 def _counted_as(metric: float | None, *, lower: bool) -> float:

@@ -131,11 +131,24 @@ def test_who_diverges_at_a_seed_is_last_and_said_so(results_of_two, tmp_path):
     assert "diverged" in [text.get_text() for text in pictures.heatmap(own, {}).axes[0].texts]
 
 
+def test_level_is_who_the_seeds_do_not_tell_apart_from_the_best():
+    def one(row, *values):
+        return table.Standing(row, [{"numbers": {"micro": value}} for value in values], ())
+
+    best, near, far = one("a", 0.5, 0.6, 0.7), one("b", 0.4, 0.65, 0.7), one("c", 0.4, 0.49, 0.61)
+    twin, without = one("d", 0.5, 0.6, 0.7), one("e", 0.9, None, 0.9)
+    assert table.level([near, far, best, twin, without], lower=False) == (best, [near, twin])
+    assert table.level([near, far, best], lower=True) == (far, [near])
+    assert table.level([without], lower=False) is None
+
+
 def test_pages_say_what_the_results_say(results_of_two, tmp_path):
     assert pages.state().startswith("So far: 2 of 8 federations, 0 of them with all")
     assert "| `ifca` | **72.0 ± 1.6 %** |" in pages.unknown()
-    assert len(advice.advice().splitlines()) == 10
-    assert "`ifca` (Rotated MNIST, 72.0 %" in advice.advice()
+    told = advice.advice()
+    assert len(told.splitlines()) == 11 and "`ifca` (Rotated MNIST, 72.0 %" in told
+    assert "It is ahead of `fedavg` on 2 of 2 federations" in told and "not, `ifca` (1.0), `fedavg` (2.0)" in told
+    assert pages.edges().startswith("Of 6 choices, 0 have the lowest or highest learning rate")
     assert "learning_rate=0.3" in pages.cells("rotated") and pages.cells("shifted").startswith("Not made.")
     figure = pictures.heatmap(*(table.by_federation(results_of_two, given=given) for given in (False, True)))
     words = [text.get_text() for text in figure.axes[0].texts]
