@@ -15,7 +15,9 @@ from pathlib import Path
 FILE = Path(__file__).parent / "lessons.json"
 SHARED = "--data rotated-digits --seeds 0-2"
 COMMANDS = {
-    "chain": f"jaxfl sweep fedavg,stocfl {SHARED} --rounds 20 --cohort 0.5 --set update=parallel,chain",
+    "chain": f"jaxfl sweep fedavg {SHARED} --rounds 20 --cohort 0.5 --set update=parallel,chain",
+    "pulled to a chain": "jaxfl sweep stocfl --data rotated-digits --seeds 0-9 --rounds 20 --cohort 0.5 "
+    "--set update=parallel,chain",
     "threshold": f"jaxfl sweep stocfl {SHARED} --rounds 20 --cohort 0.5 --set num_clients=80 --set rows_per_client=16 "
     "--set threshold=0.3,0.5,0.7,auto",
     "absolute": f"jaxfl sweep cfl {SHARED} --rounds 40 --set preset=paper,official",
@@ -23,6 +25,8 @@ COMMANDS = {
     "layers": f"jaxfl sweep layercfl {SHARED} --rounds 40 --set layers=.*,Dense_0/kernel,Dense_1/kernel",
 }
 COLUMNS = {"micro_accuracy": 100, "num_clusters": 1, "ari": 1}
+APART = ("difference mean", "difference std", "difference p")  # from the first row, by seed
+SEEDS = 5  # from which on it is shown how far rows are apart
 
 
 def make(command: str) -> list[dict[str, object]]:
@@ -39,6 +43,7 @@ def make(command: str) -> list[dict[str, object]]:
                     for name, factor in COLUMNS.items()
                     for kind in ("mean", "std")
                 }
+                | {name: float(row[name]) for name in APART if row[name]}
                 for row in csv.DictReader(file)
             ]
 
@@ -46,11 +51,17 @@ def make(command: str) -> list[dict[str, object]]:
 def table(name: str) -> str:
     """Returns the table of a lesson, and the command that makes it."""
     rows = json.loads(FILE.read_text(encoding="utf-8"))[name]
-    lines = ["| setting | accuracy, % | clusters | ARI |", "|---|---|---|---|"]
+    head, enough = ["setting", "accuracy, %", "clusters", "ARI"], rows[0]["seeds"] >= SEEDS
+    head += ["from the first row, by seed", "p"] if enough else []
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
         accuracy = f"{row['micro_accuracy mean']:.2f} ± {row['micro_accuracy std']:.2f}"
-        lines.append(f"| {row['setting']} | {accuracy} | {row['num_clusters mean']:.1f} | {row['ari mean']:.2f} |")
-    return "\n".join(["```text", f"{COMMANDS[name]} --out runs/{name}", "```", "", *lines])
+        cells = [row["setting"], accuracy, f"{row['num_clusters mean']:.1f}", f"{row['ari mean']:.2f}"]
+        if enough:
+            mean, std, p = (row.get(name) for name in APART)
+            cells += ["", ""] if mean is None else [f"{100 * mean:+.2f} ± {100 * std:.2f}", f"{p:.2g}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(["```text", f"{COMMANDS[name]} --out runs/{name.split()[0]}", "```", "", *lines])
 
 
 if __name__ == "__main__":
