@@ -24,7 +24,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
-from jaxfl.typing import Array, Key
+from jaxfl.typing import AnyArray, Array, Key
 
 MANY = 1 << 16  # clients above which a lot for each of them would take longer than many a round
 
@@ -70,6 +70,37 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
     if not 0 < cohort <= 1:
         raise ValueError(f"cohort must be a share in (0, 1], got {cohort}; {remedy}.")
     return max(1, round(cohort * available))
+
+
+def check_sampler(sampler: object) -> None:
+    """Raises unless a sampler is a function.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not callable(sampler):
+        raise TypeError(f"sampler must be a function such as jaxfl.sampling.uniform, got {sampler!r}.")
+
+
+def check_drawn(ids: AnyArray, mask: AnyArray, data: FederatedData) -> None:
+    """Raises unless the cohorts of some rounds are of clients that take part, each once in a round.
+
+    Args:
+        ids: `[R, C]`.
+        mask: who is no padding `[R, C]`.
+        data: the federation.
+
+    Raises:
+        ValueError: they are not.
+    """
+    ids, mask = np.asarray(ids), np.asarray(mask)
+    if np.any(wrong := (ids < 0) | (ids >= data.num_clients)):
+        raise ValueError(f"sampler must draw clients from 0 to {data.num_clients - 1}, got {ids[wrong][0]}.")
+    if data.held_out is not None and np.any(wrong := mask & np.asarray(data.held_out)[ids]):
+        raise ValueError(f"sampler must draw clients that take part, got {ids[wrong][0]}, which is held out.")
+    real = np.sort(np.where(mask, ids, -1 - np.arange(ids.shape[1])), 1)  # padding is told apart from padding
+    if np.any(twice := real[:, 1:] == real[:, :-1]):
+        raise ValueError(f"sampler must draw a client once in a round, got {real[:, 1:][twice][0]} twice.")
 
 
 def uniform(root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:

@@ -240,6 +240,8 @@ def test_cores_are_left_alone_where_jax_has_started():
     assert jaxfl.use_cores(2) == 1
     with pytest.raises(TypeError, match='count must be a whole number or none, got "2"'):
         jaxfl.use_cores("2")
+    with pytest.raises(ValueError, match="count must be at least 1 core, got 0; none takes those that there are"):
+        jaxfl.use_cores(0)
     assert (jax.config.values["jax_num_cpu_devices"], os.environ["XLA_FLAGS"]) == (before, flags)
     assert engine.resolve_plan("auto", {"w": jnp.ones(9)}, 10).mesh is None, "four devices, which are no cores"
 

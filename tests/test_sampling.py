@@ -270,9 +270,13 @@ def test_a_sampler_that_draws_others_than_asked_for_is_refused():
     for ids, said in (
         ((0, 1, 2), r"sampler must draw ids \[2\], .* got the shape \[3\]"),
         ((0, 10), "from 0 to 9, got 10"),
+        ((4, 4), "must draw a client once in a round, got 4 twice"),
+        ((3, 1), "must draw clients that take part, got 1, which is held out"),
     ):
+        data = replace(DATA, held_out=np.arange(DATA.num_clients) == 1)
         with pytest.raises(ValueError, match=said):
-            jaxfl.run(fedavg(task, optax.sgd(0.1)), DATA, rounds=1, cohort=2, sampler=drawing(ids))
+            jaxfl.run(fedavg(task, optax.sgd(0.1)), data, rounds=1, cohort=2, sampler=drawing(ids))
+    sampling.check_drawn(np.array([[3, 3, 3, 1]]), np.array([[True, False, False, False]]), data)  # padding is anybody
 
 
 def test_a_sampler_of_ones_own(key):

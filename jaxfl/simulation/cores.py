@@ -31,9 +31,14 @@ def use_cores(count: int | None = None) -> int:
     Returns:
         How many devices there are for it: 1 where JAX has computed already, or was told of a number by `XLA_FLAGS`.
 
+    Raises:
+        ValueError: `count` is less than 1.
+
     >>> use_cores() >= 1
     True
     """
+    if count is not None and count < 1:
+        raise ValueError(f"count must be at least 1 core, got {count}; none takes those that there are.")
     flags = os.environ.get("XLA_FLAGS", "")
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "xla_force_host_platform_device_count" not in flags:

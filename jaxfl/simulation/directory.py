@@ -122,8 +122,28 @@ class RunDirectory:
         Raises:
             ValueError: as in `check`, or no checkpoint that is there can be used.
         """
-        self._refuse_unless_free(resume)
         self.path.mkdir(parents=True, exist_ok=True)
+        saved = self.check_identity(identity, resume=resume)
+        if saved is not None:
+            rounds, records = saved.header["round"], saved.header["records"]
+            if (found := len(self._records(rounds))) < records:
+                raise ValueError(
+                    f"{self.path / HISTORY} must hold {records} records of the first {rounds} rounds, found {found}; "
+                    "put the file back as it was, or choose another directory."
+                )
+        return saved
+
+    def check_identity(self, identity: dict[str, Any], *, resume: bool) -> Saved | None:
+        """Returns the newest checkpoint, if there is one; refuses that of another run.
+
+        Args:
+            identity: what the run's numbers depend on, see `identity.identity_of`.
+            resume: whether to go on with the run that is there.
+
+        Raises:
+            ValueError: as in `open`, but for its history.
+        """
+        self._refuse_unless_free(resume)
         saved = checkpoint.newest(self.path)
         if saved is not None:
             if not all(isinstance(saved.header.get(name), kind) for name, kind in HEADER.items()):
@@ -132,12 +152,6 @@ class RunDirectory:
             if FIELDS not in held:  # a run of an older version
                 wanted.pop(FIELDS, None)
             self._refuse_another(held, wanted)
-            rounds, records = saved.header["round"], saved.header["records"]
-            if (found := len(self._records(rounds))) < records:
-                raise ValueError(
-                    f"{self.path / HISTORY} must hold {records} records of the first {rounds} rounds, found {found}; "
-                    "put the file back as it was, or choose another directory."
-                )
         return saved
 
     def _records(self, rounds: int) -> list[dict[str, Any]]:

@@ -86,7 +86,8 @@ def _of_test_rows(
     """Returns the evaluation on the test rows alone; arguments as of `evaluator`."""
     ids = np.arange(data.num_clients) if clients is None else clients
     if data.absent is not None:
-        ids = ids[~np.asarray(data.absent)[ids]]
+        there = np.flatnonzero(~np.asarray(data.absent))
+        ids = there if clients is None or not np.isin(clients, there).any() else clients[np.isin(clients, there)]
     if stream:
         assigns, trains = method.assign is not keep_clusters, finetune is not None
         blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)

@@ -121,6 +121,7 @@ def run_mapped(
     >>> [(one.value, one.seed) for one in run_mapped(make, [0.0, 0.1], data, rounds=1, seeds=[0, 1])]
     [(0.0, 0), (0.0, 1), (0.1, 0), (0.1, 1)]
     """
+    sampling.check_sampler(sampler)
     numbers = [float(value) for value in values]
     if not numbers or not all(map(math.isfinite, numbers)):
         raise ValueError(f"values must be one or more finite numbers, got {values!r}; [0.0, 0.1, 1.0] is fine.")

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import takes_part
+from jaxfl.sampling import check_drawn
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.directory import HISTORY, RunDirectory
 from jaxfl.simulation.history import History
@@ -71,8 +72,7 @@ class Tally:
     def add(self, log: Log, count: int, data: FederatedData, seconds: float) -> None:
         """Adds the first `count` rounds of a log, which took so many seconds."""
         log = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], log)  # cut here: JAX would compile for every count
-        if np.any(wrong := (log.ids < 0) | (log.ids >= data.num_clients)):
-            raise ValueError(f"sampler must draw clients from 0 to {data.num_clients - 1}, got {log.ids[wrong][0]}.")
+        check_drawn(log.ids, log.mask, data)
         rows = log.mask & (np.asarray(data.train.size)[log.ids] > 0)  # [R, C]
         # a diverged client has no loss worth a mean; it is counted apart
         real = rows & (np.abs(log.info.loss) < HUGE)
@@ -166,6 +166,7 @@ class Progress:
             path = self._start.path if self._start else ""
             raise ValueError(f"{path} is not the checkpoint of a run ({error}); choose another directory.") from error
         self.paces: list[float] = []
+        self._kept_in: set[Path] = set()
         self.saved = self._resumed_at = self.done
 
     @functools.cached_property  # opened after the state is restored: a run that is refused changes no file
@@ -271,16 +272,21 @@ class Progress:
         """Writes a checkpoint of these rounds into a folder beside the run's own, and the history until then.
 
         Raises:
-            ValueError: the clients' own models stay on the host: their file is that of the run.
+            ValueError: the clients' own models stay on the host: their file is that of the run; or the folder holds
+                another run.
         """
         if has_any(state):
             raise ValueError(
                 "the best checkpoint must have all models in it, got clients' models in a file on the host (resident); "
                 "give resident=True, or leave the best checkpoint out."
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        History.writing(folder / HISTORY, self.history)
-        checkpoint.save(folder, state, self._header())
+        best = RunDirectory(folder, "folder")
+        with best.alone():
+            if folder not in self._kept_in:
+                best.check_identity(self._identity, resume=True)
+                self._kept_in.add(folder)
+            History.writing(folder / HISTORY, self.history)
+            checkpoint.save(folder, state, self._header())
 
     def _header(self) -> dict[str, Any]:
         """Returns what a checkpoint belongs to."""

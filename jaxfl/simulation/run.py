@@ -84,7 +84,8 @@ def run(
         seed: of the initial models, the cohorts and the batches.
         seeds: several of them, a run for each: on an accelerator in one program, where the memory allows it; on a CPU,
             which one run keeps busy, one after another, compiled once. Data that are the same are shared. The results
-            are those of runs apart, but for rounding. `checkpoint_dir` gets a folder `seed-S` for each; a resume goes
+            are those of runs apart, but for rounding, and but for callbacks that end a run: seeds of one program end
+            together. `checkpoint_dir` gets a folder `seed-S` for each; a resume goes
             on from all of them. The summaries say `seeds_together`; seconds of rounds are then the seed's share.
         sampler: draws the cohorts, see `jaxfl.sampling`: `dropouts(...)`, `availability(...)`, or your own, which is
             told apart from others by its `__name__`.
@@ -150,8 +151,7 @@ def run(
     of_each = _of_each(data, len(numbers))
     check_learns(method.task, of_each[0])
     check_callbacks(callbacks)
-    if not callable(sampler):
-        raise TypeError(f"sampler must be a function such as jaxfl.sampling.uniform, got {sampler!r}.")
+    sampling.check_sampler(sampler)
     check_config(config)
     if checkpoint_dir == "":
         raise ValueError('checkpoint_dir must be a folder, got ""; "." is the current one, None keeps nothing.')
@@ -194,7 +194,7 @@ def _of_each(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[
 
     Raises:
         TypeError: there are none.
-        ValueError: there are not as many as seeds, their shapes differ, or the rounds at which they drift.
+        ValueError: there are not as many as seeds, or shapes, clients that take part or rounds of a drift differ.
     """
     if isinstance(data, FederatedData):
         return [data] * seeds
@@ -209,7 +209,7 @@ def _of_each(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[
         raise ValueError(f"data must be one federation, or one for each of {seeds} seeds, got {len(data)}.")
     if (same := alike(data)) is None:
         raise ValueError(
-            "data must have the same shapes at every seed, the same name and classes too, got others; run them one "
-            "after another."
+            "data must have the same shapes at every seed, the same name and classes and as many clients that take "
+            "part too, got others; run them one after another."
         )
     return same

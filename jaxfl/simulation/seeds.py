@@ -11,7 +11,7 @@ from jaxfl import engine, tree
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData, replaced
 from jaxfl.methods.base import Grow, Method, doubled
-from jaxfl.sampling import Sampler
+from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.simulation.lanes import Lanes
 from jaxfl.simulation.program import Made, initialiser, kept, shapes_of
 from jaxfl.simulation.rounds import Rounds
@@ -142,7 +142,10 @@ def inside(choice: PlanChoice, plan: Plan, model: Any, size: int, count: int) ->
 
 
 def alike(data: Sequence[FederatedData]) -> list[FederatedData] | None:
-    """Returns federations whose equal arrays are the same object; None where their shapes differ.
+    """Returns federations whose equal arrays are the same object; None where shapes differ, or how many take part.
+
+    Raises:
+        ValueError: in one of them nobody who takes part has training rows.
 
     >>> from jaxfl.data import synthetic
     >>> data = synthetic.clustered_linear(4), synthetic.clustered_linear(4)
@@ -151,6 +154,8 @@ def alike(data: Sequence[FederatedData]) -> list[FederatedData] | None:
     (True, None)
     """
     first, *others = data
+    if len({cohort_size(1.0, one) for one in data}) > 1:  # a share of the clients would be another number of them
+        return None
     if any(other is not first and shapes_of(other.in_programs()) != shapes_of(first.in_programs()) for other in others):
         return None
 

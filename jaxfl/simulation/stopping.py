@@ -45,7 +45,9 @@ class _Best:
             known = ", ".join(name for name, value in record.items() if isinstance(value, float))
             raise ValueError(f"metric must be a number of every evaluation, got {metric!r}; there are {known}.")
         value, sign = record[metric], -1 if is_lower_better(metric, event.lower) else 1
-        value = -math.inf if value is None or math.isnan(value) else sign * value
+        if value is None:  # nobody was tested: that is no better and no worse
+            return
+        value = -math.inf if math.isnan(value) else sign * value
         better = value > self._best.get(event.seed, -math.inf)
         self._best[event.seed] = max(value, self._best.get(event.seed, -math.inf))
         self._waited[event.seed] = 0 if better else self._waited.get(event.seed, 0) + 1
@@ -85,7 +87,8 @@ class TimeLimit:
     """Ends a run after some time; a round that has begun is ended first.
 
     Args:
-        seconds: since the run was begun or resumed, compilation included.
+        seconds: since the run was begun or resumed, compilation included; of seeds that are made one after another, as
+            on a CPU, for each of them.
 
     Raises:
         ValueError: no time at all.
@@ -105,7 +108,8 @@ class BestCheckpoint:
     """Keeps the round whose metric was the best, in a folder of its own that `jaxfl.load` gives back.
 
     Args:
-        folder: gets the checkpoint, and the history until then; of several seeds `seed-S` in it.
+        folder: gets the checkpoint, and the history until then; of several seeds `seed-S` in it. One that holds another
+            run is refused when something is kept; what this run has left there before is replaced.
         metric: as for `EarlyStopping`.
 
     In the folder of a run (`runs/a/best`) the run's config is copied, so that `jaxfl.load` needs nothing else.

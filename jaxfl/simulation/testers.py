@@ -33,7 +33,8 @@ def sampled_clients(data: FederatedData, most: int | None, seed: int) -> np.ndar
 
     Args:
         data: the federation.
-        most: how many clients; None is `EVERYBODY`. Drawn are those with test rows.
+        most: how many clients; None is `EVERYBODY`. Drawn are those with test rows, and where clients arrive or leave
+            those who are there all the time, if there are such.
         seed: of the run.
 
     Raises:
@@ -49,7 +50,10 @@ def sampled_clients(data: FederatedData, most: int | None, seed: int) -> np.ndar
     most = EVERYBODY if most is None else most
     if data.num_clients <= most:
         return None
-    able = np.flatnonzero(np.asarray(data.test.size))
+    there = [np.asarray(now.test.size) > 0 for now in data.phases]
+    there += [~np.asarray(now.absent) for now in data.phases if now.absent is not None]
+    able = np.flatnonzero(np.all(there, 0))
+    able = able if len(able) else np.flatnonzero(np.asarray(data.test.size))
     return np.sort(host_rng(seed, "eval_clients").permutation(able)[:most] if len(able) else np.arange(most))
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -256,6 +257,23 @@ def test_a_callback_of_one_run_begins_anew_in_the_next(tmp_path):
     assert rounds[1:] == [3, 3] and best.round == 1, "the second and third of them are no better"
 
 
+def test_the_best_of_a_run_replaces_no_other_run(tmp_path):
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    method, folder = jaxfl.methods.fedavg(task, optax.sgd(0.1)), tmp_path / "run"
+    jaxfl.run(method, data, rounds=3, eval_every=1, checkpoint_dir=folder)
+    held = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=r"folder .* holds a run with seed=0, got 1; .* choose another directory"):
+        jaxfl.run(method, data, rounds=3, eval_every=1, seed=1, callbacks=[callbacks.BestCheckpoint(folder)])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == held
+
+
+def test_who_is_not_tested_does_not_end_a_run():
+    stop = callbacks.EarlyStopping(1, "loss")
+    events = [EVENTS[1]._replace(record={"loss": value}) for value in (None, None, 0.5, None, 0.6)]
+    assert [stop(event) for event in events] == [False, False, False, False, True]
+
+
 def test_callbacks_are_told_the_records_of_before(tmp_path):
     data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
@@ -264,10 +282,11 @@ def test_callbacks_are_told_the_records_of_before(tmp_path):
     def tell(event):
         if event.record is not None:
             told.append([record["round"] for record in (*event.earlier, event.record)])
-        return np.bool_(event.round == 2)
+        return {1: False, 2: np.bool_(True), 3: jnp.asarray(True)}[event.round]  # numpy's True ends a run, and JAX's
 
-    for _ in range(2):  # numpy's True ends a run, too
-        jaxfl.run(method, data, rounds=3, eval_every=1, callbacks=[tell], checkpoint_dir=tmp_path, resume=True)
+    for ended in (2, 3):
+        options = {"eval_every": 1, "callbacks": [tell], "checkpoint_dir": tmp_path, "resume": True}
+        assert jaxfl.run(method, data, rounds=4, **options).summary["rounds"] == ended
     assert told == [[1], [1, 2], [1, 2, 3]]
 
 

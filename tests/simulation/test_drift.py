@@ -33,6 +33,14 @@ def ifca():
     return methods.ifca(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=1)
 
 
+def test_a_sample_of_clients_is_tested_where_some_arrive_or_leave(ifca):
+    left = drift.drift(STILL, 3, arrive=0.25, leave=0.5)
+    for seed in range(3):
+        found = jaxfl.run(ifca, left, rounds=4, eval_every=1, eval_clients=1, **OPTIONS | {"seed": seed})
+        assert all(np.isfinite(found.history.column("loss"))), "the one that is drawn stays"
+        assert set(found.history.column("eval_clients")) == {1}
+
+
 @pytest.fixture(scope="module")
 def straight(ifca):
     return jaxfl.run(ifca, MOVING, rounds=6, eval_every=2, **OPTIONS)

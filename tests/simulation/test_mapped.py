@@ -141,11 +141,12 @@ def never(*args):
         (made("stocfl"), {"rounds": 0}, "rounds must be at least 1, got 0"),
         (made("stocfl"), {"cohort": 9}, "cohort must be from 1"),
         (lambda weight: weight, {}, "make must return a method"),
+        (made("stocfl"), {"sampler": "uniform"}, "sampler must be a function such as jaxfl.sampling.uniform"),
     ],
 )
 def test_mapped_refuses_before_it_compiles(make, arguments, words, monkeypatch):
     monkeypatch.setattr(mapped, "mapped_rounds", never)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         jaxfl.run_mapped(make, **{"values": [0.1], "data": DATA, "rounds": 1} | arguments)
 
 

@@ -167,6 +167,10 @@ def test_seeds_that_do_not_fit_go_on_one_after_another(apart, side_by_side, monk
         assert_equal(one.state, wanted.state, "a run after another")
 
 
+def held(count):
+    return replace(DATA, held_out=np.arange(DATA.num_clients) < count)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -177,6 +181,7 @@ def test_seeds_that_do_not_fit_go_on_one_after_another(apart, side_by_side, monk
         ({"seeds": 3}, "seeds must be a list of whole numbers, got 3"),
         ({"seeds": [0, 1], "data": [DATA]}, "data must be one federation, or one for each of 2 seeds, got 1"),
         ({"seeds": [0, 1], "data": [DATA, clustered_linear(4)]}, "data must have the same shapes at every seed"),
+        ({"seeds": [0, 1], "data": [held(1), held(3)]}, "same shapes .* and as many clients that take part"),
     ],
 )
 def test_bad_seeds_are_refused(arguments, words):
