@@ -91,6 +91,9 @@ def on_validation(data: FederatedData) -> FederatedData:
 def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
     """Divides every client's rows in two, at random: the same division in every round of a run.
 
+    Clients with as many rows have as many of either part, and with the most rows the most of both: a federation whose
+    training rows are `filled` by all clients alike stays so with a part in their place.
+
     Args:
         key: of the run.
         split: the clients' rows; clients may share a range.

@@ -122,7 +122,7 @@ def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
     True groups, attackers and validation rows are not known of the new ones, and so of nobody.
     """
     plain = {"group": None, "attack": None, "validation": None, "drift": None, "absent": None}
-    data, new = (dataclasses.replace(one, **plain).in_programs() for one in (data, new))
+    data, new = (dataclasses.replace(one, **plain) for one in (data, new))
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
     fields: dict[str, Any] = {"held_out": np.append(held_out, np.ones(new.num_clients, bool))}
     for name in seen_otherwise(data):
@@ -142,4 +142,4 @@ def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
             max_size=max(one.max_size, other.max_size),
         )
     pools = {name: np.concatenate([getattr(data, name), getattr(new, name)]) for name in ("inputs", "labels")}
-    return dataclasses.replace(data, **fields, **pools)
+    return dataclasses.replace(data, **fields, **pools).in_programs()  # which counts the rows of both

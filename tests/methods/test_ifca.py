@@ -15,6 +15,7 @@ from jaxfl.data import federate
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods import Row
 from jaxfl.methods.parts import starts
+from jaxfl.methods.parts.choosing import assigning
 from jaxfl.testing import CHECKS
 from jaxfl.testing.small import linear_task
 from tests import problems, reference
@@ -206,6 +207,20 @@ def test_evaluation_may_choose_by_test_rows(key):
         found[choose] = method.assign(key, state, data, everybody).cluster.tolist()
     assert found["train"] == [0, 0, 1, 1, 0, 1]
     assert found["test"] == [1, 0, 1, 0, 1, 0], "who has no test rows stays"
+
+
+def test_as_many_training_rows_say_nothing_of_the_test_rows(key):
+    """Programs may walk through as many rows of every client where all have as many, see `FederatedData.filled`."""
+    data, filled = clustered_linear(4, num_groups=2).in_programs(), []
+
+    def losses(models, data, client):
+        filled.append(data.filled)
+        return jnp.zeros(2)
+
+    state = ifca(num_clusters=2).init(key, data)
+    for choose in ("train", "test"):
+        assigning(losses, choose)(key, state, data, Cohort.of(range(4)))
+    assert set(filled) == {1.0, 0.0} and filled[0] == 1.0
 
 
 # Ways to start

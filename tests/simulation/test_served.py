@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxfl
+from jaxfl.simulation.served import with_newcomers
 
 SMALL = {"num_clients": 12, "rows_per_client": 40, "model": "logistic"}
 TRAINED = {"rounds": 3, "cohort": 1.0}
@@ -75,6 +76,14 @@ def test_clients_who_were_not_there_are_served_as_those_held_out(method, setting
     np.testing.assert_allclose(found.accuracy, result.evaluation.accuracy[out], atol=1e-6)
     whole = result.evaluation.metrics["unseen_micro_accuracy"]
     assert found.metrics["unseen_micro_accuracy"] == pytest.approx(whole, abs=1e-6)
+
+
+def test_new_clients_with_fewer_rows_are_not_taken_for_full_ones():
+    """Where all clients have as many training rows, an accelerator makes as many steps for all."""
+    data, new = (jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=rows) for rows in (20, 10))
+    assert data.in_programs().filled == new.in_programs().filled == 1
+    both = with_newcomers(data, new)
+    assert both.train.size.tolist() == [20] * 4 + [10] * 4 and both.filled == 0.75
 
 
 def test_a_kept_run_predicts_and_places_too(tmp_path):

@@ -64,7 +64,8 @@ def assigning(losses: Losses, choose: Rows) -> Assign:
 
     def assign(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
         del key
-        judged = data if choose == "train" else dataclasses.replace(data, train=data.test)
+        # clients with as many training rows may have other numbers of test rows
+        judged = data if choose == "train" else dataclasses.replace(data, train=data.test, filled=0.0)
 
         def client(shared, client: Array):
             models, data = shared
