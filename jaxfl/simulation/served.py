@@ -48,9 +48,13 @@ def predict(task: Task, model: Params, data: FederatedData, inputs: ArrayLike) -
         )
     if kind.kind in "iu" and rows.size and not np.iinfo(kind).min <= rows.min() <= rows.max() <= np.iinfo(kind).max:
         raise ValueError(f"inputs must be {kind} as the run's are, got numbers from {rows.min()} to {rows.max()}.")
-    outputs = _outputs(task)
-    found = [np.asarray(outputs(model, _batch(data, rows[at : at + BLOCK]))) for at in range(0, len(rows), BLOCK)]
-    return np.concatenate(found or [np.asarray(outputs(model, _batch(data, np.zeros((1, *rows.shape[1:]), kind))))[:0]])
+    outputs, found = _outputs(task), []
+    for at in range(0, max(len(rows), 1), BLOCK):
+        block = rows[at : at + BLOCK]
+        padding = (1 << (len(block) - 1).bit_length()) - len(block)  # or every number of rows would be compiled for
+        filled = np.concatenate([block, np.zeros((padding, *block.shape[1:]), block.dtype)])
+        found.append(np.asarray(outputs(model, _batch(data, filled)))[: len(block)])
+    return np.concatenate(found)
 
 
 @kept

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxfl
+from jaxfl.simulation import served
 from jaxfl.simulation.served import with_newcomers
 
 SMALL = {"num_clients": 12, "rows_per_client": 40, "model": "logistic"}
@@ -35,6 +36,20 @@ def test_predictions_have_the_accuracy_that_the_run_tells():
         cluster = int(result.evaluation.cluster[client])
         np.testing.assert_array_equal(result.predict(pixels, cluster=cluster), found)
     assert result.predict(pixels[:0], client=0).shape == (0, 10)
+
+
+def test_any_number_of_rows_takes_one_of_a_few_programs(monkeypatch):
+    result, shapes, outputs = trained("fedavg"), [], served._outputs
+
+    def spied(task):
+        return lambda model, batch: (shapes.append(len(batch.x)), outputs(task)(model, batch))[1]
+
+    monkeypatch.setattr(served, "_outputs", spied)
+    pixels = np.asarray(result.data.inputs)[:300]
+    whole = result.predict(pixels, client=0)
+    for count in range(12):
+        np.testing.assert_allclose(result.predict(pixels[:count], client=0), whole[:count], rtol=1e-5, atol=1e-6)
+    assert whole.shape == (300, 10) and set(shapes) == {256, 64, 16, 8, 4, 2, 1}
 
 
 @pytest.mark.parametrize(
