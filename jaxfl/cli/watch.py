@@ -59,7 +59,9 @@ class _OfEach:
 
     def __call__(self, event: Event) -> None:
         """Tells the logger of the event's seed."""
-        self._made[self._first if event.seed is None else event.seed](event)
+        log = self._made[self._first if event.seed is None else event.seed]
+        alone = isinstance(log, loggers.Logger)  # nobody else's numbers go there: they need no seed in their names
+        log(event._replace(seed=None) if alone else event)
 
     def __exit__(self, *reason: Any) -> None:
         """Leaves all of them."""

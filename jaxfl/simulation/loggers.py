@@ -71,15 +71,23 @@ def _cut(file: Path, last: str, names: list[str]) -> None:
 
 
 class Logger:
-    """A callback that is told when its run is over, however it ends: `jaxfl.run` leaves it as a context manager."""
+    """A callback that is told when its run is over, however it ends: `jaxfl.run` leaves it as a context manager.
 
-    def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[bool], object]):
+    Where a run has several seeds, the names of a seed's numbers begin with `seed-S/`.
+
+    Args:
+        log: writes numbers by their names, those of an event.
+        end: is told whether the run has failed.
+    """
+
+    def __init__(self, log: Callable[[dict[str, float], Event], object], end: Callable[[bool], object]):
         self._log, self._end, self._whole = log, end, False
 
     def __call__(self, event: Event) -> None:
         """Writes the numbers of the evaluation that was just made, if one was."""
         if values := scalars(event):
-            self._log(values, event.round)
+            first = "" if event.seed is None else f"seed-{event.seed}/"
+            self._log({f"{first}{name}": value for name, value in values.items()}, event)
         self._whole |= event.round >= event.rounds
 
     def __exit__(self, kind: type[BaseException] | None, *reason: object) -> None:
@@ -98,9 +106,9 @@ def tensorboard(directory: str) -> Logger:
     """
     writer = _optional("tensorboard").SummaryWriter(directory)
 
-    def log(values: dict[str, float], round: int) -> None:
+    def log(values: dict[str, float], event: Event) -> None:
         for name, value in values.items():
-            writer.add_scalar(name, value, round)
+            writer.add_scalar(name, value, event.round)
         writer.flush()
 
     return Logger(log, lambda failed: writer.close())
@@ -116,7 +124,16 @@ def wandb(**options: Any) -> Logger:
         ImportError: the extra is not installed.
     """
     run = _optional("wandb").init(**options)
-    return Logger(lambda values, round: run.log(values, step=round), lambda failed: run.finish(exit_code=int(failed)))
+
+    def log(values: dict[str, float], event: Event) -> None:
+        if event.seed is None:
+            run.log(values, step=event.round)
+            return
+        own = f"seed-{event.seed}"  # its rounds are an axis of its own: a step of the service must never fall
+        run.define_metric(f"{own}/*", step_metric=f"{own}/round")
+        run.log({f"{own}/round": event.round, **values})
+
+    return Logger(log, lambda failed: run.finish(exit_code=int(failed)))
 
 
 def mlflow(**options: Any) -> Logger:
@@ -138,7 +155,7 @@ def mlflow(**options: Any) -> Logger:
         if active is None:
             client.MlflowClient().set_terminated(run, "FAILED" if failed else "FINISHED")
 
-    return Logger(lambda values, round: client.log_metrics(values, step=round, run_id=run), end)
+    return Logger(lambda values, event: client.log_metrics(values, step=event.round, run_id=run), end)
 
 
 def scalars(event: Event) -> dict[str, float]:

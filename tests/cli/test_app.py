@@ -9,6 +9,7 @@ import shlex
 import signal
 import struct
 import sys
+import types
 import warnings
 
 import numpy as np
@@ -16,14 +17,16 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl.cli import run_command, run_page
+from jaxfl.cli import run_command, run_page, watch
 from jaxfl.cli.app import app
 from jaxfl.data import federate, stored
 from jaxfl.jobs import job
 from jaxfl.settings import options
 from jaxfl.simulation import loop, program, rounds
 from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.loggers import Logger
 from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.result import Event
 
 pytestmark = pytest.mark.usefixtures("shared_tools", "empty_pictures")  # not of `finished`
 
@@ -552,6 +555,16 @@ def test_a_quiet_run_says_results_alone_and_logs_them(tmp_path):
 def test_what_cannot_look_on_is_refused(never_compiles, monkeypatch, words, said):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert said in refused("run", "fedavg", *SMALL, *words)
+
+
+def test_a_log_of_one_seed_has_plain_names(monkeypatch):
+    told, seeds = {}, [types.SimpleNamespace(seed=seed) for seed in (3, 5)]
+    log = {"kept": lambda job: Logger(lambda values, event: told.update({job.seed: values}), lambda failed: None)}
+    monkeypatch.setattr(watch, "LOGGERS", log)
+    (look,) = watch.watchers(["kept"], None, None, seeds)(seeds)
+    for one in seeds:
+        look(Event(1, 2, 1, 0.5, 0.1, {"round": 1, "loss": float(one.seed)}, seed=one.seed))
+    assert told == {3: {"loss": 3.0}, 5: {"loss": 5.0}}
 
 
 def test_version_is_that_of_the_package():

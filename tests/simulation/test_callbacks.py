@@ -101,12 +101,15 @@ class Fake(types.SimpleNamespace):
             flush=lambda: None,
             close=lambda: self.ended.append("closed"),
         )
-        self.init = lambda **options: types.SimpleNamespace(log=self.log, finish=self.finish)
+        self.init = lambda **options: types.SimpleNamespace(
+            log=self.log, finish=self.finish, define_metric=lambda names, step_metric: self.axes.add(step_metric)
+        )
+        self.axes = set()
         self.active = []
         self.active_run = lambda: self.active[-1] if self.active else None
         self.MlflowClient = lambda: types.SimpleNamespace(set_terminated=lambda run, word: self.ended.append(word))
 
-    def log(self, values, step):
+    def log(self, values, step=None):
         self.told += [(name, value, step) for name, value in values.items()]
 
     def finish(self, exit_code):
@@ -144,6 +147,22 @@ def test_loggers_get_scalars(monkeypatch, factory, module, extra, options):
     assert fake.ended == []
     log.__exit__(None)
     assert fake.ended == ["closed" if module == "tensorboardX" else "FINISHED"]
+
+
+@pytest.mark.parametrize(("factory", "module", "extra", "options"), LOGGERS)
+def test_loggers_tell_seeds_apart(monkeypatch, factory, module, extra, options):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, module, fake)
+    log = factory(**options)
+    for seed, loss in ((3, 0.5), (5, 0.25)):
+        log(Event(4, 8, 2, 0.5, 0.25, {"round": 4, "loss": loss}, seed=seed))
+    losses = [("seed-3/loss", 0.5), ("seed-5/loss", 0.25)]
+    assert [one[:2] for one in fake.told if "loss" in one[0]] == losses
+    if module == "wandb":  # which drops what is of a step before the last
+        assert {"seed-3/round": 4, "seed-5/round": 4}.items() <= dict(one[:2] for one in fake.told).items()
+        assert fake.axes == {"seed-3/round", "seed-5/round"} and {step for *_, step in fake.told} == {None}
+    else:
+        assert {step for *_, step in fake.told} == {4}
 
 
 @pytest.mark.parametrize("rate", [0.1, 1e30], ids=["ended by a callback", "diverged"])
