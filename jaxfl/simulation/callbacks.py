@@ -39,7 +39,8 @@ class ProgressBar:
 
     A bar in a terminal, one updated line in a notebook, and everywhere else, such as in the log of a job, a plain line
     per evaluation and one a minute in between. Use it as a context manager to see something while the run compiles;
-    alone, it starts with the first event. It closes itself when the last round is done.
+    alone, it starts with the first event. It closes itself when the last round is done, and starts anew with an event
+    of another seed or run.
 
     Args:
         file: where to; None is the standard error stream.
@@ -59,8 +60,10 @@ class ProgressBar:
         return self
 
     def __exit__(self, *reason: object) -> None:
-        """Takes it off the screen's care."""
-        self._close()
+        """Takes it off the screen's care, and forgets the run."""
+        self._end()
+        self.records.clear()
+        self.diverged.clear()
 
     def __call__(self, event: Event) -> None:
         """Shows an event."""
@@ -70,7 +73,11 @@ class ProgressBar:
             self.diverged[event.seed] = self.diverged.get(event.seed, 0) + event.record.get("diverged", 0)
         show(event)
         if event.round >= event.rounds:
-            self._close()
+            self._end()
+
+    def _end(self) -> None:
+        self._close()
+        self._show, self._close = None, lambda: None
 
     def _open(self) -> Callable[[Event], None]:
         if self.file is sys.stderr and _in_a_notebook():

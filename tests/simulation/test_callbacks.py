@@ -70,17 +70,35 @@ def test_what_cannot_be_said_is_told(loss, accuracy, words):
     assert re.search(words, file.getvalue())
 
 
-def test_a_terminal_gets_a_bar(monkeypatch):
+@pytest.fixture
+def terminal(monkeypatch):
     for name, value in {"TERM": "xterm", "COLUMNS": "180"}.items():
         monkeypatch.setenv(name, value)
-    file = Terminal()
-    with ProgressBar(file) as bar:
+    return Terminal()
+
+
+def test_a_terminal_gets_a_bar(terminal):
+    with ProgressBar(terminal) as bar:
         for event in EVENTS:
             bar(event)
-    screen = file.getvalue()
+    screen = terminal.getvalue()
     assert "compiling" in screen and "round 3/8" in screen and "ETA 4.0 s" in screen
     last = screen[screen.rindex("round 8/8") :]
     assert all(word in last for word in ("accuracy 0.750", "clusters 4", "4 rounds/s", "took 48 s"))
+
+
+def test_a_bar_begins_anew_with_another_seed_and_another_run(terminal):
+    bar = ProgressBar(terminal)
+    for seed in (3, 5):
+        for event in EVENTS:
+            bar(event._replace(seed=seed))
+    screen = terminal.getvalue()
+    assert all(f"seed {seed} round {round}/8" in screen for seed in (3, 5) for round in (3, 4, 8))
+    bar.__exit__(None)
+    bar(EVENTS[0]._replace(seed=3))
+    again = terminal.getvalue()[len(screen) :]
+    assert "seed 3 round 3/8" in again and "diverged" not in again and "accuracy" not in again
+    bar.__exit__(None)
 
 
 def test_a_kernel_that_is_only_imported_is_no_notebook(monkeypatch, capsys):
