@@ -1,5 +1,6 @@
 """What looks on at a run of the command line beside the progress bar: `--log`, `--stop-early`, `--time-limit`."""
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ Watchers = Callable[[Sequence[Job]], list[Callback]]
 
 # What writes the numbers of a run somewhere else; the first two write into its folder.
 LOGGERS: dict[str, Callable[[Job], Callback]] = {
-    "csv": lambda job: loggers.csv(f"{job.out}/log.csv"),
+    "csv": lambda job: _at_first_event(lambda: loggers.csv(f"{job.out}/log.csv")),  # the run has made the folder then
     "tensorboard": lambda job: loggers.tensorboard(f"{job.out}/tensorboard"),
     "wandb": lambda job: loggers.wandb(project="jaxfl", name=_name(job), config=job.config(), reinit="create_new"),
     "mlflow": lambda job: loggers.mlflow(run_name=_name(job)),
@@ -66,6 +67,12 @@ class _OfEach:
     def __exit__(self, *reason: Any) -> None:
         """Leaves all of them."""
         leaving(list(self._made.values())).__exit__(*reason)
+
+
+def _at_first_event(make: Callable[[], Callback]) -> Callback:
+    """Returns a callback that is made when it is told something."""
+    made = functools.cache(make)
+    return lambda event: made()(event)
 
 
 def _name(job: Job) -> str:

@@ -22,9 +22,11 @@ def csv(path: str | os.PathLike) -> Callback:
         path: of the file.
 
     Raises:
-        ValueError: the file is another table.
+        ValueError: the file's folder is not there, or the file is another table.
     """
     file, begun = Path(path), set()
+    if not file.parent.is_dir():
+        raise ValueError(f"path must be in a folder that is there, got {str(path)!r}; make it first.")
 
     def log(event: Event) -> None:
         if not (values := scalars(event)):

@@ -221,6 +221,12 @@ def test_a_table_goes_on_with_the_columns_that_it_has(tmp_path):
         callbacks.csv(tmp_path / "other.csv")(EVENTS[-1])
 
 
+def test_a_table_in_no_folder_is_refused_at_once(tmp_path):
+    path = tmp_path / "missing" / "log.csv"
+    with pytest.raises(ValueError, match="path must be in a folder that is there, got .*missing/log.csv'; make it"):
+        callbacks.csv(path)
+
+
 @pytest.mark.parametrize("seeds", [[None], [3, 5]], ids=["one", "two side by side"])
 def test_a_table_of_a_resumed_run_has_each_evaluation_once(seeds, tmp_path):
     """Rounds 6 and 8 were logged and have no checkpoint: the run goes on from round 4."""
