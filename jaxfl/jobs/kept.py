@@ -1,7 +1,6 @@
 """A run that is kept in a folder, given back: `jaxfl.load(DIR)`."""
 
 import functools
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from jaxfl.simulation import checkpoint
 from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.directory import CONFIG, HISTORY, RunDirectory
 from jaxfl.simulation.evaluate import evaluator, model_of
-from jaxfl.simulation.history import History, json_ready
+from jaxfl.simulation.history import History, read_back
 from jaxfl.simulation.identity import check_data
 from jaxfl.simulation.kept_rows import shapes_whole
 from jaxfl.simulation.metrics import Evaluation, in_a_line
@@ -248,7 +247,7 @@ def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:
     given = {
         key: value
         for key, value in config.items()
-        if "." in key and (key not in defaults or value != json.loads(json.dumps(json_ready(defaults[key]))))
+        if "." in key and (key not in defaults or value != read_back(defaults[key]))
     }
     if "weights_file" in config:
         given["run.weights"] = config["weights_file"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxfl.simulation import checkpoint, lock
 from jaxfl.simulation.checkpoint import Saved
-from jaxfl.simulation.history import History, json_ready, read, read_json, write_json
+from jaxfl.simulation.history import History, read, read_back, read_json, write_json
 from jaxfl.simulation.identity import FIELDS
 from jaxfl.typing import Params
 
@@ -264,6 +264,6 @@ def _fixed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differing(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Returns the names whose values differ, as JSON says them: tuples are lists there."""
-    saved, wanted = json_ready(saved), json_ready(wanted)
+    """Returns the names whose values differ, as JSON reads them back."""
+    saved, wanted = read_back(saved), read_back(wanted)
     return [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]

@@ -200,6 +200,15 @@ def json_ready(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def read_back(value: Any) -> Any:
+    """Returns a value as JSON reads it back: tuples are lists there, and keys are text.
+
+    >>> read_back({"rounds": (1, 2), "rates": {1: 0.5}})
+    {'rounds': [1, 2], 'rates': {'1': 0.5}}
+    """
+    return json.loads(json.dumps(json_ready(value)))
+
+
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Returns the record of a line."""
     try:

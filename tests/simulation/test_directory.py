@@ -44,6 +44,17 @@ def test_the_same_run_may_go_on_with_more_rounds_and_data_elsewhere(held):
     assert not held.is_of_another(CFG | {"rounds": 9})
 
 
+def test_a_run_whose_config_has_numbers_for_keys_may_go_on(tmp_path):
+    made, config = RunDirectory(tmp_path), {"rates": {1: 0.1, 9: (0.01, 0.02)}}
+    made.open(config, resume=False)
+    made.write_config(config)
+    made.save(STATE, HEADER | {"identity": config, "records": 0})
+    made.check(config, resume=True)
+    assert made.open(config, resume=True) is not None
+    with pytest.raises(ValueError, match="holds a run with rates="):
+        made.open({"rates": {1: 0.1, 9: (0.01, 0.03)}}, resume=True)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
