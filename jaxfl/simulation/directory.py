@@ -21,7 +21,8 @@ from jaxfl.typing import Params
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
 HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
-FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir", "run.resident")  # of a config: may be others on resume
+RESIDENT = "run.resident"  # of a config and of an identity: where the rows lie, which may be elsewhere on resume
+FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir", RESIDENT)  # of a config: may be others on resume
 PLACE = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
 
 
@@ -148,7 +149,7 @@ class RunDirectory:
         if saved is not None:
             if not all(isinstance(saved.header.get(name), kind) for name, kind in HEADER.items()):
                 raise ValueError(f"{saved.path} is not the checkpoint of a run; remove it or choose another directory.")
-            held, wanted = _fixed(saved.header["identity"]), _fixed(identity)
+            held, wanted = ({**one, RESIDENT: None} for one in (saved.header["identity"], identity))
             if FIELDS not in held:  # a run of an older version
                 wanted.pop(FIELDS, None)
             self._refuse_another(held, wanted)
@@ -259,7 +260,7 @@ class RunDirectory:
 
 
 def _fixed(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a run's numbers depend on: rounds may be added, and where the data lie does not matter."""
+    """Returns of a `config.json` what numbers depend on: rounds may be added, where the data lie does not matter."""
     return {name: value for name, value in config.items() if name not in FREE and not name.endswith(PLACE)}
 
 

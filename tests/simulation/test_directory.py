@@ -44,6 +44,17 @@ def test_the_same_run_may_go_on_with_more_rounds_and_data_elsewhere(held):
     assert not held.is_of_another(CFG | {"rounds": 9})
 
 
+@pytest.mark.parametrize("name", ["rounds", "data_dir", "weights_file"])
+def test_whatever_a_caller_calls_the_run_counts(tmp_path, name):
+    """Where the data lie is said in `config.json`, and is no part of the identity that a caller gives."""
+    made = RunDirectory(tmp_path)
+    made.open({}, resume=False)
+    made.save(STATE, HEADER | {"identity": {name: "one", "run.resident": True}, "records": 0})
+    with pytest.raises(ValueError, match=f"holds a run with {name}='one', got 'another'"):
+        made.open({name: "another"}, resume=True)
+    assert made.open({name: "one", "run.resident": False}, resume=True) is not None
+
+
 def test_a_run_whose_config_has_numbers_for_keys_may_go_on(tmp_path):
     made, config = RunDirectory(tmp_path), {"rates": {1: 0.1, 9: (0.01, 0.02)}}
     made.open(config, resume=False)
