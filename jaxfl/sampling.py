@@ -12,8 +12,9 @@ padding), and a round in which nobody is left changes nothing but the number of 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -238,13 +239,24 @@ def availability(
     return _called(f"availability({pattern}, {words})", draw)
 
 
-def name_of(sampler: Sampler) -> str:
+def name_of(sampler: Callable[..., Any]) -> str:
     """Returns the name that a run is known by, so that it is not resumed under another sampler.
 
-    >>> name_of(dropouts(0.3))
-    'dropouts(0.3, uniform)'
+    It is the `__name__`; of a partial without one, that of its function, and its arguments; of another object its repr.
+
+    >>> name_of(dropouts(0.3)), name_of(functools.partial(uniform, plan=Plan(chunk=4)))
+    ('dropouts(0.3, uniform)', 'uniform(plan=Plan(chunk=4, mesh=None))')
     """
-    return getattr(sampler, "__name__", repr(sampler))
+    if hasattr(sampler, "__name__"):
+        return sampler.__name__
+    if not isinstance(sampler, functools.partial):
+        return repr(sampler)
+
+    def shown(value: Any) -> str:
+        return name_of(value) if callable(value) else repr(value)
+
+    given = [*map(shown, sampler.args), *(f"{name}={shown(one)}" for name, one in sorted(sampler.keywords.items()))]
+    return f"{name_of(sampler.func)}({', '.join(given)})"
 
 
 def _lots(

@@ -262,6 +262,39 @@ def test_samplers_are_told_apart_by_name():
     assert name_of(availability("diurnal", period=10)) != name_of(availability("diurnal", period=11))
 
 
+class Drawing:
+    """A sampler that is an object."""
+
+    def __call__(self, root, round, data, size, plan=Plan()):
+        return uniform(root, round, data, size, plan)
+
+
+def test_a_run_is_resumed_under_a_sampler_made_anew(tmp_path):
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=DATA.num_classes), DATA)
+    method, seen = fedavg(task, optax.sgd(0.1)), {"cohort": 2, "checkpoint_dir": tmp_path}
+
+    def mine(power=1):
+        def drawn(root, round, data, size, plan, within, power):
+            return within(root, round, data, size, plan)
+
+        return functools.partial(drawn, within=dropouts(0.1), power=power)
+
+    assert name_of(mine(2)) == "drawn(power=2, within=dropouts(0.1, uniform))"
+    jaxfl.run(method, DATA, rounds=1, sampler=mine(), **seen)
+    assert jaxfl.run(method, DATA, rounds=2, sampler=mine(), resume=True, **seen).summary["rounds"] == 2
+    with pytest.raises(ValueError, match=r"holds a run with sampler=.*power=1, .* got .*power=2, "):
+        jaxfl.run(method, DATA, rounds=3, sampler=mine(2), resume=True, **seen)
+
+
+def test_a_sampler_without_a_name_is_refused_where_a_run_is_kept(tmp_path):
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=DATA.num_classes), DATA)
+    method, sampler = fedavg(task, optax.sgd(0.1)), Drawing()
+    with pytest.raises(ValueError, match="sampler must have a name .* got <.*Drawing object at 0x.*; set its __name__"):
+        jaxfl.run(method, DATA, rounds=1, cohort=2, sampler=sampler, checkpoint_dir=tmp_path)
+    sampler.__name__ = "drawing"
+    jaxfl.run(method, DATA, rounds=1, cohort=2, sampler=sampler, checkpoint_dir=tmp_path)
+
+
 def test_a_sampler_that_draws_others_than_asked_for_is_refused():
     def drawing(ids):
         return lambda key, round, data, size, plan: Cohort.of(jnp.array(ids, jnp.int32), plan)

@@ -1,6 +1,7 @@
 """What the numbers of a run depend on, ready for JSON: a checkpoint of another identity is refused."""
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,15 @@ def check_config(config: Mapping[str, Any] | None) -> None:
             json.dumps(value)
         except TypeError as error:
             raise TypeError(f"config[{name!r}] must be ready for JSON, got a {type(value).__name__}.") from error
+
+
+def check_named(sampler: Sampler) -> None:
+    """Raises ValueError if another process would know a sampler by another name, and could not resume a run of it."""
+    if re.search(r" at 0x[0-9a-fA-F]+", name := sampling.name_of(sampler)):
+        raise ValueError(
+            f"sampler must have a name to be known by in checkpoint_dir, got {name}, an address in memory; set its "
+            "__name__ to a word that says what it draws."
+        )
 
 
 def identity_of(

@@ -18,7 +18,7 @@ from jaxfl.schema import MAKERS, checked
 from jaxfl.simulation import processes
 from jaxfl.simulation.asked import Asked, One
 from jaxfl.simulation.finetune import FineTune
-from jaxfl.simulation.identity import check_config, identity_of
+from jaxfl.simulation.identity import check_config, check_named, identity_of
 from jaxfl.simulation.loop import outcomes
 from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.simulation.progress import Diverged
@@ -158,6 +158,8 @@ def run(
     data = of_each[0].in_programs()
     schedule = Schedule.of(rounds, eval_every, checkpoint_every, test_rows, data.drifts_at)
     check_kept(checkpoint_every, checkpoint_dir)
+    if checkpoint_dir is not None:
+        check_named(sampler)
     size = cohort_size(cohort, data)
     # traced once, for the shapes and for the state
     init = initialiser(method, shapes_of(data), engine.mesh_of(plan, devices))
