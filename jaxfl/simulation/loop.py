@@ -63,8 +63,10 @@ def _groups(ones: Sequence[One], most: int, resume: bool) -> Iterator[list[One]]
         yield list(ones)
         return
 
+    behind = {one.seed: one.directory.done() if resume and one.directory is not None else 0 for one in ones}
+
     def done(one: One) -> int:
-        return one.directory.done() if resume and one.directory is not None else 0
+        return behind[one.seed]
 
     for _, equal in itertools.groupby(sorted(ones, key=done), done):
         alike = list(equal)

@@ -125,7 +125,7 @@ def test_seeds_may_have_data_of_their_own(side_by_side):
     assert [one.data.client_names for one in found] == [(), tuple("abcdefgh")]
 
 
-def test_seeds_that_are_stopped_go_on(apart, side_by_side, tmp_path):
+def test_seeds_that_are_stopped_go_on(apart, side_by_side, tmp_path, monkeypatch):
     def press(event):
         if event.round == 2 and event.seed == SEEDS[0]:
             signal.raise_signal(signal.SIGINT)
@@ -140,7 +140,10 @@ def test_seeds_that_are_stopped_go_on(apart, side_by_side, tmp_path):
     for one, wanted in zip(resumed, apart, strict=True):
         assert_same_run(one, wanted, METHOD)
         assert one.summary["seeds_together"] == 1, "they have not made as many rounds"
+    read, load = [], checkpoint.load
+    monkeypatch.setattr(checkpoint, "load", lambda path: read.append(path) or load(path))
     again = jaxfl.run(METHOD, DATA, resume=True, **options)
+    assert len(read) == 4, "each to learn its rounds, and again to go on"
     assert [one.summary["seeds_together"] for one in again] == [2, 2]
     assert untimed(again[0].history) == untimed(resumed[0].history)
     with pytest.raises(ValueError, match="holds a run already"):
