@@ -3,7 +3,7 @@
 A kernel W [d, h] that a network multiplies its rows x [B, d] with, once and in no other way, need not be there while a
 client trains: `jaxfl.client.factored` knows what x W would be. Here such kernels are found. Of a `first` one x is made
 of each row by itself, whatever the parameters are, so that it is the same in every step; of an `inner` one x is what
-the layers before have made.
+the layers before have made, a row for each row of the inputs.
 """
 
 import collections
@@ -14,7 +14,7 @@ import jax
 from jax.extend import core
 
 from jaxfl.models.rewriting import INLINE, is_dense
-from jaxfl.typing import Array, Params
+from jaxfl.typing import Params
 
 # What is known of a number or array in the program; an integer is the place of a leaf among the model's.
 SAME = "same"  # a constant
@@ -39,13 +39,16 @@ class Found(NamedTuple):
     inner: tuple[int, ...]
 
 
-def find(fn: Callable[..., Any], model: Params, inputs: Array, *others: Any) -> Found:
+def find(fn: Callable[..., Any], model: Params, inputs: Any, *others: Any) -> Found:
     """Returns the dense layers of `fn(model, inputs, *others)`.
+
+    Only for this number of rows: what has as many rows by chance (a query of three rows, a sequence of one position)
+    is told by a second number.
 
     Args:
         fn: a network.
         model: its parameters, or their shapes.
-        inputs: rows `[B, ...]`, or their shapes.
+        inputs: rows `[B, ...]`, or a batch whose first leaf they are; or the shapes.
         *others: what else it is given: a mask, keys.
 
     >>> import jax.numpy as jnp
@@ -58,18 +61,21 @@ def find(fn: Callable[..., Any], model: Params, inputs: Array, *others: Any) -> 
     Found(first=(), inner=())
     """
     program = jax.make_jaxpr(fn)(model, inputs, *others)
-    leaves = len(jax.tree.leaves(model))
+    leaves, rows = len(jax.tree.leaves(model)), jax.tree.leaves(inputs)[0].shape[0]
     uses: dict[int, list[str]] = collections.defaultdict(list)
     rest = len(program.jaxpr.invars) - leaves - 1
-    for known in _follow(program, [*range(leaves), ROWS, *[OTHER] * rest], uses):
+    for known in _follow(program, [*range(leaves), ROWS, *[OTHER] * rest], uses, rows):
         if isinstance(known, int):
             uses[known].append("a result")
     once = {place: use[0] for place, use in sorted(uses.items()) if len(use) == 1}
     return Found(*(tuple(place for place, use in once.items() if use == kind) for kind in Found._fields))
 
 
-def _follow(program: core.ClosedJaxpr, given: Sequence[Known], uses: dict[int, list[str]]) -> list[Known]:
-    """Returns what is known of a program's results, and notes in `uses` what the model's leaves are used for."""
+def _follow(program: core.ClosedJaxpr, given: Sequence[Known], uses: dict[int, list[str]], rows: int) -> list[Known]:
+    """Returns what is known of a program's results for so many rows.
+
+    It notes in `uses` what the model's leaves are used for.
+    """
     jaxpr = program.jaxpr
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*[SAME] * len(jaxpr.constvars), *given], strict=True))
 
@@ -81,8 +87,8 @@ def _follow(program: core.ClosedJaxpr, given: Sequence[Known], uses: dict[int, l
     for equation in jaxpr.eqns:
         arguments = [of(atom) for atom in equation.invars]
         if equation.primitive.name in INLINE:
-            results = _follow(equation.params.get("jaxpr") or equation.params["call_jaxpr"], arguments, uses)
-        elif _is_dense(equation, arguments):
+            results = _follow(equation.params.get("jaxpr") or equation.params["call_jaxpr"], arguments, uses, rows)
+        elif _is_dense(equation, arguments, rows):
             uses[int(arguments[1])].append("first" if arguments[0] == ROWS else "inner")
             results = [OTHER]
         else:
@@ -94,9 +100,12 @@ def _follow(program: core.ClosedJaxpr, given: Sequence[Known], uses: dict[int, l
     return [of(atom) for atom in jaxpr.outvars]
 
 
-def _is_dense(equation: core.JaxprEqn, given: Sequence[Known]) -> bool:
-    """Returns whether an equation multiplies rows with a leaf of the model, as a dense layer does."""
-    return is_dense(equation) and not isinstance(given[0], int) and isinstance(given[1], int)
+def _is_dense(equation: core.JaxprEqn, given: Sequence[Known], rows: int) -> bool:
+    """Returns whether an equation multiplies so many rows with a leaf of the model, as a dense layer does."""
+    if not is_dense(equation) or isinstance(given[0], int) or not isinstance(given[1], int):
+        return False
+    multiplied: Any = equation.invars[0].aval
+    return multiplied.shape[0] == rows
 
 
 def _result(equation: core.JaxprEqn, given: Sequence[Known]) -> Known:

@@ -141,16 +141,21 @@ def example_of(data: FederatedData) -> Batch:
     return Batch(*map(jnp.asarray, (np.zeros((1, *data.input_shape), dtype), labels, np.ones(1, bool))))
 
 
+def _rows(example: Batch, count: int) -> Batch:
+    """Returns the shapes of so many rows."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), example)
+
+
 def _dense_layers(
     apply: Callable[..., Array], mean_loss: Callable[[Array, Batch], Array], model: Params, example: Batch
 ) -> DenseLayers | None:
     """Returns the dense layers that a network has both in training and in a test; None if there are none."""
-    rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), example)  # 3: not 1
-    found = [dense_layers.find(apply, model, rows, key) for key in (None, jax.random.key(0))]
-    names, fast = tree.names(model), rewriting.in_fast_forms(apply)
-    first = [place for place in found[0].first if place in found[1].first]  # dropout before it makes it an inner one
-    both = [place for place in sum(found[0], ()) if place in sum(found[1], ())]
-    inner = sorted(set(both) - set(first))
+    keys, names, fast = (None, jax.random.key(0)), tree.names(model), rewriting.in_fast_forms(apply)
+    # of two numbers of rows: an array of the model's own, or of positions, may have as many as the one
+    found = [dense_layers.find(apply, model, _rows(example, count), key) for count in (3, 5) for key in keys]
+    always = set.intersection(*(set(one.first) for one in found))  # dropout before it makes it an inner one
+    both = set.intersection(*(set(one.first + one.inner) for one in found))
+    first, inner = sorted(always), sorted(both - always)
 
     def loss(model: Params, batch: Batch, key: Key | None, products: Products) -> Array:
         places = {names.index(name): product for name, product in products.items()}

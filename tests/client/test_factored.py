@@ -335,6 +335,42 @@ def test_dense_layers_of_a_network(module, first, inner, key):
     close(*losses(key), 1e-6, 0)
 
 
+class Query(nn.Module):
+    """Rows are weighed by a learned query, so that a kernel is multiplied with other rows than those of the batch."""
+
+    rows: int = 1
+
+    @nn.compact
+    def __call__(self, inputs):
+        query = self.param("query", nn.initializers.normal(1.0), (self.rows, 64))
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (64, 64))
+        weights = (jnp.tanh(query) @ kernel).mean(0, keepdims=True)
+        return nn.Dense(CLASSES)(inputs.reshape(len(inputs), -1) / 255 * weights)
+
+
+class Positions(nn.Module):
+    """The positions of all rows are multiplied with a kernel at once."""
+
+    @nn.compact
+    def __call__(self, inputs):
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), (8, 8))
+        return nn.Dense(CLASSES)(jnp.tanh(inputs.reshape(-1, 8) / 255 @ kernel).reshape(len(inputs), -1))
+
+
+@pytest.mark.parametrize("module", [Query(), Query(rows=3), Positions()], ids=["one", "three", "positions"])
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_a_kernel_that_is_multiplied_with_other_rows_trains_as_usual(module, batch_size, key, monkeypatch):
+    monkeypatch.setattr(factored, "_inner_pays", lambda *sizes, kernels: True)
+    data, optimizer = digits(), optax.sgd(0.1, momentum=0.9)
+    fast, usual = (classification(module, data, fast_forms=fast) for fast in (True, False))
+    assert "kernel" not in fast.dense.first + fast.dense.inner
+    found = []
+    for task in (fast, usual):
+        train = local_train(task, optimizer, local_epochs=3, batch_size=batch_size)
+        found.append(jax.jit(train)(key, usual.init(key), data, np.int32(1)))
+    close(*found, 1e-5, 1e-6)
+
+
 def test_rounds_are_the_same(key, used):
     """Of one client at a time, and of four side by side, the last of them padding."""
     data, ids, ends = digits(), [4, 0, 3, 1, 5], []
