@@ -47,10 +47,10 @@ class Kept(NamedTuple):
         if own.is_own(method) or own.is_own(model):  # a file, which is not run for this
             return {}
         try:
-            known = options.known(method, data, model, optimizer, chosen.get("server_optimizer"))
+            defaults = options.defaults(method, data, model, optimizer, chosen.get("server_optimizer"))
         except (KeyError, ValueError):  # something is not called so any more
             return {}
-        return json.loads(json.dumps({f"{one.owner}.{one.name}": one.default for one in known}))
+        return json.loads(json.dumps(defaults))
 
 
 def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], list[Path]]:

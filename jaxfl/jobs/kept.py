@@ -243,7 +243,7 @@ def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:
     own_names = [name for name in ("method", "model", "run.task") if own.is_own(config.get(name))]
     config = config | {name: _address(folder, config, name) for name in own_names}
     names: list[Any] = [config.get(name) for name in NAMES]
-    defaults = {f"{one.owner}.{one.name}": one.default for one in options.known(*names)}
+    defaults = options.defaults(*names)
     given = {
         key: value
         for key, value in config.items()

@@ -27,6 +27,24 @@ def parse(text: str) -> Any:
         return text
 
 
+def said(value: Any) -> Any:
+    """Returns a value as JSON can say it; what JSON does not know by its name, or by that of its type.
+
+    Such are the defaults of a user's networks and methods (`act=nn.relu`), whose file has a checksum in the run.
+
+    >>> said({"sizes": (1, 2), "act": math.sqrt, "made": object()})
+    {'sizes': (1, 2), 'act': 'sqrt', 'made': 'object'}
+    """
+    if isinstance(value, dict):
+        return {str(said(key)): said(one) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return (tuple if isinstance(value, tuple) else list)(map(said, value))
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    # never as repr has it: where something lies in memory is another place in every process
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
 def fit(value: Any, hint: Any) -> tuple[bool, Any]:
     """Returns whether a value is of a type, and the value in it: an int as a float, a number as a tuple of one."""
     kind, parts = get_origin(hint), get_args(hint)

@@ -20,7 +20,7 @@ from jaxfl.methods.parts.pace import scheduled
 from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, options_of, quoted
-from jaxfl.settings import methods, models, optimizers, own, schedules, tasks
+from jaxfl.settings import literals, methods, models, optimizers, own, schedules, tasks
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.reading import convert as convert
 from jaxfl.settings.reading import find as find
@@ -63,7 +63,7 @@ class Settings(NamedTuple):
             flat["server_optimizer"] = self.server_name
         for name, default in self.defaults().items():
             owner, _, option = name.partition(".")
-            flat[name] = getattr(self, owner).get(option, default)
+            flat[name] = literals.said(getattr(self, owner).get(option, default))
         if "task" in files:
             flat["run.task"] = own.label(flat["run.task"])
         if "weights" in files:
@@ -71,9 +71,8 @@ class Settings(NamedTuple):
         return flat
 
     def defaults(self) -> dict[str, Any]:
-        """Returns the default of every option that applies, by `owner.name`."""
-        names = (self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name)
-        return {f"{one.owner}.{one.name}": one.default for one in known(*names)}
+        """Returns the default of every option that applies, by `owner.name`, ready for JSON."""
+        return defaults(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name)
 
     def files(self) -> dict[str, Path]:
         """Returns the user's files that the run depends on: of method, model, task and weights.
@@ -102,6 +101,12 @@ def known(method: str, data: str, model: str, optimizer: str, server: str | None
         "run": of_runs(method),
     }
     return [option._replace(owner=owner) for owner in OWNERS for option in owned[owner]]
+
+
+def defaults(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> dict[str, Any]:
+    """Returns the defaults of `known` by `owner.name`, ready for JSON."""
+    choice = known(method, data, model, optimizer, server)
+    return {f"{one.owner}.{one.name}": literals.said(one.default) for one in choice}
 
 
 def of_runs(method: str) -> list[Option]:

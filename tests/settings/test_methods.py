@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl import schema
+from jaxfl import load, schema
 from jaxfl.cli.app import app
 from jaxfl.settings import methods, options, own
 from tests.methods import example_method
@@ -15,7 +15,11 @@ from tests.methods import example_method
 MINE = (
     Path(example_method.__file__).read_text(encoding="utf-8")
     + """
+import functools
+import jax.numpy as jnp
+from flax import linen as nn
 from jaxfl.methods import Method, Row
+from typing import Any, Callable
 
 ROW = Row(example, "the best of K", "nobody, 2026", {"num_clusters": 2}, finds_clusters=True)
 made = Method(None, None, None, None)
@@ -32,6 +36,22 @@ def returns_none(task, optimizer):
 
 def refuses(task, optimizer, *, power: float = 2.0):
     raise ValueError(f"power must be below 2, got {power}.")
+
+
+class Net(nn.Module):
+    num_classes: int = 10
+    act: Callable = nn.relu
+    dtype: Any = jnp.float32
+    initial: Any = nn.initializers.he_normal()
+    made: Any = functools.partial(nn.gelu)
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes, self.dtype, kernel_init=self.initial)(self.act(x.reshape(len(x), -1)))
+
+
+def measured(task, optimizer, *, distance: Callable = jnp.square):
+    return example(task, optimizer)
 
 
 def misspelt(task, optimizer, *, power: "flaot" = 2.0):
@@ -125,6 +145,22 @@ def test_a_run_keeps_the_file_and_goes_on_with_no_other(mine):
     )
     (mine / "mine.py").write_text(MINE)
     assert jaxfl(*words, "--rounds", 2, "--resume").exit_code == 0
+
+
+def test_defaults_that_are_no_json_go_by_their_names(mine):
+    words = ["run", "mine.py:measured", *SMALL[:-1], "model=mine.py:Net", "--out", "out", "--rounds"]
+    result = jaxfl(*words, 1)
+    assert result.exit_code == 0, result.output
+    config = json.loads((mine / "out" / "config.json").read_text())
+    found = {name: value for name, value in config.items() if name.startswith(("model.", "method."))}
+    assert found == {
+        "method.distance": "square", "model.act": "relu", "model.dtype": "float32",
+        "model.initial": "variance_scaling.<locals>.init", "model.made": "partial",
+    }  # fmt: skip
+    assert jaxfl(*words, 2, "--resume").exit_code == 0
+    assert load("out").job.settings.model == {}
+    shown = jaxfl("methods", "mine.py:measured")
+    assert "square" in shown.stdout and " at 0x" not in shown.stdout
 
 
 def test_sweeps_take_files(mine):

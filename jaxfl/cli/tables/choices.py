@@ -152,7 +152,7 @@ def text(value: Any) -> str:
         return "to be given"
     if isinstance(value, float) and math.isinf(value):
         return "infinity"
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(literals.said(value))
 
 
 def key_values(chosen: Mapping[str, Any]) -> str:
@@ -175,4 +175,4 @@ def _sentences(*lines: str) -> str:
 
 
 def _finite(value: Any) -> Any:
-    return text(value) if isinstance(value, float) and math.isinf(value) else value
+    return text(value) if isinstance(value, float) and math.isinf(value) else literals.said(value)
