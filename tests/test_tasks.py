@@ -107,6 +107,14 @@ def test_tokens_reach_the_model_as_they_are(dtype):
     )
 
 
+@pytest.mark.parametrize("network", [jaxfl.models.CharRNN, jaxfl.models.Transformer])
+def test_tokens_without_an_embedding_are_refused(network):
+    data = federate(np.arange(48).reshape(12, 4), LABELS, PARTS, PARTS, num_classes=3, name="texts")
+    with pytest.raises(ValueError, match="each of the 48 tokens of texts, got 3; give .* vocabulary=48"):
+        jaxfl.classification(network(num_classes=3, last=True), data)
+    assert jaxfl.classification(network(num_classes=3, last=True, vocabulary=48), data).rows is not None
+
+
 def test_integers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="inputs must be integers of 32 bits, got 0 to 4294967296; renumber"):
         federate(np.array([[0], [2**32]]), np.array([0, 1]), [np.arange(2)], [np.arange(2)], num_classes=2)

@@ -23,7 +23,7 @@ class CharRNN(nn.Module):
         hidden: widths of the recurrent layers.
         embedding: width of the embedding.
         cell: of the recurrent layers, `"lstm"` or `"gru"`.
-        vocabulary: tokens there are; 0 stands for `num_classes`, as many as are predicted.
+        vocabulary: tokens there are; 0 stands for `num_classes`, where as many are predicted.
         last: whether there are logits of the last position alone, for labels `[P]`.
 
     Reference: Caldas et al., "LEAF: a benchmark for federated settings", 2018.
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
         width: of every position.
         heads: of the attention; `width` is a multiple.
         layers: how many.
-        vocabulary: tokens there are; 0 stands for `num_classes`, as many as are predicted.
+        vocabulary: tokens there are; 0 stands for `num_classes`, where as many are predicted.
         last: whether there are logits of the last position alone, for labels `[P]`.
 
     References: Vaswani et al., "Attention is all you need", 2017; normalised before each layer as in Radford et al.,

@@ -61,7 +61,7 @@ def of_network(
         return masked_mean(losses(outputs, batch), batch.mask)
 
     model = jax.eval_shape(init, jax.random.key(0))
-    _check_dropout(apply, model, example)
+    _check_layers(apply, model, example, data)
     outputs = jax.eval_shape(lambda model: apply(model, example, None), model)
     if compute == "bfloat16":
         for key in (None, jax.random.key(0)):
@@ -164,12 +164,27 @@ def _dense_layers(
     return DenseLayers(tuple(names[i] for i in first), tuple(names[i] for i in inner), loss) if both else None
 
 
-def _check_dropout(apply: Callable[[Params, Batch, Key | None], Array], model: Params, example: Batch) -> None:
-    """Raises ValueError if a module's dropout is off in training, where nobody would notice, or on in a test."""
+def _check_layers(
+    apply: Callable[[Params, Batch, Key | None], Array], model: Params, example: Batch, data: FederatedData
+) -> None:
+    """Looks at the layers of a module of flax.linen for what nobody would notice.
+
+    Raises:
+        ValueError: dropout is off in training, or on in a test; or tokens of the data have no embedding, for which flax
+            gives NaN.
+    """
+    pixels = data.inputs.dtype == np.uint8 or not np.issubdtype(data.inputs.dtype, np.integer)
+    tokens = 0 if pixels else int(data.inputs.max(initial=-1)) + 1
 
     def spy(train: bool):
         def call(usual, args, kwargs, context):
             module = context.module
+            if isinstance(module, nn.Embed) and args and args[0] is example.x and module.num_embeddings < tokens:
+                raise ValueError(
+                    f"module must have an embedding for each of the {tokens} tokens of {data.name}, got "
+                    f"{module.num_embeddings}; give CharRNN or Transformer vocabulary={tokens}, and a network of your "
+                    f"own nn.Embed({tokens}, ...)."
+                )
             drops = hasattr(module, "deterministic") and getattr(module, "rate", getattr(module, "dropout_rate", 0))
             if context.method_name == "__call__" and drops:
                 given = inspect.signature(usual).bind(*args, **kwargs).arguments.get("deterministic")
