@@ -5,31 +5,24 @@ one network whose numbers are drawn already.
 """
 
 import inspect
+import types
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import flax.errors
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
 from jaxfl import tree
+from jaxfl.models import running
 from jaxfl.typing import Array, Key, Params
 
 # How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 STATS = "batch_stats"  # flax.linen's name of running averages
 BOTH = "a client's model is its parameters and the running averages of batch normalisation"
-PADDING = (
-    "module keeps running averages, which padding rows must not be part of; give __call__ an argument mask, and pass "
-    "mask=mask[:, None] (as many axes as the rows have) to its BatchNorm layers."
-)
-SWITCHED = (
-    "module must bring its running averages up to date while clients train, and use them in a test; give __call__ an "
-    "argument train: bool, and pass nn.BatchNorm(use_running_average=not train)"
-)
 
 
 class Batch(Protocol):
@@ -207,24 +200,15 @@ def _checked(
     """Returns the functions of a network with running averages.
 
     Raises:
-        ValueError: they are brought up to date in a test, or not in training, or with padding.
+        ValueError: see `running.check`.
     """
-    if "mask" not in accepted:
-        raise ValueError(PADDING)
 
-    def averages(model: Params, key: Key | None) -> list[Array]:
-        after = together(model, example, key)[1]
+    def averages(model: Params, x: Array, mask: Array, key: Key | None) -> list[Array]:
+        batch: Any = types.SimpleNamespace(x=x, mask=mask)
+        after = together(model, batch, key)[1]
         return [leaf for name, leaf in zip(tree.names(after), jax.tree.leaves(after), strict=True) if name in names]
 
-    model = jax.eval_shape(init, jax.random.key(0))
-    for key in (None, jax.random.key(0)):
-        try:
-            program = jax.make_jaxpr(lambda model, key=key: averages(model, key))(model).jaxpr
-        except flax.errors.ModifyScopeVariableError as error:
-            raise ValueError(f"{SWITCHED} ({error}).") from error
-        kept = [out in program.invars for out in program.outvars]
-        if (any(kept) and key is not None) or (not all(kept) and key is None):
-            raise ValueError(f"{SWITCHED}.")
+    running.check(averages, jax.eval_shape(init, jax.random.key(0)), example.x, example.mask, masked="mask" in accepted)
     return Functions(init, lambda model, batch, key: together(model, batch, key)[0], Running(names, together))
 
 

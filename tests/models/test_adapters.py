@@ -133,11 +133,20 @@ def test_a_run_learns(data):
     assert history[-1]["loss"] < history[0]["loss"] < 2.3
 
 
+class Unmasked(nn.Module):
+    """Takes a mask, and forgets it."""
+
+    @nn.compact
+    def __call__(self, x, train, mask):
+        return nn.Dense(10)(nn.BatchNorm(use_running_average=not train)(x.reshape(len(x), -1)))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: NNX(rngs=nnx.Rngs(0)), "Give the class, NNX, or a function: lambda rngs: NNX"),
         (lambda: NoMask, "keeps running averages, which padding rows must not be part of; give __call__ an argument"),
+        (lambda: Unmasked(), "keeps running averages, which padding rows must not be part of; .* pass mask=mask"),
         (lambda: LinenNormalised(True), "must bring its running averages up to date while clients train, and use them"),
         (
             lambda: LinenNormalised(False),

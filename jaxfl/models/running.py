@@ -1,0 +1,64 @@
+"""Running averages of a network: are they brought up to date in training alone, and without padding."""
+
+from collections.abc import Callable
+
+import flax.errors
+import jax
+from jax.extend import core
+
+from jaxfl.typing import Array, Key, Params
+
+PADDING = (
+    "module keeps running averages, which padding rows must not be part of; give __call__ an argument mask, and pass "
+    "mask=mask[:, None] (as many axes as the rows have) to its BatchNorm layers."
+)
+SWITCHED = (
+    "module must bring its running averages up to date while clients train, and use them in a test; give __call__ an "
+    "argument train: bool, and pass nn.BatchNorm(use_running_average=not train)"
+)
+
+
+def check(
+    averages: Callable[[Params, Array, Array, Key | None], list[Array]],
+    model: Params,
+    x: Array,
+    mask: Array,
+    *,
+    masked: bool,
+) -> None:
+    """Looks at the program of running averages.
+
+    Args:
+        averages: `(model, x, mask, key) -> averages`, those after a batch.
+        model: shapes of the parameters.
+        x: an example `[B, ...]`.
+        mask: which rows are no padding `[B]`.
+        masked: whether the network takes a mask.
+
+    Raises:
+        ValueError: the averages are brought up to date in a test, or not in training, or with padding.
+    """
+    if not masked:
+        raise ValueError(PADDING)
+    for key in (None, jax.random.key(0)):
+        try:
+            program = jax.make_jaxpr(lambda model, x, mask, key=key: averages(model, x, mask, key))(
+                model, x, mask
+            ).jaxpr
+        except flax.errors.ModifyScopeVariableError as error:
+            raise ValueError(f"{SWITCHED} ({error}).") from error
+        kept = [out in program.invars for out in program.outvars]
+        if (any(kept) and key is not None) or (not all(kept) and key is None):
+            raise ValueError(f"{SWITCHED}.")
+        of_rows, of_mask = (_made_of(place, program) for place in program.invars[-2:])
+        if any(one and not other for one, other in zip(of_rows, of_mask, strict=True)):
+            raise ValueError(PADDING)
+
+
+def _made_of(given: core.Var, program: core.Jaxpr) -> list[bool]:
+    """Returns which results of a program depend on one of its arguments; a program within depends on all of its own."""
+    known = {given}
+    for equation in program.eqns:
+        if any(atom in known for atom in equation.invars if isinstance(atom, core.Var)):
+            known.update(equation.outvars)
+    return [out in known for out in program.outvars]
