@@ -1,10 +1,10 @@
 """Any network in fast forms: its program, with convolutions and poolings replaced.
 
 A network is read as the program that JAX makes of it (its jaxpr), so that flax, haiku, equinox or a plain function are
-all the same. Convolutions of one or two spatial axes (any strides, padding and dilation; no groups, not transposed) and
-maximum and average pooling are computed by `jaxfl.models.operations`, on a CPU products of few outputs by
-`jaxfl.models.narrow` and convolutions of few outputs, with what is behind them, by `jaxfl.models.turned`; everything
-else stays as it is, and so does what is inside functions with gradients of their own (`jax.custom_jvp`,
+all the same. Convolutions of one or two spatial axes (any strides, padding and dilation; no groups, not transposed, of
+the usual precision) and maximum and average pooling are computed by `jaxfl.models.operations`, on a CPU products of few
+outputs by `jaxfl.models.narrow` and convolutions of few outputs, with what is behind them, by `jaxfl.models.turned`;
+everything else stays as it is, and so does what is inside functions with gradients of their own (`jax.custom_jvp`,
 `jax.custom_vjp`).
 
 Values and gradients are equal to rounding, ties of a maximum included. Forward-mode gradients (`jax.jvp`) of a replaced
@@ -178,6 +178,7 @@ def _kind(equation: core.JaxprEqn) -> str | None:
     if name == "conv_general_dilated":
         plain = params["feature_group_count"] == params["batch_group_count"] == 1
         plain &= all(step == 1 for step in params["lhs_dilation"])  # others are transposed convolutions
+        plain &= params["precision"] is None  # the products have none of their own
         alike = len({aval.dtype for aval in avals}) == 1
         return "convolution" if plain and alike and len(params["window_strides"]) in (1, 2) else None
     if name in ("reduce_window_max", "reduce_window_sum"):

@@ -201,6 +201,17 @@ def test_what_cannot_be_replaced_stays_correct():
     check_alike(gradients(in_fast_forms(network.apply))(params, inputs), gradients(network.apply)(params, inputs))
 
 
+def test_a_convolution_of_a_precision_of_its_own_stays():
+    def network(x, precision):
+        return jax.lax.conv_general_dilated(
+            x, jnp.ones((3, 3, 1, 4)), (1, 1), "SAME", dimension_numbers=operations.NUMBERS, precision=precision
+        )
+
+    images = jnp.ones((2, 6, 6, 1))
+    assert replaceable(lambda x: network(x, None), images) == (("convolution", 1),)
+    assert replaceable(lambda x: network(x, "highest"), images) == ()
+
+
 def test_what_is_inside_of_loops_and_checkpoints_is_replaced():
     def pool(x):
         return nn.max_pool(x, (3, 3), (1, 1), "SAME")
