@@ -42,6 +42,7 @@ MAKERS = {
     "Task": "jaxfl.classification(module, data) makes one",
     "GradientTransformation": "optax.sgd(0.1) is one",
     "Method": "jaxfl.methods.fedavg(task, optax.sgd(0.1)) is one",
+    "Metrics": "jaxfl.Metrics(counts, values) makes one",
     "FineTune": "jaxfl.FineTune(optax.sgd(0.1), epochs=1) is one",
     "FederatedData": "jaxfl.data.load and jaxfl.data.federate make one",
     "Module": "jaxfl.models.MLP(num_classes=10) is one, and so is any flax.linen module",

@@ -115,6 +115,19 @@ def test_tokens_without_an_embedding_are_refused(network):
     assert jaxfl.classification(network(num_classes=3, last=True, vocabulary=48), data).rows is not None
 
 
+def test_metrics_that_count_for_no_rows_are_refused():
+    def losses(outputs, batch):
+        return outputs[:, 0]
+
+    def counts(outputs, batch):
+        return {"each": outputs[:, 0], "all": outputs.sum()}
+
+    with pytest.raises(ValueError, match=r"metrics must count for each row \[B, ...\], got counts of shape \(\) for"):
+        jaxfl.supervised(nn.Dense(3), FLOATS, losses, Metrics(counts, lambda sums, rows: sums))
+    with pytest.raises(TypeError, match="metrics must be a Metrics, got a dict; jaxfl.Metrics.counts, values. makes"):
+        jaxfl.supervised(nn.Dense(3), FLOATS, losses, {"a": 1})
+
+
 def test_integers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="inputs must be integers of 32 bits, got 0 to 4294967296; renumber"):
         federate(np.array([[0], [2**32]]), np.array([0, 1]), [np.arange(2)], [np.arange(2)], num_classes=2)

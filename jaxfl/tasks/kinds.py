@@ -49,8 +49,8 @@ def classification(
 
     Raises:
         ValueError: the labels are no classes; or the module does not return one logit per class of `data`, keeps
-            variables of other kinds, running averages without a mask, or has dropout that is off while clients train
-            or on while they are tested.
+            variables of other kinds, running averages without a mask; or, of flax.linen, has dropout that is off while
+            clients train or on while they are tested.
 
     >>> import jax, jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -184,7 +184,7 @@ def supervised(
         fast_forms, compute: as for `classification`.
 
     Raises:
-        ValueError: `losses` returns another shape; or as for `classification`.
+        ValueError: `losses` or `metrics.counts` return another shape; or as for `classification`.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)

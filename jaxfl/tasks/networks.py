@@ -74,6 +74,12 @@ def of_network(
     each = jax.eval_shape(losses, outputs, example)
     if each.shape != (1,):
         raise ValueError(f"losses must return one loss for each row [B], got shape {each.shape} for one row.")
+    several = _rows(example, 3)  # 3: not 1
+    counts = jax.eval_shape(lambda model, rows: metrics.counts(apply(model, rows, None), rows), model, several)
+    if wrong := [leaf.shape for leaf in jax.tree.leaves(counts) if leaf.shape[:1] != (3,)]:
+        raise ValueError(
+            f"metrics must count for each row [B, ...], got counts of shape {wrong[0]} for three; sum over no rows."
+        )
     forms = rewriting.replaceable(apply, model, example, None) if fast_forms else ()
     forward = rewriting.in_fast_forms(apply) if forms else apply
     replaced = tuple((kind, count) for kind, count in forms if kind != rewriting.NARROW)
