@@ -73,6 +73,9 @@ def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
     (64,)
     """
     fits, value = literals.fit(literals.parse(given) if isinstance(given, str) else given, option.hint)
+    if not fits and isinstance(given, str):  # where text is welcome, as it was written: target=2020
+        as_written = literals.fit(given, option.hint)
+        fits, value = as_written if as_written[1] == given else (False, value)
     if not fits:
         if not remedy and option.default is not REQUIRED:
             remedy = f"its default is {quoted(option.default)}"

@@ -33,6 +33,9 @@ from jaxfl.tasks import ACCURACY
         ("TRUE", bool, False, True),
         ("auto", int | None | Literal["auto"], "auto", "auto"),
         ("uniform", str, "rows", "uniform"),
+        ("2020", str, "rows", "2020"),
+        ("none", str, "rows", "none"),
+        ("2020", Literal["2020", "2021"], "2021", "2020"),
         ("((0,1),(2,3))", Sequence[Sequence[int]], ((0,),), ((0, 1), (2, 3))),
     ],
 )
@@ -49,7 +52,6 @@ def test_values(text, hint, default, value):
         ("true", float),
         ("1", bool),
         ("nan", float),
-        ("3", str),
         ("(1,2,3)", tuple[float, float]),
         ("(1,a)", Sequence[int]),
         ("{1:2}", Sequence[int]),
