@@ -82,13 +82,8 @@ def make(name: str, task: Task, optimizer: optax.GradientTransformation, **optio
     factory = row(name).factory
     if name in METHODS:
         return factory(task, optimizer, **options)
-    try:
+    with own.in_a_line(name, REMEDY):
         method = factory(task, optimizer, **options)
-    except ValueError:  # what it refuses
-        raise
-    except Exception as error:
-        told = f"{type(error).__name__}: {error}{own.place(error)}"
-        raise ValueError(f"{name} cannot be made, it raised {told}; {REMEDY}.") from error
     if not isinstance(method, Method):
         got = quoted(method) if method is None else f"a {type(method).__name__}"
         raise ValueError(f"{name} must return a jaxfl.methods.Method, returned {got}; {REMEDY}.")

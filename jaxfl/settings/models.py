@@ -1,19 +1,25 @@
 """Networks by name: those of `jaxfl.models`, of installed packages (entry points `jaxfl.models`), and a user's.
 
 A user's is a module of flax.linen, the class of one of flax.nnx, or a function that makes either; see `classification`.
-Its attributes, or what it takes beside `rngs`, are its options; `num_classes` is given to it if it takes that.
+Its attributes, or what it takes beside `rngs`, are its options; `num_classes` is given to it if it takes that. One
+that is made already has no options.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+from flax import linen as nn
+from flax import nnx
+
 from jaxfl.models import networks
-from jaxfl.models.adapters import Network
+from jaxfl.models.adapters import Composed, Functions, Network
 from jaxfl.schema import REQUIRED, Option, brought, check_name, installed, lines_of, quoted
 from jaxfl.settings import own
 
 GROUP = "jaxfl.models"
+REMEDY = "it must be a network, or a class or function that makes one"
 GIVEN = ("self", "num_classes", "rngs", "parent", "name")  # not chosen by options
 
 
@@ -25,22 +31,35 @@ def options(name: str) -> dict[str, Option]:
     """
     if (made := _others(name)) is None:
         return networks.options(name)
-    return {option.name: option for option in _takes(made) if option.name not in GIVEN}
+    return {} if _is_network(made) else {option.name: option for option in _takes(made) if option.name not in GIVEN}
 
 
 def create(name: str, num_classes: int, **chosen: Any) -> Network:
     """Returns a network with its options chosen."""
     if (made := _others(name)) is None:
         return networks.create(name, num_classes, **chosen)
+    if _is_network(made):
+        return made
     takes = [option.name for option in _takes(made)]
     chosen |= {"num_classes": num_classes} if "num_classes" in takes else {}
     if "rngs" not in takes:
-        return made(**chosen)
+        with own.in_a_line(name, REMEDY):
+            return made(**chosen)
     return lambda rngs: made(**chosen, rngs=rngs)
 
 
-def _others(name: str) -> Callable[..., Any] | None:
-    """Returns what makes a network that is not of jaxfl; None where it is."""
+def in_a_line(name: str) -> contextlib.AbstractContextManager[None]:
+    """Says of an error while a network is looked at where it comes from, if the network is not of jaxfl."""
+    return contextlib.nullcontext() if name in networks.MODELS else own.in_a_line(name, REMEDY)
+
+
+def _is_network(found: Any) -> bool:
+    """Returns whether it is a network, and not what makes one; one of flax.nnx is refused where it is used."""
+    return isinstance(found, (nn.Module, nnx.Module, Functions, Composed)) and not isinstance(found, type)
+
+
+def _others(name: str) -> Any:
+    """Returns a network that is not of jaxfl, or what makes one; None where it is."""
     if own.is_own(name):
         found = own.load(name)
     elif name in networks.MODELS or name not in installed(GROUP):
@@ -48,7 +67,7 @@ def _others(name: str) -> Callable[..., Any] | None:
         return None
     else:
         found = brought(GROUP, name)
-    if not callable(found):
+    if not callable(found) and not _is_network(found):
         raise ValueError(f"{name} must be a class or a function that makes a network, got {quoted(found)}.")
     return found
 

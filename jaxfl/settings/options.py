@@ -181,7 +181,8 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
     how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
-    task = tasks.create(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
+    with models.in_a_line(settings.model_name):
+        task = tasks.create(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
     task = start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
     chosen = dict(settings.method)
     if settings.server_name:

@@ -4,11 +4,13 @@ The file is executed as a module of its own; what lies beside it can be imported
 the runs that use it, and a copy into their folders: a run is not gone on with under other code of the same name.
 """
 
+import contextlib
 import functools
 import importlib.util
 import re
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,6 +86,26 @@ def place(error: BaseException) -> str:
             found = f" ({Path(code.co_filename).name}, line {trace.tb_lineno}, in {code.co_name})"
         trace = trace.tb_next
     return found
+
+
+@contextlib.contextmanager
+def in_a_line(name: str, remedy: str) -> Iterator[None]:
+    """Says of an error in what a user has written where it comes from, in place of a traceback.
+
+    Args:
+        name: of what was written.
+        remedy: the end of the message.
+
+    Raises:
+        ValueError: it refuses something, or anything else was raised.
+    """
+    try:
+        yield
+    except ValueError:  # what it refuses
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}{place(error)}"
+        raise ValueError(f"{name} cannot be made, it raised {told}; {remedy}.") from error
 
 
 _executed: set[str] = set()  # the files

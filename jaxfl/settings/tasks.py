@@ -37,6 +37,8 @@ def create(name: str, network: Network, data: FederatedData, **how: Any) -> Task
     if not own.is_own(name):
         known: dict[str, Callable[..., Task]] = {"auto": TASKS[data.kind], **TASKS}
         return known[name](network, data, **how)
-    if not isinstance(made := own.load(name)(network, data), Task):
+    with own.in_a_line(name, "it must be a function (network, data) that returns a task"):
+        made = own.load(name)(network, data)
+    if not isinstance(made, Task):
         raise ValueError(f"{name} must return a task, such as jaxfl.supervised(module, data, ...), got {made!r}.")
     return made

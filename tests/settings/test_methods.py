@@ -17,7 +17,8 @@ MINE = (
     + """
 import functools
 import jax.numpy as jnp
-from flax import linen as nn
+from flax import linen as nn, nnx
+from jaxfl.models import Functions
 from jaxfl.methods import Method, Row
 from typing import Any, Callable
 
@@ -48,6 +49,27 @@ class Net(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.Dense(self.num_classes, self.dtype, kernel_init=self.initial)(self.act(x.reshape(len(x), -1)))
+
+
+net = nn.Sequential([lambda x: x.reshape(len(x), -1), nn.Dense(10)])
+made_already = nnx.Linear(64, 10, rngs=nnx.Rngs(0))
+functions = Functions(
+    lambda key: {"w": jnp.zeros((64, 10))}, lambda model, batch, key: batch.x.reshape(len(batch.x), -1) @ model["w"]
+)
+
+
+class Failing(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(10)(x.no_such_thing)
+
+
+def no_network():
+    return 1 / 0
+
+
+def no_task(network, data):
+    return {}["no such key"]
 
 
 def measured(task, optimizer, *, distance: Callable = jnp.square):
@@ -118,6 +140,28 @@ def test_what_is_no_method_is_refused(name, said, mine):
 )
 def test_factories_that_fail_are_told(name, said, mine):
     result = jaxfl("plan", f"mine.py:{name}", *SMALL)
+    assert result.exit_code == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and re.search(said, last), result.stderr
+
+
+@pytest.mark.parametrize("name", ["net", "functions"])
+def test_networks_that_are_made_already_are_taken(name, mine):
+    settings = options.route("fedavg", "rotated-digits", ["num_clients=4", f"model=mine.py:{name}"])
+    assert settings.model == {} and options.build(settings, options.load(settings)).task is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("model=mine.py:made_already", "module must be what makes the network, got a Linear of flax.nnx"),
+        ("model=mine.py:Failing", r"mine.py:Failing cannot be made, it raised .*no_such_thing.*line \d+, in __call__"),
+        ("model=mine.py:no_network", r"it raised ZeroDivisionError: .*line \d+, in no_network\); it must be a net"),
+        ("task=mine.py:no_task", r"mine.py:no_task cannot be made, it raised KeyError: .*, in no_task\); it must be a"),
+    ],
+)
+def test_networks_and_tasks_that_fail_are_told(words, said, mine):
+    result = jaxfl("run", "fedavg", *SMALL[:-2], "--set", words, "--rounds", 1)
     assert result.exit_code == 2
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: ") and re.search(said, last), result.stderr
