@@ -165,6 +165,7 @@ def run_command(
     from jaxfl.cli.run_command import defaults, run_jobs, seeds_of, tell
     from jaxfl.cli.watch import watchers
     from jaxfl.jobs import job
+    from jaxfl.jobs.seeds import check as check_seeds
     from jaxfl.settings import options
 
     with errors(), together(processes, process, coordinator):
@@ -178,8 +179,9 @@ def run_command(
         if seeds is not None:
             folders = {one: None if out is None else out / f"seed-{one}" for one in seeds_of(seeds)}
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
-        for one in jobs:
-            job.check(one)
+            check_seeds(jobs)
+        else:
+            job.check(jobs[0])
         looking = watchers(log or (), stop_early, time_limit, jobs)
         several = seeds is not None
         summaries = run_jobs(jobs, several=several, quiet=quiet, watchers=looking, html=html)

@@ -12,6 +12,7 @@ from jaxfl.cli.tables.console import saying, stderr, stdout
 from jaxfl.cli.watch import Watchers
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
+from jaxfl.jobs.seeds import across
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.settings import options
@@ -202,7 +203,7 @@ def tell(
         html: whether pages were written.
     """
     if made := [summary for summary in summaries if summary is not None]:
-        stdout().print(tables.results(made, job.across(made, out) if several else None))
+        stdout().print(tables.results(made, across(made, out) if several else None))
     for one, summary in zip(jobs, summaries, strict=True):
         if one.out is not None and summary is not None and not quiet:
             print(f"pictures: {' and '.join(str(one.out / name) for name in job.PICTURES)}")

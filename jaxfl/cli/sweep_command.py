@@ -10,7 +10,7 @@ from jaxfl.cli.compare_command import tell
 from jaxfl.cli.run_command import defaults, run_jobs, seeds_of
 from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.tables.console import stderr
-from jaxfl.jobs import job
+from jaxfl.jobs import job, seeds
 from jaxfl.schema import REQUIRED, Option
 from jaxfl.settings import options
 from jaxfl.simulation.directory import RunDirectory
@@ -42,8 +42,7 @@ def sweep(
     asked, wanted = grid.from_file(Path(what)) if what.endswith(".toml") else ({"methods": what}, {})
     settings = _settings(asked | given, {**wanted, **grid.values_of(items)}, data_dir, out)
     for jobs in settings.values():
-        for one in jobs:
-            job.check(one)
+        seeds.check(jobs)
     complete = [_make(name, jobs, out / name, quiet, html) for name, jobs in settings.items()]
     if made := [out / name for name, jobs in settings.items() if any(one.done() for one in jobs)]:
         tell(made, html=out / PAGE if html else None)
@@ -97,5 +96,5 @@ def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool, html: b
             run_jobs(some, several=True, quiet=quiet, html=html)
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
     if summaries and (missing or RunDirectory(folder).summary() is None):  # it may have been killed before it wrote it
-        job.across(summaries, folder)
+        seeds.across(summaries, folder)
     return len(summaries) == len(jobs)

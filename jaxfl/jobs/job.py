@@ -8,7 +8,6 @@ Python), `history.jsonl`, `clusters.jsonl` and the checkpoints (while it runs),
 import contextlib
 import json
 import shutil
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
 from jaxfl.settings import options
 from jaxfl.simulation import processes
-from jaxfl.simulation.directory import RunDirectory
+from jaxfl.simulation.directory import HISTORY, RunDirectory
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.progress import Diverged
@@ -93,7 +92,8 @@ def check(job: Job) -> None:
     """Raises what can be said before anything is loaded.
 
     Raises:
-        ValueError: a number is out of range, or the directory holds another run, or one that has made more rounds.
+        ValueError: a number is out of range, or the directory holds another run, one that has made more rounds, or
+            those of several seeds.
     """
     test_rows, drifts_at = job.settings.run.get("test_rows"), job.settings.data.get("drift_round")
     schedule = Schedule.of(job.rounds, job.eval_every, job.checkpoint_every, test_rows, drifts_at)
@@ -114,8 +114,20 @@ def check(job: Job) -> None:
     options.finetune(job.settings)
     options.schedule(job.settings)
     if directory := job.directory():
+        if below := processes.by_first(lambda: _seeds_in(directory)):
+            raise ValueError(
+                f"out must be the folder of one run, got {str(job.out)!r}, in which are {', '.join(below[:5])}; give "
+                "one of these, go on with all by --seeds, or choose another directory."
+            )
         directory.check(job.config(), resume=job.resume)
         schedule.check_done(directory.done())
+
+
+def _seeds_in(directory: RunDirectory) -> list[str]:
+    """Returns the folders of the runs of several seeds in a directory that holds no run of its own."""
+    if directory.held_of_its_own():
+        return []
+    return sorted(path.parent.name for path in directory.path.glob(f"seed-*/{HISTORY}"))
 
 
 class Tools(NamedTuple):
@@ -254,19 +266,3 @@ def _finished(job: Job, result: Result) -> Result:
         raise
     directory.write_summary(summary)  # last: of a run that was stopped before, what is missing is made again
     return result
-
-
-def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict[str, dict[str, float | None]]:
-    """Returns mean and standard deviation of every number of the summaries of several seeds, and writes them to `out`.
-
-    The standard deviation is that of a sample (n - 1); None for one run.
-    """
-    spread = {}
-    for name in summaries[0]:
-        values = [summary[name] for summary in summaries]
-        if name != "seed" and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in values):
-            deviation = statistics.stdev(values) if len(values) > 1 else None
-            spread[name] = {"mean": statistics.fmean(values), "std": deviation}
-    if out is not None and processes.first():
-        RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})
-    return spread

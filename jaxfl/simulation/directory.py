@@ -65,6 +65,10 @@ class RunDirectory:
         names = (HISTORY, checkpoint.NAME, checkpoint.BEFORE, SUMMARY)
         return [name for name in names if (self.path / name).exists()]
 
+    def held_of_its_own(self) -> list[str]:
+        """Returns those of `held` that a run of this very directory has: a summary may be of the seeds below it."""
+        return [name for name in self.held() if name != SUMMARY]
+
     def check(self, config: dict[str, Any], *, resume: bool) -> None:
         """Refuses by its config what would be refused, before anything is loaded or written.
 

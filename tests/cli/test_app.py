@@ -413,6 +413,26 @@ def test_seeds_are_averaged(tmp_path, monkeypatch, shared_tools):
     assert rows["std"][0] == f"{both['micro_accuracy']['std']:.4f}"
 
 
+def test_a_folder_is_of_one_run_or_of_seeds(tmp_path, never_compiles):
+    single, both = tmp_path / "single", tmp_path / "both"
+    for folder in (single, both / "seed-0", both / "seed-1"):
+        folder.mkdir(parents=True)
+        (folder / "history.jsonl").write_text("")
+    (both / "summary.json").write_text('{"seeds": [0, 1]}')
+    command = ["run", "fedavg", *SMALL, "--rounds", "1"]
+    for again in ([], ["--resume"]):
+        assert re.search(
+            r"several seeds, got '.*single', which holds a single run \(history.jsonl\); leave --seeds out",
+            refused(*command, "--seeds", "0-1", "--out", single, *again),
+        )
+        assert re.search(
+            "out must be the folder of one run, got '.*both', in which are seed-0, seed-1; give one of these",
+            refused(*command, "--out", both, *again),
+        )
+    assert "resume it" in refused(*command, "--seeds", "0-1", "--out", both)
+    assert not (single / "summary.json").exists() and not (both / "config.json").exists()
+
+
 def test_seeds_share_a_program(tmp_path, monkeypatch):
     """As on an accelerator: each folder is that of a run apart, and the runs go on together."""
     for module in (run_command, loop):

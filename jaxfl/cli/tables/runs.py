@@ -33,7 +33,7 @@ def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | 
 
     Args:
         runs: the summary of one, or of one for each seed.
-        spread: of several, from `jaxfl.jobs.job.across`.
+        spread: of several, from `jaxfl.jobs.seeds.across`.
     """
     from rich.table import Table
 
