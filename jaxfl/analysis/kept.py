@@ -22,6 +22,8 @@ class Kept(NamedTuple):
         summary: what came of it.
         history: a record per evaluation.
         rounds: asked for; a callback may have ended it before.
+
+    A run that was given more rounds has the old summary until it has made them: it is not finished meanwhile.
     """
 
     path: Path
@@ -33,6 +35,11 @@ class Kept(NamedTuple):
     def seed(self) -> int:
         """Its seed."""
         return self.summary["seed"]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its history is longer than its summary knows."""
+        return len(self.history) > 0 and self.history[-1]["round"] > self.summary["rounds"]
 
     def setting(self) -> dict[str, Any]:
         """Returns everything it was asked for but its seed; options younger than the run have their defaults."""
@@ -69,10 +76,11 @@ def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], l
     unfinished: set[Path] = set()
     for folder in map(Path, folders):
         histories = sorted(folder.rglob(HISTORY))
-        found = {one.parent.resolve(): one.parent for one in histories if (one.parent / SUMMARY).exists()}
+        ended = {one.parent.resolve(): _kept(one.parent) for one in histories if (one.parent / SUMMARY).exists()}
+        found = {place: run for place, run in ended.items() if not run.goes_on}
         if not found:
             going = (
-                f"; of {len(histories)} that have none, --resume ends those of jaxfl run, and those of jaxfl.run are "
+                f"; {len(histories)} are not finished: --resume ends those of jaxfl run, and those of jaxfl.run are "
                 "compared in Python, by jaxfl.analysis.comparison.compare"
                 if histories
                 else ""
@@ -81,7 +89,7 @@ def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], l
                 f"{str(folder)!r} has no finished run, which is a {SUMMARY} beside a {HISTORY}{going}; give the "
                 "directory of jaxfl run --out, or one above it."
             )
-        runs |= {place: _kept(path) for place, path in found.items() if place not in runs}
+        runs |= {place: run for place, run in found.items() if place not in runs}
         # within a run is what the run itself keeps, its best round for example
         whole = [one for one in histories if not (one.parent.parent / HISTORY).exists()]
         unfinished |= {one.parent for one in whole if one.parent.resolve() not in found}

@@ -95,11 +95,23 @@ def test_runs_that_were_ended_early_are_of_one_setting(tmp_path):
         (tmp_path / f"seed-{seed}" / "config.json").write_text(json.dumps({"rounds": 10}))
         summary = json.loads((tmp_path / f"seed-{seed}" / "summary.json").read_text())
         (tmp_path / f"seed-{seed}" / "summary.json").write_text(json.dumps(summary | {"rounds": 10 - seed}))
+        lines = [record(5, 0.25), record(10 - seed, 0.5)]
+        (tmp_path / f"seed-{seed}" / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     best = tmp_path / "seed-0" / "best"
     best.mkdir()
     (best / "history.jsonl").write_text((tmp_path / "seed-0" / "history.jsonl").read_text())
     settings, unfinished = kept.read([tmp_path])
     assert [len(same) for same in settings.values()] == [3] and not unfinished
+
+
+def test_a_run_that_was_given_more_rounds_is_not_finished_until_it_has_made_them(runs):
+    extended = runs / "fedavg" / "seed-1"
+    with (extended / "history.jsonl").open("a") as file:
+        file.write(json.dumps(record(64, 0.99)) + "\n")
+    settings, unfinished = kept.read([runs])
+    assert [run.seed for run in settings["fedavg"]] == [0, 2] and unfinished == [extended]
+    with pytest.raises(ValueError, match="has no finished run.*1 are not finished: --resume"):
+        kept.read([extended])
 
 
 def test_names_of_settings_break_no_table(tmp_path):
@@ -231,7 +243,7 @@ def test_curves_have_a_line_and_a_band_for_each_setting(runs):
         (lambda folder: (folder / "fedavg/seed-0/summary.json").unlink(), None),
         (
             lambda folder: [(folder / f"fedavg/seed-{s}/summary.json").unlink() for s in range(3)],
-            "of 3 that have none, --resume",
+            "3 are not finished: --resume",
         ),
         (lambda folder: write(folder / "fedavg/again", 0, 0.5), "are one run, of seed 0"),
         (lambda folder: (folder / "fedavg/seed-0/summary.json").write_text("{}"), "no summary of a run"),
