@@ -2,19 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import Comparison, compare
 from jaxfl.cli import compare_page
-from jaxfl.cli.tables.console import stderr, stdout
+from jaxfl.cli.tables.console import show, stderr, stdout
 from jaxfl.files import write_text
 from jaxfl.plots.curves import curves
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-WIDE = 200  # columns where no terminal says how many: no cell is cut
 
 
 def compare_runs(
@@ -57,26 +51,11 @@ def tell(
     """Prints the table of the finished runs in some folders, writes a page of them if asked, returns the comparison."""
     settings, unfinished = kept.read(folders)
     found = compare(settings, metric=metric, target=target)
-    console = stdout()
-    if not console.is_terminal:
-        console.width = WIDE
-    console.print(table(found))
+    header, *rows = found.table()
+    show(stdout(), header, rows, named=True)
     if html is not None:
         compare_page.write(settings, found, unfinished, html)
     if unfinished:
         left_out = ", ".join(map(str, unfinished))
         stderr().print(f"note: left out, since they are not finished: {left_out}.", markup=False, soft_wrap=True)
     return found
-
-
-def table(found: Comparison) -> "Table":
-    """Returns the comparison for a terminal."""
-    from rich.table import Table
-
-    header, *rows = found.table()
-    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for place, title in enumerate(header):
-        made.add_column(title, justify="right" if place else "left")
-    for row in rows:
-        made.add_row(*row)
-    return made

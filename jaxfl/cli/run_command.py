@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxfl import data as federations
 from jaxfl.cli import run_page, tables
-from jaxfl.cli.tables.console import saying, stderr, stdout
+from jaxfl.cli.tables.console import saying, show, stderr, stdout
 from jaxfl.cli.watch import Watchers
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
@@ -203,7 +203,11 @@ def tell(
         html: whether pages were written.
     """
     if made := [summary for summary in summaries if summary is not None]:
-        stdout().print(tables.results(made, across(made, out) if several else None))
+        title, head, rows, caption = tables.results(made, across(made, out) if several else None)
+        print(title)
+        show(stdout(), head, rows, named=several)
+        if caption:
+            print(caption)
     for one, summary in zip(jobs, summaries, strict=True):
         if one.out is not None and summary is not None and not quiet:
             print(f"pictures: {' and '.join(str(one.out / name) for name in job.PICTURES)}")

@@ -5,12 +5,14 @@ import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import compare
 from jaxfl.analysis.lines import paired
 from jaxfl.cli.app import main
+from jaxfl.cli.tables.console import show
 from jaxfl.plots.curves import curves
 from jaxfl.settings import options
 
@@ -204,6 +206,26 @@ def test_files_hold_the_table(runs, capsys):
     }
     assert "0.9066" in files["t.csv"].read_text()
     assert files["c.png"].stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, None])
+def test_a_table_loses_neither_numbers_nor_what_tells_rows_apart(tmp_path, capsys, columns):
+    """In a terminal of so many columns, and in a file."""
+    for seed in range(3):
+        for rounds, accuracy in ((4, 0.51), (8, 0.92)):
+            told = {"method.local_epochs": rounds, "optimizer.learning_rate": 0.1 * rounds}
+            write(tmp_path / str(rounds) / str(seed), seed, accuracy + 0.01 * seed, **told)
+    head, *rows = compare(kept.read([tmp_path])[0]).table()
+    show(Console(width=columns, force_terminal=columns is not None, color_system=None), head, rows, named=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= (columns or 200)
+    told = " ".join(lines)
+    assert "…" not in told
+    for name, *cells in rows:
+        assert all(told.count(word) >= sum(word in row[0] for row in rows) for word in name.split())
+        assert all(any(cell in line for line in lines) for cell in cells)
+    if columns is None:
+        assert [line.split("  ")[0] for line in lines] == ["setting", *(row[0] for row in rows)]
 
 
 def test_macro_is_left_out_where_it_is_the_same_but_for_rounding(runs):

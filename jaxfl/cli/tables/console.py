@@ -1,7 +1,7 @@
 """Where the command line writes: results to one stream, everything else to the other."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPED = 100  # columns, where no terminal says how many it has
+GAP = 2  # between the columns of a table
 
 
 def stdout() -> "Console":
@@ -33,6 +34,46 @@ def write(console: "Console", *parts: "Table | str") -> None:
             console.print(part, markup=False, soft_wrap=True)
         else:
             console.print(part)
+
+
+def show(console: "Console", head: Sequence[str], rows: Sequence[Sequence[str]], *, named: bool) -> None:
+    """Prints a table of which nothing is cut: columns that a terminal has no room for come below the others.
+
+    Where no terminal has a width of its own, a row is one line.
+
+    Args:
+        console: to print on.
+        head: the columns' names; where there is little room, they take several lines.
+        rows: the cells.
+        named: whether the first column says which row it is: then each part of the table begins with it.
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+
+    cells = [max(cell_len(row[place]) for row in rows) for place in range(len(head))]
+    wide = [max(one, cell_len(name)) for one, name in zip(cells, head, strict=True)]
+    room, whole = console.width, sum(wide) + GAP * (len(wide) - 1)
+    first = [0] if named else []
+    parts = [list(range(len(head)))]
+    if not console.is_terminal:
+        console.width = max(room, whole)
+    elif whole > room:
+        words = [max(map(cell_len, name.split())) for name in head]
+        wide = [max(one, min(word, room // 3)) for one, word in zip(cells, words, strict=True)]
+        wide[0] = min(wide[0], room // 2)
+        parts = [first]
+        for place in range(len(first), len(head)):
+            if parts[-1] != first and sum(wide[one] + GAP for one in [*parts[-1], place]) > room + GAP:
+                parts.append(first)
+            parts[-1] = [*parts[-1], place]
+    for part in parts:
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+        for place in part:
+            justify = "left" if [place] == first else "right"
+            table.add_column(head[place], justify=justify, width=wide[place], overflow="fold")
+        for row in rows:
+            table.add_row(*(row[place] for place in part))
+        console.print(*([] if part is parts[0] else [""]), table, sep="\n", markup=False)
 
 
 @contextlib.contextmanager

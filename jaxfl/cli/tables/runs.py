@@ -28,45 +28,36 @@ COLUMNS = {
 SELDOM = ("tuned", "validation", "diverged")
 
 
-def results(runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | None]] | None) -> "Table":
-    """Returns a table with a row for each run, and the mean and the deviation of several.
+def results(
+    runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | None]] | None
+) -> tuple[str, list[str], list[list[str]], str]:
+    """Returns title, head, rows and caption of a table with a row for each run, and mean and deviation of several.
 
     Args:
         runs: the summary of one, or of one for each seed.
-        spread: of several, from `jaxfl.jobs.seeds.across`.
+        spread: of several, from `jaxfl.jobs.seeds.across`; then the first column says which seed a row is of.
     """
-    from rich.table import Table
-
     one, columns = runs[0], _columns(runs)
     main = main_metric(one)
     tested = f" ({one['eval_clients']} tested)" if one["eval_clients"] < one["num_clients"] else ""
     clients = f"{one['num_clients']} clients{tested}, {one['rounds']} rounds of {one['cohort']}"
     measured = "" if main == "accuracy" else f", {main}"
-    table = Table(
-        title=f"{one['method']} on {one['data']}: {clients}{measured}",
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for name in [*(["seed"] if spread is not None else []), *columns]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for run in runs:
-        cells = [_cell(run[key], *how) for key, *how in columns.values()]
-        table.add_row(*([str(run["seed"])] if spread is not None else []), *cells)
-    if spread is not None:
-        for statistic in ("mean", "std") if len(runs) > 1 else ():
-            # no deviation of a rate: it is not the rate of the deviation
-            values = [
-                spread[key][statistic] if key in spread and (statistic == "mean" or factor > 0) else None
-                for key, factor, _ in columns.values()
-            ]
-            how = [rest for _, *rest in columns.values()]
-            table.add_row(statistic, *(_cell(value, *one) for value, one in zip(values, how, strict=True)))
-    if spread is not None:
-        most = max(run["seeds_together"] for run in runs)
-        several = f"{most} seeds at a time, in one program" if most > 1 else "seeds one after another"
-        table.caption, table.caption_justify = several if len(runs) > 1 else "one seed, no deviation", "left"
-    return table
+    title = f"{one['method']} on {one['data']}: {clients}{measured}"
+    rows = [[_cell(run[key], *how) for key, *how in columns.values()] for run in runs]
+    if spread is None:
+        return title, list(columns), rows, ""
+    rows = [[str(run["seed"]), *row] for run, row in zip(runs, rows, strict=True)]
+    for statistic in ("mean", "std") if len(runs) > 1 else ():
+        # no deviation of a rate: it is not the rate of the deviation
+        values = [
+            spread[key][statistic] if key in spread and (statistic == "mean" or factor > 0) else None
+            for key, factor, _ in columns.values()
+        ]
+        how = [rest for _, *rest in columns.values()]
+        rows.append([statistic, *(_cell(value, *one) for value, one in zip(values, how, strict=True))])
+    most = max(run["seeds_together"] for run in runs)
+    several = f"{most} seeds at a time, in one program" if most > 1 else "seeds one after another"
+    return title, ["seed", *columns], rows, several if len(runs) > 1 else "one seed, no deviation"
 
 
 def result(run: dict[str, Any]) -> tuple[list[str], list[str]]:
