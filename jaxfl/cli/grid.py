@@ -12,6 +12,7 @@ from jaxfl.settings import methods as known
 from jaxfl.settings.own import label
 
 KEYS = ("methods", "data", "seeds", "rounds", "cohort", "eval_every", "set")  # of a file, beside the methods' tables
+LISTS = ("methods", "seeds")  # of these, which may have several values
 MOST = 10_000  # settings
 Values = Mapping[str, Sequence[str]]
 
@@ -80,7 +81,8 @@ def values_of(items: Sequence[str]) -> dict[str, list[str]]:
         if not equals or not key or not values:
             raise ValueError(f"--set must be KEY=VALUE or KEY=VALUE,VALUE,..., got {quoted(item)}.")
         if key in found:
-            raise ValueError(f"{key} must be set once, got it twice; write all values in one, {key}=0.1,0.2.")
+            together = ",".join(dict.fromkeys([*found[key], *values]))
+            raise ValueError(f"{key} must be set once, got it twice; write all values in one, {key}={together}.")
         found[key] = values
     return found
 
@@ -89,19 +91,34 @@ def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Returns what a TOML file asks for: its keys as text, and the values of options.
 
     Raises:
-        ValueError: it is no TOML, or has a key that nobody knows.
+        ValueError: it is no TOML, has a key that nobody knows, or something other than such a key holds.
+        OSError: it cannot be read.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be read ({error.strerror}); give a TOML file that is there, or methods: fedavg,ifca."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be TOML, got: {error}.") from error
     plain = {key: value for key, value in content.items() if not known.is_method(key)}
-    for key, value in plain.items():
-        if key not in KEYS or (key == "set") != isinstance(value, dict):
+    for key, value in content.items():
+        if key == "set" or known.is_method(key):
+            if not isinstance(value, dict):
+                raise ValueError(f"{key} must be a table in {path}, got {value}; write [{key}], and its options below.")
+            if empty := [option for option, values in value.items() if values == []]:
+                raise ValueError(
+                    f"{empty[0]} in [{key}] of {path} must have a value, got []; give one, or leave it out."
+                )
+        elif key not in KEYS:
             raise ValueError(
                 f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*KEYS, *known.names()])} Known: "
                 f"{', '.join(KEYS)}, and a table for each method; options stand in the table [set]."
             )
+        elif isinstance(value, dict) or (isinstance(value, list) and (key not in LISTS or not value)):
+            many = "one value or a list of some" if key in LISTS else "one value"
+            raise ValueError(f"{key} must be {many} in {path}, got {value}; a sweep varies what is in [set].")
     options = dict(plain.pop("set", {}))
     for method, own in content.items():
         if known.is_method(method):

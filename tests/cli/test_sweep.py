@@ -95,8 +95,11 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
             "values must differ, got 'fedavg-learning_rate=0.1' and",
         ),
         (["fedavg", *DIGITS, "--set", "learning_rate"], "--set must be KEY=VALUE"),
-        (["fedavg", *DIGITS, "--set", "learning_rate=0.1", "--set", "learning_rate=0.2"], "must be set once"),
-        (["gone.toml"], "gone.toml"),
+        (
+            ["fedavg", *DIGITS, "--set", "learning_rate=0.3", "--set", "learning_rate=0.4"],
+            "must be set once, got it twice; write all values in one, learning_rate=0.3,0.4.",
+        ),
+        (["gone.toml"], "gone.toml cannot be read (No such file or directory); give a TOML file that is there, or"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(words, said, tmp_path, capsys):
@@ -110,7 +113,13 @@ def test_what_cannot_be_is_refused_before_anything_runs(words, said, tmp_path, c
     [
         ("methods = [", "must be TOML"),
         ("method = 'ifca'", 'did you mean "methods"'),
-        ("set = 1", 'unknown entry "set"'),
+        ("set = 1", r"set must be a table in .*, got 1; write \[set\], and its options below"),
+        ("fedavg = 3", r"fedavg must be a table in .*, got 3; write \[fedavg\]"),
+        ("[set]\nlearning_rate = []", r"learning_rate in \[set\] of .* must have a value, got \[\]; give one"),
+        ("[ifca]\nnum_clusters = []", r"num_clusters in \[ifca\] of .* must have a value"),
+        ("cohort = [1]", r"cohort must be one value in .*, got \[1\]; a sweep varies what is in \[set\]"),
+        ("methods = []", r"methods must be one value or a list of some in .*, got \[\]"),
+        ("[data]\nnum_clients = 8", "data must be one value in .*, got {'num_clients': 8}"),
     ],
 )
 def test_a_file_of_something_else_is_refused(text, said, tmp_path):
