@@ -225,9 +225,21 @@ def initialiser(method: Method, shapes: Any, mesh: Any = None) -> Callable[[Key,
         method: the method.
         shapes: of the data, see `kept`.
         mesh: the devices of the run.
+
+    Raises:
+        TypeError: when it is called, the state has no `cluster` or no `round`.
     """
-    # not `init` itself: it lives longer, and the programs with it
-    return engine.jit(engine.within(mesh)(lambda key, data: method.init(key, data.at(0))))
+
+    def init(key: Key, data: FederatedData) -> Any:  # not `method.init`: it lives longer, and the programs with it
+        state = method.init(key, data.at(0))
+        if lacking := [name for name in ("cluster", "round") if not hasattr(state, name)]:
+            raise TypeError(
+                f"init must return a state with the fields cluster [N] and round [], got a {type(state).__name__} "
+                f"without {' and '.join(lacking)}; take a NamedTuple or a flax.struct.dataclass."
+            )
+        return state
+
+    return engine.jit(engine.within(mesh)(init))
 
 
 def program_bytes(program: Any) -> int:

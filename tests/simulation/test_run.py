@@ -236,6 +236,14 @@ def test_bad_arguments_are_named(options, message):
         jaxfl.run(fedavg(), DATA, **options)
 
 
+def test_a_state_without_its_fields_is_named():
+    bare = fedavg()._replace(init=lambda key, data: {"model": 0.0})
+    with pytest.raises(
+        TypeError, match="init must return a state with the fields .* got a dict without cluster and ro"
+    ):
+        jaxfl.run(bare, DATA, rounds=1)
+
+
 def test_swapped_arguments_are_named():
     with pytest.raises(TypeError, match="method must be a Method, got a FederatedData; jaxfl.methods.fedavg"):
         jaxfl.run(DATA, fedavg(), rounds=1)
