@@ -10,6 +10,8 @@ from jaxfl.cli.tables.console import show, stderr, stdout
 from jaxfl.files import write_text
 from jaxfl.plots.curves import curves
 
+PICTURES = (".png", ".pdf", ".svg")  # endings of their files
+
 
 def compare_runs(
     folders: Sequence[Path],
@@ -28,12 +30,22 @@ def compare_runs(
         files: the table's, by format: `"markdown"`, `"latex"` and `"csv"`; None writes none.
         plot: the picture's, or None.
         html: the page's, or None.
+
+    Raises:
+        ValueError: a file cannot be written, or is of two of them; or as `jaxfl.analysis.kept.read` and `compare`.
     """
+    asked: dict[Path, str] = {}
     for option, path in {**files, "plot": plot, "html": html}.items():
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        if path is None:
+            continue
+        if path.is_dir() or not path.parent.is_dir():
             raise ValueError(
                 f"--{option} must be a file in a folder that is there, got {str(path)!r}; make the folder."
             )
+        if (other := asked.setdefault(path.resolve(), option)) != option:
+            raise ValueError(f"--{option} must be another file than --{other}, got {str(path)!r}; rename one of them.")
+    if plot is not None and plot.suffix.lower() not in PICTURES:
+        raise ValueError(f"--plot must end with {', '.join(PICTURES)}, got {str(plot)!r}; write --plot curves.png.")
     found = tell(folders, metric, target, html)
     texts = {"markdown": found.to_markdown, "latex": found.to_latex, "csv": found.to_csv}
     for form, path in files.items():

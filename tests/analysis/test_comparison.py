@@ -208,6 +208,24 @@ def test_files_hold_the_table(runs, capsys):
     assert files["c.png"].stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--plot", "curves"], "--plot must end with .png, .pdf, .svg, got 'curves'; write --plot curves.png"),
+        (["--csv", "y.csv", "--plot", "curves.xyz"], "--plot must end with .png, .pdf, .svg, got 'curves.xyz'"),
+        (["--csv", "x", "--latex", "./x"], "--csv must be another file than --latex, got 'x'; rename one of them"),
+    ],
+)
+def test_files_that_cannot_be_are_refused_before_anything_is_written(runs, capsys, monkeypatch, words, said):
+    monkeypatch.chdir(runs)
+    before = list(runs.iterdir())
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(runs), *words])
+    told = capsys.readouterr()
+    assert ended.value.code == 2 and said in told.err and not told.out
+    assert list(runs.iterdir()) == before
+
+
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, None])
 def test_a_table_loses_neither_numbers_nor_what_tells_rows_apart(tmp_path, capsys, columns):
     """In a terminal of so many columns, and in a file."""
