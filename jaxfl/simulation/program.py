@@ -29,7 +29,8 @@ from jaxfl.simulation.processes import least
 from jaxfl.typing import Array, Key
 
 CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks
-KEPT = 4  # programs of a kind that are kept for later runs; those of one method whose slots double are several
+KEPT = 4  # methods whose programs of a kind are kept for later runs
+SHAPES = 8  # of each, programs: slots double, and seeds may be tested on other numbers of rows
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,11 +61,14 @@ class Made(NamedTuple):
 def kept(build: Callable[P, T]) -> Callable[P, T]:
     """Decorates what builds a jitted function, so that a later run with the same arguments gets the same one.
 
-    The last `KEPT` are kept: JAX forgets a program with the function that it was compiled from. The arguments must tell
-    shapes too (see `shapes_of`), or one function would hold the programs of all of them. Where an argument cannot be
-    hashed, nothing is kept.
+    The last `SHAPES` of the last `KEPT` first arguments are kept: JAX forgets a program with the function that it was
+    compiled from. The arguments must tell shapes too (see `shapes_of`), or one function would hold the programs of all
+    of them. Where an argument cannot be hashed, nothing is kept.
     """
-    cached = functools.lru_cache(KEPT)(build)
+
+    @functools.lru_cache(KEPT)
+    def cached(first: Any) -> Callable[..., T]:
+        return functools.lru_cache(SHAPES)(functools.partial(build, first))
 
     @functools.wraps(build)
     def get(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -72,7 +76,7 @@ def kept(build: Callable[P, T]) -> Callable[P, T]:
             hash((*args, *kwargs.values()))
         except TypeError:
             return build(*args, **kwargs)
-        return cached(*args, **kwargs)
+        return cached(args[0])(*args[1:], **kwargs)
 
     return get
 

@@ -6,6 +6,8 @@ import sys
 import numpy as np
 import pytest
 
+from jaxfl.simulation.program import KEPT, SHAPES, kept
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems tell less")
 def test_the_peak_is_of_this_process_alone():
@@ -14,3 +16,19 @@ def test_the_peak_is_of_this_process_alone():
     code = "from jaxfl.simulation.program import peak_bytes; print(peak_bytes())"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(child.stdout) < held.nbytes
+
+
+def test_programs_of_all_shapes_are_kept_and_of_methods_the_last():
+    made = []
+    build = kept(lambda method, shapes: made.append((method, shapes)))
+    for _ in range(2):  # of two seeds whose slots double
+        for slots in range(SHAPES):
+            build("stocfl", 1 << slots)
+    assert len(made) == SHAPES
+    for method in range(KEPT):
+        build(method, 1)
+    build("stocfl", 1)
+    assert len(made) == SHAPES + KEPT + 1, "a method that is gone holds no memory"
+    build("stocfl", [1])
+    build("stocfl", [1])
+    assert len(made) == SHAPES + KEPT + 3, "what cannot be hashed is made anew"
