@@ -127,8 +127,8 @@ class RunDirectory:
         Raises:
             ValueError: as in `check`, or no checkpoint that is there can be used.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         saved = self.check_identity(identity, resume=resume)
+        self.path.mkdir(parents=True, exist_ok=True)
         if saved is not None:
             rounds, records = saved.header["round"], saved.header["records"]
             if (found := len(self._records(rounds))) < records:
