@@ -97,6 +97,7 @@ class Comparison(NamedTuple):
             header += [f"rounds to {self._in_words(self.target)}", f"{unit} until then"]
         header += [f"{self._title()} {MINUS} {self.lines[0].name}", "p"] if len(self.lines) > 1 else []
         best = {title: self._best(how[0]) for title, how in measures.items() if title in BEST}
+        several = any(len(line.runs) > 1 for line in self.lines)
         rows = []
         for line, until in zip(self.lines, sent, strict=True):
             row = [line.name, str(len(line.runs))]
@@ -106,7 +107,7 @@ class Comparison(NamedTuple):
                 marked = len(self.lines) > 1 and values and statistics.fmean(values) == best.get(title)
                 row.append(bold.format(cell) if marked else cell)
             if self.target is not None:
-                row.append(_cell(self._reached(line, COSTS["rounds"]), 0))
+                row.append(_cell(self._reached(line, COSTS["rounds"]), int(several)))
                 row.append(_cell(None if until is None else [one / size for one in until], 2))
             if len(self.lines) > 1:
                 row += ["", ""] if line is self.lines[0] else self._told(self.difference(line))

@@ -142,9 +142,11 @@ def test_costs_are_counted_to_what_all_reach(runs):
     assert found.target == 0.6
     header, *rows = found.table()
     place = header.index("rounds to 60 %")
-    assert [row[place : place + 2] for row in rows] == [["10", "30.00"]] * 2
+    assert [row[place : place + 2] for row in rows] == [["10.0", "30.00"]] * 2
     early = compare(kept.read([runs])[0], target=0.46)
     assert early.lines[1].reached("micro_accuracy", 0.46, ("round",)) == [10, 5, 10]
+    assert early.table()[2][place : place + 2] == ["8.3", "25.00"]
+    assert [row[place] for row in compare(kept.read([runs / "fedavg" / "seed-0"])[0]).table()[1:]] == ["10"]
     never = compare(kept.read([runs])[0], target=0.95)
     assert never.table()[1][place : place + 2] == ["-", "-"]
 
