@@ -42,7 +42,10 @@ def watchers(log: Sequence[str], stop_early: int | None, time_limit: str | None,
             raise ValueError(f"log={name} writes into the folder of the run; add --out DIR.")
         loggers.check(name)
     limit = None if time_limit is None else seconds_of(time_limit)
-    EarlyStopping(1 if stop_early is None else stop_early)  # refuses, before anything is loaded
+    if stop_early is not None and stop_early < 1:
+        raise ValueError(
+            f"stop_early must be at least 1 evaluation, got {stop_early}; leave it out to make all rounds."
+        )
 
     def make(group: Sequence[Job]) -> list[Callback]:
         made = [_OfEach(LOGGERS[name], group) for name in log]

@@ -568,7 +568,7 @@ def test_a_quiet_run_says_results_alone_and_logs_them(tmp_path):
         (["--log", "tensorbord"], 'unknown log "tensorbord"; did you mean "tensorboard"?'),
         (["--log", "csv"], "log=csv writes into the folder of the run; add --out DIR"),
         (["--log", "wandb"], "the wandb callback needs wandb: pip install 'jaxfl[wandb]'"),
-        (["--stop-early", "0"], "patience must be at least 1 evaluation, got 0"),
+        (["--stop-early", "0"], "stop_early must be at least 1 evaluation, got 0; leave it out"),
         (["--time-limit", "soon"], 'time_limit must be a time above 0, got "soon"; write 30m, 2h'),
     ],
 )
