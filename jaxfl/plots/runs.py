@@ -101,20 +101,23 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     titles = (f"{main} on the clients' test rows", "loss", "number of clusters")
     if several:
         titles = (f"{main} (dashes: macro)", "loss (dashes: training)", "number of clusters")
+    shown = sorted({round for history in histories for round in history.column("round")})
     for axes, title in zip((measured, loss, clusters), titles, strict=True):
         style.mark_drift(axes, runs.values())
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_xlabel("round")
         style.light_grid(axes)
         axes.xaxis.get_major_locator().set_params(integer=True)
+        if len(shown) == 1:  # an axis of a single point has fractions of rounds
+            axes.set(xticks=shown, xlim=(shown[0] - 1, shown[0] + 1))
         if axes.get_legend_handles_labels()[0] and not (aside and axes is measured):
             axes.legend(fontsize=8, frameon=False)
     if aside:
         figure.legend(*measured.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     if main == "accuracy":
-        measured.set_ylim(top=min(1.0, measured.get_ylim()[1]))
+        measured.set_ylim(top=min(1.02, measured.get_ylim()[1]))  # 1 is seen whole
     if loss.dataLim.ymin >= 0:  # a log-likelihood may be below
-        loss.set_ylim(bottom=0)
+        loss.set_ylim(0, max(loss.get_ylim()[1], 1.05 * loss.dataLim.ymax))
     clusters.set_ylim(0, max(clusters.get_ylim()[1] * 1.1, 2))
     clusters.yaxis.get_major_locator().set_params(integer=True)
     if not several:

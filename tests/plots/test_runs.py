@@ -63,6 +63,15 @@ def test_convergence_draws_the_history(result):
     assert len(accuracy.collections) == 1  # the band
 
 
+def test_a_single_round_is_a_whole_one_and_its_points_are_inside():
+    history = History()
+    history.append({"round": 1, "micro_accuracy": 1.0, "loss": 2.0, "train_loss": 1.9, "num_clusters": 1})
+    for axes, top in zip(plots.convergence({"a": history}).axes, (1.0, 2.0, 1.0), strict=True):
+        assert list(axes.get_xticks()) == [1]
+        low, high = axes.get_ylim()
+        assert high - top > 0.015 * (high - low)
+
+
 def test_convergence_compares_runs(result):
     history = History()
     history.append({"round": 1, "micro_accuracy": 0.5, "macro_accuracy": None, "loss": float("nan")})
