@@ -12,7 +12,7 @@ from jaxfl.cli.tables.console import saying, show, stderr, stdout
 from jaxfl.cli.watch import Watchers
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
-from jaxfl.jobs.seeds import across
+from jaxfl.jobs.seeds import across, with_others
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, quoted
 from jaxfl.settings import options
@@ -203,6 +203,7 @@ def tell(
         html: whether pages were written.
     """
     if made := [summary for summary in summaries if summary is not None]:
+        made = with_others(jobs, made) if several else made
         title, head, rows, caption = tables.results(made, across(made, out) if several else None)
         print(title)
         show(stdout(), head, rows, named=several)

@@ -96,5 +96,5 @@ def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool, html: b
             run_jobs(some, several=True, quiet=quiet, html=html)
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
     if summaries and (missing or RunDirectory(folder).summary() is None):  # it may have been killed before it wrote it
-        seeds.across(summaries, folder)
+        seeds.across(seeds.with_others(jobs, summaries), folder)
     return len(summaries) == len(jobs)

@@ -1,5 +1,6 @@
 """Runs that differ in their seed alone, each in a folder `seed-S` of one: what may be there, what all come to."""
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,30 @@ def check(jobs: Sequence[job.Job]) -> None:
         job.check(one)
 
 
+def with_others(jobs: Sequence[job.Job], made: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns summaries with those of the same runs of other seeds that were kept beside them, by seed.
+
+    Args:
+        jobs: as `check` takes them.
+        made: the summaries of those that have ended.
+    """
+    asked = {one.seed for one in jobs}
+
+    def kept() -> list[dict[str, Any]]:
+        found = []
+        for path in [] if jobs[0].out is None else jobs[0].out.parent.glob("seed-*"):
+            number = path.name.removeprefix("seed-")
+            if number.isdecimal() and int(number) not in asked:
+                other = jobs[0]._replace(seed=int(number), out=path, resume=True)
+                with contextlib.suppress(ValueError):  # a damaged one is none
+                    summary = other.done()
+                    if summary is not None and not RunDirectory(path).is_of_another(other.config()):
+                        found.append(summary)
+        return found
+
+    return sorted([*made, *processes.by_first(kept)], key=lambda summary: summary["seed"])
+
+
 def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict[str, dict[str, float | None]]:
     """Returns mean and standard deviation of every number of the summaries of several seeds, and writes them to `out`.
 
@@ -36,10 +61,11 @@ def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict
     """
     spread = {}
     for name in summaries[0]:
-        values = [summary[name] for summary in summaries]
-        if name != "seed" and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in values):
-            deviation = statistics.stdev(values) if len(values) > 1 else None
-            spread[name] = {"mean": statistics.fmean(values), "std": deviation}
+        values = [summary.get(name) for summary in summaries]  # one of an older version may have none
+        numbers = [one for one in values if isinstance(one, (int, float)) and not isinstance(one, bool)]
+        if name != "seed" and len(numbers) == len(values):
+            deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+            spread[name] = {"mean": statistics.fmean(numbers), "std": deviation}
     if out is not None and processes.first():
         RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})
     return spread

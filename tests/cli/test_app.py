@@ -413,6 +413,17 @@ def test_seeds_are_averaged(tmp_path, monkeypatch, shared_tools):
     assert rows["std"][0] == f"{both['micro_accuracy']['std']:.4f}"
 
 
+def test_a_seed_joins_those_that_are_there(tmp_path):
+    command = ["run", "fedavg", *SMALL, "--rounds", "1", "--out", tmp_path, "--seeds"]
+    assert jaxfl(*command, "0").exit_code == 0
+    joined = jaxfl(*command, "1")
+    assert joined.exit_code == 0, joined.output
+    assert json.loads((tmp_path / "summary.json").read_text())["seeds"] == [0, 1]
+    assert [line.split()[0] for line in joined.stdout.splitlines()[2:6]] == ["0", "1", "mean", "std"]
+    assert jaxfl(*command, "2", "--set", "local_epochs=2").exit_code == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["seeds"] == [2], "another setting"
+
+
 def test_a_folder_is_of_one_run_or_of_seeds(tmp_path, never_compiles):
     single, both = tmp_path / "single", tmp_path / "both"
     for folder in (single, both / "seed-0", both / "seed-1"):

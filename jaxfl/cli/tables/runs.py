@@ -43,7 +43,7 @@ def results(
     clients = f"{one['num_clients']} clients{tested}, {one['rounds']} rounds of {one['cohort']}"
     measured = "" if main == "accuracy" else f", {main}"
     title = f"{one['method']} on {one['data']}: {clients}{measured}"
-    rows = [[_cell(run[key], *how) for key, *how in columns.values()] for run in runs]
+    rows = [[_cell(run.get(key), *how) for key, *how in columns.values()] for run in runs]
     if spread is None:
         return title, list(columns), rows, ""
     rows = [[str(run["seed"]), *row] for run, row in zip(runs, rows, strict=True)]
