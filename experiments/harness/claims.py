@@ -74,8 +74,8 @@ def table(experiment: Experiment, entries: Sequence[Entry]) -> page.Table | None
         spread = "" if found.std is None else f" ± {found.std:.2f}"
         claimed = f"{claim.better} above {claim.worse}{' (ours)' if claim.ours else ''}"
         said = verdict(found.mean, p, ours=claim.ours)
-        numbers = [f"{found.mean:+.2f}{spread}", *(EMPTY if one is None else f"{one:.2g}" for one in (found.p, p))]
-        lines.append([where, claimed, *numbers, str(found.seeds), said])
+        tests = [EMPTY if one is None else f"{one:.{digits}g}" for one, digits in ((found.p, 2), (p, 3))]
+        lines.append([where, claimed, f"{found.mean:+.2f}{spread}", *tests, str(found.seeds), said])
     head = ["table, column", "claim", "difference", "p", "Holm's p", "seeds", "here"]
     return page.Table(head, lines) if lines else None
 
