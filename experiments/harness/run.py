@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from experiments.harness import base, others, report, results, studies
 from experiments.harness.base import Cell, Study
+from jaxfl.cli import signals
 from jaxfl.cli.tables.console import saying, stderr
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job as jobs
@@ -87,6 +88,8 @@ def reproduce(
     _say(console, f"{name}, {scale}: {len(wanted)} runs, {len(wanted) - len(missing)} there, {len(missing)} to make")
     failed, held = 0, Held(data_dir)
     for place, one in enumerate(missing, 1):
+        if code := _asked_to_stop(console):
+            return code
         label = f"[{place}/{len(missing)}] {one.cell.label}, seed {one.job.seed}:"
         try:
             result = _run(one.job, held, label)
@@ -102,6 +105,8 @@ def reproduce(
         results.append(folder / results.RESULTS, results.result_line(one.cell, one.job, result))
         _clean(one.job)
     for study in (one for one in chosen if isinstance(one, Study) and studies.read(folder, one) is None):
+        if code := _asked_to_stop(console):
+            return code
         _say(console, f"{study.label}:")
         try:
             studies.write(folder, study, data_dir)
@@ -169,6 +174,14 @@ def _forget(job: Job) -> None:
     directory = job.directory()
     if directory is not None and directory.is_of_another(job.config()):
         directory.remove()
+
+
+def _asked_to_stop(console: "Console") -> int:
+    """Returns the exit code if a signal came when the run before was whole, and says so; else 0."""
+    if not (number := signals.heard()):
+        return 0
+    _say(console, "interrupted; the same command goes on", style="yellow")
+    return 128 + number
 
 
 def _clean(job: Job) -> None:

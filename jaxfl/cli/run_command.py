@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxfl import data as federations
-from jaxfl.cli import run_page, tables
+from jaxfl.cli import run_page, signals, tables
 from jaxfl.cli.tables.console import saying, show, stderr, stdout
 from jaxfl.cli.watch import Watchers
 from jaxfl.data.clients import FederatedData
@@ -70,6 +70,7 @@ def run_jobs(
 
 def _load(one: job.Job, quiet: bool) -> FederatedData:
     """Returns the data of a job; refuses a cohort that is too large, before anything is said to compile."""
+    _heed()
     with saying(stderr(quiet=quiet), f"loading {one.settings.data_name}"):
         data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
         cohort_size(one.cohort, data)
@@ -96,6 +97,7 @@ def _run(
         watchers: what looks on beside the bar.
         html: whether a page is written of each.
     """
+    _heed()
     console, first = stderr(quiet=quiet), jobs[0]
     bar = ProgressBar(label=label)
     callbacks = [*([] if quiet else [bar]), *(watchers(jobs) if watchers else ())]
@@ -125,6 +127,15 @@ def _run(
         _told(one, mine, label if len(jobs) == 1 else f"seed {mine.seed}", quiet)
         for mine, one in zip(jobs, found, strict=True)
     ]
+
+
+def _heed() -> None:
+    """Raises `Stopped` if a run before was asked to stop after its last round: it is whole, and no other is begun."""
+    if number := signals.heard():
+        stderr().print("interrupted; the run before is whole, and no other was begun", style="yellow", soft_wrap=True)
+        stopped = Stopped(0, 0, 0)
+        stopped.number = number
+        raise stopped
 
 
 def _one(one: job.Job, data: FederatedData, callbacks: Sequence[Callback], tools: job.Tools) -> Result | Diverged:

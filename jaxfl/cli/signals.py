@@ -9,10 +9,11 @@ import contextlib
 import os
 import signal
 import threading
+from types import FrameType
 
 from jaxfl.simulation import interrupts
 
-_kept = ""
+_kept, _heard = "", 0
 
 
 def install() -> None:
@@ -22,8 +23,19 @@ def install() -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in interrupts.SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: None)
+            signal.signal(number, hear)
     threading.Thread(target=_answer, args=(reader,), name="signals", daemon=True).start()
+
+
+def hear(number: int, frame: FrameType | None) -> None:
+    """Handles a signal: a run calls this when it has answered it; at any other moment the thread ends the process."""
+    global _heard
+    _heard = number
+
+
+def heard() -> int:
+    """Returns the number of the signal that a run has answered, 0 if none: one that was whole was given back."""
+    return _heard
 
 
 def tell(kept: str) -> None:

@@ -2,14 +2,15 @@
 
 An exception that a signal's handler raises may come out anywhere, in a callback of JAX too, which prints it and goes
 on. So the handler of a run notes the signal and raises nothing. The run looks between two calls of its compiled rounds,
-about a second or one round apart, saves, and stops with `Stopped`.
+about a second or one round apart, saves, and stops with `Stopped`. One whose rounds are all made is given back instead,
+with a warning: a handler of the caller's own was told of the signal, and may stop what comes after it.
 
 This module imports nothing that takes time: the command line needs it before it imports JAX.
 """
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -24,12 +25,13 @@ class Stopped(KeyboardInterrupt):
         round: the last whole one.
         rounds: those that were asked for.
         saved: the round of the last checkpoint; 0 where there is none.
+        outcomes: what came of the seeds of the last program, where all rounds were made; else empty.
     """
 
     number: int = signal.SIGINT
 
-    def __init__(self, round: int, rounds: int, saved: int):
-        self.round, self.rounds, self.saved = round, rounds, saved
+    def __init__(self, round: int, rounds: int, saved: int, outcomes: Sequence[Any] = ()):
+        self.round, self.rounds, self.saved, self.outcomes = round, rounds, saved, outcomes
         kept = f"the checkpoint is of round {saved}, resume=True goes on from it" if saved else "nothing is kept"
         super().__init__(f"stopped after round {round} of {rounds}; {kept}")
 

@@ -3,10 +3,9 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,7 +27,7 @@ from jaxfl.simulation.progress import Diverged, Progress
 from jaxfl.simulation.result import Event, Result
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.schedule import Clock
-from jaxfl.simulation.seeds import RoundsInLanes, placed, together
+from jaxfl.simulation.seeds import RoundsInLanes, groups, placed, together
 from jaxfl.simulation.streaming import Stream
 from jaxfl.simulation.summary import summary_of
 
@@ -43,6 +42,9 @@ def outcomes(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) -> lis
         ones: each seed's; their data have the same shapes.
         plan: of a run of one seed.
         resume: whether to go on with the runs that are there.
+
+    Warns:
+        UserWarning: a signal came when all rounds were made.
     """
     found: dict[int, Outcome] = {}
     alone = asked.stream or asked.kept or any(len(arriving(one.data)) for one in ones)
@@ -50,27 +52,17 @@ def outcomes(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) -> lis
         for one in ones:
             if one.directory is not None:
                 stack.enter_context(one.directory.alone())
-        for place, group in enumerate(_groups(ones, 1 if alone else together(len(ones)), resume)):
+        for place, group in enumerate(groups(ones, 1 if alone else together(len(ones)), resume)):
             timed = asked._replace(began=time.perf_counter()) if place else asked  # each program has its own time
-            made = _within_memory(timed, group, plan, resume)
+            try:
+                made = _within_memory(timed, group, plan, resume)
+            except Stopped as stopped:
+                if len(found) + len(stopped.outcomes) < len(ones):
+                    raise
+                made = stopped.outcomes  # there is nothing left to stop
+                warnings.warn("the run was asked to stop when all its rounds were made: it is whole.", stacklevel=4)
             found |= {one.seed: outcome for one, outcome in zip(group, made, strict=True)}
     return [found[one.seed] for one in ones]
-
-
-def _groups(ones: Sequence[One], most: int, resume: bool) -> Iterator[list[One]]:
-    """Yields the seeds of one program each: those who have made as many rounds."""
-    if len(ones) == 1:
-        yield list(ones)
-        return
-
-    behind = {one.seed: one.directory.done() if resume and one.directory is not None else 0 for one in ones}
-
-    def done(one: One) -> int:
-        return behind[one.seed]
-
-    for _, equal in itertools.groupby(sorted(ones, key=done), done):
-        alike = list(equal)
-        yield from (alike[first : first + most] for first in range(0, len(alike), most))
 
 
 def _within_memory(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) -> list[Outcome]:
@@ -119,8 +111,12 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
         for one, own, progress in zip(ones, data, progresses, strict=True)
     ]
 
+    def whole() -> list[Outcome]:
+        return [seed.outcome(mine) for seed, mine in zip(seeds, program.states(state), strict=True)]
+
     def stopped() -> Stopped:
-        return Stopped(first.done, schedule.rounds, min(progress.saved for progress in progresses))
+        saved = min(progress.saved for progress in progresses)
+        return Stopped(first.done, schedule.rounds, saved, whole() if first.done == schedule.rounds else ())
 
     with Deferred(stopped) as signals:
         saved = [progress.restore(asked.shapes, asked.method.per_client, kept=asked.kept) for progress in progresses]
@@ -141,7 +137,7 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
         elif first.done < schedule.rounds:
             for seed, mine in zip(seeds, program.states(state), strict=True):
                 seed.end(mine)
-    return [seed.outcome(mine) for seed, mine in zip(seeds, program.states(state), strict=True)]
+    return whole()
 
 
 def _ahead(signals: Deferred, count: int, seeds: "Sequence[_Seed]") -> int:

@@ -129,7 +129,8 @@ def run(
         ValueError: an argument is out of range, the method's task was made for other rows, `checkpoint_dir` holds
             another run, or rows cannot stay on the host for a method that reads everybody's.
         KeyboardInterrupt: Ctrl-C was pressed, and after a whole round the state was saved if there is a
-            `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too.
+            `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too. After the last
+            round there is nothing to stop: the result is returned, and a warning says so.
         OSError: `checkpoint_dir` cannot be written to; the message says what is kept.
         MemoryError: the run needs more memory than the device has.
         Diverged: clients send nothing finite any more. Found out when the run is evaluated, and nothing is written of

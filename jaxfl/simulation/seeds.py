@@ -1,5 +1,6 @@
 """Several seeds in one program: each has a lane. States are stacked, and what of the data is the same is shared."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData, replaced
 from jaxfl.methods.base import Grow, Method, doubled
 from jaxfl.sampling import Sampler, cohort_size
+from jaxfl.simulation.asked import One
 from jaxfl.simulation.lanes import Lanes
 from jaxfl.simulation.program import Made, initialiser, kept, shapes_of
 from jaxfl.simulation.rounds import Rounds
@@ -139,6 +141,28 @@ def inside(choice: PlanChoice, plan: Plan, model: Any, size: int, count: int) ->
         return choice._replace(mesh=None)
     devices = 1 if plan.mesh is None else plan.mesh.size
     return engine.resolve_plan(choice, model, size, models=-(-count // devices), devices=1)
+
+
+def groups(ones: Sequence[One], most: int, resume: bool) -> Iterator[list[One]]:
+    """Yields the seeds of one program each: those who have made as many rounds.
+
+    Args:
+        ones: of all seeds.
+        most: how many a program may have.
+        resume: whether they go on with the runs that are there.
+    """
+    if len(ones) == 1:
+        yield list(ones)
+        return
+
+    behind = {one.seed: one.directory.done() if resume and one.directory is not None else 0 for one in ones}
+
+    def done(one: One) -> int:
+        return behind[one.seed]
+
+    for _, equal in itertools.groupby(sorted(ones, key=done), done):
+        alike = list(equal)
+        yield from (alike[first : first + most] for first in range(0, len(alike), most))
 
 
 def alike(data: Sequence[FederatedData]) -> list[FederatedData] | None:

@@ -17,7 +17,7 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl.cli import run_command, run_page, watch
+from jaxfl.cli import run_command, run_page, signals, watch
 from jaxfl.cli.app import app
 from jaxfl.data import federate, stored
 from jaxfl.jobs import job
@@ -381,6 +381,29 @@ def test_interrupted_runs_go_on(tmp_path, monkeypatch):
     assert re.search(r"^warning: .*checkpoint.npz is not .*\(round 2\), is used.$", resumed.stderr, re.MULTILINE)
     rounds = [json.loads(line)["round"] for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert rounds == [1, 2, 3]
+
+
+def test_a_run_that_is_whole_is_told_and_the_next_is_not_begun(tmp_path, monkeypatch):
+    call = ProgressBar.__call__
+
+    def interrupt(self, event):
+        call(self, event)
+        if event.round == event.rounds:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ProgressBar, "__call__", interrupt)
+    monkeypatch.setattr(signals, "_heard", 0)
+    before = signal.signal(signal.SIGINT, signals.hear)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            command = ["run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "0,1", "--out", tmp_path / "a"]
+            result = jaxfl(*command)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130 and "the run before is whole, and no other was begun" in result.stderr
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["seed-0"]
+    assert (tmp_path / "a" / "seed-0" / "summary.json").exists()
 
 
 def test_a_directory_that_cannot_be_made_is_one_line(never_compiles, tmp_path):

@@ -118,6 +118,30 @@ def test_a_run_that_keeps_nothing_says_so():
         jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[lambda event: signal.raise_signal(signal.SIGINT)], **OPTIONS)
 
 
+def test_a_run_that_is_whole_is_not_stopped(straight):
+    def press(event):
+        if event.round == event.rounds:
+            signal.raise_signal(signal.SIGINT)
+
+    options = {**OPTIONS, "rounds": 6, "eval_every": 2, "callbacks": [press]}
+    with pytest.warns(UserWarning, match="asked to stop when all its rounds were made: it is whole") as warned:
+        result = jaxfl.run(fedavg(), DATA, **options)
+    assert warned[0].filename == __file__
+    assert_equal(result.state, straight.state, "a run that was asked to stop at its end")
+    assert untimed(result.history) == untimed(straight.history)
+    told = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
+    try:
+        with pytest.warns(UserWarning, match="it is whole"):
+            jaxfl.run(fedavg(), DATA, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told == [signal.SIGINT], "whoever asked may stop what comes next"
+    with pytest.raises(KeyboardInterrupt, match="after round 6 of 6") as raised:  # the second seed is still to come
+        jaxfl.run(fedavg(), DATA, **options | {"seed": 0, "seeds": [2, 3]})
+    assert_equal(raised.value.outcomes[0].state, straight.state, "the first seed")
+
+
 @pytest.mark.parametrize("first", [1, 4])
 def test_resumed_is_as_if_never_stopped(first, straight, tmp_path):
     options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path, "checkpoint_every": 1}
