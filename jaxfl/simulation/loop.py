@@ -230,9 +230,10 @@ class _Seed:
     def _tell(self, event: Event) -> None:
         """Calls the callbacks."""
         for callback in self._asked.callbacks if processes.first() else ():
-            told = callback(event)
+            told: Any = callback(event)
             # a comparison with one of JAX's numbers is an array; what else a user's function returns says nothing
-            self.ended |= np.dtype(getattr(told, "dtype", type(told))) == bool and bool(np.all(told))
+            number = isinstance(told, np.bool_ | np.ndarray | jax.Array) and np.ndim(told) == 0
+            self.ended |= told is True or (number and told.dtype == np.bool_ and bool(told))
 
     def save(self, state: Any) -> None:
         """Saves a run that is stopped."""

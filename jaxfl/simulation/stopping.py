@@ -12,7 +12,11 @@ from jaxfl.simulation.result import Event
 
 
 class _Best:
-    """The best value of a metric so far, of each seed, and for how long it has been; None is the task's main one."""
+    """The best value of a metric so far, of each seed, and for how long it has been; None is the task's main one.
+
+    Attributes:
+        newest: of each seed, whether the last evaluation is the best one; one of nobody is not.
+    """
 
     def __init__(self, metric: str | None):
         self.metric = metric
@@ -20,11 +24,12 @@ class _Best:
 
     def forget(self) -> None:
         """Forgets the run that has ended: the same callback may be given to the next one."""
+        self.newest: dict[int | None, bool] = {}
         self._best: dict[int | None, float] = {}
         self._waited: dict[int | None, int] = {}
 
     def waited(self, event: Event, earlier: bool = True) -> int:
-        """Returns how many evaluations there were since the best one: 0 where it is the one that was just made.
+        """Returns how many evaluations there were since the best one, of nobody not counted.
 
         Args:
             event: of an evaluation, or between two.
@@ -45,10 +50,11 @@ class _Best:
             known = ", ".join(name for name, value in record.items() if isinstance(value, float))
             raise ValueError(f"metric must be a number of every evaluation, got {metric!r}; there are {known}.")
         value, sign = record[metric], -1 if is_lower_better(metric, event.lower) else 1
+        self.newest[event.seed] = False
         if value is None:  # nobody was tested: that is no better and no worse
             return
         value = -math.inf if math.isnan(value) else sign * value
-        better = value > self._best.get(event.seed, -math.inf)
+        self.newest[event.seed] = better = value > self._best.get(event.seed, -math.inf)
         self._best[event.seed] = max(value, self._best.get(event.seed, -math.inf))
         self._waited[event.seed] = 0 if better else self._waited.get(event.seed, 0) + 1
 
@@ -121,7 +127,10 @@ class BestCheckpoint:
     def __call__(self, event: Event) -> None:
         """Keeps the state if it is the best so far."""
         folder = self.folder if event.seed is None else self.folder / f"seed-{event.seed}"
-        if event.record is None or event.keep is None or self._best.waited(event, earlier=folder.exists()):
+        if event.record is None or event.keep is None:
+            return
+        self._best.waited(event, earlier=folder.exists())
+        if not self._best.newest[event.seed]:
             return
         event.keep(folder)
         above = self.folder.parent if event.seed is None else self.folder.parent / f"seed-{event.seed}"

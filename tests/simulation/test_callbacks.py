@@ -6,6 +6,7 @@ import re
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -315,6 +316,27 @@ def test_who_is_not_tested_does_not_end_a_run():
     stop = callbacks.EarlyStopping(1, "loss")
     events = [EVENTS[1]._replace(record={"loss": value}) for value in (None, None, 0.5, None, 0.6)]
     assert [stop(event) for event in events] == [False, False, False, False, True]
+
+
+def test_an_evaluation_of_nobody_is_not_the_best(tmp_path):
+    best, kept = callbacks.BestCheckpoint(tmp_path / "best", "loss"), []
+    for round, value in enumerate((None, 0.5, None, 0.6, 0.4), 1):
+        best(
+            Event(
+                round, 9, 1, 0.5, 1.0, {"round": round, "loss": value}, keep=lambda _, round=round: kept.append(round)
+            )
+        )
+    assert kept == [2, 5]
+
+
+def test_what_else_a_callback_returns_says_nothing():
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    foreign = types.SimpleNamespace(dtype=object())  # a tensor of another library
+    told = [None, 1, "yes", [True], np.ones(0, bool), np.ones(2, bool), foreign, jax.random.key(0)]
+    looking = [lambda event, value=value: value for value in told]
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    assert jaxfl.run(method, data, rounds=2, eval_every=1, callbacks=looking).summary["rounds"] == 2
 
 
 def test_callbacks_are_told_the_records_of_before(tmp_path):
