@@ -70,7 +70,8 @@ class ProgressBar:
         show = self._show or self._open()
         if event.record is not None:
             self.records[event.seed] = event.record
-            self.diverged[event.seed] = self.diverged.get(event.seed, 0) + event.record.get("diverged", 0)
+            more = 0 if event.again else event.record.get("diverged", 0)
+            self.diverged[event.seed] = self.diverged.get(event.seed, 0) + more
         show(event)
         if event.round >= event.rounds:
             self._end()

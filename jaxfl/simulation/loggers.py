@@ -16,7 +16,8 @@ def csv(path: str | os.PathLike) -> Callback:
     """Returns a callback that writes each evaluation's numbers into a table: a row as soon as it exists.
 
     The columns are those of the first evaluation. Of a file that is there the columns count, and rows are added to it.
-    Rows of evaluations that a resumed run makes again, since it was stopped before their checkpoint, are removed.
+    Rows of evaluations that a resumed run makes again, since it was stopped before their checkpoint, are removed. A row
+    is replaced where all rows are tested in the end (`Event.again`).
 
     Args:
         path: of the file.
@@ -24,7 +25,7 @@ def csv(path: str | os.PathLike) -> Callback:
     Raises:
         ValueError: the file's folder is not there, or the file is another table.
     """
-    file, begun = Path(path), set()
+    file, written = Path(path), dict[int | None, str]()  # the last row of each seed
     if not file.parent.is_dir():
         raise ValueError(f"path must be in a folder that is there, got {str(path)!r}; make it first.")
 
@@ -39,12 +40,16 @@ def csv(path: str | os.PathLike) -> Callback:
                 raise ValueError(f"{file} must be a table of a run, with a column round, or new; choose another name.")
             if not table.tell():
                 table.write(",".join(names) + "\n")
-        if event.earlier and event.seed not in begun:
+        if event.earlier and event.seed not in written:
             last = event._replace(record=event.earlier[-1], round=event.earlier[-1]["round"])
             _cut(file, _row(last, names), names)
-        begun.add(event.seed)
-        with file.open("a", encoding="utf-8") as table:
-            table.write(_row(event, names))
+        row, before = _row(event, names), written.get(event.seed)
+        if event.again and before is not None:
+            write_text(file, file.read_text(encoding="utf-8").replace(f"\n{before}", f"\n{row}"))
+        else:
+            with file.open("a", encoding="utf-8") as table:
+                table.write(row)
+        written[event.seed] = row
 
     return log
 

@@ -221,11 +221,12 @@ class _Seed:
         if not evaluated or self._asked.schedule.test_rows is not None:  # the last evaluation is of all rows
             self._evaluation = self._clock.evaluate(self._look, self._key, state)
             if evaluated:
-                progress.correct(self._evaluation)
+                record = progress.correct(self._evaluation)
             else:
                 record = progress.record(self._evaluation)
         progress.save(state, sound=self._program.serves)
-        self._tell(self._event(record, state)._replace(rounds=progress.done))
+        again = evaluated and record is not None
+        self._tell(self._event(record, state)._replace(rounds=progress.done, again=again))
 
     def _tell(self, event: Event) -> None:
         """Calls the callbacks."""

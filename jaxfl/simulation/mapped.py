@@ -19,8 +19,8 @@ from jaxfl.schema import checked
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.metrics import Evaluation
-from jaxfl.simulation.progress import come_to_nothing
 from jaxfl.simulation.schedule import check_drift
+from jaxfl.simulation.tally import come_to_nothing
 from jaxfl.tasks.contract import check_learns
 from jaxfl.typing import Array, Key
 

@@ -39,6 +39,8 @@ class Event(NamedTuple):
         keep: writes a checkpoint of this moment into a folder.
         lower: metrics of the task that are better where they are lower, beside losses.
         earlier: the records of the evaluations before, those of before a resume too.
+        again: whether `record` is in place of the one of this round that was told before: where a callback has ended a
+            run with `test_rows`, all rows are tested.
     """
 
     round: int
@@ -55,6 +57,7 @@ class Event(NamedTuple):
     keep: Callable[[Path], None] | None = None
     lower: tuple[str, ...] = ()
     earlier: Sequence[dict[str, Any]] = ()
+    again: bool = False
 
 
 Callback = Callable[[Event], bool | None]  # True ends the run

@@ -37,7 +37,10 @@ def test_lines_are_written_for_evaluations():
     with ProgressBar(file, label="seed 1") as bar:
         for event in EVENTS:
             bar(event)
-    assert file.getvalue().splitlines() == [
+        bar(EVENTS[-1]._replace(record=EVENTS[-1].record | {"micro_accuracy": 0.5}, again=True))
+    *lines, again = file.getvalue().splitlines()
+    assert again == lines[-1].replace("0.750", "0.500"), "those who diverged are counted once"
+    assert lines == [
         "seed 1 round 4/8  loss 0.500  accuracy 0.750  clusters 2  3 diverged  4 rounds/s  ETA 4.0 s",
         "seed 1 round 8/8  loss 0.250  accuracy 0.750  clusters 4  6 diverged  4 rounds/s  took 48 s "
         "(compile 20 s, evaluation 24 s)",

@@ -413,16 +413,26 @@ def test_evaluations_between_test_some_rows_and_the_last_one_all(straight, tmp_p
     thin = jaxfl.run(fedavg(), replace(DATA, test=DATA.test.thinned(2)), rounds=6, eval_every=2, **OPTIONS)
     assert untimed(few.history)[:2] == untimed(thin.history)[:2] != untimed(straight.history)[:2]
     assert few.summary["test_rows"] == 2 and straight.summary["test_rows"] is None
+    told, table = [], tmp_path / "log.csv"
     ended = jaxfl.run(
         fedavg(),
         DATA,
         rounds=9,
         test_rows=2,
-        callbacks=[lambda e: e.round >= 6],
+        callbacks=[jaxfl.callbacks.csv(table), told.append, lambda e: e.round >= 6],
         **(options | {"checkpoint_dir": tmp_path / "ended"}),
     )
     assert untimed(ended.history) == untimed(few.history) == untimed(History(tmp_path / "ended" / "history.jsonl"))
     assert ended.evaluation.rows.tolist() == few.evaluation.rows.tolist()
+    head, *rows = [row.split(",") for row in table.read_text().splitlines()]
+    place = head.index("micro_accuracy")
+    assert [float(row[place]) for row in rows] == few.history.column("micro_accuracy"), "the last of them on all rows"
+    assert [(event.round, event.again) for event in told if event.record] == [
+        (2, False),
+        (4, False),
+        (6, False),
+        (6, True),
+    ]
     with pytest.raises(ValueError, match="holds a run with test_rows=2, got None"):
         jaxfl.run(fedavg(), DATA, rounds=8, resume=True, **options)
 

@@ -8,8 +8,8 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods import base
 from jaxfl.simulation.program import Log
-from jaxfl.simulation.progress import Tally
 from jaxfl.simulation.schedule import Clock, Schedule
+from jaxfl.simulation.tally import Tally
 
 DATA = clustered_linear(8, rows=8, features=4)
 
