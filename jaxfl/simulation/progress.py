@@ -34,6 +34,22 @@ class Diverged(RuntimeError):
         self.outcomes: Sequence[Any] = ()
 
 
+def check_whole(kept: bool) -> None:
+    """Refuses a best checkpoint that would lack models.
+
+    Args:
+        kept: whether the clients' own stay on the host, in the file of the run.
+
+    Raises:
+        ValueError: they do.
+    """
+    if kept:
+        raise ValueError(
+            "the best checkpoint must have all models in it, got clients' models in a file on the host (resident); "
+            "give resident=True, or leave the best checkpoint out."
+        )
+
+
 class Progress:
     """How far a run has come; it goes on from the checkpoint in its directory, if there is one.
 
@@ -172,11 +188,7 @@ class Progress:
             ValueError: the clients' own models stay on the host: their file is that of the run; or the folder holds
                 another run.
         """
-        if has_any(state):
-            raise ValueError(
-                "the best checkpoint must have all models in it, got clients' models in a file on the host (resident); "
-                "give resident=True, or leave the best checkpoint out."
-            )
+        check_whole(has_any(state))
         best = RunDirectory(folder, "folder")
         with best.alone():
             if folder not in self._kept_in:

@@ -21,11 +21,12 @@ from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.identity import check_config, check_named, identity_of
 from jaxfl.simulation.loop import outcomes
 from jaxfl.simulation.program import initialiser, shapes_of
-from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.progress import Diverged, check_whole
 from jaxfl.simulation.result import Callback, Result, check_callbacks, leaving
 from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.seeds import alike, inside
 from jaxfl.simulation.shared import directory_at
+from jaxfl.simulation.stopping import BestCheckpoint
 from jaxfl.simulation.streaming import Resident, keeps, streams
 from jaxfl.simulation.testers import sampled_clients
 from jaxfl.tasks.contract import check_learns
@@ -85,8 +86,8 @@ def run(
         seeds: several of them, a run for each: on an accelerator in one program, where the memory allows it; on a CPU,
             which one run keeps busy, one after another, compiled once. Data that are the same are shared. The results
             are those of runs apart, but for rounding, and but for callbacks that end a run: seeds of one program end
-            together. `checkpoint_dir` gets a folder `seed-S` for each; a resume goes
-            on from all of them. The summaries say `seeds_together`; seconds of rounds are then the seed's share.
+            together. `checkpoint_dir` gets a folder `seed-S` for each; a resume goes on from all of them. The summaries
+            say `seeds_together`; seconds of rounds are then the seed's share.
         sampler: draws the cohorts, see `jaxfl.sampling`: `dropouts(...)`, `availability(...)`, or your own, which is
             told apart from others by its `__name__`.
         eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1. The last round is always
@@ -127,7 +128,7 @@ def run(
     Raises:
         TypeError: an argument is of another type.
         ValueError: an argument is out of range, the method's task was made for other rows, `checkpoint_dir` holds
-            another run, or rows cannot stay on the host for a method that reads everybody's.
+            another run, or rows cannot stay on the host for a method that reads everybody's, or for `BestCheckpoint`.
         KeyboardInterrupt: Ctrl-C was pressed, and after a whole round the state was saved if there is a
             `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too. After the last
             round there is nothing to stop: the result is returned, and a warning says so.
@@ -170,6 +171,7 @@ def run(
     within = inside(plan, chosen, model, size, len(numbers))
     stream = streams(method, data, resident)
     kept = keeps(method, shapes, size, resident, chosen, beside=0 if stream else tree.num_bytes(data))
+    check_whole(kept and any(isinstance(one, BestCheckpoint) for one in callbacks))
     asked = Asked(method, shapes, schedule, size, sampler, finetune, callbacks, began, stream, kept, within, several)
     ones = []
     for number, own in zip(numbers, of_each, strict=True):

@@ -235,6 +235,16 @@ def test_nothing_personal_is_nothing_to_keep():
     assert not streaming.keeps(nothing, jax.eval_shape(nothing.init, jax.random.key(0), DATA), 3, False)
 
 
+def test_a_best_checkpoint_that_would_lack_models_is_refused(tmp_path):
+    best, told = jaxfl.callbacks.BestCheckpoint(tmp_path / "best"), []
+    with pytest.raises(ValueError, match="best checkpoint must have all models in it, .*; give resident=True, or"):
+        jaxfl.run(DITTO, DATA, resident=False, callbacks=[told.append, best], **OPTIONS)
+    assert not told, "before the first round"
+    with pytest.raises(ValueError, match="best checkpoint must have all models in it, .*; give resident=True, or"):
+        jaxfl.run(DITTO, DATA, resident=False, callbacks=[lambda event: event.keep(tmp_path / "best")], **OPTIONS)
+    assert not (tmp_path / "best").exists()
+
+
 def test_clients_that_start_apart_are_refused():
     solver = methods.ifca(TASK, SGD, num_clusters=2, start="groups")
     with pytest.raises(
