@@ -186,9 +186,14 @@ class Progress:
 
         Raises:
             ValueError: the clients' own models stay on the host: their file is that of the run; or the folder holds
-                another run.
+                another run, or is that of this one.
         """
         check_whole(has_any(state))
+        if self._directory is not None and folder.resolve() == self._directory.path.resolve():
+            raise ValueError(
+                f"folder must be another than that of the run, whose next checkpoint is in its place, got "
+                f"{str(folder)!r}; give {str(folder / 'best')!r}."
+            )
         best = RunDirectory(folder, "folder")
         with best.alone():
             if folder not in self._kept_in:

@@ -115,7 +115,8 @@ class BestCheckpoint:
 
     Args:
         folder: gets the checkpoint, and the history until then; of several seeds `seed-S` in it. One that holds another
-            run is refused when something is kept; what this run has left there before is replaced.
+            run, or is that of this one, is refused when something is kept; what this run has left there before is
+            replaced.
         metric: as for `EarlyStopping`.
 
     In the folder of a run (`runs/a/best`) the run's config is copied, so that `jaxfl.load` needs nothing else.

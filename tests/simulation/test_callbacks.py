@@ -313,6 +313,10 @@ def test_the_best_of_a_run_replaces_no_other_run(tmp_path):
     with pytest.raises(ValueError, match=r"folder .* holds a run with seed=0, got 1; .* choose another directory"):
         jaxfl.run(method, data, rounds=3, eval_every=1, seed=1, callbacks=[callbacks.BestCheckpoint(folder)])
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == held
+    own = tmp_path / "own"
+    with pytest.raises(ValueError, match="folder must be another than that of the run, .*; give '.*/own/best'"):
+        best = callbacks.BestCheckpoint(tmp_path / "run" / ".." / "own")
+        jaxfl.run(method, data, rounds=3, eval_every=1, checkpoint_dir=own, callbacks=[best])
 
 
 def test_who_is_not_tested_does_not_end_a_run():
