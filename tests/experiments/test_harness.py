@@ -451,7 +451,7 @@ def test_claims_are_tested_over_the_seeds_that_both_rows_have():
     assert first == ["T, C", "A above B", "+1.00 ± 1.00", "0.23", "0.225", "3", "undecided"]
     assert second == ["T, C", "C above A", "-40.00", "–", "–", "1", "undecided"]
     assert third == ["T, C", "F above A", "+39.00 ± 1.41", "0.016", "–", "2", "undecided"]
-    assert fourth == ["T, C", "D above A (ours)", "+10.00 ± 1.00", "0.0033", "0.00664", "3", "yes"]
+    assert fourth == ["T, C", "D above A (ours)", "+10.00 ± 1.00", "0.0033", "0.00663", "3", "yes"]
 
 
 def test_many_tests_are_adjusted_for_each_other():
