@@ -95,9 +95,11 @@ def winners() -> str:
         base, told = _of(own, "fedavg"), table(True).get(on.name, [])
         begun = "" if on.name in counted(table()) else f" (begun, {len(own)} methods)"
         line = f"- **{on.title}{begun}:** `{own[0].row}`, {_both(on, own[0])}"
-        line += f", then {_names([one.row for one in own[1:3]])}" if len(own) > 1 else ""
         _, alike = level(own, lower=on.lower) or (own[0], [])
-        line += f"; not told apart from it by the seeds: {_names([one.row for one in alike])}" if alike else ""
+        if alike:
+            line += f"; not told apart from it by the seeds: {_names([one.row for one in alike])}"
+        elif len(own) > 1:
+            line += f", then {_names([one.row for one in own[1:3]])}"
         line += f"; FedAvg has {word(on, base.mean('micro'))}" if base is not None else ""
         line += (
             f"; the best that is told the number, `{told[0].row}`, {word(on, told[0].mean('micro'))}" if told else ""

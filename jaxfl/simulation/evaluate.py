@@ -87,7 +87,8 @@ def _of_test_rows(
     ids = np.arange(data.num_clients) if clients is None else clients
     if data.absent is not None:
         there = np.flatnonzero(~np.asarray(data.absent))
-        ids = there if clients is None or not np.isin(clients, there).any() else clients[np.isin(clients, there)]
+        sampled = np.intersect1d(ids, there)
+        ids = sampled if len(sampled) else there  # all who were drawn may have left
     if stream:
         assigns, trains = method.assign is not keep_clusters, finetune is not None
         blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)
