@@ -1,11 +1,13 @@
 """Which method to use, in eleven lines, from `experiments/leaderboard/results`."""
 
+import functools
+import statistics
 from collections.abc import Sequence
 
 from docs.generate.leaderboard import Table, kind, percent, table, word
 from experiments.leaderboard import rows
 from experiments.leaderboard.federations import FEDERATIONS, Federation
-from experiments.leaderboard.table import Standing, counted, level, mean_ranks
+from experiments.leaderboard.table import Ranks, Standing, counted, level, mean_ranks
 
 
 def advice() -> str:
@@ -27,7 +29,15 @@ def advice() -> str:
     def rank(names: Sequence[str]) -> str:
         return f"`{names[0]}` (mean rank {place[names[0]]:.1f} of {len(place)})" if names else "nobody so far"
 
-    told = [(on, found) for on in FEDERATIONS if on.name in own and (found := table(True).get(on.name))]
+    apart = ranks_without()
+    clustered = (
+        []
+        if apart is None
+        else [one for one in zip(apart.names, apart.means, strict=True) if kind(one[0]) == "clustered"]
+    )
+    first = ", ".join(f"`{name}` ({mean:.1f})" for name, mean in clustered[:3])
+    missed = f"; where the true number is not among those tried, the first ones are {first}" if first else ""
+    told = [(on, found) for on in FEDERATIONS if on.name in own and (found := table("given").get(on.name))]
     lines = [
         f"This rests on {many} federations{so_far}: {titles}. A lead of less than "
         f"{ranking.difference:.1f} mean ranks may be chance. Level is who five seeds do not tell apart from the best.",
@@ -37,7 +47,7 @@ def advice() -> str:
         f"not, {_first(own, planted=False)}.",
         f"**You know how many kinds of clients there are:** {_told(told)}.",
         f"**You do not know it:** {rank(kinds['clustered'])} of the methods with clusters, {rank(free)} of those that "
-        "take no number of clusters, but a threshold, or nothing. Validation rows choose the one as the other.",
+        f"take no number, but a threshold, or nothing. Validation rows choose the one as the other{missed}.",
         f"**Everybody must have the same model:** {rank(kinds['global'])}. It costs {_behind(own, kinds['global'])}.",
         f"**Everybody may have a model of their own:** {rank(kinds['personalised'])}.",
         f"**You want to tune nothing but a learning rate:** {rank(plain)}.",
@@ -46,6 +56,43 @@ def advice() -> str:
         f"**Furthest from solved:** {_unsolved(own)}.",
     ]
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
+
+
+@functools.cache
+def ranks_without() -> Ranks | None:
+    """Returns everybody's ranks where the true number of clusters is not among those tried."""
+    found: dict[str, list[Standing]] = {}
+    for on in FEDERATIONS:
+        own = table().get(on.name, [])
+        without = {one.row: one for one in table("withheld").get(on.name, ())}
+        if own:
+            found[on.name] = [without.get(one.row, one) for one in own]
+    return mean_ranks(found)
+
+
+def loss() -> str:
+    """Returns what it costs that the true number of clusters is not among those tried, and who is first then."""
+    costs: dict[str, list[tuple[float, str]]] = {}
+    for on in FEDERATIONS:
+        if on.lower or not on.planted:
+            continue
+        own = {one.row: one.mean("micro") for one in table("given").get(on.name, ())}
+        for one in table("withheld").get(on.name, ()):
+            true, other = own.get(one.row), one.mean("micro")
+            if true is not None and other is not None:
+                costs.setdefault(one.row, []).append((100 * (true - other), on.title))
+    ranking = ranks_without()
+    if not costs or ranking is None:
+        return "Nothing was made yet."
+    means = {name: statistics.fmean(cost for cost, _ in some) for name, some in costs.items()}
+    words = ", ".join(f"`{name}` {means[name]:.1f}" for name in sorted(means, key=lambda name: means[name]))
+    most, title, who = max((cost, title, name) for name, some in costs.items() for cost, title in some)
+    first = list(zip(ranking.names, ranking.means, strict=True))[:5]
+    return (
+        "Points that are lost against being told the true number, where clients were put into groups: "
+        f"{words}; at most {most:.1f}, by `{who}` on {title}. With these numbers in the place of those above, "
+        f"the best mean ranks of all are {', '.join(f'`{name}` {mean:.1f}' for name, mean in first)}."
+    )
 
 
 def _wins(own: Table, name: str, other: str) -> str:

@@ -7,7 +7,17 @@ from pathlib import Path
 from experiments.harness import results
 from experiments.leaderboard import rows
 from experiments.leaderboard.federations import FEDERATIONS, SEEDS, Federation
-from experiments.leaderboard.table import FOLDER, Ranks, Standing, by_federation, counted, level, mean_ranks, order
+from experiments.leaderboard.table import (
+    FOLDER,
+    Count,
+    Ranks,
+    Standing,
+    by_federation,
+    counted,
+    level,
+    mean_ranks,
+    order,
+)
 from jaxfl.methods import KINDS, METHODS
 
 Table = Mapping[str, Sequence[Standing]]
@@ -15,9 +25,9 @@ NONE = "–"
 
 
 @functools.cache
-def table(given: bool = False) -> dict[str, list[Standing]]:
+def table(count: Count = "chosen") -> dict[str, list[Standing]]:
     """Returns the standings of every federation that has some."""
-    return by_federation(FOLDER, given=given)
+    return by_federation(FOLDER, count)
 
 
 def state() -> str:
@@ -51,10 +61,10 @@ def _file(on: Federation) -> Path:
 
 
 def _runs(on: Federation) -> int:
-    """Returns how many runs a federation has: what is tried at the first seed, and what is chosen at the others."""
+    """Returns how many runs a federation has, but for further rates: what is tried, and then what is chosen."""
     others = len(SEEDS) - 1
     return sum(
-        len(rows.values(one, on)) * len(on.rates) + others * (1 + (one.counts and on.groups is not None))
+        len(rows.values(one, on)) * len(on.rates) + others * (1 + 2 * (one.counts and on.groups is not None))
         for one in rows.rows(on)
     )
 
@@ -66,7 +76,12 @@ def unknown() -> str:
 
 def given() -> str:
     """Returns the numbers of those that are told the number of clusters."""
-    return _numbers(table(True), mean_ranks(table(True)))
+    return _numbers(table("given"), mean_ranks(table("given")))
+
+
+def withheld() -> str:
+    """Returns the numbers of those that choose a number of clusters where the true one is not among those tried."""
+    return _numbers(table("withheld"), mean_ranks(table("withheld")))
 
 
 def differences() -> str:
@@ -92,7 +107,7 @@ def winners() -> str:
     for on in FEDERATIONS:
         if not (own := table().get(on.name)):
             continue
-        base, told = _of(own, "fedavg"), table(True).get(on.name, [])
+        base, told = _of(own, "fedavg"), table("given").get(on.name, [])
         begun = "" if on.name in counted(table()) else f" (begun, {len(own)} methods)"
         line = f"- **{on.title}{begun}:** `{own[0].row}`, {_both(on, own[0])}"
         _, alike = level(own, lower=on.lower) or (own[0], [])
@@ -148,7 +163,8 @@ def cells(name: str) -> str:
         f"{words}\n\n{_cells(on, own)}"
         for words, own in (
             ("Number of clusters not given:", table().get(name)),
-            ("Number of clusters given:", table(True).get(name)),
+            ("Number of clusters given:", table("given").get(name)),
+            ("Number of clusters not given, and the true one is not among those tried:", table("withheld").get(name)),
         )
         if own
     ]

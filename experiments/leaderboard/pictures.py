@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.leaderboard.federations import FEDERATIONS, Federation
-from experiments.leaderboard.table import LEVEL, Ranks, Standing, by_federation, mean_ranks, order
+from experiments.leaderboard.table import LEVEL, Count, Ranks, Standing, by_federation, mean_ranks, order
 from jaxfl.plots import style
 
 if TYPE_CHECKING:
@@ -16,36 +16,38 @@ if TYPE_CHECKING:
 
 IMAGES = Path(__file__).parents[2] / "docs" / "pages" / "images"
 BASE = "fedavg"
+TITLES: dict[Count, str] = {
+    "chosen": "Number of clusters not given",
+    "given": "Number of clusters given",
+    "withheld": "Number of clusters not given, and the true one is not among those tried",
+}
 WIDTH, LINE, COLUMN = 2.0, 0.24, 1.05  # inches: names, a row, a column
 
 
 def draw(folder: Path, out: Path = IMAGES) -> list[Path]:
     """Draws what the results of a folder say, and returns the files."""
-    unknown, given = (by_federation(folder, given=given) for given in (False, True))
-    pictures = {"leaderboard.png": heatmap(unknown, given)}
-    if (ranks := mean_ranks(unknown)) is not None:
+    tables: dict[Count, dict[str, list[Standing]]] = {count: by_federation(folder, count) for count in TITLES}
+    pictures = {"leaderboard.png": heatmap(tables)}
+    if (ranks := mean_ranks(tables["chosen"])) is not None:
         pictures["leaderboard-ranks.png"] = critical_differences(ranks)
     for name, figure in pictures.items():
         figure.savefig(out / name, dpi=110)
     return [out / name for name in pictures]
 
 
-def heatmap(unknown: Mapping[str, Sequence[Standing]], given: Mapping[str, Sequence[Standing]]) -> "Figure":
+def heatmap(tables: Mapping[Count, Mapping[str, Sequence[Standing]]]) -> "Figure":
     """Draws every method on every federation, coloured by how far it is from FedAvg there.
 
     Args:
-        unknown: standings by the federation's name, the number of clusters chosen on validation rows.
-        given: those that are told it.
+        tables: by how methods come to a number of clusters, the standings by the federation's name.
     """
-    tables = {"Number of clusters not given": unknown, "Number of clusters given": given}
-    lines = {title: order(table) for title, table in tables.items()}
-    shown = {title: names for title, names in lines.items() if names}
+    shown: dict[Count, list[str]] = {count: names for count, table in tables.items() if (names := order(table))}
     heights = [max(len(names), 1) for names in shown.values()]
     figure = style.figure((WIDTH + COLUMN * len(FEDERATIONS), 1.2 + LINE * (sum(heights) + 3 * len(heights))))
     panels = figure.subplots(len(shown) or 1, 1, squeeze=False, height_ratios=heights or [1]).ravel()
-    for axes, (title, names) in zip(panels, shown.items(), strict=False):
-        _panel(axes, names, tables[title], unknown)
-        axes.set_title(title, fontsize=9, loc="left", fontweight="bold")
+    for axes, (count, names) in zip(panels, shown.items(), strict=False):
+        _panel(axes, names, tables[count], tables["chosen"])
+        axes.set_title(TITLES[count], fontsize=9, loc="left", fontweight="bold")
     figure.supxlabel(
         "Mean over five seeds: accuracy in %, of ratings the squared error. Blue is better than FedAvg, orange is "
         "worse, the best is bold; grey was not made, or not at every seed.",

@@ -1,8 +1,9 @@
 """Makes what is missing of a federation's results: chooses on validation rows, then trains every seed.
 
 The rule is the same for all. At the first seed every learning rate is tried with every value of the method's number;
-the pair with the best validation metric at the end of the budget is trained at all seeds. Where the true number of
-clusters is known, methods that take one are entered a second time, told it.
+the pair with the best validation metric at the end of the budget is trained at all seeds. While its learning rate is
+the lowest or highest that was tried with this value, a further one is tried. Where the true number of clusters is
+known, methods that take one are entered twice more: told it, and without it among the values that are tried.
 
 The budget is what FedAvg sends and how often it goes over the rows. All runs have FedAvg's rounds and are evaluated on
 the way; what counts is the last evaluation at which neither more bytes were sent nor more passes made. So a run says
@@ -26,7 +27,7 @@ from experiments.harness import results
 from experiments.harness.base import Cell
 from experiments.leaderboard.federations import APART, SEEDS, Federation
 from experiments.leaderboard.rows import Number, Row, items, passes, values
-from experiments.leaderboard.table import best
+from experiments.leaderboard.table import Line, best
 from jaxfl import tree
 from jaxfl.data.clients import SPLITS, FederatedData, replaced
 from jaxfl.jobs import job as jobs
@@ -38,6 +39,7 @@ from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.seeds import alike
 
 LOCAL = ("local_epochs", "batch_size")  # left out for a method that does not have them
+MOST_RATES = 6  # that are tried with one value of a number
 MATTERS = ("method.", "model.", "optimizer.")  # of a run's configuration: kept with the result, see harness.results
 Say = Callable[[str], None]
 
@@ -89,21 +91,32 @@ class Player:
         self._tools: dict[tuple[Number, float], jobs.Tools] = {}
 
     def enter(self, row: Row) -> None:
-        """Chooses for a row and trains all seeds, with the true number of clusters too where that can be told."""
+        """Chooses for a row and trains all seeds; where there is a true number of clusters, with and without it too."""
         self._tools.clear()  # programs of the row before
-        self._chosen_at_all_seeds(row, values(row, self._on))
+        grid = values(row, self._on)
+        self._chosen_at_all_seeds(row, grid)
         if row.counts and self._on.groups is not None:
             self._chosen_at_all_seeds(row, (self._on.groups,))
+            self._chosen_at_all_seeds(row, [value for value in grid if value != self._on.groups])
 
     def _chosen_at_all_seeds(self, row: Row, grid: Sequence[Number]) -> None:
         """Tries everything at the first seed, and trains what is best at the others."""
         tried = [self._made(row, value, rate, SEEDS[0]) for value in grid for rate in self._on.rates]
-        lines = [line for line in tried if line is not None]
-        if len(lines) == len(tried) and (chosen := best(lines, self._on)) is not None:
+        while (chosen := self._best(tried)) is not None:
+            with_it = [line["rate"] for line in tried if line is not None and line["value"] == chosen["value"]]
+            if (rate := further(chosen["rate"], with_it)) is None:
+                break
+            tried.append(self._made(row, chosen["value"], rate, SEEDS[0]))
+        if chosen is not None:
             for seed in SEEDS[1:]:
                 self._made(row, chosen["value"], chosen["rate"], seed)
 
-    def _made(self, row: Row, value: Number, rate: float, seed: int) -> dict[str, Any] | None:
+    def _best(self, tried: Sequence[Line | None]) -> Line | None:
+        """Returns what is best of what was tried; None if one failed, which may be made later, or all diverged."""
+        lines = [line for line in tried if line is not None]
+        return best(lines, self._on) if len(lines) == len(tried) else None
+
+    def _made(self, row: Row, value: Number, rate: float, seed: int) -> Line | None:
         """Returns the result of a run, made if it was not; None if it failed."""
         asked = cell(self._on, row, value, rate)
         job = asked.job(seed)
@@ -161,6 +174,23 @@ class Player:
             loaded = [options.load(job.settings, data_dir=self._data_dir, seed=seed) for seed in SEEDS]
             self._data = dict(zip(SEEDS, same_shapes(loaded), strict=True))
         return self._data[job.seed]
+
+
+def further(rate: float, tried: Sequence[float]) -> float | None:
+    """Returns the learning rate to try next, one step beyond an edge; None if the rate is at none, or it is enough.
+
+    Args:
+        rate: the best one.
+        tried: all with the same value of the method's number.
+
+    >>> further(1.0, [0.1, 0.3, 1.0]), further(0.1, [0.1, 0.3, 1.0]), further(0.3, [0.1, 0.3, 1.0])
+    (3.0, 0.03, None)
+    """
+    order = sorted(tried)
+    if not 1 < len(order) < MOST_RATES or rate not in (order[0], order[-1]):
+        return None
+    beside = order[1] if rate == order[0] else order[-2]
+    return float(f"{rate * rate / beside:.1g}")
 
 
 def moment(records: Sequence[Mapping[str, Any]], times: float, budget: float, rounds: int) -> Mapping[str, Any] | None:

@@ -18,17 +18,19 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from experiments.harness import results
 from experiments.leaderboard.federations import FEDERATIONS, SEEDS, Federation
+from experiments.leaderboard.rows import COUNT
 from jaxfl.analysis.lines import paired
 
 FOLDER = Path(__file__).parent / "results"
 LEVEL = 0.05
 SHARE = 0.75  # of the methods, that a federation must have to be ranked
+Count = Literal["chosen", "given", "withheld"]
 Line = Mapping[str, Any]
 
 
@@ -38,7 +40,7 @@ class Standing(NamedTuple):
     Attributes:
         row: the method.
         lines: of every seed, of what was chosen.
-        edges: of `rate` and `value`, the number, those of which the first or last of three or more was chosen.
+        edges: of `rate` and `value`, the number, those of which the lowest or highest of three or more was chosen.
     """
 
     row: str
@@ -88,29 +90,33 @@ def best(lines: Sequence[Line], on: Federation) -> Line | None:
     return max(whole, key=lambda line: sign * line["numbers"]["validation"], default=None)
 
 
-def standings(on: Federation, folder: Path = FOLDER, *, given: bool = False) -> list[Standing]:
+def standings(on: Federation, folder: Path = FOLDER, count: Count = "chosen") -> list[Standing]:
     """Returns the methods that are done on a federation, the best micro metric first; the last have diverged at a seed.
 
     Args:
         on: the federation.
         folder: of the results.
-        given: whether those that take the number of clusters are told it, and nobody else is listed; otherwise it is
-            chosen like any other number.
+        count: how those that take a number of clusters come to it: it is `"chosen"` like any other number; `"given"`,
+            the true one; or the true one is `"withheld"`, and it is chosen among others. The last two list nobody else.
     """
+    if count != "chosen" and on.groups is None:
+        return []
     last = {
         (one["row"], one["value"], one["rate"], one["seed"]): one for one in results.read(folder / f"{on.name}.jsonl")
     }
     found = []
     for row in dict.fromkeys(key[0] for key in last):
         tried = [one for one in last.values() if one["row"] == row and one["seed"] == SEEDS[0]]
-        if given:
-            tried = [one for one in tried if one["number"] == "num_clusters" and one["value"] == on.groups]
+        if count != "chosen":
+            true = count == "given"
+            tried = [one for one in tried if one["number"] == COUNT and (one["value"] == on.groups) is true]
         chosen = best(tried, on)
         if chosen is None:
             continue
         own = [last.get((row, chosen["value"], chosen["rate"], seed)) for seed in SEEDS]
         if None not in own:
-            edges = [name for name in ("rate", "value") if _at_edge(chosen[name], {one[name] for one in tried})]
+            with_it = {"rate": [one for one in tried if one["value"] == chosen["value"]], "value": tried}
+            edges = [name for name, some in with_it.items() if _at_edge(chosen[name], {one[name] for one in some})]
             found.append(Standing(row, [one for one in own if one is not None], tuple(edges)))
     return sorted(found, key=lambda one: (1 if on.lower else -1) * _counted_as(one.mean("micro"), lower=on.lower))
 
@@ -178,9 +184,9 @@ def nemenyi(count: int) -> float:
     return float(stats.studentized_range.ppf(1 - LEVEL, count, math.inf)) / math.sqrt(2)
 
 
-def by_federation(folder: Path = FOLDER, *, given: bool = False) -> dict[str, list[Standing]]:
+def by_federation(folder: Path = FOLDER, count: Count = "chosen") -> dict[str, list[Standing]]:
     """Returns the standings of every federation that has some, by its name."""
-    found = {on.name: standings(on, folder, given=given) for on in FEDERATIONS}
+    found = {on.name: standings(on, folder, count) for on in FEDERATIONS}
     return {name: own for name, own in found.items() if own}
 
 

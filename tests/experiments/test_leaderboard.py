@@ -34,11 +34,11 @@ def smoke(tmp_path_factory):
 
 def test_smoke_makes_nothing_twice(smoke, capsys):
     before = (smoke / "smoke.jsonl").read_bytes()
-    assert len(before.splitlines()) == 2 * 6  # two learning rates, and four more seeds of one
+    assert len(before.splitlines()) == 4 + 4 + 3 + 4  # learning rates, and four more seeds of one
     assert __main__.main(["--smoke", "--out", str(smoke)]) == 0
     assert (smoke / "smoke.jsonl").read_bytes() == before and capsys.readouterr().out == ""
     assert {one.row for one in table.standings(SMOKE, smoke)} == {"fedavg", "ifca"}
-    (told,) = table.standings(SMOKE, smoke, given=True)
+    (told,) = table.standings(SMOKE, smoke, "given")
     assert {line["value"] for line in told.lines} == {SMOKE.groups} and [line["seed"] for line in told.lines] == [
         *SEEDS
     ]
@@ -107,7 +107,7 @@ def test_validation_rows_choose_and_seeds_are_averaged(results_of_two):
     assert [one.row for one in found] == ["ifca", "fedavg", "local"]  # Ditto lacks seeds
     assert found[0].mean("micro") == pytest.approx(0.72) and found[0].lines[0]["value"] == 4
     assert found[0].std("micro") == pytest.approx(0.01 * math.sqrt(2.5))
-    (told,) = table.standings(federations.federation("rotated"), results_of_two, given=True)
+    (told,) = table.standings(federations.federation("rotated"), results_of_two, "given")
     assert told.row == "ifca"
     ranked = table.mean_ranks(table.by_federation(results_of_two))
     assert ranked is not None
@@ -128,7 +128,7 @@ def test_who_diverges_at_a_seed_is_last_and_said_so(results_of_two, tmp_path):
     assert ranked is not None and ranked.names[-1] == "fedavg" and ranked.means[-1] == 3
     pages.table.cache_clear()
     assert "| `fedavg` | 1 of 5 diverged | 1 of 5 diverged | 3.0 |" in pages.unknown()
-    assert "diverged" in [text.get_text() for text in pictures.heatmap(own, {}).axes[0].texts]
+    assert "diverged" in [text.get_text() for text in pictures.heatmap({"chosen": own}).axes[0].texts]
 
 
 def test_level_is_who_the_seeds_do_not_tell_apart_from_the_best():
@@ -150,13 +150,45 @@ def test_pages_say_what_the_results_say(results_of_two, tmp_path):
     assert "It is ahead of `fedavg` on 2 of 2 federations" in told and "not, `ifca` (1.0), `fedavg` (2.0)" in told
     assert pages.edges().startswith("Of 6 choices, 0 have the lowest or highest learning rate")
     assert "learning_rate=0.3" in pages.cells("rotated") and pages.cells("shifted").startswith("Not made.")
-    figure = pictures.heatmap(*(table.by_federation(results_of_two, given=given) for given in (False, True)))
+    figure = pictures.heatmap({count: table.by_federation(results_of_two, count) for count in pictures.TITLES})
     words = [text.get_text() for text in figure.axes[0].texts]
     assert words == ["72.0", "52.0", "32.0", "0.320", "0.520", "0.720"]  # a federation after the other
     assert [path.name for path in pictures.draw(results_of_two, tmp_path)] == [
         "leaderboard.png",
         "leaderboard-ranks.png",
     ]
+
+
+def test_an_edge_of_the_rates_is_left_by_further_ones(smoke):
+    """The best rate has a lower and a higher one with the same number, or there are as many as are tried at most."""
+    lines = [one for one in results.read(smoke / "smoke.jsonl") if one["seed"] == 0 and one["row"] == "fedavg"]
+    tried, best = [one["rate"] for one in lines], table.best(lines, SMOKE)
+    assert best is not None and tried[:2] == list(SMOKE.rates)
+    assert len(tried) == play.MOST_RATES or min(tried) < best["rate"] < max(tried)
+    assert not next(one for one in table.standings(SMOKE, smoke) if one.row == "fedavg").edges
+    assert play.further(1.0, [0.1]) is None and play.further(0.005, [0.02, 0.005, 0.08]) == 0.001
+    assert play.further(7.0, [1.0, 2.0, 3.0, 4.0, 5.0, 7.0]) is None  # as many as are tried at most
+
+
+def test_the_true_number_is_given_or_withheld(results_of_two, tmp_path):
+    """Of three rotations' numbers the true one, 4, is best on validation rows; without it, 8 is."""
+    on = federations.federation("rotated")
+    lines = [line("ifca", 8, 0.3, seed, 0.55, 0.6 + 0.01 * seed, "num_clusters") for seed in SEEDS]
+    with (tmp_path / "rotated.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(one) + "\n" for one in lines)
+    found = {count: table.standings(on, results_of_two, count) for count in pictures.TITLES}
+    values = {count: {one.row: one.lines[0]["value"] for one in own} for count, own in found.items()}
+    assert values == {
+        "chosen": {"ifca": 4, "fedavg": None, "local": None},
+        "given": {"ifca": 4},
+        "withheld": {"ifca": 8},
+    }
+    assert table.standings(federations.federation("cifar10"), results_of_two, "withheld") == []
+    pages.table.cache_clear()
+    assert "| `ifca` | **62.0 ± 1.6 %** |" in pages.withheld()
+    advice.ranks_without.cache_clear()
+    assert "into groups: `ifca` 10.0; at most 10.0, by `ifca` on Rotated MNIST" in advice.loss()
+    advice.ranks_without.cache_clear()
 
 
 def test_ranks_share_ties_and_friedman_needs_blocks():
