@@ -26,7 +26,7 @@ from jaxfl.simulation.result import Callback, Result, check_callbacks, leaving
 from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.seeds import alike, inside
 from jaxfl.simulation.shared import directory_at
-from jaxfl.simulation.stopping import BestCheckpoint
+from jaxfl.simulation.stopping import BestCheckpoint, check_measured
 from jaxfl.simulation.streaming import Resident, keeps, streams
 from jaxfl.simulation.testers import sampled_clients
 from jaxfl.tasks.contract import check_learns
@@ -128,7 +128,8 @@ def run(
     Raises:
         TypeError: an argument is of another type.
         ValueError: an argument is out of range, the method's task was made for other rows, `checkpoint_dir` holds
-            another run, or rows cannot stay on the host for a method that reads everybody's, or for `BestCheckpoint`.
+            another run, a callback waits for test rows that nobody has, or rows cannot stay on the host for a method
+            that reads everybody's, or for `BestCheckpoint`.
         KeyboardInterrupt: Ctrl-C was pressed, and after a whole round the state was saved if there is a
             `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too. After the last
             round there is nothing to stop: the result is returned, and a warning says so.
@@ -153,6 +154,8 @@ def run(
     of_each = _of_each(data, len(numbers))
     check_learns(method.task, of_each[0])
     check_callbacks(callbacks)
+    for one in of_each:
+        check_measured(callbacks, one)
     sampling.check_sampler(sampler)
     check_config(config)
     if checkpoint_dir == "":

@@ -3,12 +3,16 @@
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jaxfl.data.clients import FederatedData
 from jaxfl.simulation.directory import CONFIG
 from jaxfl.simulation.metrics import is_lower_better, main_metric
-from jaxfl.simulation.result import Event
+from jaxfl.simulation.result import Callback, Event
 
 
 class _Best:
@@ -87,6 +91,20 @@ class EarlyStopping:
     def __exit__(self, *reason: object) -> None:
         """Forgets the run."""
         self._best.forget()
+
+
+def check_measured(callbacks: Sequence[Callback], data: FederatedData) -> None:
+    """Raises ValueError if a callback waits for a metric of test rows, which nobody has."""
+    if np.any(data.test.size):
+        return
+    for one in callbacks:
+        if isinstance(one, EarlyStopping | BestCheckpoint):
+            metric = one._best.metric
+            if metric is None or metric.startswith(("loss", "micro_", "macro_")):
+                raise ValueError(
+                    f"{type(one).__name__} with metric={metric!r} needs test rows, and no client has any; give it "
+                    "metric='train_loss', or 'validation_loss' where there are validation rows."
+                )
 
 
 class TimeLimit:

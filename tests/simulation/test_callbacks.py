@@ -319,6 +319,25 @@ def test_the_best_of_a_run_replaces_no_other_run(tmp_path):
         jaxfl.run(method, data, rounds=3, eval_every=1, checkpoint_dir=own, callbacks=[best])
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda metric, path: callbacks.EarlyStopping(2, metric),
+        lambda metric, path: callbacks.BestCheckpoint(path, metric),
+    ],
+)
+def test_who_waits_for_test_rows_is_told_that_there_are_none(make, tmp_path):
+    rows = np.split(np.arange(40), 4)
+    inputs, labels = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2
+    data = jaxfl.data.federate(inputs, labels, rows, [rows[0][:0]] * 4, num_classes=2)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=2), data)
+    method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
+    for metric in (None, "loss", "macro_accuracy"):
+        with pytest.raises(ValueError, match="needs test rows, and no client has any; give it metric='train_loss'"):
+            jaxfl.run(method, data, rounds=2, callbacks=[make(metric, tmp_path / "best")])
+    assert jaxfl.run(method, data, rounds=2, callbacks=[make("train_loss", tmp_path / "best")]).summary["rounds"] == 2
+
+
 def test_who_is_not_tested_does_not_end_a_run():
     stop = callbacks.EarlyStopping(1, "loss")
     events = [EVENTS[1]._replace(record={"loss": value}) for value in (None, None, 0.5, None, 0.6)]
