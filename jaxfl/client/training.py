@@ -63,7 +63,7 @@ def local_train(
         raise ValueError(f"local_epochs must be below 2^31, got {local_epochs}; 5 is usual.")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}; None takes all of a client's rows at once.")
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = _explained(optax.with_extra_args_support(optimizer))
     descend = descent(optimizer, task.averages)
     task = task if task.averages is None else task._replace(loss=task.averages.loss)
     if batch_size is None:
@@ -76,6 +76,22 @@ def local_train(
         return conduct.sent_model(key, model, trained, data, client), loss
 
     return train
+
+
+def _explained(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """Returns an optimiser that says so where it needs more than a step has: a loss, or a model of its own."""
+
+    def update(gradient, state, model, **extra):
+        try:
+            return optimizer.update(gradient, state, model, **extra)
+        except (TypeError, ValueError, AttributeError) as error:
+            has = ", ".join(["the gradient, its state and the model", *extra])
+            raise TypeError(
+                f"optimizer makes no local step: {str(error).rstrip('.')}. A step has {has}; what "
+                "needs more, as the loss or a model of its own kind, cannot be used: optax.sgd(0.1) can."
+            ) from error
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 def descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages | None) -> Descend:

@@ -356,3 +356,19 @@ def test_bad_options_are_named(name, value):
     options = {"local_epochs": 1, "batch_size": None, name: value}
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
         local_train(SOFTMAX, optax.sgd(0.1), **options)
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (optax.polyak_sgd(1.0), "'value'. A step has the gradient, its state and the model, anchor"),
+        (optax.lookahead(optax.sgd(0.1), 5, 0.5), "no attribute 'fast'. A step has"),
+    ],
+    ids=["polyak", "lookahead"],
+)
+def test_an_optimiser_that_needs_more_than_a_step_has_is_named(optimizer, said, batch_size, key):
+    train = local_train(SOFTMAX, optimizer, local_epochs=1, batch_size=batch_size)
+    model = SOFTMAX.init(key)
+    with pytest.raises(TypeError, match=f"optimizer makes no local step: .*{said}"):
+        train(key, model, jax.device_put(DATA), jnp.int32(0), anchor=model)
