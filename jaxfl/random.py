@@ -111,8 +111,12 @@ def host_rng(seed: int, *address: str | int) -> np.random.Generator:
         seed: the seed of the data set.
         *address: words or numbers that name the choice, e.g. `"partition", "dirichlet"`.
 
+    Raises:
+        TypeError: the seed is no whole number.
+        ValueError: it is out of range, see `check_seed`.
+
     >>> bool(host_rng(0, "partition").integers(1 << 30) == host_rng(0, "split").integers(1 << 30))
     False
     """
     words = [zlib.crc32(str(part).encode()) for part in address]
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *words])))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([check_seed(seed), *words])))

@@ -74,6 +74,7 @@ def _chosen(
     name: str, parts: partition.Parts, num_clients: int | None, min_rows: int, max_rows: int | None, seed: int
 ) -> partition.Parts:
     """Returns the rows of the makers that take part; arguments as of `writers`."""
+    partition.check_count("min_rows", min_rows, least=0)
     parts = [part for part in parts if len(part) >= min_rows]
     most = len(parts)
     if not parts:

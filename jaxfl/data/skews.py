@@ -217,7 +217,7 @@ def hybrid(
         else:
             test = official if source.test_domains is None else official[source.test_domains == domain]
         tests.append(test)
-        dealt = partition.iid(len(rows), members, rows_per_client=rows_per_client, seed=seed + domain)
+        dealt = partition.iid(len(rows), members, rows_per_client=rows_per_client, seed=(seed + domain) % 2**32)
         train += [rows[part] for part in dealt]
     group = np.repeat(np.arange(len(source.domain_names), dtype=np.int32), members)
     return pack(source, "hybrid", inputs, labels, train, Split.shared(tests, group), group, source.domain_names)

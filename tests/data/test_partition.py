@@ -224,8 +224,68 @@ LABELS = np.repeat(np.arange(10), 6)
         (lambda: partition.quantity(10, 3, law="zipf"), 'law must be "lognormal" or "power", got "zipf"'),
         (lambda: partition.shards(LABELS, 3, shards_per_client=0), "shards_per_client must be a positive integer"),
         (lambda: partition.train_test_split([LABELS], 1.0), "test_share must be between 0 and 1, exclusive, got 1.0"),
+        (lambda: partition.iid(40.0, 4), "num_rows must be 0 or a positive integer, got 40.0; use 0 or more"),
+        (lambda: partition.iid(-1, 4), "num_rows must be 0 or a positive integer, got -1"),
+        (lambda: partition.iid(10, 2, seed=-1), "seed must be from 0 to 4294967295, got -1"),
+        (lambda: partition.quantity(-1, 3), "num_rows must be 0 or a positive integer, got -1"),
+        (lambda: partition.dirichlet(LABELS, 3, alpha=1.0, min_rows=2.5), "min_rows must be 0 or .* got 2.5"),
+        (lambda: partition.dirichlet([[1], [1, 2]], 1, alpha=1.0), "labels must be a plain list or array, got lists"),
+        (lambda: partition.dirichlet(["a", "b"], 1, alpha=1.0), "needs labels that are classes, integers"),
+        (lambda: partition.shards(None, 2), "shards needs labels that are classes, integers"),
+        (
+            lambda: partition.pathological(LABELS, 2, label_groups=((0,), ())),
+            "name a class for every group, got .*; leave",
+        ),
+        (lambda: partition.pathological(LABELS, 2, label_groups=()), "label_groups must name a class for every group"),
+        (lambda: partition.pathological(LABELS, 2, label_groups=3), "one list of whole numbers for each group, got 3"),
+        (lambda: partition.pathological(LABELS, 2, label_groups=(0, 1)), "label_groups must be a list .* for group 0"),
+        (lambda: partition.pathological(LABELS, 2, label_groups=((0,), (1.5,))), "whole numbers, .* for group 1"),
+        (lambda: partition.default_groups(0), "num_classes must be a positive integer, got 0"),
+        (lambda: partition.train_test_split([5]), "parts must be a list of whole numbers, .* for client 0"),
+        (lambda: partition.train_test_split([LABELS == 1]), r"got bool of shape \(60,\) for client 0"),
+        (lambda: partition.train_test_split(5), "parts must be one list of whole numbers for each client, got 5"),
+        (lambda: partition.at_most([LABELS], 2.5, 1, None), "max_rows must be a positive integer, got 2.5"),
+        (lambda: partition.rows_that_fit(0, 1, 9, "here"), "num_clients must be a positive integer, got 0"),
+        (lambda: partition.natural(5), r"client_of_row must be \[P\], one number or name for each row, got int64"),
+        (lambda: partition.natural([0.0, np.nan]), "client_of_row must say who made each row, got nan in row 1; leave"),
+        (lambda: partition.natural(np.array(["a", None])), "must say who made each row, got None in row 1"),
+        (lambda: partition.natural(np.array(["a", 1], object)), "client_of_row must be numbers or names, not both"),
     ],
 )
 def test_refusals_name_argument_value_and_remedy(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: partition.dirichlet(LABELS, 3, alpha="low"), 'alpha must be a number, got "low"'),
+        (lambda: partition.dirichlet(LABELS, 3, alpha=np.ones(2)), r"alpha must be one number, got an array of shape"),
+        (lambda: partition.dominant(LABELS, 4, beta=None), "beta must be a number, got None"),
+        (lambda: partition.quantity(10, 3, sigma=np.ones(2)), "sigma must be one number, got an array"),
+        (lambda: partition.train_test_split([LABELS], True), "test_share must be a number, got True"),
+        (lambda: partition.iid(10, 2, seed=None), "seed must be a whole number, got None"),
+        (lambda: partition.iid(10, 2, seed=[]), r"seed must be a whole number, got \[\]"),
+    ],
+)
+def test_other_types_are_refused_by_name(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_lists_are_as_good_as_arrays():
+    labels, groups = LABELS.tolist(), [[0, 1], [2]]
+    calls = {
+        "dirichlet": lambda of: partition.dirichlet(of(labels), 3, alpha=1.0),
+        "pathological": lambda of: partition.pathological(of(labels), 2, label_groups=[of(one) for one in groups])[0],
+        "dominant": lambda of: partition.dominant(of(labels), 4, beta=0.5)[0],
+        "shards": lambda of: partition.shards(of(labels), 3),
+        "natural": lambda of: partition.natural(of(labels))[0],
+        "split": lambda of: partition.train_test_split([of(labels), of(range(4))])[0],
+    }
+    for name, call in calls.items():
+        assert same(call(list), call(np.array)) and same(call(tuple), call(np.array)), name
+    (own, none), _ = partition.train_test_split([[1, 2], []])
+    assert own.dtype == none.dtype == np.int64 and none.size == 0
+    assert partition.natural([])[0] == []

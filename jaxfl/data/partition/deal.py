@@ -1,6 +1,11 @@
 """What the partitions share: rows dealt out in equal parts, and what they refuse."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
+
+from jaxfl import schema
 
 Parts = list[np.ndarray]
 
@@ -15,9 +20,11 @@ def deal(order: np.ndarray, num_clients: int, rows_per_client: int | None, which
 
 def rows_that_fit(num_clients: int, rows_per_client: int | None, num_rows: int, which: str) -> int:
     """Returns the rows of each client, all that there are if None; raises if there are too few."""
-    most = num_rows // num_clients
+    check_count("num_clients", num_clients)
+    check_count("num_rows", num_rows, least=0)
     if rows_per_client is not None:
         check_count("rows_per_client", rows_per_client)
+    most = num_rows // num_clients
     if most < (rows_per_client or 1):
         wanted = "" if rows_per_client is None else f"rows_per_client must be at most {most}, got {rows_per_client}: "
         raise ValueError(
@@ -40,10 +47,18 @@ def group_members(num_clients: int, num_groups: int) -> int:
     return members
 
 
-def check_count(argument: str, value: int) -> None:
-    """Raises unless a number of clients, rows or groups is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{argument} must be a positive integer, got {value!r}; use 1 or more.")
+def check_count(argument: str, value: int, *, least: int = 1) -> None:
+    """Raises unless a number of clients, rows or groups is a positive integer; `least` may be 0, which is none."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        wanted = "a positive integer" if least else "0 or a positive integer"
+        raise ValueError(f"{argument} must be {wanted}, got {value!r}; use {least} or more.")
+
+
+def check_real(argument: str, value: float) -> None:
+    """Raises unless a value is one number, which may be NaN or infinite."""
+    schema.check_type(argument, value, float)
+    if np.ndim(value):
+        raise TypeError(f"{argument} must be one number, got an array of shape {np.shape(value)}.")
 
 
 def check_numbers(argument: str, values: np.ndarray, where: str = "") -> None:
@@ -61,9 +76,45 @@ def check_numbers(argument: str, values: np.ndarray, where: str = "") -> None:
         )
 
 
+def as_array(argument: str, values: Any, where: str = "") -> np.ndarray:
+    """Returns values, such as a list, as an array; raises if they are lists of different lengths."""
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{argument} must be a plain list or array, got lists of different lengths{where}.") from error
+
+
+def number_lists(argument: str, lists: Iterable[Any], owner: str) -> Parts:
+    """Returns lists of whole numbers as arrays, one for each owner.
+
+    Args:
+        argument: its name.
+        lists: arrays, lists or ranges; they may be empty.
+        owner: whose they are, for the message: `"client"`.
+
+    Raises:
+        ValueError: they are not one list for each owner, or one holds something else.
+
+    >>> number_lists("parts", [range(2), []], "client")
+    [array([0, 1]), array([], dtype=int64)]
+    """
+    if isinstance(lists, str) or not np.iterable(lists):
+        raise ValueError(
+            f"{argument} must be one list of whole numbers for each {owner}, got {lists!r}; ((0, 1), (2, 3)) are two."
+        )
+    found: Parts = []
+    for index, one in enumerate(lists):
+        where = f" for {owner} {index}"
+        values = as_array(argument, one, where)
+        check_numbers(argument, values, where)
+        found.append(values if values.size else values.astype(np.int64))
+    return found
+
+
 def check_min_rows(num_rows: int, num_clients: int, min_rows: int) -> None:
     """Raises if not every client can have the least rows."""
-    if not 0 <= min_rows * num_clients <= num_rows:
+    check_count("min_rows", min_rows, least=0)
+    if min_rows * num_clients > num_rows:
         raise ValueError(
             f"min_rows must be between 0 and {num_rows // num_clients} ({num_rows} rows for {num_clients} clients), "
             f"got {min_rows}; lower min_rows or use fewer clients."
@@ -80,13 +131,16 @@ def at_most(parts: Parts, max_rows: int | None, min_rows: int, rng: np.random.Ge
         rng: chooses.
 
     Raises:
-        ValueError: `max_rows` is less than `min_rows`, or than 1.
+        ValueError: `max_rows` is less than `min_rows`, or than 1; or a number is no whole one.
 
     >>> [len(part) for part in at_most([np.arange(9), np.arange(2)], 4, 2, np.random.default_rng(0))]
     [4, 2]
     """
+    parts = number_lists("parts", parts, "client")
+    check_count("min_rows", min_rows, least=0)
     if max_rows is None:
         return parts
+    check_count("max_rows", max_rows)
     if max_rows < max(min_rows, 1):
         raise ValueError(f"max_rows must be at least {max(min_rows, 1)}, as min_rows is, got {max_rows}.")
     return [np.sort(rng.permutation(part)[:max_rows]) for part in parts]

@@ -1,22 +1,33 @@
 """Partitions by class: the clients differ in the labels that they have."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxfl.data.labels import check_classes
-from jaxfl.data.partition.deal import Parts, check_count, check_min_rows, deal, group_members
+from jaxfl.data.partition.deal import (
+    Parts,
+    as_array,
+    check_count,
+    check_min_rows,
+    check_real,
+    deal,
+    group_members,
+    number_lists,
+)
 from jaxfl.random import host_rng
 
 
-def dirichlet(labels: np.ndarray, num_clients: int, *, alpha: float, min_rows: int = 1, seed: int = 0) -> Parts:
+def dirichlet(labels: ArrayLike, num_clients: int, *, alpha: float, min_rows: int = 1, seed: int = 0) -> Parts:
     """Splits the rows of each class by shares drawn from Dirichlet(alpha); every row exactly once.
 
     Drawn once, then clients short of `min_rows` take random rows from the largest client until none is short. So it
     always ends, where drawing again until all are large enough does not for a small alpha.
 
     Args:
-        labels: classes `[P]`.
+        labels: classes `[P]`, an array or a list.
         num_clients: N.
         alpha: concentration; large is iid, small gives each class to few clients.
         min_rows: the least rows of a client.
@@ -29,9 +40,10 @@ def dirichlet(labels: np.ndarray, num_clients: int, *, alpha: float, min_rows: i
     >>> sorted(np.concatenate(dirichlet(np.array([0, 0, 1, 1, 1]), 3, alpha=0.1)).tolist())
     [0, 1, 2, 3, 4]
     """
-    check_classes("dirichlet", labels)
+    labels = _classes("dirichlet", labels)
     check_count("num_clients", num_clients)
-    if not (np.isfinite(alpha) and alpha > 0):
+    check_real("alpha", alpha)
+    if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite, got {alpha}; 0.1 is strongly skewed, 100 nearly iid.")
     check_min_rows(len(labels), num_clients, min_rows)
     rng = host_rng(seed, "partition", "dirichlet")
@@ -57,7 +69,7 @@ def dirichlet(labels: np.ndarray, num_clients: int, *, alpha: float, min_rows: i
 
 
 def pathological(
-    labels: np.ndarray,
+    labels: ArrayLike,
     num_clients: int,
     *,
     label_groups: Sequence[Sequence[int]] | None = None,
@@ -67,7 +79,7 @@ def pathological(
     """Gives each group of clients its own classes and nothing else (StoCFL's pathological skew).
 
     Args:
-        labels: classes `[P]`.
+        labels: classes `[P]`, an array or a list.
         num_clients: N, a multiple of the number of groups.
         label_groups: the classes of each group; no class twice, classes in no group are left out. None is what
             `default_groups` says: the paper's for ten classes.
@@ -77,27 +89,36 @@ def pathological(
     Returns:
         One index array per client, and the group of each client `[N]`.
 
+    Raises:
+        ValueError: a group has no class, a class is in two groups or nowhere in the data, N is no multiple of the
+            groups, or there are too few rows.
+
     >>> parts, group = pathological(np.array([0, 1, 0, 1]), 2, label_groups=((0,), (1,)))
     >>> sorted(parts[1].tolist()), group.tolist()
     ([1, 3], [0, 1])
     """
-    check_classes("pathological", labels)
+    labels = _classes("pathological", labels)
     if label_groups is None:
         label_groups = default_groups(int(labels.max(initial=0)) + 1)
-    members = group_members(num_clients, len(label_groups))
-    classes = [label for group in label_groups for label in group]
+    groups = [tuple(group.tolist()) for group in number_lists("label_groups", label_groups, "group")]
+    if not all(groups) or not groups:
+        raise ValueError(
+            f"label_groups must name a class for every group, got {tuple(groups)}; leave out empty groups."
+        )
+    members = group_members(num_clients, len(groups))
+    classes = [label for group in groups for label in group]
     if len(set(classes)) < len(classes):
-        raise ValueError(f"label_groups must not name a class twice, got {tuple(map(tuple, label_groups))}.")
+        raise ValueError(f"label_groups must not name a class twice, got {tuple(groups)}.")
     if absent := sorted(set(classes) - set(np.unique(labels).tolist())):
         raise ValueError(
             f"label_groups must name classes that the data have ({np.unique(labels).tolist()}), got {absent[0]}; "
             "give label_groups that fit."
         )
     parts: Parts = []
-    for index, group in enumerate(label_groups):
+    for index, group in enumerate(groups):
         order = host_rng(seed, "partition", "pathological", index).permutation(np.flatnonzero(np.isin(labels, group)))
-        parts += deal(order, members, rows_per_client, f"with labels {tuple(group)}")
-    return parts, np.repeat(np.arange(len(label_groups), dtype=np.int32), members)
+        parts += deal(order, members, rows_per_client, f"with labels {group}")
+    return parts, np.repeat(np.arange(len(groups), dtype=np.int32), members)
 
 
 def default_groups(num_classes: int) -> tuple[tuple[int, ...], ...]:
@@ -106,6 +127,7 @@ def default_groups(num_classes: int) -> tuple[tuple[int, ...], ...]:
     >>> default_groups(10), default_groups(6), default_groups(2)
     (((0, 1, 2), (3, 4), (5, 6), (7, 8, 9)), ((0, 1), (2, 3), (4,), (5,)), ((0,), (1,)))
     """
+    check_count("num_classes", num_classes)
     if num_classes == 10:
         return ((0, 1, 2), (3, 4), (5, 6), (7, 8, 9))
     runs = np.array_split(np.arange(num_classes), min(4, num_classes))
@@ -113,7 +135,7 @@ def default_groups(num_classes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def dominant(
-    labels: np.ndarray,
+    labels: ArrayLike,
     num_clients: int,
     *,
     beta: float,
@@ -126,7 +148,7 @@ def dominant(
     LayerCFL's label skew. The paper does not say which classes dominate: here group g has the g-th class.
 
     Args:
-        labels: classes `[P]`.
+        labels: classes `[P]`, an array or a list.
         num_clients: N, a multiple of `num_groups`.
         beta: share of the dominant class, 0 to 1 (the paper: 0.5 and 0.8).
         num_groups: number of dominant classes (the paper: 4, and 2 for its heat maps); None is 4, or all classes if
@@ -142,10 +164,11 @@ def dominant(
     >>> [np.bincount(labels[part]).tolist() for part in parts]
     [[4, 2, 2], [4, 2, 2], [2, 4, 2], [2, 4, 2]]
     """
-    check_classes("dominant", labels)
+    labels = _classes("dominant", labels)
     classes, counts = np.unique(labels, return_counts=True)
-    num_groups = min(4, len(classes)) if num_groups is None else num_groups
+    num_groups = min(4, max(len(classes), 1)) if num_groups is None else num_groups
     members = group_members(num_clients, num_groups)
+    check_real("beta", beta)
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be between 0 and 1, the share of the dominant class, got {beta}.")
     if not (num_groups <= len(classes) and len(classes) > 1):
@@ -189,13 +212,13 @@ def dominant(
     return [np.concatenate(part) for part in parts], group
 
 
-def shards(labels: np.ndarray, num_clients: int, *, shards_per_client: int = 2, seed: int = 0) -> Parts:
+def shards(labels: ArrayLike, num_clients: int, *, shards_per_client: int = 2, seed: int = 0) -> Parts:
     """Sorts the rows by class, cuts them into shards, and gives each client some at random; every row exactly once.
 
     With two shards a client has rows of two classes, seldom of more. Shards are equal in size to one row.
 
     Args:
-        labels: classes `[P]`.
+        labels: classes `[P]`, an array or a list.
         num_clients: N.
         shards_per_client: shards of each client.
         seed: of the order within a class, and of who gets which shard.
@@ -207,7 +230,7 @@ def shards(labels: np.ndarray, num_clients: int, *, shards_per_client: int = 2, 
     >>> [np.unique(np.repeat([0, 1, 2, 3], 10)[part]).size for part in shards(np.repeat([0, 1, 2, 3], 10), 2)]
     [2, 2]
     """
-    check_classes("shards", labels)
+    labels = _classes("shards", labels)
     check_count("num_clients", num_clients)
     check_count("shards_per_client", shards_per_client)
     count = num_clients * shards_per_client
@@ -221,3 +244,10 @@ def shards(labels: np.ndarray, num_clients: int, *, shards_per_client: int = 2, 
     pieces = np.array_split(order[np.argsort(labels[order], kind="stable")], count)
     owners = rng.permutation(count).reshape(num_clients, shards_per_client)
     return [np.concatenate([pieces[shard] for shard in own]) for own in owners]
+
+
+def _classes(which: str, labels: ArrayLike) -> np.ndarray:
+    """Returns labels, such as a list, as an array `[P]`; raises unless they are classes."""
+    labels = as_array("labels", labels)
+    check_classes(which, labels)
+    return labels

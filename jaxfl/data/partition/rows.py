@@ -1,11 +1,13 @@
 """Partitions that do not look at the classes: by chance, by size, by maker; and training apart from test."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from jaxfl.data.partition.deal import Parts, check_count, check_min_rows, deal
+from jaxfl.data.partition.deal import Parts, as_array, check_count, check_min_rows, check_real, deal, number_lists
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
 
@@ -22,6 +24,7 @@ def iid(num_rows: int, num_clients: int, *, rows_per_client: int | None = None, 
     >>> [len(part) for part in iid(10, 4)]
     [3, 3, 2, 2]
     """
+    check_count("num_rows", num_rows, least=0)
     check_count("num_clients", num_clients)
     order = host_rng(seed, "partition", "iid").permutation(num_rows)
     return deal(order, num_clients, rows_per_client, "of the data")
@@ -55,9 +58,11 @@ def quantity(
     >>> sorted((len(part) for part in quantity(1100, 3, law="power", min_rows=0)), reverse=True)
     [600, 300, 200]
     """
+    check_count("num_rows", num_rows, least=0)
     check_count("num_clients", num_clients)
     for argument, value in (("sigma", sigma), ("exponent", exponent)):
-        if not (np.isfinite(value) and value >= 0):
+        check_real(argument, value)
+        if not (math.isfinite(value) and value >= 0):
             raise ValueError(
                 f"{argument} must be finite and not negative, got {value}; 1 is a strong skew, 0 equal sizes."
             )
@@ -73,42 +78,67 @@ def quantity(
     return list(np.split(rng.permutation(num_rows), cuts))
 
 
-def natural(client_of_row: np.ndarray) -> tuple[Parts, np.ndarray]:
+def natural(client_of_row: ArrayLike) -> tuple[Parts, np.ndarray]:
     """Gives each writer, person or site its own rows, in their order; every row exactly once.
 
     Args:
-        client_of_row: who made each row `[P]`: numbers or names.
+        client_of_row: who made each row `[P]`: numbers or names, an array or a list.
 
     Returns:
         One index array per client, and who the clients are `[N]`, sorted.
+
+    Raises:
+        ValueError: it is no list of numbers or names, or does not know who made a row (None, NaN).
 
     >>> parts, who = natural(np.array(["eve", "bob", "eve"]))
     >>> [part.tolist() for part in parts], who.tolist()
     ([[1], [0, 2]], ['bob', 'eve'])
     """
-    who, member = np.unique(client_of_row, return_inverse=True)
+    made = as_array("client_of_row", client_of_row)
+    if made.ndim != 1:
+        raise ValueError(
+            f"client_of_row must be [P], one number or name for each row, got {made.dtype} of shape {made.shape}."
+        )
+    # All NaN would be one client, of rows that have nothing in common.
+    unknown = made != made
+    if made.dtype.kind == "O":
+        unknown |= np.array([one is None for one in made], bool)
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        raise ValueError(
+            f"client_of_row must say who made each row, got {made[row]} in row {row}; leave such rows out."
+        )
+    try:
+        who, member = np.unique(made, return_inverse=True)
+    except TypeError as error:
+        raise ValueError(f"client_of_row must be numbers or names, not both ({error}); use astype(str).") from error
     order = np.argsort(member, kind="stable")
-    return list(np.split(order, np.cumsum(np.bincount(member, minlength=len(who)))[:-1])), who
+    parts = np.split(order, np.cumsum(np.bincount(member, minlength=len(who)))[:-1])
+    return parts if len(who) else [], who
 
 
-def train_test_split(parts: Sequence[np.ndarray], test_share: float = 0.2, *, seed: int = 0) -> tuple[Parts, Parts]:
+def train_test_split(parts: Sequence[ArrayLike], test_share: float = 0.2, *, seed: int = 0) -> tuple[Parts, Parts]:
     """Splits every client's rows in two, at random; every row goes to exactly one of them.
 
     As LEAF does: of n rows, max(1, floor((1 - test_share) n)) are for training. So a client of one row has no test row.
 
     Args:
-        parts: one index array per client.
+        parts: one index array, or list, per client.
         test_share: 0 to 1, exclusive.
         seed: of the permutations.
+
+    Raises:
+        ValueError: the share is out of range, or a client's rows are no list of whole numbers.
 
     >>> train, test = train_test_split([np.arange(10), np.arange(1), np.arange(0)])
     >>> [len(part) for part in train], [len(part) for part in test]
     ([8, 1, 0], [2, 0, 0])
     """
+    check_real("test_share", test_share)
     if not 0 < test_share < 1:
         raise ValueError(f"test_share must be between 0 and 1, exclusive, got {test_share}; 0.2 is usual.")
     rng = host_rng(seed, "split")
-    orders = [rng.permutation(part) for part in parts]
+    orders = [rng.permutation(part) for part in number_lists("parts", parts, "client")]
     # A share such as 0.2 is no binary fraction: without the small number, 0.8 * 10 rows could be 7.
     sizes = [max(1, int((1 - test_share) * len(order) + 1e-9)) for order in orders]
     return (
