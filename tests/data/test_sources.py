@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from jaxfl.data import sources
-from jaxfl.data.sources import digits, idx, mnist
+from jaxfl.data.sources import digits, idx, mnist, npz
 
 RNG = np.random.Generator(np.random.PCG64(0))
 IMAGES, TEST_IMAGES = RNG.integers(0, 256, (20, 4, 4), np.uint8), RNG.integers(0, 256, (6, 4, 4), np.uint8)
@@ -77,6 +77,21 @@ def test_writers_and_their_groups_come_from_qmnist(folder):
     assert source.clients.tolist() == WRITERS[:, 2].tolist()
     assert source.client_groups.tolist() == [0] * 10 + [1] * 10
     assert source.group_names == ("employees", "students")
+
+
+def test_a_file_converted_before_the_makers_were_known_is_not_read_instead(folder):
+    add_writers(folder)
+    whole = sources.load("mnist", folder)
+    labels = folder / "qmnist-train-labels-idx2-int.gz"
+    labels.unlink()
+    npz.save(sources.load("mnist", folder), folder / "mnist.npz")
+    assert sources.load("mnist", folder).clients is None
+    add_writers(folder)
+    assert sources.located("mnist", folder, makers=True) == str(folder)
+    assert sources.load("mnist", folder).clients.tolist() == WRITERS[:, 2].tolist()
+    npz.save(whole, folder / "mnist.npz")
+    add_writers(folder, WRITERS[:5])  # would be refused, were it read
+    assert sources.load("mnist", folder).clients.tolist() == WRITERS[:, 2].tolist()
 
 
 @pytest.mark.parametrize("name", FILES)

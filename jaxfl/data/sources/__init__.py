@@ -84,15 +84,23 @@ def load(name: str, data_dir: Folder = None, **options: Any) -> Source:
     """Returns the examples of a source.
 
     A file `<name>.npz` that `npz.save` made of the source is read instead, where it lies with the source's files: some
-    formats take minutes to read.
+    formats take minutes to read. It is not where it does not know the makers and the source's files do, by now.
 
     Args:
         name: of `SOURCES`, or `tfds:<name>`.
         data_dir: where its files are.
         **options: the keyword-only arguments of its loader.
     """
-    converted = npz.converted(name, data_dir, defaults(name) | options) if name in SOURCES else None
-    return row(name).load(data_dir, **options) if converted is None else npz.load(converted)
+    one, converted = row(name), npz.converted(name, data_dir, defaults(name) | options) if name in SOURCES else None
+    if converted is None or (_knows_makers(one, data_dir) and "client" not in npz.read(converted, ())[1]):
+        return one.load(data_dir, **options)
+    return npz.load(converted)
+
+
+def _knows_makers(one: Row, data_dir: Folder) -> bool:
+    """Returns whether a source's files are there, with the file beside them that names the makers."""
+    place = one.find(data_dir) if one.makers_file else None
+    return place is not None and any(place.glob(one.makers_file))
 
 
 def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str | None:
