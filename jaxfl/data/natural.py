@@ -35,7 +35,7 @@ def writers(
         min_rows: clients of fewer rows are left out (LEAF: 2).
         max_rows: clients of more rows keep so many, chosen at random; None keeps all.
         test_share: share of a client's rows to test on; None keeps to the source's own test rows of each maker, and
-            makers that have nothing else are held out.
+            makers that have nothing else are held out: of others `max_rows` keeps one training row at least.
         seed: of all choices.
 
     Raises:
@@ -53,7 +53,10 @@ def writers(
             f"test_share must be a number: {source.name} has no test rows by {by}, got None; 0.2 is usual."
         )
     parts, _ = partition.natural(clients)
-    parts = _chosen(source.name, parts, num_clients, min_rows, max_rows, seed)
+    whole = _chosen(source.name, parts, num_clients, min_rows, seed)
+    parts = partition.at_most(whole, max_rows, min_rows, host_rng(seed, "writers", "rows"))
+    if test_share is None:
+        parts = _with_training(parts, whole, len(source.inputs))
     group, held_out = _groups(source, parts) if by == "client" else None, None
     if test_share is None:
         count = len(source.inputs)
@@ -70,9 +73,7 @@ def writers(
     return pack(source, "writers", inputs, labels, train, test, group, names, held_out, makers)
 
 
-def _chosen(
-    name: str, parts: partition.Parts, num_clients: int | None, min_rows: int, max_rows: int | None, seed: int
-) -> partition.Parts:
+def _chosen(name: str, parts: partition.Parts, num_clients: int | None, min_rows: int, seed: int) -> partition.Parts:
     """Returns the rows of the makers that take part; arguments as of `writers`."""
     partition.check_count("min_rows", min_rows, least=0)
     parts = [part for part in parts if len(part) >= min_rows]
@@ -89,7 +90,19 @@ def _chosen(
     if num_clients is not None:
         chosen = np.sort(host_rng(seed, "writers").choice(most, num_clients, replace=False))
         parts = [parts[index] for index in chosen]
-    return partition.at_most(parts, max_rows, min_rows, host_rng(seed, "writers", "rows"))
+    return parts
+
+
+def _with_training(parts: partition.Parts, whole: partition.Parts, count: int) -> partition.Parts:
+    """Returns the rows that makers keep, the first one a training row where chance has left them none of theirs.
+
+    Args:
+        parts: what they keep, in order: training rows are those below `count`.
+        whole: all that they have, in order.
+        count: of the training rows of all.
+    """
+    lost = [part[0] >= count > own[0] for part, own in zip(parts, whole, strict=True)]
+    return [np.r_[own[:1], part[1:]] if one else part for part, own, one in zip(parts, whole, lost, strict=True)]
 
 
 def _makers(source: Source, by: str) -> np.ndarray:

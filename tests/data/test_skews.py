@@ -211,6 +211,7 @@ def test_a_site_can_be_a_client():
         ({"by": "site"}, 'by must be "client" or "group", got "site"'),
         ({"by": "group", "test_share": None}, "test_share must be a number: made has no test rows by group, got None"),
         ({"num_clients": 11}, "num_clients must be at most 10, .* got 11"),
+        ({"min_rows": -1}, "min_rows must be 0 or a positive integer, got -1"),
         ({"min_rows": 100}, "min_rows must be lower: nobody has 100 rows of .* or more"),
     ],
 )
@@ -229,6 +230,19 @@ def test_makers_of_many_rows_may_keep_some():
         assert set(own) < set(all_of_them) or len(all_of_them) == 3
     with pytest.raises(ValueError, match="max_rows must be at least 3, as min_rows is, got 2"):
         natural.writers(made(), min_rows=3, max_rows=2)
+
+
+def test_makers_with_training_rows_are_never_held_out():
+    """However few rows they keep, and however many test rows there are to choose from."""
+    origin = source(8, 120)
+    makers = {"clients": np.arange(8), "test_clients": np.arange(120) % 10}
+    origin = replace(origin, **makers, client_groups=np.arange(8) % 2, group_names=("one", "two"))
+    for most in (2, 5, None):
+        fed = natural.writers(origin, test_share=None, max_rows=most)
+        assert fed.held_out.tolist() == [False] * 8 + [True] * 2
+        assert [rows_of(fed.train, client).tolist() for client in range(8)] == [[client] for client in range(8)]
+        sizes = fed.train.size + fed.test.size
+        assert sizes.tolist() == ([13] * 8 + [12] * 2 if most is None else [most] * 10)
 
 
 def test_dirichlet_clients_of_many_rows_may_keep_some():
