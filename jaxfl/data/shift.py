@@ -40,7 +40,8 @@ def rotated(
     Args:
         source: square images.
         num_clients: N, a multiple of the number of rotations.
-        rows_per_client: training rows of a client, after the test rows are set aside; None deals out all of them.
+        rows_per_client: training rows of a client, after the test rows are set aside; None is the most that all clients
+            can have alike: what is left over of a group, fewer rows than it has clients, is dealt to nobody.
         angles: degrees, counter-clockwise, one per group. Multiples of 90 are exact, as `np.rot90`; others are
             interpolated, see `jaxfl.data.images.tilt`.
         test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
@@ -75,7 +76,8 @@ def shifted(
     Args:
         source: any examples.
         num_clients: N, a multiple of the number of shifts.
-        rows_per_client: training rows of a client, after the test rows are set aside; None deals out all of them.
+        rows_per_client: training rows of a client, after the test rows are set aside; None is the most that all clients
+            can have alike: what is left over of a group, fewer rows than it has clients, is dealt to nobody.
         shifts: added to the labels, one per group; None is 0, 3, 6, 9 as in StoCFL, or as many of them as fit the
             classes.
         test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
