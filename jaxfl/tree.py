@@ -128,6 +128,29 @@ def is_finite(model: Params) -> Array:
     return jnp.isfinite(sum(squares, jnp.zeros((), jnp.float32)))
 
 
+def check_floats(what: str, model: Params) -> None:
+    """Raises ValueError unless there are parameters, and all of them are floats: others no gradient can move.
+
+    Args:
+        what: they are of, for the message.
+        model: pytree of arrays or shapes.
+
+    >>> check_floats("module", {"kernel": np.ones(2), "steps": np.int32(0)})
+    Traceback (most recent call last):
+    ValueError: module must have parameters that are floats, got int32 for steps; keep constants out of the model.
+    """
+    if not jax.tree.leaves(model):
+        raise ValueError(f"{what} must have parameters, and there are none: nothing could be trained.")
+    for name, leaf in zip(names(model), jax.tree.leaves(model), strict=True):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            got = type(leaf).__name__ if dtype is None else dtype
+            raise ValueError(
+                f"{what} must have parameters that are floats, got {got} for {name or 'all of them'}; keep constants "
+                "out of the model."
+            )
+
+
 def num_bytes(tree: Params) -> int:
     """Returns the bytes that the arrays (or shapes) of a tree take.
 

@@ -103,10 +103,11 @@ def functions_of(network: Network, example: Batch) -> Functions:
         example: one row `[1, ...]`.
 
     Raises:
-        ValueError: it is none of these, keeps variables other than parameters and running averages, or these are not
-            brought up to date in training alone, or with padding.
+        ValueError: it is none of these, the two functions take other arguments, it keeps variables other than
+            parameters and running averages, or these are not brought up to date in training alone, or with padding.
     """
     if isinstance(network, Functions):
+        _check_arguments(network)
         return network
     if isinstance(network, nn.Module):
         return _linen(network, example)
@@ -127,6 +128,21 @@ def functions_of(network: Network, example: Batch) -> Functions:
         "module must be a module of flax.linen, the class of one of flax.nnx (whose __init__ takes rngs), a function "
         f"of rngs that makes one, or jaxfl.models.Functions(init, apply), got {network!r}."
     )
+
+
+def _check_arguments(network: Functions) -> None:
+    """Raises unless the two functions take what they are given: swapped, they would fail somewhere within."""
+    for name, count, form in (("init", 1, "key -> model"), ("apply", 3, "(model, batch, key) -> outputs")):
+        function = getattr(network, name)
+        try:
+            inspect.signature(function).bind(*range(count))
+        except TypeError as error:
+            raise ValueError(
+                f"{name} must be a function {form}, got {function!r} ({error}); give jaxfl.models.Functions(init, "
+                "apply), in this order."
+            ) from error
+        except ValueError:  # a function of C has no signature
+            pass
 
 
 def _given(accepted: Mapping[str, Any], batch: Batch, train: bool) -> dict[str, Any]:

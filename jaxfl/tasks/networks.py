@@ -61,8 +61,11 @@ def of_network(
         return masked_mean(losses(outputs, batch), batch.mask)
 
     model = jax.eval_shape(init, jax.random.key(0))
+    tree.check_floats("module", model)
     _check_layers(apply, model, example, data)
     outputs = jax.eval_shape(lambda model: apply(model, example, None), model)
+    if not isinstance(outputs, jax.ShapeDtypeStruct):
+        raise ValueError(f"module must return one array of outputs [B, ...], got a {type(outputs).__name__}.")
     if compute == "bfloat16":
         for key in (None, jax.random.key(0)):
             check_products(apply, model, example, key)

@@ -349,3 +349,32 @@ def test_adapters_refuse(data, key, change, said):
     arguments = {"module": Linen(), "base": Linen().init(key, jnp.zeros((1, 8, 8)))["params"], **change}
     with pytest.raises(ValueError, match=said):
         jaxfl.classification(jaxfl.models.lora(**arguments), data)
+
+
+def linear(key):
+    return {"kernel": 0.1 * jax.random.normal(key, (64, 10))}
+
+
+def product(model, batch, key):
+    return batch.x.reshape(len(batch.x), -1) @ model["kernel"]
+
+
+@pytest.mark.parametrize(
+    ("init", "apply", "said"),
+    [
+        (
+            product,
+            linear,
+            r"init must be a function key -> model, got <function product.*give .*Functions\(init, apply\)",
+        ),
+        (None, product, "init must be a function key -> model, got None"),
+        (linear, lambda model, x: x, r"apply must be a function \(model, batch, key\) -> outputs, got"),
+        (lambda key: linear(key) | {"steps": jnp.int32(0)}, product, "floats, got int32 for steps; keep constants out"),
+        (lambda key: linear(key) | {"steps": 3}, product, "module must have parameters that are floats, got int32"),
+        (lambda key: None, product, "module must have parameters, and there are none"),
+        (linear, lambda *all: (product(*all), 0), r"module must return one array of outputs \[B, ...\], got a tuple"),
+    ],
+)
+def test_functions_that_are_no_network_are_refused(data, init, apply, said):
+    with pytest.raises(ValueError, match=said):
+        jaxfl.classification(jaxfl.models.Functions(init, apply), data)
