@@ -4,18 +4,22 @@ Hu et al., "LoRA: low-rank adaptation of large language models", 2022. A kernel 
 
     W + (alpha / rank) down @ up,    down [d, rank] drawn at random, up [rank, h] from zeros
 
+A kernel whose smaller side is below the rank has adapters of that side's rank: no matrix has a higher one.
 A kernel of more axes, such as one of attention or of a convolution, is taken as the matrix that is nearest to a square.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from jaxfl import tree
 from jaxfl.models.adapters import Batch, Functions, Network, functions_of
+from jaxfl.schema import checked
 from jaxfl.typing import Array, Key, Params
 
 
@@ -43,7 +47,8 @@ class Lora(NamedTuple):
             example: one row `[1, ...]`.
 
         Raises:
-            ValueError: the base is of another network, or of one with running averages.
+            ValueError: the base is of another network, or of one with running averages, or no chosen kernel can have
+                the rank.
         """
         network = functions_of(self.module, example)
         if network.running is not None:
@@ -59,6 +64,13 @@ class Lora(NamedTuple):
             name, shape = min(wanted ^ got)
             raise ValueError(
                 f"base must be parameters of the module, but only one of them has {name} of shape {shape}."
+            )
+        adapters = jax.eval_shape(self._init, jax.random.key(0))
+        name, most = max(((name, one["up"].shape[0]) for name, one in adapters.items()), key=lambda one: one[1])
+        if self.rank > most:
+            raise ValueError(
+                f"rank must be at most {most}, the highest that a chosen kernel can have ({name}), got {self.rank}; "
+                "lower it."
             )
         return Functions(self._init, lambda model, batch, key: network.apply(self.merged(model), batch, key))
 
@@ -85,11 +97,13 @@ class Lora(NamedTuple):
             if yes and np.ndim(leaf) > 1:
                 rows, columns = _sides(np.shape(leaf))
                 key, own = jax.random.split(key)
-                down = jax.random.normal(own, (rows, self.rank), leaf.dtype) / math.sqrt(rows)
-                found[name] = {"down": down, "up": jnp.zeros((self.rank, columns), leaf.dtype)}
+                rank = min(self.rank, rows, columns)
+                down = jax.random.normal(own, (rows, rank), leaf.dtype) / math.sqrt(rows)
+                found[name] = {"down": down, "up": jnp.zeros((rank, columns), leaf.dtype)}
         return found
 
 
+@checked
 def lora(
     module: Network,
     base: Params,
@@ -106,13 +120,15 @@ def lora(
     Args:
         module: the network, see `jaxfl.classification`.
         base: its parameters, such as `module.init(key, inputs)["params"]`, or read from a file.
-        rank: of the adapters.
+        rank: of the adapters; at most the smaller side of some kernel that gets adapters.
         alpha: the adapters count `alpha / rank` times; None is `rank`, once.
         layers: regular expressions of the names of layers or kernels that get adapters, see `jaxfl.tree.matching`;
             vectors, such as biases, never do.
 
     Raises:
-        ValueError: the rank is below 1, or the patterns name no kernel.
+        ValueError: the rank is below 1, `alpha` is not above 0 or infinite, the base is no tree of floats, or the
+            patterns name no kernel; when the task is made, the rank is beyond all kernels.
+        TypeError: an option is of another type.
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -124,6 +140,11 @@ def lora(
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}; 4 is usual.")
+    if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha must be above 0 and finite, got {alpha}; None counts the adapters once.")
+    if isinstance(base, Mapping) and isinstance(base.get("params"), Mapping) and isinstance(module, nn.Module):
+        raise ValueError(f'base must be the parameters alone, got the variables {sorted(base)}; give base["params"].')
+    tree.check_floats("base", base)
     made = Lora(module, base, rank, float(rank if alpha is None else alpha), layers)
     if not jax.eval_shape(made._init, jax.random.key(0)):
         raise ValueError(f"layers must name a kernel, got {layers!r}, and all that it names are vectors.")

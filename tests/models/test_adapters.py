@@ -340,6 +340,16 @@ def test_adapters_start_at_the_base_and_are_all_that_is_trained_and_sent(data, k
     ("change", "said"),
     [
         ({"rank": 0}, "rank must be at least 1, got 0"),
+        ({"rank": 9}, r"rank must be at most 8, the highest that a chosen kernel can have \(.*/kernel\), got 9; lower"),
+        ({"alpha": 0.0}, "alpha must be above 0 and finite, got 0.0; None counts the adapters once"),
+        ({"alpha": np.nan}, "alpha must be above 0 and finite, got nan"),
+        ({"alpha": np.inf}, "alpha must be above 0 and finite, got inf"),
+        (
+            {"base": {"params": {"stem": {"kernel": jnp.zeros((64, 8))}}}},
+            r"got the variables \['params'\]; give base\[",
+        ),
+        ({"base": None}, "base must have parameters, and there are none"),
+        ({"base": {"stem": {"kernel": np.zeros((64, 8), int)}}}, "base must have .* floats, got int64 for stem/kernel"),
         ({"layers": "bias"}, "layers must name a kernel, got 'bias', and all that it names are vectors"),
         ({"base": {"stem": {"kernel": jnp.zeros((2, 2))}}}, "base must be parameters of the module, but only one of"),
         ({"module": LinenNormalised()}, "module must have no running averages"),
@@ -349,6 +359,22 @@ def test_adapters_refuse(data, key, change, said):
     arguments = {"module": Linen(), "base": Linen().init(key, jnp.zeros((1, 8, 8)))["params"], **change}
     with pytest.raises(ValueError, match=said):
         jaxfl.classification(jaxfl.models.lora(**arguments), data)
+
+
+@pytest.mark.parametrize(("option", "value"), [("rank", 2.5), ("rank", True), ("alpha", "high"), ("layers", 3)])
+def test_options_of_adapters_are_refused_by_type(option, value):
+    with pytest.raises(TypeError, match=f"{'patterns' if option == 'layers' else option} must be"):
+        jaxfl.models.lora(Linen(), {"stem": {"kernel": jnp.zeros((64, 8))}}, **{option: value})
+
+
+def test_adapters_have_no_higher_rank_than_their_kernel():
+    """Two classes, or one number to predict, make a head of one or two columns."""
+    base = {"stem": {"kernel": jnp.ones((64, 8))}, "head": {"kernel": jnp.ones((8, 2))}}
+    network = jaxfl.models.lora(Linen(), base, rank=4)
+    model = jax.jit(network._init)(jax.random.key(0))
+    shapes = {name: (one["down"].shape, one["up"].shape) for name, one in model.items()}
+    assert shapes == {"stem/kernel": ((64, 4), (4, 8)), "head/kernel": ((8, 2), (2, 2))}
+    assert_close(network.merged(model), base, "they start at the base")
 
 
 def linear(key):
