@@ -17,6 +17,7 @@ from flax import nnx
 
 from jaxfl import tree
 from jaxfl.models import running
+from jaxfl.models.watching import tell_of_calls
 from jaxfl.typing import Array, Key, Params
 
 # How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
@@ -260,6 +261,7 @@ def _nnx(make: Made, example: Batch) -> Functions:
         values = nnx.map_state(lambda path, one: one.replace(_at(model, path)), model_state)
         module = nnx.merge(structure, values, streams)
         module.eval() if key is None else module.train()
+        tell_of_calls(module)
         outputs = jnp.asarray(module(batch.x, **_given(accepted, batch, key is not None)))
         if not names:
             return outputs, model

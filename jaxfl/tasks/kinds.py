@@ -49,7 +49,7 @@ def classification(
 
     Raises:
         ValueError: the labels are no classes; or the module does not return one logit per class of `data`, keeps
-            variables of other kinds, running averages without a mask; or, of flax.linen, has dropout that is off while
+            variables of other kinds, running averages without a mask; or, of flax, has dropout that is off while
             clients train or on while they are tested.
 
     >>> import jax, jaxfl

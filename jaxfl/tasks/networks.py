@@ -8,18 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax import nnx
 
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models import dense_layers, rewriting
 from jaxfl.models.adapters import TRAINING, Network, Running, functions_of
 from jaxfl.models.precision import Compute, check_products, in_bfloat16
+from jaxfl.models.watching import watched
 from jaxfl.tasks.contract import Averages, DenseLayers, Products, Task, masked_mean, moved, rows_of
 from jaxfl.tasks.metrics import Metrics
 from jaxfl.tasks.mixing import Mix
 from jaxfl.typing import Array, Key, Params
 
 Losses = Callable[[Array, Batch], Array]
+EMBEDS = (nn.Embed, nnx.Embed)
 
 
 def of_network(
@@ -176,7 +179,7 @@ def _dense_layers(
 def _check_layers(
     apply: Callable[[Params, Batch, Key | None], Array], model: Params, example: Batch, data: FederatedData
 ) -> None:
-    """Looks at the layers of a module of flax.linen for what nobody would notice.
+    """Looks at the layers of a module of flax for what nobody would notice.
 
     Raises:
         ValueError: dropout is off in training, or on in a test; or tokens of the data have no embedding, for which flax
@@ -188,21 +191,22 @@ def _check_layers(
     def spy(train: bool):
         def call(usual, args, kwargs, context):
             module = context.module
-            if isinstance(module, nn.Embed) and args and args[0] is example.x and module.num_embeddings < tokens:
+            if isinstance(module, EMBEDS) and args and args[0] is example.x and module.num_embeddings < tokens:
                 raise ValueError(
                     f"module must have an embedding for each of the {tokens} tokens of {data.name}, got "
                     f"{module.num_embeddings}; give CharRNN or Transformer vocabulary={tokens}, and a network of your "
-                    f"own nn.Embed({tokens}, ...)."
+                    f"own an Embed({tokens}, ...)."
                 )
             drops = hasattr(module, "deterministic") and getattr(module, "rate", getattr(module, "dropout_rate", 0))
             if context.method_name == "__call__" and drops:
                 given = inspect.signature(usual).bind(*args, **kwargs).arguments.get("deterministic")
-                if (module.deterministic if given is None else given) == train:
+                if (getattr(module, "deterministic", None) if given is None else given) == train:
+                    own = "; or leave deterministic out, which jaxfl sets" if isinstance(module, nnx.Module) else ""
                     raise ValueError(
                         f"module must have its dropout on while clients train and off while they are tested, got "
                         f"{type(module).__name__} that is {'off in training' if train else 'on in a test'}; give "
                         f"__call__ an argument train: bool (or {', '.join(list(TRAINING)[1:])}) and pass it on, for "
-                        "example nn.Dropout(0.5, deterministic=not train)."
+                        f"example nn.Dropout(0.5, deterministic=not train){own}."
                     )
             return usual(*args, **kwargs)
 
@@ -210,5 +214,5 @@ def _check_layers(
 
     for train in (True, False):
         key = jax.random.key(0) if train else None
-        with nn.intercept_methods(spy(train)):
+        with watched(spy(train)):
             jax.eval_shape(lambda model, key=key: apply(model, example, key), model)

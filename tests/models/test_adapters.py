@@ -126,6 +126,52 @@ def test_dropout_is_on_while_clients_train(data, key, batch):
     assert losses[3] == losses[4] not in losses[:3]
 
 
+class Fixed(nnx.Module):
+    """Its dropout, or that of its attention, is on or off whatever the mode is."""
+
+    def __init__(self, rngs, off=True, attends=False):
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        if attends:
+            self.dropout = nnx.MultiHeadAttention(2, 64, dropout_rate=0.5, decode=False, rngs=rngs)
+        self.head, self.off = nnx.Linear(64, 10, rngs=rngs), off
+
+    def __call__(self, x):
+        return self.head(self.dropout(x.reshape(len(x), 1, -1), deterministic=self.off)[:, 0])
+
+
+class Switched(Fixed):
+    def __call__(self, x, train):
+        self.off = not train
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize("attends", [False, True])
+def test_dropout_that_nobody_can_switch_is_refused(data, attends):
+    for off, words in ((True, "off in training"), (False, "on in a test")):
+        with pytest.raises(
+            ValueError, match=f"got {'Multi' if attends else 'Drop'}.* that is {words}; .* or leave det"
+        ):
+            jaxfl.classification(lambda rngs, off=off: Fixed(rngs, off, attends), data)
+    assert jaxfl.classification(lambda rngs: Switched(rngs, attends=attends), data).dense is not None
+    assert nnx.Dropout(0.5, rngs=nnx.Rngs(0)).__class__ is nnx.Dropout  # nobody else's layers are watched
+
+
+class Embedded(nnx.Module):
+    def __init__(self, rngs, tokens=48):
+        self.embedding, self.head = nnx.Embed(tokens, 4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.embedding(x).mean(1))
+
+
+def test_tokens_without_an_embedding_are_refused():
+    parts = np.split(np.arange(12), 2)
+    texts = jaxfl.data.federate(np.arange(48).reshape(12, 4), np.arange(12) % 3, parts, parts, num_classes=3)
+    assert jaxfl.classification(Embedded, texts).rows is not None
+    with pytest.raises(ValueError, match=r"each of the 48 tokens of data, got 47; .* Embed\(48, ...\)"):
+        jaxfl.classification(lambda rngs: Embedded(rngs, 47), texts)
+
+
 def test_a_run_learns(data):
     task = jaxfl.classification(Listed, data)
     method = jaxfl.methods.ifca(task, optax.sgd(0.1), num_clusters=2)
