@@ -69,10 +69,11 @@ def kmeans(
 
     Args:
         key: of the seeds. The first of 20 restarts is the only one of 1, so that more are never worse.
-        points: float `[N, d]`.
+        points: `[N, d]`; whole numbers are taken as floats.
         num_clusters: K. Where there are fewer distinct points, some centres coincide and all but one stay empty.
         mask: bool `[N]`, False for absent points; None for none. Points whose length is not finite are absent.
-        weights: float `[N]`, how many points each one counts for; of weight 0 it is absent. None is 1 for all.
+        weights: float `[N]`, how many points each one counts for; of weight 0, or one that is not finite, it is absent.
+            None is 1 for all.
         restarts: starts, a mapped axis: memory for `restarts * (N + K d)` numbers.
         max_iterations: of Lloyd's iteration.
         trimmed: share of the points left out of the centres, in [0, 1).
@@ -80,7 +81,7 @@ def kmeans(
         centre: `"mean"`, `"median"` (coordinate by coordinate) or `"geometric_median"`.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: an option is out of range, or there are no points.
 
     References: Lloyd, "Least squares quantization in PCM", 1982; Arthur and Vassilvitskii, "k-means++: the advantages
     of careful seeding", 2007.
@@ -140,14 +141,14 @@ def lloyd(
     >>> lloyd(jnp.array([[0.0], [1.0], [9.0]]), jnp.array([[0.0], [1.0]])).labels.tolist()
     [0, 0, 1]
     """
-    if not 0 <= trimmed < 1:
-        raise ValueError(f"trimmed must be at least 0 and below 1, got {trimmed}; it is a share of the points.")
+    _check_trimmed(trimmed)
     if max_iterations < 0:
         raise ValueError(f"max_iterations must be at least 0, got {max_iterations}.")
     if weights is not None and (trimmed or centre != "mean"):
         raise ValueError(f"weights must be None with trimmed={trimmed} and centre={centre!r}; only means are weighted.")
-    chex.assert_equal_shape_suffix([points, centres], 1)
     points, mask = _present(points, mask, weights)
+    centres = _floats("centres", centres)
+    chex.assert_equal_shape_suffix([points, centres], 1)
 
     def measure(centres: Array) -> tuple[Array, Array, Array]:
         """Returns labels, squared distances to the nearest centre, and who is kept."""
@@ -204,6 +205,7 @@ def plus_plus(
         mask, weights: `[N]`, see `kmeans`.
         trimmed: share of the points, those farthest from the seeds so far, that the next one is not drawn from.
     """
+    _check_trimmed(trimmed)
     points, mask = _present(points, mask, weights)
 
     def draw(key: Key, nearest: Array) -> Array:
@@ -244,13 +246,29 @@ def squared_distances(points: Array, centres: Array) -> Array:
 
 def _present(points: Array, mask: Array | None, weights: Array | None = None) -> tuple[Array, Array]:
     """Returns the points, absent ones zeroed so that they poison no sum, and who is present `[N]`."""
-    chex.assert_rank(points, 2)
+    points = _floats("points", points)
     finite = jnp.isfinite(jnp.square(points).sum(1))
-    mask = finite if mask is None else finite & mask
+    mask = finite if mask is None else finite & jnp.asarray(mask, bool)
     if weights is not None:
         chex.assert_shape(weights, points.shape[:1])
-        mask &= weights > 0
+        mask &= (weights > 0) & jnp.isfinite(weights)
     return jnp.where(mask[:, None], points, 0), mask
+
+
+def _floats(name: str, points: Array) -> Array:
+    """Returns points as floats; raises unless they are one or more rows of an array."""
+    shape = getattr(points, "shape", None)
+    if shape is None or len(shape) != 2 or not shape[0]:
+        got = f"a {type(points).__name__}" if shape is None else f"shape {shape}"
+        raise ValueError(f"{name} must be an array of two axes, with a row or more, got {got}; use np.array(rows).")
+    whole = not jnp.issubdtype(points.dtype, jnp.floating)  # a mean of whole numbers is none
+    return points.astype(jax.dtypes.canonicalize_dtype(float)) if whole else points
+
+
+def _check_trimmed(trimmed: float) -> None:
+    """Raises unless it is a share of the points."""
+    if not 0 <= trimmed < 1:
+        raise ValueError(f"trimmed must be at least 0 and below 1, got {trimmed}; it is a share of the points.")
 
 
 def _seeds(points: Array, mask: Array, first: Array, num_clusters: int, choose: Callable[..., Array]) -> Array:

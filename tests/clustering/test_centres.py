@@ -70,6 +70,14 @@ def test_ranks_do_not_overflow(count):
     assert float(got[0, 0]) == (count - 1) / 2
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
+def test_nan_is_not_trimmed_away(share):
+    """As in the mean: otherwise two of four would leave a number that is no mean of any."""
+    points = np.array([[1, 1, 1], [2, 2, 2], [3, np.nan, np.nan], [6, 4, np.nan]], np.float32)
+    got = centres.trimmed_mean(points, jnp.zeros(4, jnp.int32), jnp.zeros((1, 3)), share=share)
+    assert np.isnan(got[0]).tolist() == [False, True, True]
+
+
 def test_share_out_of_range_names_the_remedy():
     with pytest.raises(ValueError, match="share must be from 0 .* got 0.6; it is cut on either side"):
         centres.trimmed_mean(jnp.zeros((2, 1)), jnp.zeros(2, jnp.int32), jnp.zeros((1, 1)), share=0.6)

@@ -157,6 +157,42 @@ def test_points_without_a_finite_length_are_absent(poison):
     assert scores.adjusted_rand_index(truth[others], found.labels[others]) == 1
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, bool])
+def test_whole_numbers_are_points_as_floats_are(dtype):
+    whole = np.array([[0, 1], [1, 1], [1, 0], [7, 8], [9, 8]]).astype(dtype)
+    floats = whole.astype(np.float32)
+    for fn in (lambda points: cluster(KEY, points, 2), lambda points: lloyd(points, points[:2])):
+        found, wanted = fn(whole), fn(floats)
+        assert found.centres.dtype == np.float32
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    np.testing.assert_array_equal(plus_plus(KEY, whole, 2), plus_plus(KEY, floats, 2))
+    np.testing.assert_array_equal(farthest_first(whole, jnp.array([0]), 2), farthest_first(floats, jnp.array([0]), 2))
+
+
+@pytest.mark.parametrize(
+    ("points", "got"),
+    [
+        ([[0.0], [1.0]], "a list"),
+        (np.zeros(3), r"shape \(3,\)"),
+        (np.zeros((0, 2)), r"shape \(0, 2\)"),
+        (None, "a None"),
+    ],
+)
+def test_what_are_no_points_is_refused_by_name(points, got):
+    with pytest.raises(ValueError, match=rf"points must be an array of two axes, with a row or more, got {got}"):
+        cluster(KEY, points, 2)
+    with pytest.raises(ValueError, match=rf"centres must be an array of two axes, with a row or more, got {got}"):
+        lloyd(jnp.zeros((3, 1)), points)
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf])
+def test_points_without_a_finite_weight_are_absent(weight):
+    points, weights = np.array([[0.0], [1.0], [8.0], [9.0]], np.float32), np.array([1, weight, 1, 1], np.float32)
+    found = cluster(KEY, points, 2, weights=weights)
+    assert found.labels[1] == -1 and sorted(found.centres.ravel().tolist()) == [0.0, 8.5]
+    assert float(found.inertia) == 0.5
+
+
 def test_one_giant_costs_the_others_no_digits():
     """|x|^2 - 2 x.c + |c|^2 would: its rounding is a billion times the distances that decide."""
     points, truth = blobs(2)
@@ -295,6 +331,7 @@ def test_farthest_first_is_greedy(seed):
         ({"max_iterations": -1}, "max_iterations must be at least 0, got -1"),
         ({"weights": jnp.ones(3), "centre": "median"}, "weights must be None with trimmed=0.0 and centre='median'"),
         ({"restarts": 0}, "restarts and num_clusters must be at least 1, got 0 and 2"),
+        ({"trimmed": np.nan}, "trimmed must be at least 0 and below 1, got nan"),
     ],
 )
 def test_refusals(options, complaint):
