@@ -15,6 +15,7 @@ RESULTS = ROOT / "experiments" / "speed" / "results"
 RECORDS, CPU, SCALING = RESULTS / "h100.jsonl", RESULTS / "cpu.jsonl", RESULTS / "scaling.json"
 KERNELS = RESULTS / "kernels.jsonl"
 POPULATION, MEMORY = RESULTS / "population.jsonl", RESULTS / "memory.jsonl"
+MORE, COMMANDS = RESULTS / "more.jsonl", RESULTS / "commands.jsonl"
 PEERS = {
     "fedjax": "FedJAX",
     "pfl": "pfl",
@@ -78,11 +79,44 @@ def cpu() -> str:
         ]
         if not ratios:
             peak = max(run["peak_bytes"] for run in runs) / 1e9
-            ratios = [f"no peer; {_seconds(runs)} s a round, at most {peak:.1f} GB"]
+            seconds = _spread([one for run in runs for one in run["seconds"]["jaxfl"]], "{:.0f}")
+            ratios = [f"no peer; {seconds} s a round, at most {peak:.1f} GB"]
         share = _spread([100 * run["share_of_product"]["median"] for run in runs], "{:.0f}")
         what = f"{name.partition('-')[0].upper()}: {runs[0]['what']}"
         lines.append(f"| {what} | {', '.join(ratios)} | {share} % | `python -m experiments.speed.rounds {name}` |")
     return "\n".join(lines)
+
+
+def more() -> str:
+    """Returns what clustering alone and large populations take on two CPU cores."""
+    lines = ["| more | beside | ratio | command |", "|---|---|---|---|"]
+    for one in _lines(MORE):
+        if one["workload"] == "W4":
+            found, beside = one["ratio"]["scipy"], "SciPy + scikit-learn"
+            what = f"cosine distances and {' / '.join(found)} linkage of {one['clients']:,} clients x 4,096 features"
+            command = f"w4 --clients {one['clients']} --rounds 3"
+            values = [ratio["median"] for ratio in found.values()]
+        else:
+            people = [f"{result['population']:,}" for result in one["results"]]
+            what, command = f"a cohort of 100 out of {' / '.join(people)} clients, 784-200-10", "w8"
+            beside, values = f"jaxfl at {people[0]}", [result["ratio"]["median"] for result in one["results"]]
+        ratios = " / ".join(f"{value:.2f}" for value in values)
+        lines.append(f"| {one['workload']}: {what} | {beside} | {ratios} | `python -m experiments.speed.{command}` |")
+    return "\n".join(lines)
+
+
+def commands() -> str:
+    """Returns how long whole commands take."""
+    lines = ["| a whole command | seconds | a round | command |", "|---|---|---|---|"]
+    for one in _lines(COMMANDS):
+        again = f", again {_spread(one['again_seconds'], '{:.1f}')}" if one["again_seconds"] else ""
+        each = f"{one['summary']['seconds_per_round']:.2g} s, {one['summary']['rounds']} rounds"
+        lines.append(f"| {one['what']} | {one['first_seconds']:.1f}{again} | {each} | `{one['command']}` |")
+    return "\n".join(lines)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def cpu_machine() -> str:
@@ -98,8 +132,7 @@ def cpu_machine() -> str:
 def cpu_runs() -> dict[str, list[dict[str, Any]]]:
     """Returns the runs of every workload."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in CPU.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    for record in _lines(CPU):
         found.setdefault(record["workload"], []).append(record)
     return found
 
@@ -169,7 +202,7 @@ def h100_seeds() -> str:
 def kernels() -> str:
     """Returns what a GPU would start in a round, as it was once and as it is, read off compiled programs."""
     found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for line in map(json.loads, KERNELS.read_text(encoding="utf-8").splitlines()):
+    for line in _lines(KERNELS):
         name = "-".join(["784", *map(str, line["network"]), "10"]) if line["network"] else "logistic"
         step, whole, _ = line["loops"]
         total = {key: 5 * step[key] + whole[key] for key in ("kernels", "megabytes", "microseconds")}
@@ -218,7 +251,7 @@ def models_on_the_host_in_words() -> str:
 def memory() -> str:
     """Returns what `jaxfl plan` says of every method, beside what a run has taken."""
     lines = ["| method | planned, MB | taken, MB | planned / taken |", "|---|---|---|---|"]
-    for record in map(json.loads, MEMORY.read_text(encoding="utf-8").splitlines()):
+    for record in _lines(MEMORY):
         planned, taken = record["planned"], record["taken"]
         lines.append(f"| `{record['method']}` | {planned / 1e6:,.0f} | {taken / 1e6:,.0f} | {planned / taken:.2f} |")
     return "\n".join(lines)
@@ -226,13 +259,7 @@ def memory() -> str:
 
 def _kept() -> dict[str, dict[str, Any]]:
     """Returns the last run of every method whose rows of the clients were on the host."""
-    records = map(json.loads, POPULATION.read_text(encoding="utf-8").splitlines())
-    return {record["method"]: record for record in records if "dense_bytes" in record.get("alone", {})}
-
-
-def _seconds(runs: list[dict[str, Any]]) -> str:
-    """Returns jaxfl's seconds of a round, of all rounds of several runs."""
-    return _spread([seconds for run in runs for seconds in run["seconds"]["jaxfl"]], "{:.0f}")
+    return {record["method"]: record for record in _lines(POPULATION) if "dense_bytes" in record.get("alone", {})}
 
 
 def _spread(values: list[float], form: str) -> str:
@@ -243,8 +270,7 @@ def _spread(values: list[float], form: str) -> str:
 
 def read() -> dict[str, dict[str, Any]]:
     """Returns the parts of the measurement by name."""
-    lines = RECORDS.read_text(encoding="utf-8").splitlines()
-    return {part["part"]: part for part in map(json.loads, lines)}
+    return {part["part"]: part for part in _lines(RECORDS)}
 
 
 def _compilations(parts: Any) -> Iterator[float]:
@@ -263,13 +289,9 @@ def _against_peers(record: dict[str, Any], command: str) -> str:
         r"\d{4,}(?= clients)", lambda number: f"{int(number[0]):,}", record["what"].replace("mlp", "784-200-10")
     )
     medians = {PEERS[peer]: ratio["median"] for peer, ratio in record["ratio"].items()}
-    peers = ", ".join(f"{peer} {median:,.{_digits(median)}f}" for peer, median in medians.items())
+    peers = ", ".join(f"{peer} {median:,.{1 if median < 100 else 0}f}" for peer, median in medians.items())
     seconds = _milliseconds(record["summary"]["jaxfl"]["median"])
     return f"| {record['workload']}: {what}, a round | {seconds} | {peers} | `{command}` |"
-
-
-def _digits(ratio: float) -> int:
-    return 1 if ratio < 100 else 0
 
 
 def _milliseconds(seconds: float) -> str:

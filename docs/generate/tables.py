@@ -12,6 +12,7 @@ from jaxfl.bench import AXES
 ROOT = Path(__file__).parents[2]
 TABLES = {
     "automatic threshold": results.automatic,
+    "commands": speed.commands,
     "cpu": speed.cpu,
     "cpu machine": speed.cpu_machine,
     "five results": papers.five_rows,
@@ -38,6 +39,7 @@ TABLES = {
     "machine": speed.machine,
     "memory": speed.memory,
     "methods": methods.by_kind,
+    "more": speed.more,
     "models on the host": speed.models_on_the_host,
     "models on the host in words": speed.models_on_the_host_in_words,
     "reliability": reliability.counts,

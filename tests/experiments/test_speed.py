@@ -4,6 +4,7 @@ import importlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,6 +139,29 @@ def test_clustering_agrees_with_its_peers(tmp_path, capsys):
             expected = [a + b for a, b in zip(stages["distances"]["values"], stages[method]["values"], strict=True)]
             assert record["total"]["jaxfl"][method] == expected
     assert "scipy  average" in capsys.readouterr().out
+
+
+def test_a_whole_command_is_timed_with_empty_caches_and_again(tmp_path, monkeypatch, capsys):
+    script, given = importlib.import_module("experiments.speed.commands"), []
+
+    def run(words, env, **_):
+        folder = Path(words[-1])
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps(dict.fromkeys([*script.KEPT, "seed"], 1)))
+        given.append((words[2:-2], Path(env["XDG_CACHE_HOME"])))
+        return SimpleNamespace(returncode=len(given) // 4, stderr="no such data")
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    script.main(["digits", "--out", str(tmp_path / "out.jsonl")])
+    (record,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert len(record["again_seconds"]) == 2 and set(record["summary"]) == set(script.KEPT)
+    assert [words for words, _ in given] == [["jaxfl", "run", "stocfl", "--data", "rotated-digits"]] * 3
+    assert len({cache for _, cache in given}) == 1 and not given[0][1].exists()
+    with pytest.raises(SystemExit, match="no such data"):
+        script.main(["digits"])
+    with pytest.raises(SystemExit):
+        script.main(["mnist"])
+    assert "mnist needs --data-dir" in capsys.readouterr().err
 
 
 def test_disagreeing_trees_fail(monkeypatch, tmp_path):
