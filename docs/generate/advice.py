@@ -73,12 +73,14 @@ def ranks_without() -> Ranks | None:
 def loss() -> str:
     """Returns what it costs that the true number of clusters is not among those tried, and who is first then."""
     costs: dict[str, list[tuple[float, str]]] = {}
+    more = []  # of choices between fewer clusters than groups and more
     for on in FEDERATIONS:
-        if on.lower or not on.planted:
+        if on.lower or not on.planted or on.groups is None:
             continue
         own = {one.row: one.mean("micro") for one in table("given").get(on.name, ())}
         for one in table("withheld").get(on.name, ()):
             true, other = own.get(one.row), one.mean("micro")
+            more += [one.lines[0]["value"] > on.groups] if min(on.counts) < on.groups else []
             if true is not None and other is not None:
                 costs.setdefault(one.row, []).append((100 * (true - other), on.title))
     ranking = ranks_without()
@@ -88,10 +90,12 @@ def loss() -> str:
     words = ", ".join(f"`{name}` {means[name]:.1f}" for name in sorted(means, key=lambda name: means[name]))
     most, title, who = max((cost, title, name) for name, some in costs.items() for cost, title in some)
     first = list(zip(ranking.names, ranking.means, strict=True))[:5]
+    leaders = ", ".join(f"`{name}` {mean:.1f}" for name, mean in first)
     return (
         "Points that are lost against being told the true number, where clients were put into groups: "
-        f"{words}; at most {most:.1f}, by `{who}` on {title}. With these numbers in the place of those above, "
-        f"the best mean ranks of all are {', '.join(f'`{name}` {mean:.1f}' for name, mean in first)}."
+        f"{words}; at most {most:.1f}, by `{who}` on {title}. Validation rows choose more clusters than there are "
+        f"groups, not fewer, in {sum(more)} of {len(more)}. With these numbers in the place of those above, the best "
+        f"mean ranks of all are {leaders}."
     )
 
 
