@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 from experiments.leaderboard import pictures
-from experiments.leaderboard.federations import FEDERATIONS, SMOKE, federation
+from experiments.leaderboard.federations import FEDERATIONS, SMOKE, Federation, federation
 from experiments.leaderboard.play import play
 from experiments.leaderboard.rows import Number, Row, row, rows
-from experiments.leaderboard.table import FOLDER
+from experiments.leaderboard.table import FOLDER, standings
 from jaxfl.settings.literals import parse
 from jaxfl.simulation.cache import keep_programs
 
@@ -26,21 +26,43 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--method", action="append", help="this method alone, or a newcomer's FILE.py:NAME")
     parser.add_argument("--number", help="the newcomer's option that is tuned, OPTION=VALUE,VALUE,VALUE")
     parser.add_argument("--data-dir", help="the folder of the data's files, or the one above it")
-    parser.add_argument("--out", type=Path, help="the folder of the results, if it is another one")
+    parser.add_argument("--out", type=Path, help="a folder of its own for newcomers' results and pictures")
     parser.add_argument("--smoke", action="store_true", help="FedAvg and IFCA on embedded digits, in seconds")
     given = parser.parse_args(words)
     if given.smoke:
         with tempfile.TemporaryDirectory() as folder:
             return int(play(SMOKE, [row("fedavg"), row("ifca")], given.out or Path(folder), None, _say) > 0)
-    out = given.out or FOLDER
+    own, out = given.out, given.out or FOLDER
     names = [one.name for one in FEDERATIONS] if given.federations == ["all"] else given.federations
     if not names:
-        print(*pictures.draw(out), sep="\n")
+        print(*(pictures.draw(FOLDER) if own is None else pictures.draw(FOLDER, own, own)), sep="\n")
         return 0
     keep_programs()
     chosen = [_row(name, given.number) for name in given.method or ()]
-    failed = sum(play(on, chosen or rows(on), out, given.data_dir, _say) for on in map(federation, names))
+    failed = 0
+    for on in map(federation, names):
+        failed += play(on, chosen or rows(on), out, given.data_dir, _say)
+        for one in chosen:
+            _say(place(on, one.name, own))
     return int(failed > 0)
+
+
+def place(on: Federation, name: str, own: Path | None = None) -> str:
+    """Returns in a line where a method stands among all on a federation, by its mean over the seeds.
+
+    Args:
+        on: the federation.
+        name: of the method.
+        own: a folder with more results; None is that of all methods alone.
+    """
+    found = standings(on, FOLDER, beside=own)
+    names = [one.row for one in found]
+    if name not in names:
+        return f"{on.title}: {name} has not been made at every seed."
+    at = names.index(name)
+    mean = found[at].mean("micro")
+    told = "diverged at a seed" if mean is None else f"{on.metric} {mean:.4f}"
+    return f"{on.title}: {name} has place {at + 1} of {len(names)}, {told}; the first is {names[0]}."
 
 
 def _row(method: str, number: str | None) -> Row:

@@ -24,9 +24,9 @@ TITLES: dict[Count, str] = {
 WIDTH, LINE, COLUMN = 2.0, 0.24, 1.05  # inches: names, a row, a column
 
 
-def draw(folder: Path, out: Path = IMAGES) -> list[Path]:
-    """Draws what the results of a folder say, and returns the files."""
-    tables: dict[Count, dict[str, list[Standing]]] = {count: by_federation(folder, count) for count in TITLES}
+def draw(folder: Path, out: Path = IMAGES, beside: Path | None = None) -> list[Path]:
+    """Draws what the results of a folder say, with those of newcomers `beside` it, and returns the files."""
+    tables: dict[Count, dict[str, list[Standing]]] = {count: by_federation(folder, count, beside) for count in TITLES}
     pictures = {"leaderboard.png": heatmap(tables)}
     if (ranks := mean_ranks(tables["chosen"])) is not None:
         pictures["leaderboard-ranks.png"] = critical_differences(ranks)

@@ -90,7 +90,9 @@ def best(lines: Sequence[Line], on: Federation) -> Line | None:
     return max(whole, key=lambda line: sign * line["numbers"]["validation"], default=None)
 
 
-def standings(on: Federation, folder: Path = FOLDER, count: Count = "chosen") -> list[Standing]:
+def standings(
+    on: Federation, folder: Path = FOLDER, count: Count = "chosen", beside: Path | None = None
+) -> list[Standing]:
     """Returns the methods that are done on a federation, the best micro metric first; the last have diverged at a seed.
 
     Args:
@@ -98,12 +100,12 @@ def standings(on: Federation, folder: Path = FOLDER, count: Count = "chosen") ->
         folder: of the results.
         count: how those that take a number of clusters come to it: it is `"chosen"` like any other number; `"given"`,
             the true one; or the true one is `"withheld"`, and it is chosen among others. The last two list nobody else.
+        beside: a second folder, of newcomers' results.
     """
     if count != "chosen" and on.groups is None:
         return []
-    last = {
-        (one["row"], one["value"], one["rate"], one["seed"]): one for one in results.read(folder / f"{on.name}.jsonl")
-    }
+    lines = [one for place in (folder, beside) if place for one in results.read(place / f"{on.name}.jsonl")]
+    last = {(one["row"], one["value"], one["rate"], one["seed"]): one for one in lines}
     found = []
     for row in dict.fromkeys(key[0] for key in last):
         tried = [one for one in last.values() if one["row"] == row and one["seed"] == SEEDS[0]]
@@ -184,9 +186,11 @@ def nemenyi(count: int) -> float:
     return float(stats.studentized_range.ppf(1 - LEVEL, count, math.inf)) / math.sqrt(2)
 
 
-def by_federation(folder: Path = FOLDER, count: Count = "chosen") -> dict[str, list[Standing]]:
-    """Returns the standings of every federation that has some, by its name."""
-    found = {on.name: standings(on, folder, count) for on in FEDERATIONS}
+def by_federation(
+    folder: Path = FOLDER, count: Count = "chosen", beside: Path | None = None
+) -> dict[str, list[Standing]]:
+    """Returns the standings of every federation that has some, by its name; arguments as of `standings`."""
+    found = {on.name: standings(on, folder, count, beside) for on in FEDERATIONS}
     return {name: own for name, own in found.items() if own}
 
 

@@ -235,3 +235,20 @@ def test_failures_are_kept_and_stop_nobody(tmp_path, monkeypatch):
     assert play.play(SMOKE, [row("fedavg")], tmp_path, None, said.append) == 2
     assert "failed, ZeroDivisionError" in said[0] and not (tmp_path / "smoke.jsonl").exists()
     assert len(results.read(tmp_path / results.FAILURES)) == 2
+
+
+def test_a_newcomer_is_told_its_place_and_drawn_beside_all(results_of_two, tmp_path, monkeypatch):
+    own, drawn = tmp_path / "own", []
+    own.mkdir()
+    lines = [line("mine.py:mine", None, 0.3, seed, 0.6, 0.6 + 0.01 * seed) for seed in SEEDS]
+    (own / "rotated.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    monkeypatch.setattr(__main__, "FOLDER", results_of_two)
+    on = federations.federation("rotated")
+    wanted = "Rotated MNIST: mine.py:mine has place 2 of 4, accuracy 0.6200; the first is ifca."
+    assert __main__.place(on, "mine.py:mine", own) == wanted
+    assert "has not been made at every seed" in __main__.place(on, "ditto", own)
+    monkeypatch.setattr(pictures, "heatmap", lambda tables: drawn.append(tables) or pictures.style.figure((1, 1)))
+    before = {path: path.read_bytes() for path in pictures.IMAGES.glob("leaderboard*.png")}
+    assert __main__.main(["--out", str(own)]) == 0
+    assert [one.row for one in drawn[0]["chosen"]["rotated"]] == ["ifca", "mine.py:mine", "fedavg", "local"]
+    assert (own / "leaderboard.png").exists() and before == {path: path.read_bytes() for path in before}
