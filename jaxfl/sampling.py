@@ -139,9 +139,12 @@ def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, si
         plan: how the engine walks through the cohort.
 
     Raises:
+        TypeError: the sampler returns something else.
         ValueError: the sampler draws more clients, or fewer.
     """
     cohort = sampler(root, round, data, size, plan)
+    if not isinstance(cohort, Cohort):
+        raise TypeError(f"sampler must return a Cohort, got a {type(cohort).__name__}; give Cohort.of(ids, plan).")
     if cohort.ids.shape != (size,):
         raise ValueError(
             f"sampler must draw ids [{size}], as many as the cohort has, got the shape {list(cohort.ids.shape)}; where "

@@ -272,7 +272,8 @@ def describe(hint: Any) -> str:
     >>> describe(Literal["single", "complete", "average"] | None)
     '"single", "complete", "average" or none'
     """
-    return listed([noun for part in parts_of(hint) for noun in _nouns(part)])
+    parts = sorted(parts_of(hint), key=lambda part: get_origin(part) not in (None, Literal))  # lists at the end
+    return listed([noun for part in parts for noun in _nouns(part)])
 
 
 def listed(names: Sequence[str]) -> str:

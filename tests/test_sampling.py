@@ -309,6 +309,8 @@ def test_a_sampler_that_draws_others_than_asked_for_is_refused():
         data = replace(DATA, held_out=np.arange(DATA.num_clients) == 1)
         with pytest.raises(ValueError, match=said):
             jaxfl.run(fedavg(task, optax.sgd(0.1)), data, rounds=1, cohort=2, sampler=drawing(ids))
+    with pytest.raises(TypeError, match=r"sampler must return a Cohort, got a list; give Cohort.of\(ids, plan\)"):
+        jaxfl.run(fedavg(task, optax.sgd(0.1)), DATA, rounds=1, cohort=2, sampler=lambda *_: [0, 1])
     sampling.check_drawn(np.array([[3, 3, 3, 1]]), np.array([[True, False, False, False]]), data)  # padding is anybody
 
 

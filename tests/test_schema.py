@@ -164,6 +164,6 @@ def test_every_factory_refuses_nan(name):
 
 def test_types_in_words():
     assert schema.describe(int | None | Literal["auto"]) == 'a whole number, none or "auto"'
-    assert schema.describe(Sequence[int] | int) == "a list, each entry a whole number or a whole number"
+    assert schema.describe(Sequence[int] | int) == "a whole number or a list, each entry a whole number"
     assert schema.describe(bool) == "true or false"
     assert schema.describe(str | os.PathLike) == "a word or a path"

@@ -128,6 +128,38 @@ def test_metrics_that_count_for_no_rows_are_refused():
         jaxfl.supervised(nn.Dense(3), FLOATS, losses, {"a": 1})
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (lambda sums, rows: sums["seen"] / rows, "AttributeError: 'numpy.ndarray' object has no attribute 'items'"),
+        (lambda sums, rows: {"q": sums["see"] / rows}, "KeyError: 'see'"),
+    ],
+    ids=["array", "misspelt"],
+)
+def test_metrics_are_tried_before_anything_is_trained(values, said):
+    metrics = Metrics(lambda outputs, batch: {"seen": outputs[:, 0] > 0}, values)
+    with pytest.raises(
+        ValueError, match=r"metrics.values must make .* of sums \{'seen': '\[N\]'\} .* ended with " + said
+    ):
+        jaxfl.supervised(nn.Dense(3), FLOATS, lambda outputs, batch: outputs[:, 0], metrics)
+
+
+def test_outputs_with_other_axes_are_told_apart_from_a_wrong_number_of_them():
+    with pytest.raises(ValueError, match=r"shape \(1, 2\) for one row; set num_classes=3"):
+        jaxfl.classification(nn.Dense(2), FLOATS)
+    images = federate(np.zeros((12, 2, 4), np.float32), LABELS, PARTS, PARTS, num_classes=3)
+    with pytest.raises(ValueError, match=r"shape \(1, 2, 3\) for one row; flatten a row"):
+        jaxfl.classification(nn.Dense(3), images)
+
+
+def test_a_column_of_classes_is_told_how_to_be_classes():
+    for given in ({}, {"num_classes": 3}):
+        with pytest.raises(ValueError, match=r"labels\[:, 0\]"):
+            federate(np.zeros((12, 4), np.float32), LABELS[:, None], PARTS, PARTS, **given)
+    with pytest.raises(TypeError, match=r"test must be one list of rows for each client, got None; \[\[\]\] \* N"):
+        federate(np.zeros((12, 4), np.float32), LABELS, PARTS, None, num_classes=3)
+
+
 def test_integers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="inputs must be integers of 32 bits, got 0 to 4294967296; renumber"):
         federate(np.array([[0], [2**32]]), np.array([0, 1]), [np.arange(2)], [np.arange(2)], num_classes=2)

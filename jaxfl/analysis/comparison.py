@@ -231,6 +231,8 @@ def compare(
     metric = f"micro_{main_metric(runs[0].summary)}" if metric is None else metric
     names = tuple(sorted({name for run in runs for name in run.summary.get("lower_is_better", ())}))
     lower = is_lower_better(metric, names)
+    if target is not None and metric.endswith(PERCENT) and not 0 <= target <= 1:
+        raise ValueError(f"target must be a share of 1 for {metric}, got {target:g}; 0.85 is 85 %.")
     reached = [
         (min if lower else max)((one[metric] for one in run.history if one.get(metric) is not None), default=None)
         for run in runs

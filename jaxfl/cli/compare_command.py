@@ -38,7 +38,9 @@ def compare_runs(
     for option, path in {**files, "plot": plot, "html": html}.items():
         if path is None:
             continue
-        if path.is_dir() or not path.parent.is_dir():
+        if path.is_dir():
+            raise ValueError(f"--{option} must be a file, got the folder {str(path)!r}; name a file in it.")
+        if not path.parent.is_dir():
             raise ValueError(
                 f"--{option} must be a file in a folder that is there, got {str(path)!r}; make the folder."
             )

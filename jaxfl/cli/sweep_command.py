@@ -74,7 +74,7 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
         first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
         if first_name != point.name or point.name in found:
             raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
-        found[point.name] = [one._replace(resume=one.begun()) for one in runs]
+        found[point.name] = [one._replace(resume=True) for one in runs]  # the same command goes on with what was begun
     return found
 
 
@@ -91,8 +91,8 @@ def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool, html: b
     missing, console = [one for one in jobs if one.done() is None], stderr(quiet=quiet)
     said = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
     console.print(f"{name}: {said}", highlight=False, markup=False)
-    for resume in (True, False):  # those that were begun are ended first
-        if some := [one for one in missing if one.resume is resume]:
+    for begun in (True, False):  # those that were begun are ended first
+        if some := [one for one in missing if one.begun() is begun]:
             run_jobs(some, several=True, quiet=quiet, html=html)
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
     if summaries and (missing or RunDirectory(folder).summary() is None):  # it may have been killed before it wrote it

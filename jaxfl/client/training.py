@@ -22,6 +22,7 @@ from jaxfl.client.passes import BLOCK, batch_shape, rows_of_a_gradient, true_gra
 from jaxfl.client.steps import rows_of, trip_count
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
+from jaxfl.schema import check_type
 from jaxfl.tasks import Averages, Task, without_averages
 from jaxfl.typing import Array, Key, Params
 
@@ -55,8 +56,10 @@ def local_train(
         attacker's model is what it sends.
 
     Raises:
+        TypeError: the optimiser is none.
         ValueError: `local_epochs` or `batch_size` is out of range.
     """
+    check_type("optimizer", optimizer, optax.GradientTransformation)
     if local_epochs < 1:
         raise ValueError(f"local_epochs must be at least 1, got {local_epochs}.")
     if local_epochs >= 2**31:

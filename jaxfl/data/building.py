@@ -110,6 +110,8 @@ def _packed(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
     """Returns a split of index arrays; raises if one of them is no list of whole numbers, such as a mask."""
     if isinstance(parts, Split):
         return parts
+    if not np.iterable(parts):
+        raise TypeError(f"{name} must be one list of rows for each client, got {parts!r}; [[]] * N are no rows.")
     for client, part in enumerate(parts):
         check_numbers(name, np.asarray(part), f" for client {client}")
     return Split.pack(parts)

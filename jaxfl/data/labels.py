@@ -76,7 +76,8 @@ def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) ->
             )
         num_classes = width
     if num_classes is None:
-        raise ValueError(f"num_classes must be given: how many {_plural(kind)} there are.")
+        one = "; classes in a column are labels[:, 0]" if labels.ndim == 2 and labels.shape[1] == 1 else ""
+        raise ValueError(f"num_classes must be given: how many {_plural(kind)} there are{one}.")
     check_values(inputs, labels, num_classes)
     return labels if kind in ("regression", "multilabel") else labels.astype(np.int32), num_classes
 
@@ -111,7 +112,8 @@ def check_positions(inputs: AnyArray, labels: AnyArray) -> None:
     if kind_of(labels) == "next_token" and labels.shape != inputs.shape[:2]:
         raise ValueError(
             f"labels [P, T] of whole numbers must have one for every position of inputs [P, T, ...], got "
-            f"{labels.shape} for {inputs.shape}; multilabel are bool, regression float, classes [P]."
+            f"{labels.shape} for {inputs.shape}; multilabel are bool, regression float, classes [P]: of one column "
+            "labels[:, 0]."
         )
 
 

@@ -24,6 +24,9 @@ def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str
         model: pytree of arrays.
         about: text that the file carries.
 
+    Raises:
+        ValueError: the file's folder is not there.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_weights(f"{folder}/a.safetensors", {"Dense_0": {"bias": np.ones(2)}})
@@ -32,6 +35,8 @@ def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str
     """
     from safetensors.numpy import save
 
+    if not Path(path).parent.is_dir():
+        raise ValueError(f"path must be in a folder that is there, got {str(path)!r}; make it first.")
     # ascontiguousarray would give a scalar an axis
     arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(model)]
     content = save(dict(zip(tree.names(model), arrays, strict=True)), metadata=dict(about or {}))

@@ -54,6 +54,8 @@ def row(name: str) -> Row:
     if name in METHODS:
         return METHODS[name]
     if not is_method(name):
+        if name.endswith(".py"):
+            raise ValueError(f"method must be FILE.py:NAME, got {name!r}; write {name}: and the name of its factory.")
         check_name("method", name, names())
     found = own.load(name) if own.is_own(name) else brought(GROUP, name)
     made = found if isinstance(found, Row) else Row(found, _summary(found), "-")

@@ -169,7 +169,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     tasks.check(chosen["run"].get("task", "auto"))
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
-            raise ValueError(f"{option.name} must be given for {option.owner} {method}; add --set {option.name}=...")
+            named = {"method": method, "data": data, "model": model, "optimizer": optimizer}.get(option.owner, server)
+            raise ValueError(f"{option.name} must be given for {option.owner} {named}; add --set {option.name}=...")
     return Settings(method, data, model, optimizer, server, **chosen)
 
 

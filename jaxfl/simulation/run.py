@@ -49,7 +49,7 @@ def run(
     *,
     rounds: int,
     cohort: int | float = 1.0,
-    seed: int = 0,
+    seed: int | None = None,
     seeds: Sequence[int] | None = None,
     sampler: Sampler = sampling.uniform,
     eval_every: int | None = None,
@@ -82,7 +82,7 @@ def run(
         data: the federation; or one for each of `seeds`, of the same shapes.
         rounds: communication rounds in all, those of the run that is resumed included.
         cohort: clients sampled in a round: a share (float in (0, 1]) or a count (int).
-        seed: of the initial models, the cohorts and the batches.
+        seed: of the initial models, the cohorts and the batches; None is 0.
         seeds: several of them, a run for each: on an accelerator in one program, where the memory allows it; on a CPU,
             which one run keeps busy, one after another, compiled once. Data that are the same are shared. The results
             are those of runs apart, but for rounding, and but for callbacks that end a run: seeds of one program end
@@ -150,7 +150,9 @@ def run(
     ((0, 1), 0.0)
     """
     began, several = time.perf_counter(), seeds is not None
-    numbers = check_seeds([seed] if seeds is None else seeds)
+    if seed is not None and several:
+        raise ValueError(f"seed must not be given beside seeds={seeds}, got {seed}; name it among them.")
+    numbers = check_seeds([0 if seed is None else seed] if seeds is None else seeds)
     of_each = _of_each(data, len(numbers))
     check_learns(method.task, of_each[0])
     check_callbacks(callbacks)

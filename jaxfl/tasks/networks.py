@@ -73,9 +73,10 @@ def of_network(
         for key in (None, jax.random.key(0)):
             check_products(apply, model, example, key)
     if shape is not None and outputs.shape != (1, *shape):
+        axes = "flatten a row, x.reshape(len(x), -1), and keep the axis of outputs"
+        remedy = f"set num_classes={data.num_classes}" if len(outputs.shape) == 1 + len(shape) else axes
         raise ValueError(
-            f"module must return {what} of {data.name}, got outputs of shape {outputs.shape} for one row; set "
-            f"num_classes={data.num_classes}."
+            f"module must return {what} of {data.name}, got outputs of shape {outputs.shape} for one row; {remedy}."
         )
     each = jax.eval_shape(losses, outputs, example)
     if each.shape != (1,):
@@ -86,6 +87,7 @@ def of_network(
         raise ValueError(
             f"metrics must count for each row [B, ...], got counts of shape {wrong[0]} for three; sum over no rows."
         )
+    _check_values(metrics, counts)
     forms = rewriting.replaceable(apply, model, example, None) if fast_forms else ()
     forward = rewriting.in_fast_forms(apply) if forms else apply
     replaced = tuple((kind, count) for kind, count in forms if kind != rewriting.NARROW)
@@ -174,6 +176,20 @@ def _dense_layers(
         return mean_loss(fast(model, batch, key, products=places), batch)
 
     return DenseLayers(tuple(names[i] for i in first), tuple(names[i] for i in inner), loss) if both else None
+
+
+def _check_values(metrics: Metrics, counts: Any) -> None:
+    """Raises ValueError unless metrics can be made of what is counted: that is tried on ones, before any training."""
+    sums = jax.tree.map(lambda leaf: np.ones((2, *leaf.shape[1:])), counts)
+    try:
+        with np.errstate(all="ignore"):
+            dict(metrics.values(sums, np.ones(2)).items())
+    except Exception as error:
+        shapes = jax.tree.map(lambda leaf: f"[N{''.join(f', {size}' for size in leaf.shape[1:])}]", counts)
+        raise ValueError(
+            f"metrics.values must make a dictionary of arrays [N] of sums {shapes} and rows [N], but it ended with "
+            f"{type(error).__name__}: {error}."
+        ) from error
 
 
 def _check_layers(

@@ -215,6 +215,9 @@ def test_files_hold_the_table(runs, capsys):
     [
         (["--plot", "curves"], "--plot must end with .png, .pdf, .svg, got 'curves'; write --plot curves.png"),
         (["--csv", "y.csv", "--plot", "curves.xyz"], "--plot must end with .png, .pdf, .svg, got 'curves.xyz'"),
+        (["--target", "85"], "target must be a share of 1 for micro_accuracy, got 85; 0.85 is 85 %"),
+        (["--latex", "."], "--latex must be a file, got the folder '.'; name a file in it"),
+        (["--latex", "none/a.tex"], "--latex must be a file in a folder that is there, got 'none/a.tex'; make"),
         (["--csv", "x", "--latex", "./x"], "--csv must be another file than --latex, got 'x'; rename one of them"),
     ],
 )

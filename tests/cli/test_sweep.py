@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from jaxfl.cli import grid, run_page
+from jaxfl.cli import grid, run_command, run_page
 from jaxfl.cli.app import main
 
 DIGITS = ["--data", "rotated-digits", "--rounds", "2", "--set", "num_clients=8", "--set", "rows_per_client=20"]
@@ -79,6 +79,15 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
     assert sweep(*words, "num_clusters=2", "--seeds", "0,1") == 0
     assert json.loads(spread.read_text())["seeds"] == [0, 1]
     assert json.loads((out / "ifca" / "seed-0" / "summary.json").read_text())["rounds"] == 2  # ended by a resume
+
+
+def test_an_interrupted_sweep_names_no_option_that_it_lacks(tmp_path, monkeypatch, capsys):
+    def stopped(one, *_):
+        raise run_command.Stopped(1, 2, 1)
+
+    monkeypatch.setattr(run_command.job, "execute", stopped)
+    assert sweep("fedavg", *DIGITS, "--seeds", "0", "--out", tmp_path / "out") == 130
+    assert "and the same command goes on from there" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -358,6 +358,11 @@ def test_bad_options_are_named(name, value):
         local_train(SOFTMAX, optax.sgd(0.1), **options)
 
 
+def test_what_is_no_optimiser_is_named():
+    with pytest.raises(TypeError, match="optimizer must be a GradientTransformation, got 0.1"):
+        local_train(SOFTMAX, 0.1, local_epochs=1, batch_size=None)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize("batch_size", [2, None])
 @pytest.mark.parametrize(
     ("optimizer", "said"),

@@ -112,7 +112,7 @@ def test_floats_are_left_alone(path):
         (PLAIN | {"y": LABELS[:-1]}, r"y must be \[20\], .* got shape \(19,\)"),
         (PLAIN | {"client": LABELS[:2]}, r"client must be \[20\]"),
         (TESTED | {"test_client": LABELS}, r"test_client must be \[6\], one entry for each row of test_x"),
-        (PLAIN | {"y": LABELS.astype(str)}, "y must be integers .* got <U3"),
+        (PLAIN | {"y": LABELS.astype(str)}, "y must be integers .* got <U3; names become classes by np.unique"),
         (PLAIN | {"y": LABELS + np.nan}, "y are no labels of a task: labels must be finite"),
         (TESTED | {"y": LABELS / 2}, "test_y must have the type and the shape of y"),
         (PLAIN | {"y": LABELS / 2, "num_classes": 5}, "num_classes must be 1, the regression labels"),

@@ -196,6 +196,8 @@ def test_networks_of_tokens_refuse_what_is_none(key):
 
 def test_weights_keep_the_shape_of_a_scalar(tmp_path):
     model = {"kernel": np.ones((2, 3), np.float32).T, "scale": np.float32(2.0)}
+    with pytest.raises(ValueError, match="path must be in a folder that is there, got .*none"):
+        models.save_weights(tmp_path / "none" / "a.safetensors", model)
     models.save_weights(tmp_path / "a.safetensors", model)
     again = models.load_weights(tmp_path / "a.safetensors", model)
     assert again["scale"].shape == () and again["scale"] == 2 and again["kernel"].shape == (3, 2)

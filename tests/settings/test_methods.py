@@ -118,7 +118,7 @@ def test_a_factory_and_a_row_are_methods(mine):
         ("mine.py:number", "mine.py:number must be a method, got a int; it must be a function (task, optimizer"),
         ("mine.py:made", "mine.py:made must be a method, got a Method; it must be a function"),
         ("mine.py:misspelt", "options that cannot be read: NameError: name 'flaot' is not defined"),
-        ("mine.py", 'unknown method "mine.py"'),
+        ("mine.py", "method must be FILE.py:NAME, got 'mine.py'; write mine.py: and the name of its factory"),
     ],
 )
 def test_what_is_no_method_is_refused(name, said, mine):

@@ -311,6 +311,13 @@ def test_a_network_that_is_not_there_is_refused(text, said, tmp_path, monkeypatc
         options.route("fedavg", "rotated-digits", [text])
 
 
+def test_an_option_that_is_missing_is_that_of_its_owner(tmp_path):
+    path = tmp_path / "needs.py"
+    path.write_text("from flax import linen as nn\n\n\nclass Needs(nn.Module):\n    width: int\n")
+    with pytest.raises(ValueError, match=r"width must be given for model .*needs.py:Needs; add --set width=..."):
+        options.route("fedavg", "rotated-digits", [f"model={path}:Needs"])
+
+
 TASK = """
 import jax.numpy as jnp
 import jaxfl

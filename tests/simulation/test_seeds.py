@@ -68,6 +68,11 @@ def assert_same_run(found, wanted, method):
 
 
 @functools.cache
+def test_a_seed_beside_seeds_is_refused():
+    with pytest.raises(ValueError, match=r"seed must not be given beside seeds=\[0, 1\], got 7; name it among them"):
+        jaxfl.run(MADE["fedavg"], DATA, seed=7, seeds=[0, 1], **OPTIONS)
+
+
 def alone(name, seed):
     return jaxfl.run(MADE[name], DATA, seed=seed, **OPTIONS)
 

@@ -49,9 +49,10 @@ def _check_labels(path: Path, name: str, values: np.ndarray, count: int, inputs:
             f"shape {values.shape}."
         )
     if values.dtype.kind not in "iufb":
+        names = "names become classes by np.unique(labels, return_inverse=True)[1]"
         raise ValueError(
             f"{path}: {name} must be integers (classes), floats (regression) or bools [{count}, L], got "
-            f"{values.dtype}; use astype."
+            f"{values.dtype}; {names if values.dtype.kind in 'US' else 'use astype'}."
         )
     if values.dtype.kind in "iu" and values.ndim == 1 and values.min(initial=0) < 0:
         raise ValueError(f"{path}: {name} must be classes from 0, got {values.min()}; number them from 0.")

@@ -18,6 +18,8 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
 from jaxfl.typing import Array, Key
 
+REMEDY = "optax.cosine_decay_schedule(1.0, 100) is one"
+
 
 def scheduled(method: Method, schedule: Callable[[Array], Array | float]) -> Method:
     """Returns the method whose clients' learning rate is multiplied by a number that depends on the round.
@@ -32,6 +34,7 @@ def scheduled(method: Method, schedule: Callable[[Array], Array | float]) -> Met
             two that a method is given, the factors are multiplied.
 
     Raises:
+        TypeError: the schedule is no function.
         ValueError: the schedule does not return one number.
 
     >>> import jaxfl, optax
@@ -41,12 +44,11 @@ def scheduled(method: Method, schedule: Callable[[Array], Array | float]) -> Met
     >>> jaxfl.run(method, data, rounds=2, cohort=4).history.column("round")
     [1, 2]
     """
+    if not callable(schedule):
+        raise TypeError(f"schedule must be a function of the round, got {schedule!r}; {REMEDY}.")
     told = jax.eval_shape(lambda number: jnp.asarray(schedule(number)), jax.ShapeDtypeStruct((), jnp.float32))
     if told.shape != () or told.dtype == bool:
-        raise ValueError(
-            f"schedule must return one number for a round, got {told.dtype}{list(told.shape)}; "
-            "optax.cosine_decay_schedule(1.0, 100) is one that does."
-        )
+        raise ValueError(f"schedule must return one number for a round, got {told.dtype}{list(told.shape)}; {REMEDY}.")
 
     def round(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
         rate = jnp.asarray(schedule(state.round.astype(jnp.float32)), jnp.float32)

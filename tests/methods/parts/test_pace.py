@@ -49,3 +49,5 @@ def test_what_is_no_rate_is_refused():
     method = METHODS["fedavg"].factory(TASK, optax.sgd(0.3))
     with pytest.raises(ValueError, match=r"schedule must return one number for a round, got float32\[2\]"):
         jaxfl.scheduled(method, lambda number: jnp.ones(2))
+    with pytest.raises(TypeError, match="schedule must be a function of the round, got 0.5; optax.cosine"):
+        jaxfl.scheduled(method, 0.5)
