@@ -84,9 +84,9 @@ def local_train(
 def _explained(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
     """Returns an optimiser that says so where it needs more than a step has: a loss, or a model of its own."""
 
-    def update(gradient, state, model, **extra):
+    def update(updates, state, params=None, **extra):
         try:
-            return optimizer.update(gradient, state, model, **extra)
+            return optimizer.update(updates, state, params, **extra)
         except (TypeError, ValueError, AttributeError) as error:
             has = ", ".join(["the gradient, its state and the model", *extra])
             raise TypeError(
