@@ -30,12 +30,8 @@ def advice() -> str:
         return f"`{names[0]}` (mean rank {place[names[0]]:.1f} of {len(place)})" if names else "nobody so far"
 
     apart = ranks_without()
-    clustered = (
-        []
-        if apart is None
-        else [one for one in zip(apart.names, apart.means, strict=True) if kind(one[0]) == "clustered"]
-    )
-    first = ", ".join(f"`{name}` ({mean:.1f})" for name, mean in clustered[:3])
+    pairs = [] if apart is None else list(zip(apart.names, apart.means, strict=True))
+    first = ", ".join([f"`{name}` ({mean:.1f})" for name, mean in pairs if kind(name) == "clustered"][:3])
     missed = f"; where the true number is not among those tried, the first ones are {first}" if first else ""
     told = [(on, found) for on in FEDERATIONS if on.name in own and (found := table("given").get(on.name))]
     lines = [
