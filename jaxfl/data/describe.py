@@ -135,7 +135,7 @@ def label_counts(data: FederatedData, split: Literal["train", "test", "validatio
     >>> label_counts(load("pathological-digits", num_clients=4))[1].nonzero()[0].tolist()
     [3, 4]
     """
-    check_classes("label_counts", data.labels)
+    check_classes("label_counts", data.labels, "other labels cannot be counted; data.train.size counts rows")
     if split not in data.splits:
         raise ValueError(f"split must be one of {', '.join(data.splits)}, got {split!r}.")
     return _counts(data, data.splits[split])

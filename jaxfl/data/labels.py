@@ -117,17 +117,21 @@ def check_positions(inputs: AnyArray, labels: AnyArray) -> None:
         )
 
 
-def check_classes(argument: str, labels: AnyArray) -> None:
+SKEWS = "leave it out (the skews iid, quantity, rotated and writers need no classes)"
+
+
+def check_classes(argument: str, labels: AnyArray, remedy: str = SKEWS) -> None:
     """Raises where something needs one class for each row.
 
     Args:
         argument: what needs it, for the message.
         labels: of any kind.
+        remedy: the end of the message.
     """
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise ValueError(
             f"{argument} needs labels that are classes, integers [P], got {labels.dtype} of shape {labels.shape}; "
-            "leave it out (the skews iid, quantity, rotated and writers need no classes)."
+            f"{remedy}."
         )
 
 

@@ -193,6 +193,8 @@ def test_the_kind_of_labels_is_their_type_and_shape(labels, inputs, kind, count,
     for needs in (describe.label_counts, data.relabel, lambda fed: conditions.attack(fed, "label-flip", 0.5)):
         with pytest.raises(ValueError, match=r"needs labels that are classes, integers \[P\], got"):
             needs(fed)
+    with pytest.raises(ValueError, match="other labels cannot be counted; data.train.size counts rows"):
+        describe.label_counts(fed)
     for skew in ("dirichlet", "shards", "pathological", "dominant"):
         more = {"alpha": 1.0} if skew == "dirichlet" else {"beta": 0.5} if skew == "dominant" else {}
         with pytest.raises(ValueError, match=f"{skew} needs labels that are classes"):
