@@ -75,6 +75,12 @@ def check_seeds(seeds: Sequence[int]) -> list[int]:
     return found
 
 
+def check_one_or_several(seed: int | None, seeds: Sequence[int] | str | None) -> None:
+    """Raises ValueError if a seed and several seeds are both given: which one is meant is not said."""
+    if seed is not None and seeds is not None:
+        raise ValueError(f"seed must not be given beside seeds={seeds}, got {seed}; name it among them.")
+
+
 def key_for(root: Key, stream: Stream, round: Array | int = 0, client: Array | int = 0) -> Key:
     """Returns the key at one address.
 

@@ -166,6 +166,7 @@ def run_command(
     from jaxfl.cli.watch import watchers
     from jaxfl.jobs import job
     from jaxfl.jobs.seeds import check as check_seeds
+    from jaxfl.random import check_one_or_several
     from jaxfl.settings import options
 
     with errors(), together(processes, process, coordinator):
@@ -173,8 +174,7 @@ def run_command(
         flags = [f"{name}={value}" for name, value in given.items() if value is not None]
         settings = options.route(method, data, [*(items or ()), *flags])
         rounds, share = defaults(data, rounds, cohort)
-        if seed is not None and seeds is not None:
-            raise ValueError(f"seed must not be given beside seeds={seeds}, got {seed}; name it among them.")
+        check_one_or_several(seed, seeds)
         jobs = [job.Job(settings, rounds, share, seed or 0, data_dir, eval_every, checkpoint_every, out, resume)]
         if seeds is not None:
             folders = {one: None if out is None else out / f"seed-{one}" for one in seeds_of(seeds)}

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from jaxfl import schema
 from jaxfl.data import labels as kinds
 from jaxfl.data.clients import FederatedData, Split
-from jaxfl.data.partition.deal import check_numbers
+from jaxfl.data.partition.deal import number_lists
 from jaxfl.data.windows import extremes
 from jaxfl.typing import AnyArray
 
@@ -108,13 +108,7 @@ def federate(
 
 def _packed(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
     """Returns a split of index arrays; raises if one of them is no list of whole numbers, such as a mask."""
-    if isinstance(parts, Split):
-        return parts
-    if not np.iterable(parts):
-        raise TypeError(f"{name} must be one list of rows for each client, got {parts!r}; [[]] * N are no rows.")
-    for client, part in enumerate(parts):
-        check_numbers(name, np.asarray(part), f" for client {client}")
-    return Split.pack(parts)
+    return parts if isinstance(parts, Split) else Split.pack(number_lists(name, parts, "client"))
 
 
 def _whole(name: str, values: np.ndarray | None) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from jaxfl import engine, sampling, tree
 from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
-from jaxfl.random import check_seeds
+from jaxfl.random import check_one_or_several, check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import MAKERS, checked
 from jaxfl.simulation import processes
@@ -150,8 +150,7 @@ def run(
     ((0, 1), 0.0)
     """
     began, several = time.perf_counter(), seeds is not None
-    if seed is not None and several:
-        raise ValueError(f"seed must not be given beside seeds={seeds}, got {seed}; name it among them.")
+    check_one_or_several(seed, seeds)
     numbers = check_seeds([0 if seed is None else seed] if seeds is None else seeds)
     of_each = _of_each(data, len(numbers))
     check_learns(method.task, of_each[0])
