@@ -175,8 +175,9 @@ def measure(row: Row) -> Cost:
         info = method.round(key, state, data, Cohort.of(range(CLIENTS)))[1]
         return info.bytes_up, info.bytes_down
 
-    # Nobody is known yet; everybody has been for long. The contract names `round` and `cluster`, the rest are flags.
-    new = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[CLIENTS])
+    # Nobody is known yet; everybody has been for long. The contract names `round` and `cluster`, the rest are flags and
+    # models. What was found in the data is there from the start: vectors of zeros would be none.
+    new = jax.tree.map(lambda leaf: jnp.full(leaf.shape, leaf.dtype == jnp.float32, leaf.dtype), shapes[CLIENTS])
     old = jax.tree.map(lambda leaf: jnp.full(leaf.shape, leaf.dtype == bool, leaf.dtype), shapes[CLIENTS])
     states = [new._replace(cluster=new.cluster - 1), old._replace(round=old.round + 1000)]
     counted = jax.jit(sent)
@@ -213,7 +214,7 @@ def costs(name: str, row: Row, cost: Cost) -> str:
     whole = 10_000 * cost.client + cost.state
     words = (
         f"Measured with the default options and a network of {cost.model // 4:,} parameters ({cost.model:,} bytes), "
-        f"while this page was made; what is exchanged once, before the first round, is not counted. "
+        f"while this page was made; what is exchanged once, before the first round, is counted in it. "
         f"With 10,000 clients of this network, the state takes {whole / 1e6:,.1f} MB."
     )
     if "slots" in row.options:

@@ -40,7 +40,7 @@ class Info(NamedTuple):
     cluster: Array  # [C] int32 slot that each client trained in
     num_clusters: Array  # [] int32
     diverged: Array  # [] int32 clients left out because their model was not finite, see `tree.is_finite`
-    bytes_up: Array  # [] float32, all clients together
+    bytes_up: Array  # [] float32, all clients together; in the first round with what they exchanged before it
     bytes_down: Array  # [] float32
     overflow: Array  # [] int32: how often the slots must double to be enough; unless 0 the round must be undone
     extra: dict[str, Array]

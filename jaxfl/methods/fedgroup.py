@@ -46,7 +46,7 @@ from jaxfl.methods.base import Info, Join, Method
 from jaxfl.methods.parts import newcomers
 from jaxfl.methods.parts.by_cluster import averaging, served
 from jaxfl.methods.parts.multi_centre import members
-from jaxfl.methods.parts.one_shot import PointOf, train_all_once, train_once
+from jaxfl.methods.parts.one_shot import PointOf, train_all_once, train_once, with_everybody
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -145,6 +145,8 @@ def fedgroup(
         if between_rate:
             able = (cohort.mask & (data.train.size[cohort.ids] > 0)).sum(dtype=jnp.int32)
             models = tree.where(able > seen.diverged, attracted(models, occupied, between_rate), models)
+        one = state.initial
+        seen = with_everybody(seen, state.round == 0, data, up=one, down=one)
         return state._replace(models=models, round=state.round + 1), seen
 
     def client_params(state: FedGroupState, ids: Array) -> Params:

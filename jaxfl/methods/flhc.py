@@ -42,7 +42,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.agglomerated import cluster, grow
 from jaxfl.methods.parts.by_cluster import averaging
-from jaxfl.methods.parts.one_shot import train_once
+from jaxfl.methods.parts.one_shot import train_once, with_everybody
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -154,7 +154,7 @@ def flhc(
 
         numbers = {"num_clusters": jnp.maximum(number, 1), "overflow": base.doublings(number, places)}
         models, seen = step(key, start, found, state.round, data, cohort, **numbers)
-        seen = with_clustering(seen, due, data, jax.eval_shape(vector_of, key, theta), theta)
+        seen = with_everybody(seen, due, data, up=jax.eval_shape(vector_of, key, theta), down=theta)
         kept = tree.where(due, theta, state.theta)
         return FLHCState(models, found, number, state.round + 1, kept, state.placed | due), seen
 
@@ -177,15 +177,6 @@ def flhc(
         return tree.take(state.models, state.cluster[ids])
 
     return Method(init, round, client_params, task, assign, grow=grow, reads="everybody")
-
-
-def with_clustering(seen: Info, due: Array, data: FederatedData, up: Params, down: Params) -> Info:
-    """Returns what is seen of a round, with what every client has sent and was sent if clustering was due."""
-    asked = data.num_clients if data.held_out is None else (~data.held_out).sum()
-    times = jnp.where(due, asked, 0)
-    return seen._replace(
-        bytes_up=seen.bytes_up + base.traffic(times, up), bytes_down=seen.bytes_down + base.traffic(times, down)
-    )
 
 
 def _check(

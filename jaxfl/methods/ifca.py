@@ -94,7 +94,8 @@ def ifca(
             wins `min_share` of the clients (of at most 1,000), or the most balanced of `max_draws` draws.
             `"groups"`: in the first `warmup_rounds` rounds a client trains the model of a random group that it stays
             in, K runs of FedAvg (or FedSGD) side by side. `"kmeans++"`: the models of K single clients, see
-            `starts.far_apart`, each trained for `warmup_rounds` rounds by its client alone.
+            `starts.far_apart`, each trained for `warmup_rounds` rounds by its client alone. The bytes of a start before
+            the first round (`"balanced"`, `"kmeans++"`) are not counted.
         min_share: of the clients, for `"balanced"`: at most 1 / K.
         max_draws: for `"balanced"`.
         warmup_rounds: for `"groups"` and `"kmeans++"`.

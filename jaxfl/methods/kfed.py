@@ -17,6 +17,7 @@ The updates are kept as sketches, see `clustering.sketch`: distances are off by 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -29,7 +30,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.by_cluster import averaging
-from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once
+from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once, with_everybody
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -89,12 +90,13 @@ def kfed(
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
     step = averaging(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
 
+    def point_of(key: Key, sent: Params) -> Array:
+        return to_vector(key, sent, layers, sketch_size)
+
     def init(key: Key, data: FederatedData) -> KFedState:
         base.check_clusters(num_clusters, data)
         model = task.init(key_for(key, Stream.INIT))
-        points, known = train_all_once(
-            key, model, data, first, lambda key, sent: to_vector(key, sent, layers, sketch_size)
-        )
+        points, known = train_all_once(key, model, data, first, point_of)
         centres = one_shot(points, num_clusters, mask=known)
         cluster = nearest_centre(points, centres)
         occupied = centre_of.counts(jnp.where(known, cluster, -1), num_clusters) > 0
@@ -104,6 +106,8 @@ def kfed(
         models, seen = step(
             key, state.models, state.cluster, state.round, data, cohort, num_clusters=state.occupied.sum()
         )
+        one = base.shape_of(state.models)
+        seen = with_everybody(seen, state.round == 0, data, up=jax.eval_shape(point_of, key, one), down=one)
         return state._replace(models=models, round=state.round + 1), seen
 
     def client_params(state: KFedState, ids: Array) -> Params:

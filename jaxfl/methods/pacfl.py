@@ -148,6 +148,7 @@ def pacfl(
         overflow = base.doublings(state.num_clusters, base.slots_of(state.models))
         numbers = {"num_clusters": state.num_clusters, "overflow": overflow}
         models, seen = step(key, state.models, state.cluster, state.round, data, cohort, **numbers)
+        seen = seen._replace(bytes_up=seen.bytes_up + sent_once(state, data))
         return state._replace(models=models, round=state.round + 1), seen
 
     def client_params(state: PACFLState, ids: Array) -> Params:
@@ -186,6 +187,14 @@ def signing(rank: int, vectors: Vectors) -> Sign:
         return bases, (bases != 0).any((1, 2))
 
     return sign
+
+
+def sent_once(state: PACFLState, data: FederatedData) -> Array:
+    """Returns the bytes `[]` of the vectors that clients sent before the first round; 0 in any other."""
+    vector = jax.ShapeDtypeStruct(state.bases.shape[1:2], state.bases.dtype)
+    vectors = (state.bases != 0).any(1).sum(1)  # [N]
+    told = vectors.sum() if data.held_out is None else jnp.where(data.held_out, 0, vectors).sum()
+    return base.traffic(jnp.where(state.round == 0, told, 0), vector)
 
 
 def joining(sign: Sign, angle: Angle, linkage: Linkage, threshold: float | Array) -> Join:

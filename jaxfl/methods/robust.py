@@ -40,7 +40,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once
+from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once, with_everybody
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -153,6 +153,7 @@ def robust(
             up=one,
             down=one,
         )
+        seen = with_everybody(seen, state.round == 0, data, up=state.points[0], down=one)
         state = state._replace(models=models, round=state.round + 1)
         return cluster_again(key, state, cohort, sent, counts) if iterative else state, seen
 

@@ -45,6 +45,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Join, Method, Round, from_preset
 from jaxfl.methods.parts import newcomers
 from jaxfl.methods.parts.multi_centre import FeSEMState, Rule, by_index, members, multi_centre
+from jaxfl.methods.parts.one_shot import with_everybody
 from jaxfl.methods.parts.vectors import LAST_KERNEL, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -195,6 +196,7 @@ def from_scratch(
             objective=away.sum() / jnp.maximum(able.sum(), 1).astype(away.dtype),
             changed=(cohort.mask & (found != old)).sum(dtype=jnp.int32),
         )
+        seen = with_everybody(seen, state.round == 0, data, up=one, down=one)
         return FeSEMState(aggregate.mean(total, empty=state.centres), cluster, state.round + 1), seen
 
     return round

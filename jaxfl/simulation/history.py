@@ -30,10 +30,9 @@ class History:
     A record holds the round, the metrics of `simulation.metrics`, and of the rounds since the record before:
     `train_loss` (mean over clients and rounds, None if nobody took part or no loss was finite), `diverged` (clients
     left out), `seconds_per_round`; `seconds` (of rounds, without compiling and evaluating), `bytes_up` and `bytes_down`
-    count from the start of the run: of rounds, what is exchanged once before them (by `fesem`, `fesem_ma`, `fedgroup`,
-    `kfed`, `pacfl`, `robust` and `wecfl`, and by starts that read everybody) is not in them. What a method says of a
-    round in one number (of FeSEM `objective` and `changed`, see `info.extra`) is of the last round; a metric of the
-    same name wins.
+    count from the start of the run, with what is exchanged once before the first round (but not by the starts
+    `"balanced"` and `"kmeans++"` of `ifca` and `hypcluster`). What a method says of a round in one number (of FeSEM
+    `objective` and `changed`, see `info.extra`) is of the last round; a metric of the same name wins.
 
     Args:
         path: of a run's `history.jsonl`, whose records are read; the file is never written, see `writing` for that.

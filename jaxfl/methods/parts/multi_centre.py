@@ -23,7 +23,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Init, Method, takes_part
-from jaxfl.methods.parts.one_shot import all_clients, nearest_centre, train_all_once
+from jaxfl.methods.parts.one_shot import all_clients, nearest_centre, train_all_once, with_everybody
 from jaxfl.methods.parts.pulled import local_update
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
@@ -136,6 +136,7 @@ def multi_centre(
             objective=objective,
             changed=(cohort.mask & (found != state.cluster[cohort.ids])).sum(dtype=jnp.int32),
         )
+        seen = with_everybody(seen, state.round == 0, data, up=one, down=one)
         heard = centre_of.counts(jnp.where(counts, found, -1), num_clusters)
         centres = rule.settle(aggregate.mean(total, empty=state.centres), heard)
         return FeSEMState(centres, cluster, state.round + 1), seen

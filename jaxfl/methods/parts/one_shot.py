@@ -12,7 +12,7 @@ from jaxfl.clustering import kmeans
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
-from jaxfl.methods.base import takes_part
+from jaxfl.methods.base import Info, takes_part, traffic
 from jaxfl.random import Stream, key_for
 from jaxfl.typing import Array, Key, Params
 
@@ -72,6 +72,23 @@ def all_clients(model: Params, data: FederatedData) -> Cohort:
     count = data.num_clients
     plan = engine.resolve_plan("auto", model, count)
     return Cohort.of(jnp.arange(count), plan)
+
+
+def with_everybody(seen: Info, due: Array, data: FederatedData, *, up: Params, down: Params) -> Info:
+    """Returns what is seen of a round, with what all clients but those held out sent and were sent if that was due.
+
+    What `init` has them exchange is counted in the first round: `due` is then `state.round == 0`.
+
+    Args:
+        seen: of the cohort.
+        due: bool `[]`, whether all were asked.
+        data: the federation.
+        up: pytree of arrays or shapes that one client sends.
+        down: pytree of arrays or shapes that one client is sent.
+    """
+    asked = data.num_clients if data.held_out is None else (~jnp.asarray(data.held_out)).sum()
+    times = jnp.where(due, asked, 0)
+    return seen._replace(bytes_up=seen.bytes_up + traffic(times, up), bytes_down=seen.bytes_down + traffic(times, down))
 
 
 def nearest_centre(points: Array, centres: Array) -> Array:
