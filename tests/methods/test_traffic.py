@@ -1,4 +1,4 @@
-"""What is sent is counted however large a model is: an integer of JAX ends at 2 GB."""
+"""What is sent is counted: however large a model is (an integer of JAX ends at 2 GB), and before the first round."""
 
 from dataclasses import replace
 

@@ -67,12 +67,12 @@ def assert_same_run(found, wanted, method):
         assert numbers[0] == pytest.approx(numbers[1], rel=1e-4, abs=1e-5)
 
 
-@functools.cache
 def test_a_seed_beside_seeds_is_refused():
     with pytest.raises(ValueError, match=r"seed must not be given beside seeds=\[0, 1\], got 7; name it among them"):
         jaxfl.run(MADE["fedavg"], DATA, seed=7, seeds=[0, 1], **OPTIONS)
 
 
+@functools.cache
 def alone(name, seed):
     return jaxfl.run(MADE[name], DATA, seed=seed, **OPTIONS)
 
