@@ -91,6 +91,13 @@ def compare_command(
     html: Annotated[
         Path | None, typer.Option(help="Write one page: table, curves, and the runs one by one.", metavar="FILE")
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What a row is called, or a method in all its rows: --label my.py:factory=Ours. Several are possible.",
+            metavar="ROW=TEXT",
+        ),
+    ] = None,
 ) -> None:
     """Set finished runs beside each other: mean and deviation over seeds, differences at equal seeds, cost.
 
@@ -101,7 +108,7 @@ def compare_command(
         from jaxfl.cli.compare_command import compare_runs
 
         files = {"markdown": markdown, "latex": latex, "csv": csv}
-        compare_runs(folders, metric, target, files, plot, html)
+        compare_runs(folders, metric, target, files, plot, html, label or ())
 
 
 def check_command(

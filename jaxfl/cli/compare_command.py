@@ -20,6 +20,7 @@ def compare_runs(
     files: Mapping[str, Path | None],
     plot: Path | None,
     html: Path | None = None,
+    labels: Sequence[str] = (),
 ) -> None:
     """Prints the table of some runs, and writes it, a picture and a page.
 
@@ -30,9 +31,11 @@ def compare_runs(
         files: the table's, by format: `"markdown"`, `"latex"` and `"csv"`; None writes none.
         plot: the picture's, or None.
         html: the page's, or None.
+        labels: `ROW=TEXT`, as `labelled` takes them.
 
     Raises:
-        ValueError: a file cannot be written, or is of two of them; or as `jaxfl.analysis.kept.read` and `compare`.
+        ValueError: a file cannot be written, or is of two of them; or as `jaxfl.analysis.kept.read`, `compare` and
+            `labelled`.
     """
     asked: dict[Path, str] = {}
     for option, path in {**files, "plot": plot, "html": html}.items():
@@ -48,7 +51,7 @@ def compare_runs(
             raise ValueError(f"--{option} must be another file than --{other}, got {str(path)!r}; rename one of them.")
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise ValueError(f"--plot must end with {', '.join(PICTURES)}, got {str(plot)!r}; write --plot curves.png.")
-    found = tell(folders, metric, target, html)
+    found = tell(folders, metric, target, html, labels)
     texts = {"markdown": found.to_markdown, "latex": found.to_latex, "csv": found.to_csv}
     for form, path in files.items():
         if path is not None:
@@ -60,10 +63,15 @@ def compare_runs(
 
 
 def tell(
-    folders: Sequence[Path], metric: str | None = None, target: float | None = None, html: Path | None = None
+    folders: Sequence[Path],
+    metric: str | None = None,
+    target: float | None = None,
+    html: Path | None = None,
+    labels: Sequence[str] = (),
 ) -> Comparison:
     """Prints the table of the finished runs in some folders, writes a page of them if asked, returns the comparison."""
     settings, unfinished = kept.read(folders)
+    settings = dict(zip(labelled(list(settings), labels), settings.values(), strict=True))
     found = compare(settings, metric=metric, target=target)
     header, *rows = found.table()
     show(stdout(), header, rows, named=True)
@@ -73,3 +81,34 @@ def tell(
         left_out = ", ".join(map(str, unfinished))
         stderr().print(f"note: left out, since they are not finished: {left_out}.", markup=False, soft_wrap=True)
     return found
+
+
+def labelled(rows: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """Returns what some rows are called.
+
+    Args:
+        rows: their names: the method, and what tells it from the others.
+        labels: `ROW=TEXT`: of one row, or `METHOD=TEXT` of a method in all its rows. A row's own wins.
+
+    Raises:
+        ValueError: a label is of no row or method, or empty, or two rows would be called the same.
+
+    >>> labelled(["fedavg", "ifca num_clusters=2", "ifca num_clusters=4"], ["ifca=IFCA", "ifca num_clusters=4=Best"])
+    ['fedavg', 'IFCA num_clusters=2', 'Best']
+    """
+    known = sorted({*rows, *(row.partition(" ")[0] for row in rows)}, key=len, reverse=True)
+    texts: dict[str, str] = {}
+    for label in labels:
+        name = next((name for name in known if label.startswith(f"{name}=")), None)
+        if name is None or not (text := label.removeprefix(f"{name}=").strip()):
+            ways = ", ".join(map(repr, rows))
+            raise ValueError(f"--label must be ROW=TEXT, got {label!r}; ROW is one of {ways}, or one's method alone.")
+        texts[name] = text
+    methods = {row: row.partition(" ") for row in rows}
+    called = [
+        texts.get(row, "".join([texts.get(method, method), space, rest]))
+        for row, (method, space, rest) in methods.items()
+    ]
+    if twice := {name for name in called if called.count(name) > 1}:
+        raise ValueError(f"--label must tell rows apart, got {sorted(twice)[0]!r} for several; write a label for each.")
+    return called

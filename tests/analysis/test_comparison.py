@@ -219,6 +219,9 @@ def test_files_hold_the_table(runs, capsys):
         (["--latex", "."], "--latex must be a file, got the folder '.'; name a file in it"),
         (["--latex", "none/a.tex"], "--latex must be a file in a folder that is there, got 'none/a.tex'; make"),
         (["--csv", "x", "--latex", "./x"], "--csv must be another file than --latex, got 'x'; rename one of them"),
+        (["--label", "ifca=IFCA"], "--label must be ROW=TEXT, got 'ifca=IFCA'; ROW is one of 'fedavg', 'stocfl', or"),
+        (["--label", "stocfl= "], "--label must be ROW=TEXT, got 'stocfl= '"),
+        (["--label", "stocfl=fedavg"], "--label must tell rows apart, got 'fedavg' for several"),
     ],
 )
 def test_files_that_cannot_be_are_refused_before_anything_is_written(runs, capsys, monkeypatch, words, said):
@@ -229,6 +232,21 @@ def test_files_that_cannot_be_are_refused_before_anything_is_written(runs, capsy
     told = capsys.readouterr()
     assert ended.value.code == 2 and said in told.err and not told.out
     assert list(runs.iterdir()) == before
+
+
+def test_rows_are_called_by_their_labels(runs, capsys):
+    """A method in all its rows, and one row whose name has an equals sign."""
+    for rate in (0.1, 0.2):
+        write(runs / f"mine-{rate}", 0, 0.7, "mine.py:m", **{"optimizer.learning_rate": rate})
+    labels = ["--label", "mine.py:m=Ours_", "--label", "mine.py:m learning_rate=0.2=Ours, twice"]
+    with pytest.raises(SystemExit) as ended:
+        folders = [str(runs / name) for name in ("mine-0.1", "mine-0.2", "stocfl")]
+        main(["compare", *folders, *labels, "--latex", str(runs / "t.tex"), "--html", str(runs / "page.html")])
+    tex, page = ((runs / name).read_text(encoding="utf-8") for name in ("t.tex", "page.html"))
+    assert ended.value.code == 0 and "mine.py" not in tex + page + capsys.readouterr().out
+    rows = [line.partition(" & ")[0] for line in tex.splitlines() if " & " in line]
+    assert rows[:3] == ["setting", r"Ours\_ learning\_rate=0.1", "Ours, twice"] and rows[3].startswith("stocfl")
+    assert "<td>Ours, twice</td>" in page
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, None])
