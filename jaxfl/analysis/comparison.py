@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxfl.analysis.latex import MINUS, PLUS_MINUS, tex
+from jaxfl.analysis.cells import MINUS, PLUS_MINUS, cell, tex
 from jaxfl.analysis.lines import Difference, Line, Run, paired
 from jaxfl.schema import checked
 from jaxfl.simulation.metrics import is_lower_better, main_metric
@@ -33,6 +33,10 @@ SPREAD = tuple(METRICS)  # columns that tell the deviation
 BEST = (*SPREAD, "ARI")  # columns in which the best mean is marked
 PERCENT = ("accuracy", "f1")  # metrics that are told in percent
 COSTS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
+WORDS = {
+    "worst 10 %": "worst",
+    "s a round": "seconds",
+}  # how `columns` calls those that it does not call by their title
 
 
 class Comparison(NamedTuple):
@@ -43,12 +47,14 @@ class Comparison(NamedTuple):
         metric: by which they are compared, of the history and the summary.
         target: a value of it.
         lower: names of metrics that are better where they are lower.
+        columns: what `table` shows of each setting, in this order; None is everything.
     """
 
     lines: list[Line]
     metric: str
     target: float | None
     lower: tuple[str, ...] = ()
+    columns: tuple[str, ...] | None = None
 
     def difference(self, line: Line) -> Difference | None:
         """Returns how far the metric of a line is from that of the first one; None where they share no seed."""
@@ -87,8 +93,9 @@ class Comparison(NamedTuple):
             bold: how the best mean of a column is marked, such as `"**{}**"`.
         """
         measures = self._measures()
-        macro, micro = ([line.values(f"{kind}_{self._main()}") for line in self.lines] for kind in ("macro", "micro"))
-        if all(map(_alike, macro, micro)):
+        both = [[line.values(f"{kind}_{self._main()}") for kind in ("macro", "micro")] for line in self.lines]
+        alike = all(len(one) == len(other) and all(map(math.isclose, one, other)) for one, other in both)
+        if self.columns is None and alike:
             measures.pop("macro", None)
         header = ["setting", "seeds", *measures]
         sent = [self._reached(line, COSTS["bytes"]) for line in self.lines]
@@ -103,16 +110,25 @@ class Comparison(NamedTuple):
             row = [line.name, str(len(line.runs))]
             for title, (measure, factor, digits) in measures.items():
                 values = line.values(measure)
-                cell = _cell([factor * value for value in values], digits, spread=title in SPREAD)
+                text = cell([factor * value for value in values], digits, spread=title in SPREAD)
                 marked = len(self.lines) > 1 and values and statistics.fmean(values) == best.get(title)
-                row.append(bold.format(cell) if marked else cell)
+                row.append(bold.format(text) if marked else text)
             if self.target is not None:
-                row.append(_cell(self._reached(line, COSTS["rounds"]), int(several)))
-                row.append(_cell(None if until is None else [one / size for one in until], 2))
+                row.append(cell(self._reached(line, COSTS["rounds"]), int(several)))
+                row.append(cell(None if until is None else [one / size for one in until], 2))
             if len(self.lines) > 1:
                 row += ["", ""] if line is self.lines[0] else self._told(self.difference(line))
             rows.append(row)
-        return [header, *rows]
+        if self.columns is None:
+            return [header, *rows]
+        places = [0, *(1 + self.columns_there().index(name) for name in self.columns)]
+        return [[row[place] for place in places] for row in (header, *rows)]
+
+    def columns_there(self) -> list[str]:
+        """Returns what `columns` may name: what stands behind the setting where all of it is shown."""
+        costs = [] if self.target is None else [*COSTS]
+        apart = ["difference", "p"] if len(self.lines) > 1 else []
+        return ["seeds", *(WORDS.get(title, title.lower()) for title in self._measures()), *costs, *apart]
 
     def measures(self) -> list[str]:
         """Returns the entries of the summaries that `table` has columns of."""
@@ -126,12 +142,12 @@ class Comparison(NamedTuple):
         """Returns the table for a README."""
         header, *rows = self.table(bold="**{}**")
         rule = ["---", *["---:"] * (len(header) - 1)]
-        cells = ([cell.replace("|", "\\|") for cell in row] for row in (header, rule, *rows))
+        cells = ([text.replace("|", "\\|") for text in row] for row in (header, rule, *rows))
         return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
     def to_latex(self) -> str:
         r"""Returns the table for a paper, a `tabular` that needs the package booktabs."""
-        header, *rows = ([tex(cell) for cell in row] for row in self.table(bold="<b>{}</b>"))
+        header, *rows = ([tex(text) for text in row] for row in self.table(bold="<b>{}</b>"))
         body = [r"\midrule", *(f"{' & '.join(row)} \\\\" for row in rows)]
         lines = [rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule", f"{' & '.join(header)} \\\\", *body]
         return "\n".join(["% needs \\usepackage{booktabs}", *lines, r"\bottomrule", r"\end{tabular}", ""])
@@ -181,7 +197,11 @@ class Comparison(NamedTuple):
 
 @checked
 def compare(
-    settings: Mapping[str, Sequence[Run]], *, metric: str | None = None, target: float | None = None
+    settings: Mapping[str, Sequence[Run]],
+    *,
+    metric: str | None = None,
+    target: float | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Comparison:
     """Sets runs beside each other.
 
@@ -191,9 +211,10 @@ def compare(
             main metric is, of the first run.
         target: its value that counts rounds and bytes until it is first reached; None takes the largest whole percent
             that every run reaches (of two digits, the lowest, where lower is better).
+        columns: of the tables, in this order, such as `("micro", "ari")`; None shows all that there are.
 
     Raises:
-        ValueError: there is no run, two of a setting have one seed, or no run has the metric.
+        ValueError: there is no run, two of a setting have one seed, or no run has the metric or a column.
 
     >>> from jaxfl.simulation.history import History
     >>> class Made(NamedTuple):
@@ -243,12 +264,11 @@ def compare(
         raise ValueError(f"metric must be one of the histories', got {metric!r}; they have {', '.join(having)}.")
     if target is None and len(known) == len(reached) and 0 < min(known) and max(known) < math.inf:
         target = _rounded_up(max(known)) if lower else _whole_percent(min(known))
-    return Comparison(lines, metric, target, names)
-
-
-def _alike(values: Sequence[float], others: Sequence[float]) -> bool:
-    """Returns whether two lists of numbers are the same but for rounding."""
-    return len(values) == len(others) and all(map(math.isclose, values, others))
+    found = Comparison(lines, metric, target, names, None if columns is None else tuple(columns))
+    known = found.columns_there()
+    if columns is not None and (not columns or [name for name in columns if name not in known]):
+        raise ValueError(f"columns must be some of {', '.join(known)}, got {', '.join(columns) or 'none'}.")
+    return found
 
 
 def _whole_percent(value: float) -> float:
@@ -277,15 +297,3 @@ def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
         f"{name} mean": statistics.fmean(values) if values else math.nan,
         f"{name} std": statistics.stdev(values) if len(values) > 1 else math.nan,
     }
-
-
-def _cell(values: Sequence[float] | None, digits: int, *, spread: bool = False) -> str:
-    """Returns a mean, with the deviation if it is wanted; a score that is as good as 0 has no sign.
-
-    >>> _cell([-1e-9, 1e-10], 3)
-    '0.000'
-    """
-    if not values:
-        return "-"
-    told = f" {PLUS_MINUS} {statistics.stdev(values):.{digits}f}" if spread and len(values) > 1 else ""
-    return f"{statistics.fmean(values):z.{digits}f}{told}"

@@ -98,6 +98,10 @@ def compare_command(
             metavar="ROW=TEXT",
         ),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Show these columns, in this order, such as micro,ari; default all.", metavar="NAME,..."),
+    ] = None,
 ) -> None:
     """Set finished runs beside each other: mean and deviation over seeds, differences at equal seeds, cost.
 
@@ -108,7 +112,7 @@ def compare_command(
         from jaxfl.cli.compare_command import compare_runs
 
         files = {"markdown": markdown, "latex": latex, "csv": csv}
-        compare_runs(folders, metric, target, files, plot, html, label or ())
+        compare_runs(folders, metric, target, files, plot, html, label or (), columns)
 
 
 def check_command(

@@ -21,6 +21,7 @@ def compare_runs(
     plot: Path | None,
     html: Path | None = None,
     labels: Sequence[str] = (),
+    columns: str | None = None,
 ) -> None:
     """Prints the table of some runs, and writes it, a picture and a page.
 
@@ -32,6 +33,7 @@ def compare_runs(
         plot: the picture's, or None.
         html: the page's, or None.
         labels: `ROW=TEXT`, as `labelled` takes them.
+        columns: of the table, `NAME,NAME,...`; None shows all.
 
     Raises:
         ValueError: a file cannot be written, or is of two of them; or as `jaxfl.analysis.kept.read`, `compare` and
@@ -51,7 +53,7 @@ def compare_runs(
             raise ValueError(f"--{option} must be another file than --{other}, got {str(path)!r}; rename one of them.")
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise ValueError(f"--plot must end with {', '.join(PICTURES)}, got {str(plot)!r}; write --plot curves.png.")
-    found = tell(folders, metric, target, html, labels)
+    found = tell(folders, metric, target, html, labels, columns)
     texts = {"markdown": found.to_markdown, "latex": found.to_latex, "csv": found.to_csv}
     for form, path in files.items():
         if path is not None:
@@ -68,11 +70,13 @@ def tell(
     target: float | None = None,
     html: Path | None = None,
     labels: Sequence[str] = (),
+    columns: str | None = None,
 ) -> Comparison:
     """Prints the table of the finished runs in some folders, writes a page of them if asked, returns the comparison."""
     settings, unfinished = kept.read(folders)
     settings = dict(zip(labelled(list(settings), labels), settings.values(), strict=True))
-    found = compare(settings, metric=metric, target=target)
+    shown = None if columns is None else [name.strip().lower() for name in columns.split(",") if name.strip()]
+    found = compare(settings, metric=metric, target=target, columns=shown)
     header, *rows = found.table()
     show(stdout(), header, rows, named=True)
     if html is not None:

@@ -219,6 +219,11 @@ def test_files_hold_the_table(runs, capsys):
         (["--latex", "."], "--latex must be a file, got the folder '.'; name a file in it"),
         (["--latex", "none/a.tex"], "--latex must be a file in a folder that is there, got 'none/a.tex'; make"),
         (["--csv", "x", "--latex", "./x"], "--csv must be another file than --latex, got 'x'; rename one of them"),
+        (
+            ["--columns", "micro,auc"],
+            "columns must be some of seeds, micro, macro, clusters, seconds, rounds, bytes, diff",
+        ),
+        (["--columns", ","], "difference, p, got none."),
         (["--label", "ifca=IFCA"], "--label must be ROW=TEXT, got 'ifca=IFCA'; ROW is one of 'fedavg', 'stocfl', or"),
         (["--label", "stocfl= "], "--label must be ROW=TEXT, got 'stocfl= '"),
         (["--label", "stocfl=fedavg"], "--label must tell rows apart, got 'fedavg' for several"),
@@ -232,6 +237,22 @@ def test_files_that_cannot_be_are_refused_before_anything_is_written(runs, capsy
     told = capsys.readouterr()
     assert ended.value.code == 2 and said in told.err and not told.out
     assert list(runs.iterdir()) == before
+
+
+def test_a_table_has_the_columns_that_are_asked_for(runs, capsys):
+    """In their order, also those that would be left out; what a column says is the same."""
+    header, *rows = compare(kept.read([runs])[0], target=0.3).table("<b>{}</b>")
+    asked = {"p": "p", "macro": "macro", "Micro": "micro", "bytes": "GB until then", "seconds": "s a round"}
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(runs), "--target", "0.3", "--columns", ",".join(asked), "--csv", str(runs / "t.csv")])
+    assert ended.value.code == 0 and "clusters" not in capsys.readouterr().out
+    assert "num_clusters mean" in (runs / "t.csv").read_text()  # which has all numbers
+    few = compare(kept.read([runs])[0], target=0.3, columns=[name.lower() for name in asked]).table("<b>{}</b>")
+    assert few[0] == ["setting", *asked.values()]
+    places = {title: header.index(title) for title in asked.values() if title != "macro"}
+    for row, whole in zip(few[1:], rows, strict=True):
+        assert {title: row[few[0].index(title)] for title in places} == {t: whole[at] for t, at in places.items()}
+        assert row[0] == whole[0] and row[2] == row[3]  # the clients have equally many rows
 
 
 def test_rows_are_called_by_their_labels(runs, capsys):

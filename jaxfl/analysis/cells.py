@@ -1,4 +1,7 @@
-"""Cells of a table as LaTeX writes them."""
+"""Cells of a table: numbers in words, and words as LaTeX writes them."""
+
+import statistics
+from collections.abc import Sequence
 
 PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"
 SIGNS = str.maketrans(
@@ -18,3 +21,15 @@ def tex(cell: str) -> str:
     """
     bold, cell = cell.startswith("<b>"), cell.removeprefix("<b>").removesuffix("</b>").translate(SIGNS)
     return rf"\textbf{{{cell}}}" if bold else cell
+
+
+def cell(values: Sequence[float] | None, digits: int, *, spread: bool = False) -> str:
+    """Returns a mean, with the deviation if it is wanted; a score that is as good as 0 has no sign.
+
+    >>> cell([-1e-9, 1e-10], 3)
+    '0.000'
+    """
+    if not values:
+        return "-"
+    told = f" {PLUS_MINUS} {statistics.stdev(values):.{digits}f}" if spread and len(values) > 1 else ""
+    return f"{statistics.fmean(values):z.{digits}f}{told}"
