@@ -6,8 +6,8 @@ the lowest or highest that was tried with this value, a further one is tried. Wh
 known, methods that take one are entered twice more: told it, and without it among the values that are tried.
 
 The budget is what FedAvg sends and how often it goes over the rows. All runs have FedAvg's rounds and are evaluated on
-the way; what counts is the last evaluation at which neither more bytes were sent nor more passes made. So a run says
-both what a method comes to under the budget, and what in as many rounds.
+the way; what counts is the last evaluation at which neither more bytes were sent nor more passes made, those before the
+first round included. So a run says both what a method comes to under the budget, and what in as many rounds.
 
 A method at one value of its number is compiled once: learning rates reach the program as a number (`data.rate`, which
 multiplies each step of an optimiser of rate 1; see `Row.apart`), and the federations of all seeds are brought to the
@@ -26,7 +26,7 @@ import numpy as np
 from experiments.harness import results
 from experiments.harness.base import Cell
 from experiments.leaderboard.federations import APART, SEEDS, Federation
-from experiments.leaderboard.rows import Number, Row, items, passes, values
+from experiments.leaderboard.rows import Number, Row, items, passes, passes_before, values
 from experiments.leaderboard.table import Line, best
 from jaxfl import tree
 from jaxfl.data.clients import SPLITS, FederatedData, replaced
@@ -151,8 +151,9 @@ class Player:
         try:
             found = jobs.execute(unit, data, tools=tools)
             # everybody receives and sends a model, as in FedAvg
-            budget = 2.0 * model * cohort_size(job.cohort, data) * self._on.rounds
-            counted = moment(list(found.history), passes(row, value, self._on), budget, self._on.rounds)
+            of_round, times = 2.0 * model * cohort_size(job.cohort, data), passes(row, value, self._on)
+            before = passes_before(row, self._on)
+            counted = moment(list(found.history), of_round, self._on.rounds, times, before)
             numbers = None if counted is None else _numbers(counted, self._on)
             same = _numbers(found.history[-1], self._on)
         except Diverged:
@@ -193,24 +194,33 @@ def further(rate: float, tried: Sequence[float]) -> float | None:
     return float(f"{rate * rate / beside:.1g}")
 
 
-def moment(records: Sequence[Mapping[str, Any]], times: float, budget: float, rounds: int) -> Mapping[str, Any] | None:
+def moment(
+    records: Sequence[Mapping[str, Any]], of_round: float, rounds: int, times: float = 1.0, before: float = 0.0
+) -> Mapping[str, Any] | None:
     """Returns the last evaluation within the budget; None if it was spent before the first one.
+
+    What is spent is the larger of what was sent and how often the rows were passed over, both in FedAvg's rounds, and
+    counts in whole rounds: less than half a round more is let through. Else a few numbers beside a model, or once
+    before the first round, would cost all the rounds between two evaluations.
 
     Args:
         records: of a history.
+        of_round: bytes of a round of FedAvg, up and down, all clients together.
+        rounds: FedAvg's.
         times: how often its method goes over the rows where FedAvg goes once, as of `rows.passes`.
-        budget: bytes, up and down, all clients together.
-        rounds: FedAvg's, which are as many passes.
+        before: and how often before the first round, as of `rows.passes_before`.
 
     >>> records = [{"round": round, "bytes_up": 5.0 * round, "bytes_down": 20.0 * round} for round in (4, 8, 12)]
-    >>> moment(records, 1.0, 200.0, 12)["round"], moment(records, 2.0, 1000.0, 12)["round"]
-    (8, 4)
+    >>> moment(records, 25.0, 12)["round"], moment(records, 20.0, 12)["round"], moment(records, 25.0, 12, 2.0)["round"]
+    (12, 8, 4)
+    >>> moment(records, 25.0, 12, before=0.4)["round"], moment(records, 25.0, 12, before=2.5)["round"]
+    (12, 8)
     """
-    within = [
-        one
-        for one in records
-        if one["bytes_up"] + one["bytes_down"] <= budget * (1 + 1e-6) and one["round"] * times <= rounds
-    ]
+
+    def spent(one: Mapping[str, Any]) -> float:
+        return max((one["bytes_up"] + one["bytes_down"]) / of_round, before + one["round"] * times)
+
+    within = [one for one in records if spent(one) < rounds + 0.5]
     return within[-1] if within else None
 
 

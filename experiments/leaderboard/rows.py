@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from experiments.leaderboard.federations import Federation
 from jaxfl.methods import METHODS
+from jaxfl.schema import options_of
+from jaxfl.settings import methods
 from jaxfl.settings.own import label
 
 COUNT, PULL = "num_clusters", "proximal_weight"
@@ -161,5 +163,20 @@ def passes(one: Row, value: Number, on: Federation) -> float:
     >>> passes(row("ditto"), 0.1, federation("rotated")), passes(row("feddane"), 0.0, federation("rotated"))
     (2.0, 1.5)
     """
-    epochs = next(int(item.partition("=")[2]) for item in on.items if item.startswith("local_epochs="))
-    return (float(value or 1) if one.passes is None else one.passes) + one.beside / epochs
+    return (float(value or 1) if one.passes is None else one.passes) + one.beside / _epochs(on)
+
+
+def passes_before(one: Row, on: Federation) -> float:
+    """Returns how often a row goes over a client's rows before the first round, in FedAvg's rounds.
+
+    >>> from experiments.leaderboard.federations import federation
+    >>> [passes_before(row(name), federation("rotated")) for name in ("kfed", "fesem", "fedavg")]
+    [2.5, 1.0, 0.0]
+    """
+    first = options_of(methods.row(one.method).factory).get("first_epochs")
+    return 0.0 if first is None else (first.default or _epochs(on)) / _epochs(on)
+
+
+def _epochs(on: Federation) -> int:
+    """Returns the local epochs of a federation."""
+    return next(int(item.partition("=")[2]) for item in on.items if item.startswith("local_epochs="))
