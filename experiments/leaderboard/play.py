@@ -2,8 +2,9 @@
 
 The rule is the same for all. At the first seed every learning rate is tried with every value of the method's number;
 the pair with the best validation metric at the end of the budget is trained at all seeds. While its learning rate is
-the lowest or highest that was tried with this value, a further one is tried. Where the true number of clusters is
-known, methods that take one are entered twice more: told it, and without it among the values that are tried.
+the lowest or highest that was tried with this value, a further one is tried, and so are further values of the number,
+but of clusters. Where the true number of clusters is known, methods that take one are entered twice more: told it, and
+without it among the values that are tried.
 
 The budget is what FedAvg sends and how often it goes over the rows. All runs have FedAvg's rounds and are evaluated on
 the way; what counts is the last evaluation at which neither more bytes were sent nor more passes made, those before the
@@ -26,7 +27,7 @@ import numpy as np
 from experiments.harness import results
 from experiments.harness.base import Cell
 from experiments.leaderboard.federations import APART, SEEDS, Federation
-from experiments.leaderboard.rows import Number, Row, items, passes, passes_before, values
+from experiments.leaderboard.rows import Number, Row, items, next_value, passes, passes_before, values
 from experiments.leaderboard.table import Line, best
 from jaxfl import tree
 from jaxfl.data.clients import SPLITS, FederatedData, replaced
@@ -103,10 +104,15 @@ class Player:
         """Tries everything at the first seed, and trains what is best at the others."""
         tried = [self._made(row, value, rate, SEEDS[0]) for value in grid for rate in self._on.rates]
         while (chosen := self._best(tried)) is not None:
-            with_it = [line["rate"] for line in tried if line is not None and line["value"] == chosen["value"]]
-            if (rate := further(chosen["rate"], with_it)) is None:
+            lines = [line for line in tried if line is not None]
+            with_it = [line["rate"] for line in lines if line["value"] == chosen["value"]]
+            if (rate := further(chosen["rate"], with_it)) is not None:
+                tried.append(self._made(row, chosen["value"], rate, SEEDS[0]))
+                continue
+            values_so_far = [line["value"] for line in lines]
+            if (value := next_value(row, self._on, chosen["value"], values_so_far)) is None:
                 break
-            tried.append(self._made(row, chosen["value"], rate, SEEDS[0]))
+            tried += [self._made(row, value, rate, SEEDS[0]) for rate in self._on.rates]
         if chosen is not None:
             for seed in SEEDS[1:]:
                 self._made(row, chosen["value"], chosen["rate"], seed)

@@ -8,11 +8,11 @@ one row, or from the command line:
 >>> from experiments.leaderboard.federations import federation
 >>> values(row("ifca"), federation("rotated")), values(row("ditto"), federation("rotated"))
 ((2, 4, 8), (0.1, 0.3, 1.0))
->>> values(row("fedavg"), federation("rotated"))
-(None,)
+>>> values(row("fedavg"), federation("rotated")), next_value(row("ditto"), federation("rotated"), 0.1, (0.1, 0.3, 1.0))
+((None,), 0.03)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.leaderboard.federations import Federation
@@ -32,6 +32,7 @@ class Row(NamedTuple):
         method: of the registry, of an installed package, or `FILE.py:NAME`.
         number: the option that matters most; None if only the learning rate is chosen.
         grid: its values; a number of clusters has those of the federation.
+        beyond: further ones, that are tried one by one while the best is the lowest or highest of those that were.
         passes: how often it goes over a client's rows with gradients where FedAvg goes once: 2 for a method that trains
             two models. It makes as many rounds fewer. None is the number itself: a method that trains all its models.
         beside: more passes of a round, however many local epochs there are.
@@ -45,6 +46,7 @@ class Row(NamedTuple):
     method: str
     number: str | None = None
     grid: tuple[Number, ...] = ()
+    beyond: tuple[float, ...] = ()
     passes: float | None = 1.0
     beside: float = 0.0
     pull: float | None = None
@@ -63,19 +65,21 @@ class Row(NamedTuple):
         return self.number == COUNT
 
 
-PULLS = (0.1, 0.3, 1.0)
-STATIONARY = (0.2, 0.4, 0.8)  # eps1 of CFL: how small a mean update is beside the clients'
+PULLS, PULLED = (0.1, 0.3, 1.0), (0.01, 0.03, 3.0, 10.0)
+STATIONARY, STILL = (0.2, 0.4, 0.8), (0.05, 0.1, 1.0)  # eps1 of CFL: how small a mean update is beside the clients'
 TEXTS = {"fortunes": (0.8, 0.9, 0.95)}  # gradients of one character network are alike in all languages
+COSINES = (0.1, 0.2, 0.6, 0.7, 0.8, 0.9, 0.98)
 LARGER = {"fortunes": (0.3, 1.0, 3.0)}  # as the learning rates are
+ADAPTED = (0.003, 0.01, 0.03, 0.1, 1.0, 3.0, 10.0)
 ROWS = (
     Row("local"),
     Row("fedsgd"),
     Row("fedavg"),
-    Row("fedprox", "proximal_weight", (0.01, 0.1, 1.0)),
-    Row("feddane", "proximal_weight", (0.0, 0.01, 0.1), beside=1.0),
-    Row("feddist", "step_size", (0.3, 0.6, 0.9)),
-    Row("feddws", "step_size", (0.3, 0.6, 0.9)),
-    Row("ditto", "proximal_weight", PULLS, passes=2.0),
+    Row("fedprox", "proximal_weight", (0.01, 0.1, 1.0), (0.0001, 0.001, 10.0)),
+    Row("feddane", "proximal_weight", (0.0, 0.01, 0.1), (1.0,), beside=1.0),
+    Row("feddist", "step_size", (0.3, 0.6, 0.9), (0.1, 1.0)),
+    Row("feddws", "step_size", (0.3, 0.6, 0.9), (0.1, 1.0)),
+    Row("ditto", "proximal_weight", PULLS, PULLED, passes=2.0),
     Row("fedper"),
     Row("ifca", COUNT),
     Row("hypcluster", COUNT),
@@ -83,26 +87,29 @@ ROWS = (
     Row("robust", COUNT),
     Row("fesem", COUNT, pull=0.1),
     Row("fesem_ma", COUNT, pull=0.1),
-    Row("flhc", "threshold", (0.6, 0.8, 1.0)),
-    Row("cfl", "eps1", STATIONARY),
-    Row("layercfl", "eps1", STATIONARY, items=("environment=label",)),  # the first dense layer; of all layers it is CFL
-    Row("adacfl", "eps1", STATIONARY),
-    Row("stocfl", "threshold", (0.3, 0.5, 0.7), passes=2.0, pull=0.05, elsewhere=TEXTS),
+    Row("flhc", "threshold", (0.6, 0.8, 1.0), (0.2, 0.4, 1.2, 1.4)),
+    Row("cfl", "eps1", STATIONARY, STILL),
+    Row("layercfl", "eps1", STATIONARY, STILL, items=("environment=label",)),  # the first dense layer; of all it is CFL
+    Row("adacfl", "eps1", STATIONARY, STILL),
+    Row("stocfl", "threshold", (0.3, 0.5, 0.7), COSINES, passes=2.0, pull=0.05, elsewhere=TEXTS),
     Row("wecfl", COUNT),
-    Row("pacfl", "threshold", (5.0, 10.0, 20.0)),  # degrees
+    Row("pacfl", "threshold", (5.0, 10.0, 20.0), (1.25, 2.5, 40.0)),  # degrees
     Row("fedgroup", COUNT),
     Row("fedem", COUNT, passes=None),
     Row("fedsoft", COUNT, pull=0.1),
-    Row("feddrift", "merge_threshold", (0.05, 0.1, 0.2), items=("start=own", "rounds_per_step=5", "slots={clients}")),
-    Row("apfl", "mixture", (0.25, 0.5, 0.75), passes=2.0),
-    # the paper's lambda = 15 and outer rate of 0.005 are for hundreds of rounds
-    Row("pfedme", "outer_rate", (0.2, 0.5, 1.0), passes=5.0, items=("proximal_weight=1.0",), apart=True),
-    Row("fedamp", "proximal_weight", (0.1, 1.0, 10.0)),
+    Row(
+        *("feddrift", "merge_threshold", (0.05, 0.1, 0.2), (0.0125, 0.025, 0.4, 0.8, 1.6)),
+        items=("start=own", "rounds_per_step=5", "slots={clients}"),
+    ),
+    Row("apfl", "mixture", (0.25, 0.5, 0.75), (0.05, 0.1, 0.9, 0.95), passes=2.0),
+    # the paper's lambda = 15 and outer rate of 0.005 are for hundreds of rounds; at 1 / lambda w_i is theta_i
+    Row("pfedme", "outer_rate", (0.2, 0.5, 1.0), (0.1,), passes=5.0, items=("proximal_weight=1.0",), apart=True),
+    Row("fedamp", "proximal_weight", (0.1, 1.0, 10.0), (0.001, 0.01, 100.0)),
     Row("fedrep", items=("head_epochs=1",), beside=1.0),
     Row("lg_fedavg"),
-    Row("perfedavg", "adaptation_rate", (0.03, 0.1, 0.3), elsewhere=LARGER),
+    Row("perfedavg", "adaptation_rate", (0.03, 0.1, 0.3), ADAPTED, elsewhere=LARGER),
     Row("scaffold"),
-    Row("feddyn", "proximal_weight", (0.01, 0.1, 1.0)),
+    Row("feddyn", "proximal_weight", (0.01, 0.1, 1.0), (0.001, 10.0)),
     Row("fednova"),
 )
 ABSENT = {"fedbn": "no network here has layers of normalisation"}  # who takes no part, and why
@@ -128,7 +135,7 @@ def rows(on: Federation | None = None) -> list[Row]:
 def row(method: str, number: str | None = None, grid: tuple[Number, ...] = ()) -> Row:
     """Returns the row of a method; `number` and `grid` are those of a newcomer, or win over the row's."""
     found = next((one for one in rows() if one.method == method), Row(method, apart=True))
-    return found if number is None else found._replace(number=number, grid=grid, elsewhere={})
+    return found if number is None else found._replace(number=number, grid=grid, beyond=(), elsewhere={})
 
 
 def values(one: Row, on: Federation) -> tuple[Number, ...]:
@@ -137,6 +144,25 @@ def values(one: Row, on: Federation) -> tuple[Number, ...]:
     if one.number == PULL:
         grid = tuple(_weakened(float(value or 0), on) for value in grid)
     return grid or (None,)
+
+
+def next_value(one: Row, on: Federation, best: Number, tried: Sequence[Number]) -> Number:
+    """Returns the value of a row's number to try next, beyond the best one; None if that is at no edge, or the last.
+
+    Args:
+        one: the row.
+        on: the federation.
+        best: the value that is best so far.
+        tried: all that were tried.
+    """
+    if not one.beyond or not isinstance(best, float):
+        return None
+    known = [float(value) for value in tried if isinstance(value, float)]
+    further = [_weakened(value, on) if one.number == PULL else value for value in one.beyond]
+    lower, higher = [value for value in further if value < best], [value for value in further if value > best]
+    if best == min(known):
+        return max(lower, default=None)
+    return min(higher, default=None) if best == max(known) else None
 
 
 def items(one: Row, on: Federation) -> list[str]:

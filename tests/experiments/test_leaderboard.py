@@ -184,6 +184,26 @@ def test_an_edge_of_the_rates_is_left_by_further_ones(smoke):
     assert play.further(7.0, [1.0, 2.0, 3.0, 4.0, 5.0, 7.0]) is None  # as many as are tried at most
 
 
+def test_an_edge_of_the_numbers_is_left_by_further_ones(tmp_path, monkeypatch):
+    """Ditto, best at a pull of 0.02: every rate is tried with the next number, until one is worse."""
+    on, made = federations.federation("rotated"), []
+
+    def one(_, row, value, rate, seed):
+        made.append((value, rate, seed))
+        return line(row.name, value, rate, seed, -abs(math.log(value / 0.02)) - abs(rate - 0.3), 0.5)
+
+    monkeypatch.setattr(play.Player, "_made", one)
+    ditto = row("ditto")
+    play.Player(on, tmp_path, None, print).enter(ditto)
+    values = list(dict.fromkeys(value for value, _, _ in made))
+    assert values == [*ditto.grid, 0.03, 0.01] and made[-4:] == [(0.03, 0.3, seed) for seed in SEEDS[1:]]
+    assert all({rate for value, rate, _ in made if value == tried} == set(on.rates) for tried in values)
+    texts = federations.federation("fortunes")
+    assert rows.next_value(ditto, texts, 0.003, (0.003, 0.009, 0.03)) == 0.0009  # weaker there, as the grid is
+    assert rows.next_value(ditto, on, 10.0, (3.0, 10.0)) is rows.next_value(ditto, on, 0.3, ditto.grid) is None
+    assert rows.next_value(row("ifca"), on, 8, (2, 4, 8)) is None  # of clusters there are three numbers
+
+
 def test_the_true_number_is_given_or_withheld(results_of_two, tmp_path):
     """Of three rotations' numbers the true one, 4, is best on validation rows; without it, 8 is."""
     on = federations.federation("rotated")
@@ -219,6 +239,8 @@ def test_every_method_has_a_row_and_every_cell_can_be():
     own = {one.method for one in rows.ROWS}
     assert len(own) == len(rows.ROWS) and own <= set(METHODS)
     for one in rows.ROWS:
+        assert bool(one.beyond) == (one.number is not None and not one.counts)
+        assert not one.grid or not set(one.beyond) & set(one.grid) or one.elsewhere
         known = options_of(METHODS[one.method].factory).get(rows.PULL)
         preset = METHODS[one.method].presets.get("paper", {}).get(rows.PULL)
         given = one.number == rows.PULL or any(item.startswith(rows.PULL) for item in one.items)
