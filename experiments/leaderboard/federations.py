@@ -34,6 +34,8 @@ class Federation(NamedTuple):
         metric: the task's main one.
         lower: whether it is better where it is lower.
         planted: whether clients were put into groups: they differ by nothing else than their group and chance.
+        more_counts: numbers of clusters that are tried too, while the best is the lowest or highest of those that were.
+            Where there is a true number there are none: its study has three numbers, of which one is true.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Federation(NamedTuple):
     metric: str = "accuracy"
     lower: bool = False
     planted: bool = False
+    more_counts: tuple[int, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -117,6 +120,7 @@ FEDERATIONS = (
         None,
         rates=(0.03, 0.1, 0.3),
         rounds=20,
+        more_counts=(16,),
     ),
 )
 SMOKE = Federation(

@@ -2,9 +2,9 @@
 
 The rule is the same for all. At the first seed every learning rate is tried with every value of the method's number;
 the pair with the best validation metric at the end of the budget is trained at all seeds. While its learning rate is
-the lowest or highest that was tried with this value, a further one is tried, and so are further values of the number,
-but of clusters. Where the true number of clusters is known, methods that take one are entered twice more: told it, and
-without it among the values that are tried.
+the lowest or highest that was tried with this value, a further one is tried, and so are further values of the number.
+Where the true number of clusters is known, it is one of three; methods that take a number of clusters are entered twice
+more: told it, and without it among the values that are tried.
 
 The budget is what FedAvg sends and how often it goes over the rows. All runs have FedAvg's rounds and are evaluated on
 the way; what counts is the last evaluation at which neither more bytes were sent nor more passes made, those before the

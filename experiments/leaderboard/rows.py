@@ -155,10 +155,12 @@ def next_value(one: Row, on: Federation, best: Number, tried: Sequence[Number]) 
         best: the value that is best so far.
         tried: all that were tried.
     """
-    if not one.beyond or not isinstance(best, float):
+    further: tuple[float, ...] = on.more_counts if one.counts and not one.grid else one.beyond
+    if one.number == PULL:
+        further = tuple(_weakened(value, on) for value in further)
+    if not further or not isinstance(best, int | float):
         return None
-    known = [float(value) for value in tried if isinstance(value, float)]
-    further = [_weakened(value, on) if one.number == PULL else value for value in one.beyond]
+    known = [value for value in tried if isinstance(value, int | float)]
     lower, higher = [value for value in further if value < best], [value for value in further if value > best]
     if best == min(known):
         return max(lower, default=None)

@@ -201,7 +201,8 @@ def test_an_edge_of_the_numbers_is_left_by_further_ones(tmp_path, monkeypatch):
     texts = federations.federation("fortunes")
     assert rows.next_value(ditto, texts, 0.003, (0.003, 0.009, 0.03)) == 0.0009  # weaker there, as the grid is
     assert rows.next_value(ditto, on, 10.0, (3.0, 10.0)) is rows.next_value(ditto, on, 0.3, ditto.grid) is None
-    assert rows.next_value(row("ifca"), on, 8, (2, 4, 8)) is None  # of clusters there are three numbers
+    assert rows.next_value(row("ifca"), on, 8, (2, 4, 8)) is None  # three numbers, of which one is true
+    assert rows.next_value(row("ifca"), federations.federation("cifar10"), 8, (2, 4, 8)) == 16
 
 
 def test_the_true_number_is_given_or_withheld(results_of_two, tmp_path):
@@ -249,7 +250,7 @@ def test_every_method_has_a_row_and_every_cell_can_be():
         there = {one.method for one in rows.rows(federations.federation(name))}
         assert set(absent) <= own and there == own - set(absent)
     for on in FEDERATIONS:
-        assert on.groups is None or on.groups in on.counts
+        assert on.more_counts if on.groups is None else on.groups in on.counts and not on.more_counts
         for one in rows.rows(on):
             words = play.cell(on, one, rows.values(one, on)[-1], on.rates[0]).command(0)
             assert words.startswith(f"jaxfl run {one.method} --data {on.data} --data-dir DIR")
