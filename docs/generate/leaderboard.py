@@ -131,10 +131,12 @@ def winners() -> str:
 def edges() -> str:
     """Returns how many choices are at an edge of what was tried."""
     chosen = [one for own in table().values() for one in own]
-    by = {name: sum(name in one.edges for one in chosen) for name in ("rate", "value")}
+    rates = sum("rate" in one.edges for one in chosen)
+    numbers = [one.lines[0]["number"] for one in chosen if "value" in one.edges]
     return (
-        f"Of {len(chosen)} choices, {by['rate']} have the lowest or highest learning rate that was tried, and "
-        f"{by['value']} the lowest or highest number: a wider grid might do better by those."
+        f"Of {len(chosen)} choices, {rates} have the lowest or highest learning rate that was tried, and "
+        f"{len(numbers)} the lowest or highest number, {numbers.count(rows.COUNT)} of these that of clusters: a wider "
+        "grid might do better by those."
     )
 
 
@@ -148,7 +150,7 @@ def setting() -> str:
             " ".join(f"`{item}`" for item in on.items),
             str(on.rounds),
             ", ".join(map(str, on.rates)) + ("" if on.pulls == 1 else f"; pulls are {on.pulls} times the others'"),
-            ", ".join(map(str, on.counts)),
+            ", ".join(map(str, on.counts)) + "".join(f", then {count}" for count in on.more_counts),
             "unknown" if on.groups is None else str(on.groups),
         ]
         for on in FEDERATIONS
