@@ -65,7 +65,7 @@ def cell(on: Federation, row: Row, value: Number, rate: float, rounds: int | Non
 
 
 def play(on: Federation, rows: Sequence[Row], folder: Path, data_dir: str | None, say: Say = print) -> int:
-    """Makes what is missing of some rows, and returns how many runs failed.
+    """Makes what is missing of some rows, and returns how many runs failed. Where the data are missing, one says so.
 
     Args:
         on: the federation.
@@ -75,8 +75,12 @@ def play(on: Federation, rows: Sequence[Row], folder: Path, data_dir: str | None
         say: is told of every run.
     """
     table = Player(on, folder, data_dir, say)
-    for row in rows:
-        table.enter(row)
+    try:
+        for row in rows:
+            table.enter(row)
+    except FileNotFoundError as error:  # of the data, which no other run would find either
+        say(f"{on.title}: {error}")
+        return table.failed + 1
     return table.failed
 
 
@@ -130,6 +134,8 @@ class Player:
             return line
         try:
             line = self._line(row, value, rate, job)
+        except FileNotFoundError:
+            raise
         except Exception as error:  # whatever it is, the others go on, and the exit code tells
             failure = results.failure_line(asked, job, error)
             results.append(self._failures, failure)

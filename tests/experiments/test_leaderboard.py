@@ -274,6 +274,12 @@ def test_failures_are_kept_and_stop_nobody(tmp_path, monkeypatch):
     assert len(results.read(tmp_path / results.FAILURES)) == 2
 
 
+def test_data_that_are_not_there_are_told_of_once(tmp_path):
+    said, mnist = [], federations.federation("rotated")
+    assert play.play(mnist, [row("fedavg"), row("ditto")], tmp_path, str(tmp_path), said.append) == 1
+    assert len(said) == 1 and said[0].startswith("Rotated MNIST: mnist needs ") and not any(tmp_path.iterdir())
+
+
 def test_a_newcomer_is_told_its_place_and_drawn_beside_all(results_of_two, tmp_path, monkeypatch):
     own, drawn = tmp_path / "own", []
     own.mkdir()
