@@ -33,10 +33,7 @@ SPREAD = tuple(METRICS)  # columns that tell the deviation
 BEST = (*SPREAD, "ARI")  # columns in which the best mean is marked
 PERCENT = ("accuracy", "f1")  # metrics that are told in percent
 COSTS = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down")}  # columns of the history, summed
-WORDS = {
-    "worst 10 %": "worst",
-    "s a round": "seconds",
-}  # how `columns` calls those that it does not call by their title
+WORDS = {"worst 10 %": "worst", "s a round": "seconds"}  # what `columns` calls these; the others by their titles
 
 
 class Comparison(NamedTuple):
@@ -265,9 +262,9 @@ def compare(
     if target is None and len(known) == len(reached) and 0 < min(known) and max(known) < math.inf:
         target = _rounded_up(max(known)) if lower else _whole_percent(min(known))
     found = Comparison(lines, metric, target, names, None if columns is None else tuple(columns))
-    known = found.columns_there()
-    if columns is not None and (not columns or [name for name in columns if name not in known]):
-        raise ValueError(f"columns must be some of {', '.join(known)}, got {', '.join(columns) or 'none'}.")
+    there = found.columns_there()
+    if columns is not None and (not columns or not set(columns) <= set(there)):
+        raise ValueError(f"columns must be some of {', '.join(there)}, got {', '.join(columns) or 'none'}.")
     return found
 
 

@@ -100,7 +100,8 @@ def labelled(rows: Sequence[str], labels: Sequence[str]) -> list[str]:
     >>> labelled(["fedavg", "ifca num_clusters=2", "ifca num_clusters=4"], ["ifca=IFCA", "ifca num_clusters=4=Best"])
     ['fedavg', 'IFCA num_clusters=2', 'Best']
     """
-    known = sorted({*rows, *(row.partition(" ")[0] for row in rows)}, key=len, reverse=True)
+    methods = {row: row.partition(" ")[0] for row in rows}
+    known = sorted({*methods, *methods.values()}, key=len, reverse=True)  # a row's name may begin with another's
     texts: dict[str, str] = {}
     for label in labels:
         name = next((name for name in known if label.startswith(f"{name}=")), None)
@@ -108,11 +109,7 @@ def labelled(rows: Sequence[str], labels: Sequence[str]) -> list[str]:
             ways = ", ".join(map(repr, rows))
             raise ValueError(f"--label must be ROW=TEXT, got {label!r}; ROW is one of {ways}, or one's method alone.")
         texts[name] = text
-    methods = {row: row.partition(" ") for row in rows}
-    called = [
-        texts.get(row, "".join([texts.get(method, method), space, rest]))
-        for row, (method, space, rest) in methods.items()
-    ]
+    called = [texts.get(row, texts.get(method, method) + row.removeprefix(method)) for row, method in methods.items()]
     if twice := {name for name in called if called.count(name) > 1}:
         raise ValueError(f"--label must tell rows apart, got {sorted(twice)[0]!r} for several; write a label for each.")
     return called
