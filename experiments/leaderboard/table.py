@@ -226,9 +226,17 @@ def mean_ranks(table: Mapping[str, Sequence[Standing]]) -> Ranks | None:
 
 
 def order(table: Mapping[str, Sequence[Standing]]) -> list[str]:
-    """Returns the methods by their mean place on the federations that they are on."""
+    """Returns the methods in the order of their mean ranks.
+
+    One that is not on every federation has no mean rank. It stands where its mean place on its own federations puts it.
+    """
     places: dict[str, list[int]] = {}
     for own in table.values():
         for place, one in enumerate(own):
             places.setdefault(one.row, []).append(place)
-    return sorted(places, key=lambda name: statistics.fmean(places[name]))
+    names = sorted(places, key=lambda name: statistics.fmean(places[name]))
+    found = mean_ranks(table)
+    if found is None:
+        return names
+    ranked = iter(found.names)
+    return [next(ranked) if name in found.names else name for name in names]

@@ -235,6 +235,20 @@ def test_ranks_share_ties_and_friedman_needs_blocks():
     assert table.ranks([{"a": 3.0, "b": 2.0}], lower=[False]).p is None
 
 
+def test_methods_stand_in_the_order_of_their_mean_ranks():
+    """By mean places, `a` (0, 1, 1) would stand before `b` (3, 0, 0), though `b` is twice ahead of it."""
+
+    def standings(*names):
+        lines = [[{"numbers": {"micro": -float(place)}}] * len(SEEDS) for place in range(len(names))]
+        return [table.Standing(name, own, ()) for name, own in zip(names, lines, strict=True)]
+
+    own = {"rotated": standings("a", "x", "y", "b"), "shifted": standings("b", "a", "z")}
+    own["pathological"] = own["shifted"]
+    ranked = table.mean_ranks(own)
+    assert ranked is not None and ranked.names == ["b", "a"]
+    assert table.order(own) == ["b", "x", "a", "y", "z"]
+
+
 def test_every_method_has_a_row_and_every_cell_can_be():
     assert [one.method for one in rows.rows()] == [name for name in METHODS if name not in rows.ABSENT]
     own = {one.method for one in rows.ROWS}
