@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxfl.plots import style
-from jaxfl.plots.runs import Run
+from jaxfl.plots.runs import Run, heading
 from jaxfl.plots.style import NOBODY
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def alluvial(result: Run) -> "Figure":
 
     most = max(len(np.unique(lane)) for lane in lanes)
     title = _title(result, found)
-    wide = max(min(2.6 + 1.0 * len(words), 12), 1.5 + 0.08 * len(title))  # the legend is beside the title
+    wide = max(min(2.6 + 1.0 * len(words), 12), 1.5 + style.title_width(title))  # the legend is beside the title
     figure = style.figure((wide, min(4.6 + 0.1 * max(most - 10, 0), 6.5)))
     axes = figure.subplots()
     _draw(axes, lanes, colors, order, names)
@@ -161,7 +161,7 @@ def _draw_bands(
 def _title(result: Run, found: np.ndarray) -> str:
     """Returns how many clients there are, and when the last of them has moved."""
     rounds, moved = result.history.column("round"), np.flatnonzero((found[1:] != found[:-1]).any(1))
-    words = f"{result.data.name}: {style.count(found.shape[1], 'client')}"
+    words = f"{heading(result)}: {style.count(found.shape[1], 'client')}"
     if len(found) == 1:
         return words
     if not len(moved):

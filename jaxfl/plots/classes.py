@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfl.analysis.class_confusion import ClassConfusion
 from jaxfl.plots import style
-from jaxfl.plots.runs import Run
+from jaxfl.plots.runs import Run, heading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,11 @@ def class_confusion(found: ClassConfusion, result: Run) -> "Figure":
     lines = math.ceil(len(shown) / columns)
     letters = 0.075 * max(map(len, names))
     left, above, below, between = 0.5 + letters, 0.45, 0.3 + letters, 0.25
-    size = (max(left + columns * (side + between), 4.5), 0.4 + lines * (side + above) + below + 0.25)
+    total = style.count(int(found.counts.sum()), "test row")
+    words = f"{heading(result)}: {total}, {style.count(sum(one >= 0 for one in rows), 'cluster')}"
+    words += "" if len(shown) == len(rows) else f"; the {PANELS} with most rows are drawn"
+    wide = max(left + columns * (side + between), 0.2 + style.title_width(words), 4.5)
+    size = (wide, 0.4 + lines * (side + above) + below + 0.25)
     figure = style.figure(size, None)
     for place, one in enumerate(shown):
         line, column = divmod(place, columns)
@@ -55,9 +59,6 @@ def class_confusion(found: ClassConfusion, result: Run) -> "Figure":
         head = "no cluster" if one < 0 else f"cluster {one}"
         _head(axes, head, color_of.get(one, style.NOBODY), rows[one], side)
         _name(axes, names, side, rows=column == 0, columns=place + columns >= len(shown))
-    total = style.count(int(found.counts.sum()), "test row")
-    words = f"{result.data.name}: {total}, {style.count(sum(one >= 0 for one in rows), 'cluster')}"
-    words += "" if len(shown) == len(rows) else f"; the {PANELS} with most rows are drawn"
     figure.text(0.1 / size[0], 1 - 0.1 / size[1], words, fontsize=10, va="top")
     foot = "row: class, column: predicted; percent of the row" if number <= WRITTEN else "row: class, column: predicted"
     figure.text(0.1 / size[0], 0.1 / size[1], f"{foot}; blue: right, orange: wrong", fontsize=8)

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfl.analysis.local_sketches import Sketches
 from jaxfl.plots import style
-from jaxfl.plots.runs import Run
+from jaxfl.plots.runs import Run, heading
 from jaxfl.schema import check
 
 if TYPE_CHECKING:
@@ -58,7 +58,12 @@ def models(sketches: Sketches, *, by: Map | Sequence[Map] = MAPS, result: Run | 
     color_of = style.cluster_colors(order)
     entries = style.legend_entries(found, order, color_of)
     columns = -(-len(entries) // 18)
-    figure = style.figure((SIDE * len(maps) + 0.3 + 0.95 * columns, SIDE + 0.2))
+    head = "" if result is None else f"{heading(result)}: "
+    head += f"local models of {style.count(len(points), 'client')}"
+    if len(points) < len(sketches.trained):
+        head += f"; {len(sketches.trained) - len(points):,} without one (no rows, or diverged) are left out"
+    wide = max(SIDE * len(maps) + 0.3 + 0.95 * columns, 0.2 + style.title_width(head))
+    figure = style.figure((wide, SIDE + 0.2))
     points = points.astype(np.float64)
     points = points - points.mean(0, keepdims=True)
     for name, axes in zip(maps, np.atleast_1d(figure.subplots(1, len(maps))), strict=True):
@@ -76,11 +81,7 @@ def models(sketches: Sketches, *, by: Map | Sequence[Map] = MAPS, result: Run | 
         axes.set_ylabel(words[1], fontsize=9)
         if name == "tsne":
             axes.set(xticks=[], yticks=[])  # places and distances say nothing
-    words = "" if result is None else f"{result.data.name}: "
-    words += f"local models of {style.count(len(points), 'client')}"
-    if len(points) < len(sketches.trained):
-        words += f"; {len(sketches.trained) - len(points):,} without one (no rows, or diverged) are left out"
-    figure.suptitle(words, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(head, fontsize=10, x=0.01, ha="left")
     legend(figure, entries, columns)
     return figure
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxfl.plots import maps, style
-from jaxfl.plots.runs import Run, described
+from jaxfl.plots.runs import Run, described, heading
 from jaxfl.simulation.metrics import is_lower_better
 
 if TYPE_CHECKING:
@@ -55,11 +55,13 @@ def confusion(result: Run) -> "Figure":
 
     names = [f"{name} ({line.sum():,})" for (name, _), line in zip(rows, counts, strict=True)]
     cell = max(CELL, 0.085 * max(len(f"{count:,}") for count in counts.flat))
-    figure = style.figure((max(1.2 + 0.09 * max(map(len, names)) + cell * len(heads), 5.5), 1.3 + CELL * len(rows)))
+    title = described(result)
+    wide = max(1.2 + 0.09 * max(map(len, names)) + cell * len(heads), 0.2 + style.title_width(title))
+    figure = style.figure((wide, 1.3 + CELL * len(rows)))
     axes = figure.subplots()
     _draw_counts(axes, counts, [(word, color) for word, _, color in heads], cell / CELL)
     axes.set_yticks(np.arange(len(rows)) + 0.5, names, fontsize=8)
-    figure.suptitle(described(result), fontsize=10, x=0.01, ha="left")
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure
 
 
@@ -148,9 +150,7 @@ def personalisation(result: Run) -> "Figure":
     change.tick_params(labelsize=8)
     change.set_xlim(0, 100)
     style.light_grid(change)
-    words = (
-        f"{result.data.name}: {style.count(len(gain), 'client')}, mean {main} {before.mean():.4g} before fine-tuning"
-    )
+    words = f"{heading(result)}: {style.count(len(gain), 'client')}, mean {main} {before.mean():.4g} before fine-tuning"
     figure.suptitle(f"{words}, {after.mean():.4g} after", fontsize=10, x=0.01, ha="left")
     maps.legend(figure, entries, columns)
     return figure

@@ -121,7 +121,7 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     clusters.set_ylim(0, max(clusters.get_ylim()[1] * 1.1, 2))
     clusters.yaxis.get_major_locator().set_params(integer=True)
     if not several:
-        figure.suptitle(getattr(runs[""], "summary", {}).get("data", ""), fontsize=10, x=0.01, ha="left")
+        figure.suptitle("" if isinstance(first, History) else heading(first), fontsize=10, x=0.01, ha="left")
     return figure
 
 
@@ -148,12 +148,13 @@ def clusters(result: Run) -> "Figure":
     tops = [float(sum(lines[:place]) + gap * place) for place in range(len(blocks))]
 
     names, entries = style.group_names(data, groups), style.legend_entries(found, order, color_of)
-    cell = max(0.07, min(0.4, 7.0 / width))  # inches
+    cell, title = max(0.07, min(0.4, 7.0 / width)), described(result)  # inches
     wide, high = width * cell, (tops[-1] + lines[-1]) * cell
     per_column = max(8, int(high / 0.2))
     left = 0.25 + 0.1 * max(map(len, names))
     right = 0.5 + 0.95 * math.ceil(len(entries) / per_column)
-    size = max(left + wide + right, 5.5), max(high, 0.2 * min(per_column, len(entries)) + 0.3) + 0.6
+    beside = 0.2 * min(per_column, len(entries)) + 0.3
+    size = max(left + wide + right, left + style.title_width(title)), max(high, beside) + 0.6
     figure = style.figure(size, None)
     axes = figure.add_axes((left / size[0], 1 - (0.4 + high) / size[1], wide / size[0], high / size[1]))
     _draw_squares(axes, blocks, tops, width, found, color_of)
@@ -161,7 +162,7 @@ def clusters(result: Run) -> "Figure":
     axes.set_yticks([top + line / 2 for top, line in zip(tops, lines, strict=True)], names)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    figure.text(left / size[0], 1 - 0.25 / size[1], described(result), fontsize=10)
+    figure.text(left / size[0], 1 - 0.25 / size[1], title, fontsize=10)
     from matplotlib.patches import Patch
 
     figure.legend(
@@ -218,14 +219,20 @@ def _draw_squares(
     axes.add_collection(PatchCollection(squares, facecolors=colors, edgecolors=edges, lw=widths, snap=False))
 
 
+def heading(result: Run) -> str:
+    """Returns what has run, which every title begins with, such as "stocfl on mnist"."""
+    method = (getattr(result, "summary", None) or {}).get("method")
+    return result.data.name if method is None else f"{method} on {result.data.name}"
+
+
 def described(result: Run) -> str:
-    """Returns how many clusters were found, and how well they agree with the groups."""
+    """Returns what has run, how many clusters were found, and how well they agree with the groups."""
     metrics = result.evaluation.metrics
     sampled = f" ({metrics['eval_clients']:,} tested)" if "eval_clients" in metrics else ""
     clients, found = (
         style.count(*one) for one in ((result.data.num_clients, "client"), (metrics["num_clusters"], "cluster"))
     )
-    words = f"{clients}{sampled}, {found} found"
+    words = f"{heading(result)}: {clients}{sampled}, {found} found"
     if metrics.get("ari") is None:
         return words
     groups = len(np.unique(np.asarray(result.data.group)))

@@ -49,7 +49,8 @@ def similarity(found: ClientSimilarity, result: Run) -> "Figure":
         legends["true group"] = _named(style.group_names(result.data, groups), list(colors.values()))
     columns = sum(-(-len(entries) // COLUMN) for entries in legends.values())
     left, side, bar = 0.2 + STRIP * len(strips) + 0.1, SIDE, 0.75
-    size = (left + side + bar + 1.15 * columns, 0.75 + side + 0.35)
+    title = described(result)
+    size = (max(left + side + bar + 1.15 * columns, 0.3 + style.title_width(title)), 0.75 + side + 0.35)
     figure = style.figure(size, None)
 
     def axes_at(x: float, wide: float) -> "Axes":
@@ -66,7 +67,7 @@ def similarity(found: ClientSimilarity, result: Run) -> "Figure":
     _legends(figure, legends, (left + side + bar) / size[0], 1 - 0.72 / size[1])
     words = "cosine of clients' gradients at the initial model; lighter: more similar"
     words += "" if count == len(cluster) else f"; {count:,} of {style.count(len(cluster), 'client')}"
-    figure.text(0.2 / size[0], 1 - 0.1 / size[1], described(result), fontsize=10, va="top")
+    figure.text(0.2 / size[0], 1 - 0.1 / size[1], title, fontsize=10, va="top")
     figure.text(0.2 / size[0], 0.1 / size[1], words, fontsize=8)
     return figure
 

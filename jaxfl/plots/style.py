@@ -114,6 +114,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
+def title_width(words: str) -> float:
+    """Returns the inches that a title of 10 points takes."""
+    return 0.08 * len(words)
+
+
 def group_names(data: FederatedData, groups: np.ndarray) -> list[str]:
     """Returns a name for each of the true groups; one for everybody where they are unknown."""
     if data.group is None:

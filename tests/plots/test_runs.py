@@ -120,6 +120,17 @@ def test_clusters_gives_groups_rows_and_clusters_colours(result):
     assert by_row[2] == {plots.palette()[0].lower(), plots.NOBODY.lower()}
 
 
+@pytest.mark.parametrize("draw", [plots.convergence, plots.clusters, plots.alluvial, plots.confusion])
+def test_pictures_say_which_method_ran_on_what(result, draw):
+    """A command's run knows the method's name; pictures of several runs lie side by side."""
+    for summary, words in ((result.summary, "rotated-digits"), ({"method": "ifca"}, "ifca on rotated-digits")):
+        figure = draw(result._replace(summary=summary))
+        title = next(one for one in [figure._suptitle, *figure.texts] if one is not None)
+        figure.canvas.draw()
+        assert title.get_text().split(":")[0] == words
+        assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
 @pytest.mark.parametrize(
     ("cluster", "group", "words"),
     [
@@ -135,7 +146,7 @@ def test_clusters_for_few_and_many(result, cluster, group, words):
     figure = plots.clusters(having(result, cluster, group))
     corners, _ = squares(figure)
     assert len(np.unique(corners.round(3), axis=0)) == len(cluster)  # nobody hides another
-    assert words in [text.get_text() for text in figure.texts]
+    assert f"data: {words}" in [text.get_text() for text in figure.texts]
     assert max(figure.get_size_inches()) < 16
     figure.canvas.draw()
     legend = figure.legends[0].get_window_extent()
