@@ -58,10 +58,8 @@ def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) ->
             f"labels must be [{len(inputs)}], one per row of inputs, or [{len(inputs)}, L] of several, got "
             f"{labels.dtype} of shape {labels.shape}{'' if labels.dtype.kind in 'iufb' else names}."
         )
-    if labels.dtype.kind in "iu" and labels.ndim == 2:
-        tokens = inputs.dtype.kind in "iu" and inputs.dtype != np.uint8 and inputs.shape == labels.shape
-        if not tokens and labels.min(initial=0) >= 0 and labels.max(initial=0) <= 1:
-            labels = labels.astype(bool)
+    if are_flags(inputs, labels):
+        labels = labels.astype(bool)
     if labels.dtype.kind == "b" and labels.ndim == 1:
         raise ValueError(f"labels of type bool must be [{len(inputs)}, L], got [{len(inputs)}]; add [:, None].")
     if labels.dtype.kind == "f":
@@ -80,6 +78,14 @@ def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) ->
         raise ValueError(f"num_classes must be given: how many {_plural(kind)} there are{one}.")
     check_values(inputs, labels, num_classes)
     return labels if kind in ("regression", "multilabel") else labels.astype(np.int32), num_classes
+
+
+def are_flags(inputs: np.ndarray, labels: np.ndarray) -> bool:
+    """Returns whether whole numbers `[P, L]` are multilabel: all are 0 or 1, and the inputs no tokens of that shape."""
+    if labels.dtype.kind not in "iu" or labels.ndim != 2:
+        return False
+    tokens = inputs.dtype.kind in "iu" and inputs.dtype != np.uint8 and inputs.shape == labels.shape
+    return not tokens and labels.min(initial=0) >= 0 and labels.max(initial=0) <= 1
 
 
 def check_values(inputs: AnyArray, labels: np.ndarray, num_classes: int) -> None:

@@ -239,5 +239,5 @@ def _arrays(data: FederatedData) -> dict[str, np.ndarray]:
         for part in name.split("."):
             value = getattr(value, part)
         if value is not None:
-            found[name] = np.asarray(value)
+            found[name] = np.asarray(value, order="C")  # row after row, as it is read
     return found

@@ -296,6 +296,7 @@ TOKENS = RNG.integers(0, 9, (20, 6))
         (IMAGES, np.linspace(0, 1, 20), "regression", 1),
         (IMAGES, RNG.normal(size=(20, 3)), "regression", 3),
         (IMAGES, RNG.random((20, 5)) < 0.5, "multilabel", 5),
+        (IMAGES, (RNG.random((20, 5)) < 0.5).astype(np.uint8), "multilabel", 5),
         (TOKENS, np.where(TOKENS > 3, TOKENS, -1), "next_token", 9),
     ],
 )

@@ -22,6 +22,7 @@ SAVED = {
     "some rows set apart": divide.set_apart(DATA, 0.3),
     "named": replace(DATA, group_names=("one", "two"), class_names=("a", "b", "c"), name="mine"),
     "with names of clients": replace(DATA, client_names=tuple("uvwxyz")),
+    "column by column": replace(DATA, inputs=np.asfortranarray(DATA.inputs)),
     "scaled by channel": replace(DATA, mean=np.ones((1, 4), np.float32), std=np.full((1, 4), 2.0, np.float32)),
 }
 

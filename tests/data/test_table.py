@@ -116,14 +116,16 @@ def test_refusals(tmp_path, options, message):
         ("size", "", "size must be numbers, got '' in row 3; fill the value"),
         ("size", "inf", "size must be numbers, got 'inf' in row 3"),
         ("colour", "", "colour has no value in row 3"),
+        ("weight", pd.NaT, "weight must be numbers, got .*NaT.* in row 3"),
         ("who", "", "who has no value in row 3"),
     ],
 )
 def test_missing_values_are_named(tmp_path, column, value, message):
-    frame = FRAME.astype(str)
+    times = value is pd.NaT
+    frame = FRAME.assign(weight=pd.to_datetime("2020-01-01")) if times else FRAME.astype(str)
     frame.loc[3, column] = value
     with pytest.raises(ValueError, match=message):
-        table.load(written(tmp_path, frame=frame), **ROLES)
+        table.load(written(tmp_path, "parquet" if times else "csv", frame), **ROLES)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"\x1f\x8b and no more", b'who,price\n"a'])
@@ -161,6 +163,22 @@ def test_a_csv_with_more_fields_than_names_is_refused(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(ValueError, match="a.csv must have a name for every column"):
         table.load(tmp_path / "a.csv", target="price")
+
+
+def test_a_line_with_more_fields_than_names_is_refused(tmp_path):
+    """An unquoted comma in a number shifts all that is behind it."""
+    rows = [f"{who},{size},{size}" for who, size in zip("aabb", range(4), strict=True)]
+    (tmp_path / "a.csv").write_text("\n".join(["who,size,price", *rows, "b,1,240,7", ""]))
+    with pytest.raises(ValueError, match=r"damaged one \(.*Expected 3 fields in line 6, saw 4"):
+        table.load(tmp_path / "a.csv", target="price", client="who")
+
+
+@pytest.mark.parametrize("how", ["csv", "parquet"])
+def test_numbers_of_rows_that_pandas_writes_are_no_feature(tmp_path, how):
+    frame, path = FRAME[["who", "size", "price"]].sample(frac=1, random_state=0), tmp_path / f"a.{how}"
+    frame.to_csv(path) if how == "csv" else frame.to_parquet(path)
+    source = table.load(path, target="price", client="who")
+    np.testing.assert_allclose(source.inputs, frame[["size"]])
 
 
 def test_times_stay_apart_and_an_index_of_parquet_is_no_column(tmp_path):

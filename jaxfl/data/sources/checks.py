@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.data.building import check_normaliser, check_type
-from jaxfl.data.labels import prepared
+from jaxfl.data.labels import are_flags, prepared
 from jaxfl.data.sources.base import warn_of_gaps
 
 
@@ -88,10 +88,12 @@ def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, 
         if known and highest >= known:
             raise ValueError(f"{path}: {name} must be below the {known} classes, got {highest}.")
         return known or highest + 1
+    rows = [(arrays[key.replace("y", "x")], one) for key, one in labels.items()]
+    tokens = whole and not all(are_flags(*one) for one in rows)
     try:
         width = 0
-        for key, one in labels.items():
-            _, width = prepared(arrays[key.replace("y", "x")], one, known or (highest + 1 if whole else None))
+        for one in rows:
+            _, width = prepared(*one, known or (highest + 1 if tokens else None))
         return width
     except ValueError as error:
         raise ValueError(f"{path}: {name} are no labels of a task: {error}") from error

@@ -8,6 +8,7 @@ for validation are training rows here. A real federation would add up sums and s
 
 import functools
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Row, Source
 from jaxfl.schema import checked, did_you_mean
 
 PARQUET = b"PAR1"
+UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # what pandas calls a column without a name, such as a frame's index
 OF_CLASSES = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
 Kind = Literal["auto", "number", "class"]
 
@@ -61,7 +63,8 @@ def load(
         client: the column that says whose a row is; "" where nobody knows, and a skew deals the rows.
         group: the column of the clients' true group, for the metrics; "" is unknown.
         categories: columns of categories, with colons between them: `"city:trade"`.
-        numbers: columns of numbers, in the same way; "" is all columns that have no other role.
+        numbers: columns of numbers, in the same way; "" is all columns that have a name and no other role. The numbers
+            of rows that pandas writes have none.
         target_kind: `"number"` is regression, `"class"` classification; `"auto"` is regression if all are numbers.
         scale_target: whether numbers to predict are standardised, too, on training rows; losses and errors are then in
             standard deviations.
@@ -88,7 +91,7 @@ def load(
             )
         if used.count(name) > 1:
             raise ValueError(f"{name} must have one role, got two; target, client and group are no features.")
-    rest = tuple(name for name in columns if name not in used)
+    rest = tuple(name for name in columns if name not in used and not re.fullmatch(UNNAMED, name))
     roles = asked if numbers else asked._replace(numbers=rest)
     return source_of(path.name.split(".")[0], path, roles, target_kind, scale_target=scale_target)
 
@@ -201,8 +204,8 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
     else:
 
         def read() -> Any:
-            content = io.BytesIO(bounded.content(path))
-            return pandas.read_csv(content, dtype=str, keep_default_na=False, usecols=list(columns))
+            # all columns: pandas counts the fields of no line where it is asked for some
+            return pandas.read_csv(io.BytesIO(bounded.content(path)), dtype=str, keep_default_na=False)
 
         frame = _opened(path, read)
     return {name: frame[name].to_numpy() for name in columns}
@@ -232,7 +235,7 @@ def _first_wrong(values: np.ndarray) -> tuple[int, Any] | None:
     import pandas
 
     numbers = np.asarray(pandas.to_numeric(pandas.Series(values), errors="coerce"), np.float64)
-    wrong = ~np.isfinite(numbers)
+    wrong = ~np.isfinite(numbers) | pandas.isna(values)  # a time that is missing is a number to `to_numeric`
     return (int(np.argmax(wrong)), values[np.argmax(wrong)]) if wrong.any() else None
 
 
