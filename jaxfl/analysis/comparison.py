@@ -55,12 +55,8 @@ class Comparison(NamedTuple):
 
     def difference(self, line: Line) -> Difference | None:
         """Returns how far the metric of a line is from that of the first one; None where they share no seed."""
-        first = self.lines[0]
-        seeds = [seed for seed in line.runs if seed in first.runs]
-        pairs = [
-            (line.runs[seed].summary.get(self.metric), first.runs[seed].summary.get(self.metric)) for seed in seeds
-        ]
-        return paired([(own, other) for own, other in pairs if own is not None and other is not None])
+        own, other = line.last(self.metric), self.lines[0].last(self.metric)
+        return paired([(own[seed], other[seed]) for seed in own if seed in other])
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Returns a row per setting, with the mean and the deviation of everything that `table` shows, as numbers."""
@@ -114,7 +110,7 @@ class Comparison(NamedTuple):
                 row.append(cell(self._reached(line, COSTS["rounds"]), int(several)))
                 row.append(cell(None if until is None else [one / size for one in until], 2))
             if len(self.lines) > 1:
-                row += ["", ""] if line is self.lines[0] else self._told(self.difference(line))
+                row += ["", ""] if line is self.lines[0] else self._told(line)
             rows.append(row)
         if self.columns is None:
             return [header, *rows]
@@ -181,10 +177,11 @@ class Comparison(NamedTuple):
     def _in_words(self, value: float) -> str:
         return f"{100 * value:g} %" if self._factor() == 100 else f"{value:g}"
 
-    def _told(self, found: Difference | None) -> list[str]:
-        """Returns a difference and its p-value as cells."""
+    def _told(self, line: Line) -> list[str]:
+        """Returns the difference of a line and its p-value as cells."""
+        found = self.difference(line)
         if found is None:
-            return ["no common seed", ""]
+            return ["" if set(line.runs) & set(self.lines[0].runs) else "no common seed", ""]
         factor = self._factor()
         digits = 2 if factor == 100 else 4
         spread = "" if found.std is None else f" {PLUS_MINUS} {factor * found.std:.{digits}f}"
@@ -251,14 +248,16 @@ def compare(
     lower = is_lower_better(metric, names)
     if target is not None and metric.endswith(PERCENT) and not 0 <= target <= 1:
         raise ValueError(f"target must be a share of 1 for {metric}, got {target:g}; 0.85 is 85 %.")
+    best = min if lower else max
     reached = [
-        (min if lower else max)((one[metric] for one in run.history if one.get(metric) is not None), default=None)
+        best((value for one in run.history if isinstance(value := one.get(metric), int | float)), default=None)
         for run in runs
     ]
     known = [value for value in reached if value is not None]
     if not known:
-        having = sorted({name for run in runs for one in run.history for name in one})
-        raise ValueError(f"metric must be one of the histories', got {metric!r}; they have {', '.join(having)}.")
+        records = [one for run in runs for one in run.history]
+        numbers = sorted({name for one in records for name, value in one.items() if isinstance(value, int | float)})
+        raise ValueError(f"metric must be one of the histories', got {metric!r}; they have {', '.join(numbers)}.")
     if target is None and len(known) == len(reached) and 0 < min(known) and max(known) < math.inf:
         target = _rounded_up(max(known)) if lower else _whole_percent(min(known))
     found = Comparison(lines, metric, target, names, None if columns is None else tuple(columns))

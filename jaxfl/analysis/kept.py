@@ -21,7 +21,7 @@ class Kept(NamedTuple):
         path: its directory.
         summary: what came of it.
         history: a record per evaluation.
-        rounds: asked for; a callback may have ended it before.
+        config: what was asked for.
 
     A run that was given more rounds has the old summary until it has made them: it is not finished meanwhile.
     """
@@ -29,12 +29,17 @@ class Kept(NamedTuple):
     path: Path
     summary: dict[str, Any]
     history: History
-    rounds: int
+    config: dict[str, Any]
 
     @property
     def seed(self) -> int:
         """Its seed."""
         return self.summary["seed"]
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that were asked for; a callback may have ended it before."""
+        return self.config.get("rounds", self.summary["rounds"])
 
     @property
     def goes_on(self) -> bool:
@@ -49,7 +54,7 @@ class Kept(NamedTuple):
 
     def _defaults(self) -> dict[str, Any]:
         """Returns the defaults of all options that there are today; none for what the library does not know."""
-        chosen = self.summary["options"]
+        chosen = {**self.summary["options"], **self.config}  # the summary's data are the federation, by its own name
         method, data, model, optimizer = (chosen.get(name, "") for name in ("method", "data", "model", "optimizer"))
         if own.is_own(method) or own.is_own(model):  # a file, which is not run for this
             return {}
@@ -149,5 +154,4 @@ def _kept(path: Path) -> Kept:
             f"{path / SUMMARY} is no summary of a run of the command line, which has {', '.join(missing)}; leave "
             f"{str(path)!r} out."
         )
-    config = RunDirectory(path).config() or {}
-    return Kept(path, summary, History(path / HISTORY), config.get("rounds", summary["rounds"]))
+    return Kept(path, summary, History(path / HISTORY), RunDirectory(path).config() or {})

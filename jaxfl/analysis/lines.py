@@ -68,6 +68,15 @@ class Line(NamedTuple):
         found = [run.summary.get(measure) for run in self.runs.values()]
         return [float(value) for value in found if value is not None]
 
+    def last(self, metric: str) -> dict[int, float]:
+        """Returns what a number of the summaries or the histories is in the end, by seed, of the runs that have it."""
+        found = {}
+        for seed, run in self.runs.items():
+            known = [run.summary, *reversed(list(run.history))]
+            value = next((one[metric] for one in known if one.get(metric) is not None), None)
+            found |= {} if value is None else {seed: value}
+        return found
+
     def reached(self, metric: str, target: float, columns: Sequence[str], *, lower: bool = False) -> list[float] | None:
         """Returns the sum of some columns of the history where each run reaches the target; None if one never does."""
         found = []

@@ -87,6 +87,21 @@ def values_of(items: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def over(file: Values, line: Values) -> Values:
+    """Returns the values of a file, and of the command line, which win: also over those of single methods.
+
+    >>> over({"stocfl.threshold": ["0.3"], "ifca.num_clusters": ["2"]}, {"threshold": ["0.9"]})
+    {'ifca.num_clusters': ['2'], 'threshold': ['0.9']}
+    """
+
+    def name(key: str) -> str:
+        return _bare(key).removeprefix("method.")
+
+    everywhere = {name(key) for key in line if not known.is_method(_owner(key))}
+    kept = {key: line.get(key, values) for key, values in file.items() if key in line or name(key) not in everywhere}
+    return {**kept, **line}
+
+
 def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Returns what a TOML file asks for: its keys as text, and the values of options.
 

@@ -40,7 +40,7 @@ def sweep(
         ValueError: something is missing, or not possible.
     """
     asked, wanted = grid.from_file(Path(what)) if what.endswith(".toml") else ({"methods": what}, {})
-    settings = _settings(asked | given, {**wanted, **grid.values_of(items)}, data_dir, out)
+    settings = _settings(asked | given, grid.over(wanted, grid.values_of(items)), data_dir, out)
     for jobs in settings.values():
         seeds.check(jobs)
     complete = [_make(name, jobs, out / name, quiet, html) for name, jobs in settings.items()]

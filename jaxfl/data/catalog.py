@@ -268,6 +268,17 @@ def _other(source: sources.Source, other: str, data_dir: str | Path | None) -> s
     return sources.load(other, data_dir)
 
 
+def own_files(name: str, data_dir: str | Path | None = None) -> list[Path]:
+    """Returns the user's own files that a data set is read from; none where its name says what is in them.
+
+    >>> own_files("rotated-digits"), own_files("writers-npz")  # the latter's file is not given
+    ([], [])
+    """
+    row = saved.ROW if name == SAVED.name else sources.row(dataset(name).source)
+    place = None if row.own is None else row.find(data_dir)
+    return [] if row.own is None or place is None else sorted(row.own(place))
+
+
 def available(data_dir: str | Path | None = None) -> dict[str, str | None]:
     """Returns, for every data set, where it would be read from (`"embedded"`, or a path), or None if files are missing.
 

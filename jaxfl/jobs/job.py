@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl import plots
+from jaxfl.data.catalog import own_files
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import write_text
+from jaxfl.files import checksum, write_text
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
@@ -31,6 +32,7 @@ from jaxfl.simulation.shared import directory_at
 
 CLIENTS = "clients.csv"
 TIMES = ("seconds_per_round", "total_seconds", "compile_seconds", "evaluation_seconds")  # of a summary
+DATA = "data_checksum"  # in a config, and among the options of a summary
 PICTURES = ("convergence.png", "clusters.png")
 DPI = 150  # of these
 
@@ -59,6 +61,11 @@ class Job(NamedTuple):
             **{f"{owner}_file": str(path.resolve()) for owner, path in self.settings.files().items()},
         }
 
+    def complete(self) -> dict[str, Any]:
+        """Returns every option with its value, and a checksum of the user's own data, flat and ready for JSON."""
+        own = own_files(self.settings.data_name, self.data_dir)
+        return self.settings.complete() | ({DATA: checksum(own)} if own else {})
+
     def directory(self) -> RunDirectory | None:
         """Returns where the run is kept, if it is."""
         return directory_at(self.out, resume=self.resume, argument="out")
@@ -78,13 +85,17 @@ class Job(NamedTuple):
         A run that goes on is called what it was when it began: options that are younger, and have their defaults, are
         left out.
         """
-        identity = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
+        identity = {**self.complete(), "cohort": self.cohort, "seed": self.seed}
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
         began = processes.by_first(RunDirectory(self.out).config) if self.resume and self.out is not None else None
         if began is None:
             return identity
         defaults = json.loads(json.dumps(self.settings.defaults()))
         younger = {name for name, value in defaults.items() if name not in began and identity[name] == value}
+        if DATA not in began:  # of an older version
+            younger.add(DATA)
+        elif DATA not in identity:  # the files are gone: whoever has the data can go on
+            identity[DATA] = began[DATA]
         return {name: value for name, value in identity.items() if name not in younger}
 
 
@@ -245,7 +256,7 @@ def _directories(jobs: Sequence[Job]) -> Iterator[None]:
 
 def _finished(job: Job, result: Result) -> Result:
     """Returns the result with a complete summary, after it was written with the pictures."""
-    complete = job.settings.complete()
+    complete = job.complete()
     names = {"method": complete.pop("method"), "data": complete.pop("data")}
     summary = {**names, **result.summary, "options": complete} | {"data": result.data.name}
     result = result._replace(summary=summary)

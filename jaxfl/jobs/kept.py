@@ -79,7 +79,11 @@ class KeptRun:
             )
         wanted = {name: self.config[name] for name in ("rounds", "cohort", "seed", "eval_every", "checkpoint_every")}
         data_dir = self.config["data_dir"] if self._data_dir is None else str(self._data_dir)
-        return jobs.Job(_settings(self.path, self.config), **wanted, data_dir=data_dir, out=self.path, resume=True)
+        settings = _settings(self.path, self.config)
+        devices = settings.run.get("devices")
+        if isinstance(devices, int) and devices > jax.local_device_count():  # it began on another machine
+            settings = settings._replace(run={**settings.run, "devices": None})
+        return jobs.Job(settings, **wanted, data_dir=data_dir, out=self.path, resume=True)
 
     @functools.cached_property
     def data(self) -> FederatedData:
@@ -124,11 +128,12 @@ class KeptRun:
         plan: PlanChoice = "auto" if settings is None else options.plan(settings)
         run = {} if settings is None else settings.run
         model = served_model(self.method, shapes_whole(self.state))
-        size = self._saved.header["identity"]["cohort"]
+        identity = self._saved.header["identity"]
+        size, clients = identity["cohort"], run.get("eval_clients", identity.get("eval_clients"))
         chosen = engine.resolve_plan(plan, model, size, devices=run.get("devices"))
         stream = streams(self.method, self._whole, run.get("resident", "auto"))
         data = self._whole if stream else self._whole.on_device(chosen.mesh)
-        tested = sampled_clients(self._whole, run.get("eval_clients"), self.seed)
+        tested = sampled_clients(self._whole, clients, self.seed)
         tuned = None if settings is None else options.finetune(settings)
         look = evaluator(self.method, data, chosen, tuned, clients=tested, stream=stream)
         return look(jax.random.key(self.seed), tree.placed(self.state, chosen.place))
@@ -163,8 +168,8 @@ class KeptRun:
         Raises:
             ValueError: both or none are given, or there is no such client or cluster.
         """
-        clusters = self.evaluation.cluster if client is None else self.state.cluster
-        found, stream = chosen_client(clusters, client, cluster), streams(self.method, self.data, "auto")
+        found = chosen_client(client, cluster, self.data.num_clients, lambda: self.evaluation)
+        stream = streams(self.method, self.data, "auto")
         return model_of(self.method, self.state, self.data, found, self.seed, stream=stream)
 
     def predict(self, inputs: ArrayLike, *, client: int | None = None, cluster: int | None = None) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxfl.plots import style
-from jaxfl.plots.runs import Run, heading
+from jaxfl.plots.runs import Run, heading, order_of
 from jaxfl.plots.style import NOBODY
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def alluvial(result: Run) -> "Figure":
     rounds = result.history.column("round")
     columns = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), COLUMNS)).round().astype(int))
 
-    order = style.cluster_order(found[-1], group)
+    order = order_of(result)
     earlier, size = np.unique(found[found >= 0], return_counts=True)
     order += [int(one) for one in earlier[np.argsort(-size, kind="stable")] if one not in set(order)]
     color_of = style.cluster_colors(order)

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfl.analysis.class_confusion import ClassConfusion
 from jaxfl.plots import style
-from jaxfl.plots.runs import Run, heading
+from jaxfl.plots.runs import Run, heading, order_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,8 +31,7 @@ def class_confusion(found: ClassConfusion, result: Run) -> "Figure":
         found: of `jaxfl.class_confusion`.
         result: of the run; clusters have the numbers and colours that they have in `clusters(result)`.
     """
-    cluster = np.asarray(result.evaluation.cluster)
-    order = style.cluster_order(cluster, result.data.group)
+    order = order_of(result)
     color_of = style.cluster_colors(order)
     rows = dict(zip(found.cluster.tolist(), found.counts, strict=True))
     largest = sorted(rows, key=lambda one: -rows[one].sum())[:PANELS]

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfl.analysis.local_sketches import Sketches
 from jaxfl.plots import style
-from jaxfl.plots.runs import Run, heading
+from jaxfl.plots.runs import Run, heading, order_of
 from jaxfl.schema import check
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def models(sketches: Sketches, *, by: Map | Sequence[Map] = MAPS, result: Run | 
     if result is None:
         order = style.cluster_order(found, None)
     else:
-        order = style.cluster_order(np.asarray(result.evaluation.cluster), result.data.group)
+        order = order_of(result)
         order += [cluster for cluster in style.cluster_order(found, None) if cluster not in order]
     color_of = style.cluster_colors(order)
     entries = style.legend_entries(found, order, color_of)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxfl.plots import maps, style
-from jaxfl.plots.runs import Run, described, heading
+from jaxfl.plots.runs import Run, described, drawn, heading, order_of
 from jaxfl.simulation.metrics import is_lower_better
 
 if TYPE_CHECKING:
@@ -35,15 +35,12 @@ def confusion(result: Run) -> "Figure":
     found, group = np.asarray(result.evaluation.cluster), result.data.group
     if group is None:
         raise ValueError("result.data must know the true groups, got none; plots.clusters draws clusters without them.")
-    group = np.asarray(group)
-    if "eval_clients" in result.evaluation.metrics or result.data.absent is not None:
-        tested = result.evaluation.rows > 0
-        found, group = found[tested], group[tested]
-    order = style.cluster_order(found, group)
-    color_of, shown = style.cluster_colors(order), order[: len(style.palette())]
-    heads = [(str(one), found == one, color_of[one]) for one in shown]
-    rest = np.isin(found, order[len(shown) :])
-    heads += [(f"{len(order) - len(shown)} more", rest, style.OTHERS)] if rest.any() else []
+    seen, order = drawn(result), order_of(result)
+    found, group = found[seen], np.asarray(group)[seen]
+    color_of, colors = style.cluster_colors(order), len(style.palette())
+    heads = [(str(one), found == one, color_of[one]) for one in order[:colors] if one in found]
+    rest = np.intersect1d(order[colors:], found)
+    heads += [(f"{len(rest)} more", np.isin(found, rest), style.OTHERS)] if len(rest) else []
     heads += [("none", found < 0, style.NOBODY)] if (found < 0).any() else []
 
     groups, size = np.unique(group, return_counts=True)
@@ -121,7 +118,7 @@ def personalisation(result: Run) -> "Figure":
     known = np.isfinite(before) & np.isfinite(after)
     if not known.any():
         raise ValueError(f"result must know the {main} of some client, got none: nobody has test rows.")
-    order = style.cluster_order(np.asarray(evaluation.cluster), result.data.group)
+    order = order_of(result)
     color_of, found = style.cluster_colors(order), np.asarray(evaluation.cluster)[known]
     before, after = before[known], after[known]
     lower = is_lower_better(main, (getattr(result, "summary", None) or {}).get("lower_is_better", ()))

@@ -135,12 +135,10 @@ def clusters(result: Run) -> "Figure":
         result: of a run.
     """
     data, found = result.data, np.asarray(result.evaluation.cluster)
-    group = np.zeros(len(found), int) if data.group is None else np.asarray(data.group)
-    if "eval_clients" in result.evaluation.metrics or data.absent is not None:
-        tested = result.evaluation.rows > 0
-        found, group = found[tested], group[tested]
+    group, seen = np.zeros(len(found), int) if data.group is None else np.asarray(data.group), drawn(result)
+    found, group = found[seen], group[seen]
     groups = np.unique(group)
-    order = style.cluster_order(found, group)
+    order = order_of(result)
     color_of = style.cluster_colors(order)
     blocks, width = _layout([np.flatnonzero(group == one) for one in groups], found, order)
     gap = 0.0 if len(found) <= NUMBERED and all(len(block) <= width for block in blocks) else 0.03 * width
@@ -217,6 +215,20 @@ def _draw_squares(
     edges = ["#BBBBBB" if color == NOBODY else color for color in colors]
     widths = [0.5 if color == NOBODY else 0.0 for color in colors]
     axes.add_collection(PatchCollection(squares, facecolors=colors, edgecolors=edges, lw=widths, snap=False))
+
+
+def drawn(result: Run) -> np.ndarray:
+    """Returns whose cluster is known `[N]`: of a sample that was tested theirs alone, and nobody's who has left."""
+    some = "eval_clients" in result.evaluation.metrics or result.data.absent is not None
+    return result.evaluation.rows > 0 if some else np.ones(len(result.evaluation.cluster), bool)
+
+
+def order_of(result: Run) -> list[int]:
+    """Returns the clusters in the order of their colours in every picture of a run: those that are drawn come first."""
+    found, seen = np.asarray(result.evaluation.cluster), drawn(result)
+    group = np.zeros(len(found), int) if result.data.group is None else np.asarray(result.data.group)
+    order = style.cluster_order(found[seen], group[seen])
+    return order + [one for one in style.cluster_order(found, group) if one not in order]
 
 
 def heading(result: Run) -> str:

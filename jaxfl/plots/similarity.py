@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfl.analysis.client_similarity import ClientSimilarity
 from jaxfl.plots import distances, style
-from jaxfl.plots.runs import Run, described
+from jaxfl.plots.runs import Run, described, order_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def similarity(found: ClientSimilarity, result: Run) -> "Figure":
     """
     cluster, group = np.asarray(result.evaluation.cluster), result.data.group
     group = None if group is None else np.asarray(group)
-    order = style.cluster_order(cluster, group)
+    order = order_of(result)
     rank = np.array([order.index(one) if one >= 0 else len(order) for one in cluster[found.clients].tolist()])
     within = np.zeros(len(rank), int) if group is None else group[found.clients]
     place = np.lexsort((found.clients, within, rank))

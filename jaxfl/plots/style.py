@@ -51,7 +51,7 @@ def class_colors(count: int) -> list[str]:
 
 
 def cluster_order(found: np.ndarray, group: np.ndarray | None) -> list[int]:
-    """Returns the clusters in the order of their colours in every picture of a run; their numbers are the slots.
+    """Returns the clusters in the order of their colours; their numbers are the slots.
 
     Those of the first group come first, in each the larger ones; -1 is none.
 

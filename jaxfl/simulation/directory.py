@@ -21,8 +21,8 @@ from jaxfl.typing import Params
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
 HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
-RESIDENT = "run.resident"  # of a config and of an identity: where the rows lie, which may be elsewhere on resume
-FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir", RESIDENT)  # of a config: may be others on resume
+ELSEWHERE = ("run.resident", "run.devices")  # of a config and of an identity: where rows lie and clients are trained
+FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir", *ELSEWHERE)  # of a config: may be others on resume
 PLACE = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
 
 
@@ -153,11 +153,18 @@ class RunDirectory:
         if saved is not None:
             if not all(isinstance(saved.header.get(name), kind) for name, kind in HEADER.items()):
                 raise ValueError(f"{saved.path} is not the checkpoint of a run; remove it or choose another directory.")
-            held, wanted = ({**one, RESIDENT: None} for one in (saved.header["identity"], identity))
+            held, wanted = (one | dict.fromkeys(ELSEWHERE) for one in (saved.header["identity"], identity))
             if FIELDS not in held:  # a run of an older version
                 wanted.pop(FIELDS, None)
             self._refuse_another(held, wanted)
         return saved
+
+    def behind(self, identity: dict[str, Any], *, resume: bool) -> int:
+        """Returns the rounds that a run has behind it, and writes nothing; refuses what `check_identity` does."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the checkpoint before: told when it is opened
+            saved = self.check_identity(identity, resume=resume)
+        return 0 if saved is None else saved.header["round"]
 
     def _records(self, rounds: int) -> list[dict[str, Any]]:
         """Returns the records of the first `rounds`."""

@@ -27,7 +27,7 @@ from jaxfl.simulation.progress import Diverged, Progress
 from jaxfl.simulation.result import Event, Result
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.schedule import Clock
-from jaxfl.simulation.seeds import RoundsInLanes, groups, placed, together
+from jaxfl.simulation.seeds import RoundsInLanes, behind, groups, placed, together
 from jaxfl.simulation.streaming import Stream
 from jaxfl.simulation.summary import summary_of
 
@@ -47,12 +47,13 @@ def outcomes(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool) -> lis
         UserWarning: a signal came when all rounds were made.
     """
     found: dict[int, Outcome] = {}
+    made_before = behind(ones, asked.schedule, resume)
     alone = asked.stream or asked.kept or any(len(arriving(one.data)) for one in ones)
     with contextlib.ExitStack() as stack:
         for one in ones:
             if one.directory is not None:
                 stack.enter_context(one.directory.alone())
-        for place, group in enumerate(groups(ones, 1 if alone else together(len(ones)), resume)):
+        for place, group in enumerate(groups(ones, 1 if alone else together(len(ones)), made_before)):
             timed = asked._replace(began=time.perf_counter()) if place else asked  # each program has its own time
             try:
                 made = _within_memory(timed, group, plan, resume)
@@ -290,5 +291,5 @@ class _Seed:
             seed=self._one.seed if self._asked.several else None,
             keep=functools.partial(progress.keep, state=state),
             lower=tuple(self._asked.method.task.metrics.lower),
-            earlier=progress.history.records[: -1 if record is not None else None],
+            earlier=progress.so_far.records[: -1 if record is not None else None],
         )

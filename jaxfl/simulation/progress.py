@@ -86,6 +86,11 @@ class Progress:
         """Returns a record for every evaluation so far; it writes itself."""
         return History() if self._directory is None else self._directory.history(self._resumed_at)
 
+    @property
+    def so_far(self) -> History:
+        """Returns the history; another, empty one where nothing is in it yet: its file would stand for a run."""
+        return self.history if self._resumed_at or "history" in vars(self) else History()
+
     def restore(self, shapes: Params, field: str | None = None, *, kept: bool = False) -> Params | None:
         """Returns the checkpoint's state in host memory; None where the run starts.
 
@@ -134,7 +139,7 @@ class Progress:
             f"the run has diverged: {found}, so it was stopped after round {self.done} of {rounds}{kept}. Lower the "
             "learning rate.",
             state,
-            vars(self).get("history", History()),  # never opened for nothing: its file would stand for a run
+            self.so_far,
         )
 
     @property

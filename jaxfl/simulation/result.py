@@ -118,7 +118,8 @@ class Result(NamedTuple):
         Raises:
             ValueError: both or none are given, or there is no such client or cluster.
         """
-        found, stream = chosen_client(self.evaluation.cluster, client, cluster), not self.summary["resident"]
+        found = chosen_client(client, cluster, self.data.num_clients, lambda: self.evaluation)
+        stream = not self.summary["resident"]
         return model_of(_known(self.method), self.state, self.data, found, self.summary["seed"], stream=stream)
 
     def predict(self, inputs: ArrayLike, *, client: int | None = None, cluster: int | None = None) -> np.ndarray:
@@ -208,30 +209,31 @@ def table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
     return pandas.DataFrame(columns)
 
 
-def chosen_client(clusters: np.ndarray, client: int | None, cluster: int | None) -> int:
+def chosen_client(client: int | None, cluster: int | None, count: int, evaluation: Callable[[], Evaluation]) -> int:
     """Returns a client who is served what is asked for.
 
     Args:
-        clusters: of all clients `[N]`.
         client: its id, or None.
         cluster: that of the client, or None.
+        count: N.
+        evaluation: says who is in the cluster. Of a sample that was tested, the others may be in another one by now.
 
     Raises:
         ValueError: both or none are given, or there is no such client or cluster.
-
-    >>> chosen_client(np.array([1, 0, 0]), client=None, cluster=0)
-    1
     """
     if (client is None) == (cluster is None):
         raise ValueError(f"client or cluster must be given, and not both, got client={client}, cluster={cluster}.")
     if client is not None:
-        if not 0 <= client < len(clusters):
-            raise ValueError(f"client must be one of 0 to {len(clusters) - 1}, got {client}.")
+        if not 0 <= client < count:
+            raise ValueError(f"client must be one of 0 to {count - 1}, got {client}.")
         return client
-    if not (found := np.flatnonzero(clusters == cluster)).size:
-        known = ", ".join(map(str, np.unique(clusters)))
-        raise ValueError(f"cluster must be one that somebody is in, got {cluster}; they are {known}.")
-    return int(found[0])
+    found = evaluation()
+    sampled = "eval_clients" in found.metrics
+    ids = np.flatnonzero(found.rows > 0) if sampled else np.arange(count)
+    if not (members := ids[found.cluster[ids] == cluster]).size:
+        known, who = ", ".join(map(str, np.unique(found.cluster[ids]))), "who was tested " if sampled else ""
+        raise ValueError(f"cluster must be one that somebody {who}is in, got {cluster}; they are {known}.")
+    return int(members[0])
 
 
 def about(summary: Mapping[str, Any], data: FederatedData, client: int | None, cluster: int | None) -> dict[str, str]:

@@ -180,7 +180,7 @@ def run(
     ones = []
     for number, own in zip(numbers, of_each, strict=True):
         identity = identity_of(config or {}, own, seed=number, size=size, sampler=sampler, finetune=finetune)
-        identity |= {} if test_rows is None else {"test_rows": test_rows}
+        identity |= {} if test_rows is None else {"test_rows": int(test_rows)}
         tested = sampled_clients(own, eval_clients, number)
         identity |= {} if tested is None else {"eval_clients": len(tested)}
         folder = Path(checkpoint_dir, f"seed-{number}") if several and checkpoint_dir is not None else checkpoint_dir

@@ -1,7 +1,7 @@
 """Several seeds in one program: each has a lane. States are stacked, and what of the data is the same is shared."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jaxfl.simulation.asked import One
 from jaxfl.simulation.lanes import Lanes
 from jaxfl.simulation.program import Made, initialiser, kept, shapes_of
 from jaxfl.simulation.rounds import Rounds
+from jaxfl.simulation.schedule import Schedule
 
 
 class RoundsInLanes(Rounds):
@@ -143,22 +144,30 @@ def inside(choice: PlanChoice, plan: Plan, model: Any, size: int, count: int) ->
     return engine.resolve_plan(choice, model, size, models=-(-count // devices), devices=1)
 
 
-def groups(ones: Sequence[One], most: int, resume: bool) -> Iterator[list[One]]:
+def behind(ones: Sequence[One], schedule: Schedule, resume: bool) -> dict[int, int]:
+    """Returns the rounds that each of several seeds has made, by seed; of one nothing, which is opened at once.
+
+    Raises:
+        ValueError: one of them cannot be gone on with; none has been trained by then, and nothing is written.
+    """
+    made = {}
+    for one in ones if len(ones) > 1 else ():
+        made[one.seed] = 0 if one.directory is None else one.directory.behind(one.identity, resume=resume)
+        schedule.check_done(made[one.seed])
+    return made
+
+
+def groups(ones: Sequence[One], most: int, made: Mapping[int, int]) -> Iterator[list[One]]:
     """Yields the seeds of one program each: those who have made as many rounds.
 
     Args:
         ones: of all seeds.
         most: how many a program may have.
-        resume: whether they go on with the runs that are there.
+        made: the rounds that each seed has behind it; of those that are not named, none.
     """
-    if len(ones) == 1:
-        yield list(ones)
-        return
-
-    behind = {one.seed: one.directory.done() if resume and one.directory is not None else 0 for one in ones}
 
     def done(one: One) -> int:
-        return behind[one.seed]
+        return made.get(one.seed, 0)
 
     for _, equal in itertools.groupby(sorted(ones, key=done), done):
         alike = list(equal)

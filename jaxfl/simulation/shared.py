@@ -66,6 +66,11 @@ class SharedDirectory(RunDirectory):
         """Returns the rounds that a resumed run has behind it."""
         return processes.by_first(super().done)
 
+    def behind(self, identity: dict[str, Any], *, resume: bool) -> int:
+        """Returns the rounds that a run has behind it."""
+        look = super().behind
+        return processes.by_first(lambda: look(identity, resume=resume))
+
     def history(self, rounds: int = 0) -> History:
         """Returns the run's history, which writes itself at the first process alone."""
         records = processes.by_first(lambda: self._records(rounds))

@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 from rich.console import Console
 from scipy import stats
 
+import jaxfl
 from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import compare
 from jaxfl.analysis.lines import paired
@@ -25,8 +27,10 @@ def record(round, accuracy):
 
 def write(folder, seed, accuracy, method="fedavg", complete=None, **options):
     """Writes what a run of 10 rounds leaves: half of its accuracy at the fifth."""
-    options = {**(complete or {}), **options}
+    config = {**(complete or {}), **options}
+    options = {name: value for name, value in config.items() if name not in ("method", "data")}
     folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
     summary = {"method": method, "data": "digits", "seed": seed, "rounds": 10, "cohort": 5, "options": options}
     summary |= {"micro_accuracy": accuracy, "macro_accuracy": accuracy, "num_clusters": 4, "seconds_per_round": 0.5}
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -345,9 +349,45 @@ def test_what_is_no_run_is_refused(runs, spoil, said):
         kept.read([runs / "fedavg"])
 
 
-def test_a_metric_that_no_run_has_is_refused(runs):
-    with pytest.raises(ValueError, match="metric must be one of the histories', got 'auc'; they have bytes_down"):
-        compare(kept.read([runs])[0], metric="auc")
+@pytest.mark.parametrize("metric", ["auc", "clusters"])  # the latter is a list for each record
+def test_a_metric_that_no_run_has_is_refused(runs, metric):
+    path = runs / "fedavg" / "seed-0" / "history.jsonl"
+    path.write_text(path.read_text().replace('"round": 10,', '"round": 10, "clusters": [{"cluster": 0}],'))
+    words = (
+        f"metric must be one of the histories', got '{metric}'; they have bytes_down, bytes_up, micro_accuracy, round."
+    )
+    with pytest.raises(ValueError, match=words):
+        compare(kept.read([runs])[0], metric=metric)
+
+
+def test_differences_are_of_whatever_the_histories_have(runs):
+    """A summary has some of it alone."""
+    found = compare(kept.read([runs])[0], metric="bytes_up")
+    assert found.difference(found.lines[1])[::3] == (0, 3)
+    assert found.table()[2][-2] == "+0.0000 ± 0.0000"
+    found = compare(kept.read([runs])[0], metric="micro_accuracy")
+    assert "no common seed" not in found.table()[2]
+
+
+def test_runs_on_other_files_are_other_settings(tmp_path):
+    """The user's own files have no name that tells them apart."""
+    small = {"rounds": 1, "cohort": 4, "model": "logistic"}
+    for seed, rows in enumerate((20, 30)):
+        data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=rows)
+        jaxfl.data.stored.save(data, tmp_path / str(rows))
+        jaxfl.run_named(
+            "fedavg", "saved", data_dir=tmp_path / str(rows), seed=seed, out=tmp_path / f"runs/{seed}", **small
+        )
+    one, other = kept.read([tmp_path / "runs"])[0]
+    assert one.startswith("fedavg data_checksum=") and other.startswith("fedavg data_checksum=") and one != other
+    shutil.copytree(tmp_path / "20", tmp_path / "moved")
+    again = {**small, "rounds": 2, "out": tmp_path / "runs/0", "resume": True}
+    with pytest.raises(ValueError, match="holds a run whose data is in a file that has changed; put it back"):
+        jaxfl.run_named("fedavg", "saved", data_dir=tmp_path / "30", **again)
+    assert jaxfl.run_named("fedavg", "saved", data_dir=tmp_path / "moved", **again).summary["rounds"] == 2
+    data = jaxfl.data.stored.load(tmp_path / "20")
+    shutil.rmtree(tmp_path / "moved")  # whoever has the data can go on
+    assert jaxfl.load(tmp_path / "runs/0", data=data).resume(rounds=3).summary["rounds"] == 3
 
 
 def test_runs_of_one_seed_are_refused(runs):

@@ -48,6 +48,15 @@ def test_a_file_says_what_is_wanted(tmp_path):
     )
 
 
+@pytest.mark.parametrize("line", ["threshold", "method.threshold", "stocfl.threshold"])
+def test_the_command_line_wins_over_a_file(line):
+    """Over what the file says of one method, too; an option of another owner with the same name is another one."""
+    file = {"server.threshold": ["1"], "stocfl.threshold": ["0.3", "0.5"], "ifca.num_clusters": ["2"]}
+    wanted = grid.over(file, {line: ["0.9"]})
+    assert wanted == {"server.threshold": ["1"], "ifca.num_clusters": ["2"], line: ["0.9"]}
+    assert list(wanted) == [name for name in (*file, line) if name in wanted][: len(wanted)]
+
+
 def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared_tools, monkeypatch):
     out = tmp_path / "runs"
     words = ["fedavg,ifca", *DIGITS, "--out", out, "--set"]

@@ -165,7 +165,7 @@ def test_a_run_that_is_refused_leaves_the_config_and_other_rows_are_no_data_of_a
     there = {"cohort": 1.0, "model": "logistic", "out": tmp_path / "run"}
     jaxfl.run_named("fedavg", "npz", rounds=2, data_dir=tmp_path / "a.npz", **there)
     before = (tmp_path / "run" / "config.json").read_bytes()
-    with pytest.raises(ValueError, match="holds a run with data="):
+    with pytest.raises(ValueError, match="holds a run whose data is in a file that has changed; put it back"):
         jaxfl.run_named("fedavg", "npz", rounds=3, data_dir=tmp_path / "b.npz", resume=True, **there)
     assert (tmp_path / "run" / "config.json").read_bytes() == before
     kept = jaxfl.load(tmp_path / "run")
@@ -191,6 +191,17 @@ def test_where_rows_lie_may_change_when_a_run_goes_on(tmp_path, finished):
     command("run", "ifca", "--data", "rotated-digits", *WORDS, *GOES_ON, "--out", tmp_path / "a")
     assert records(tmp_path / "a") == records(folder)
     assert json.loads((tmp_path / "a" / "config.json").read_text())["run.resident"] == "auto"
+
+
+def test_a_run_goes_on_with_other_devices(tmp_path, finished, monkeypatch):
+    arguments = {"rounds": 2, "cohort": 4, "eval_every": 2, **SMALL}
+    jaxfl.run_named("ifca", "rotated-digits", **arguments, out=tmp_path / "a", devices=2)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)  # it began on a machine with more
+    kept = jaxfl.load(tmp_path / "a")
+    assert kept.job.settings.run["devices"] is None and kept.clients().shape[0] == 8
+    command("run", "ifca", "--data", "rotated-digits", *WORDS, *GOES_ON, "--devices", 1, "--out", tmp_path / "a")
+    last, wanted = (records(folder)[-1] for folder in (tmp_path / "a", finished[0]))
+    assert last["round"] == 4 and last["micro_accuracy"] == pytest.approx(wanted["micro_accuracy"], abs=0.02)
 
 
 def test_a_run_goes_on_though_options_have_come_to_be(tmp_path, finished, monkeypatch):
@@ -251,8 +262,10 @@ def test_a_run_of_objects_is_given_back_with_them(tmp_path):
     data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
     method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
-    result = jaxfl.run(method, data, rounds=2, checkpoint_dir=tmp_path / "a")
+    sampled = {"eval_clients": np.int64(3), "test_rows": np.int64(5)}
+    result = jaxfl.run(method, data, rounds=2, checkpoint_dir=tmp_path / "a", **sampled)
     kept = jaxfl.load(tmp_path / "a", method=method, data=data)
+    assert kept.evaluation.metrics == result.evaluation.metrics and kept.evaluation.metrics["eval_clients"] == 3
     jax.tree.map(np.testing.assert_array_equal, kept.params(client=1), result.params(client=1))
     with pytest.raises(ValueError, match=r"has no config.json: jaxfl.run began the run; give load its method"):
         jaxfl.load(tmp_path / "a").resume()

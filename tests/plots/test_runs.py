@@ -15,6 +15,7 @@ from matplotlib.patches import PathPatch, Rectangle
 
 import jaxfl
 from jaxfl import plots
+from jaxfl.analysis.client_similarity import ClientSimilarity
 from jaxfl.clustering.distances import cosine
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import found
@@ -161,6 +162,29 @@ def test_colours_are_distinct_and_the_rest_is_grey(result):
     _, drawn = squares(plots.clusters(having(result, np.arange(40), None)))
     assert len(set(drawn)) == len(colors) + 1
     assert drawn.count(plots.OTHERS.lower()) == 40 - len(colors)
+
+
+def test_a_cluster_has_one_colour_in_all_pictures_of_a_run(result):
+    """Also where a sample was tested, and the others' clusters are old."""
+    some = having(result, [0, 0, 1, 0], np.array([0, 0, 0, 1]))
+    rows, metrics = np.array([0, 0, 5, 5]), some.evaluation.metrics | {"eval_clients": 2}
+    some = some._replace(evaluation=some.evaluation._replace(rows=rows, metrics=metrics))
+    history = History()
+    history.append({"round": 1, "eval_clients": 2}, some.evaluation.cluster)
+    alike = ClientSimilarity(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32))
+    drawn = (
+        plots.clusters(some),
+        plots.alluvial(some._replace(history=history)),
+        plots.similarity(alike, some),
+    )
+    blue, orange = (color.lower() for color in plots.palette()[:2])
+    for figure in drawn:
+        legend = figure.legends[0]
+        found = {
+            text.get_text().split(" ")[0]: to_hex(handle.get_facecolor())
+            for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
+        }
+        assert found == {"1": blue, "0": orange}
 
 
 def test_pictures_leave_no_trace(result):

@@ -472,9 +472,11 @@ def test_a_run_that_comes_to_nothing_is_stopped_and_what_was_good_is_kept(tmp_pa
 def test_nothing_is_kept_of_a_run_that_never_was_good(method, tmp_path):
     """Neither where all updates are NaN nor where the server's step makes NaN of them."""
     sick = sick_after(0) if method is fedavg else method()
-    with pytest.raises(jaxfl.Diverged, match="after round 1 of 1; nothing was good enough to be kept") as stopped:
-        jaxfl.run(sick, DATA, rounds=1, checkpoint_dir=tmp_path, **OPTIONS)
-    assert len(stopped.value.history) == 0 and [path.name for path in tmp_path.iterdir()] == [".lock"]
+    for last in (1, 4):  # the first evaluation may be after several rounds
+        words = f"after round {last} of {last}; nothing was good enough to be kept"
+        with pytest.raises(jaxfl.Diverged, match=words) as stopped:
+            jaxfl.run(sick, DATA, rounds=last, checkpoint_dir=tmp_path, **OPTIONS | {"eval_every": last})
+        assert len(stopped.value.history) == 0 and [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize("ends", ["diverged", "interrupted"])

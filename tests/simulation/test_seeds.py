@@ -155,6 +155,22 @@ def test_seeds_that_are_stopped_go_on(apart, side_by_side, tmp_path, monkeypatch
         jaxfl.run(METHOD, DATA, **options)
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "seed-0' .* holds a run already"),
+        ({"resume": True, "rounds": 1}, "rounds must be at least 2, which the run that is resumed has made, got 1"),
+        ({"resume": True, "config": {"rate": 1}}, "seed-0' holds a run with rate=None, got 1"),
+    ],
+)
+def test_a_seed_that_cannot_go_on_is_refused_before_any_is_trained(tmp_path, more, words):
+    jaxfl.run(METHOD, DATA, **OPTIONS | {"rounds": 2}, seeds=[0], checkpoint_dir=tmp_path)
+    trained = []
+    with pytest.raises(ValueError, match=words):
+        jaxfl.run(METHOD, DATA, seeds=SEEDS, checkpoint_dir=tmp_path, callbacks=[trained.append], **OPTIONS | {**more})
+    assert not trained and [path.name for path in tmp_path.iterdir()] == ["seed-0"]
+
+
 def test_a_seed_that_diverges_leaves_the_others_alone(apart, side_by_side, tmp_path):
     bad = replace(DATA, inputs=np.full_like(DATA.inputs, 1e30))
     with pytest.raises(jaxfl.Diverged, match="was finite") as raised:

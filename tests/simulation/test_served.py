@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -36,6 +37,20 @@ def test_predictions_have_the_accuracy_that_the_run_tells():
         cluster = int(result.evaluation.cluster[client])
         np.testing.assert_array_equal(result.predict(pixels, cluster=cluster), found)
     assert result.predict(pixels[:0], client=0).shape == (0, 10)
+
+
+def test_the_model_of_a_cluster_is_of_clients_that_were_tested():
+    """Of a sample; the others are counted in the cluster that they were last in, which is another by now."""
+    small = {"num_clients": 16, "rows_per_client": 40, "model": "logistic", "learning_rate": 0.3}
+    method = {"num_clusters": 4, "start": "groups", "warmup_rounds": 3, "local_epochs": 3}
+    result = jaxfl.run_named("ifca", "rotated-digits", rounds=5, cohort=4, eval_clients=5, **small, **method)
+    cluster, tested = result.evaluation.cluster, result.evaluation.rows > 0
+    for slot in np.unique(cluster[tested]).tolist():
+        wanted = jax.tree.map(lambda leaf, slot=slot: np.asarray(leaf[slot]), result.state.models)
+        jax.tree.map(np.testing.assert_array_equal, result.params(cluster=slot), wanted)
+    (other, *_) = set(cluster.tolist()) - set(cluster[tested].tolist())
+    with pytest.raises(ValueError, match=f"cluster must be one that somebody who was tested is in, got {other}; they"):
+        result.params(cluster=other)
 
 
 def test_any_number_of_rows_takes_one_of_a_few_programs(monkeypatch):

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +107,8 @@ class Row(NamedTuple):
         remotes: what `--download` gets; empty where it cannot be downloaded by a program.
         model: name and options of the model that suits it.
         skews: those that it can be cut by; None is all, `writers` where the makers are known.
+        own: `own(place)` returns the files at the place that `find` says, where they are the user's: two that have the
+            same name are not the same data, so that their content has a checksum in what is kept of a run.
     """
 
     load: Callable[..., Source]
@@ -121,6 +123,7 @@ class Row(NamedTuple):
     remotes: tuple[Remote, ...] = ()
     model: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
     skews: tuple[str, ...] | None = None
+    own: Callable[[Path], Iterable[Path]] | None = None
 
 
 def warn_of_gaps(name: str, labels: Sequence[np.ndarray], num_classes: int, remedy: str) -> None:

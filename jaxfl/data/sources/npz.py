@@ -259,6 +259,7 @@ ROW = Row(
     find=lambda data_dir: Path(data_dir) if data_dir is not None and zipfile.is_zipfile(data_dir) else None,
     summary="your own arrays x, y[, client, group, test_x, test_y] in the .npz file that data_dir names",
     licence="yours",
+    own=lambda place: [place],
     num_bytes=0,
     num_classes=None,
     makers="client",

@@ -290,6 +290,7 @@ ROW = Row(
     find=_find,
     summary="images and labels[, client, group] in the .parquet files that data_dir names, as on Hugging Face's hub",
     licence="yours",
+    own=_files,
     num_bytes=0,
     num_classes=None,
     makers="client",
