@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from experiments.harness.base import Cell, Experiment
 from jaxfl.settings import methods
 
+TRAINING = ("local_epochs", "batch_size", "weighting")  # options of methods that a table sets for all of its rows
+
 
 def with_method(experiment: Experiment, method: str, items: Sequence[str] = ()) -> Experiment:
     """Returns the experiment with a row for one more method, which bears its name, in every column of its tables.
 
     The row has data, network, rounds and cohort of the column's FedAvg, or of its first row, and of its method's
-    options those that the new method has, too.
+    options how a client trains and what it weighs. Columns that are no federations get none: their rows differ in their
+    data or in what is told of them.
 
     Args:
         experiment: of a paper.
@@ -30,16 +33,17 @@ def with_method(experiment: Experiment, method: str, items: Sequence[str] = ()) 
     has = methods.row(method).options
 
     def row(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-        columns: dict[tuple[str, str], Cell] = {}
+        columns: dict[tuple[str, str], list[Cell]] = {}
         for cell in sorted(cells, key=lambda cell: cell.method != "fedavg"):
-            columns.setdefault((cell.table, cell.column), cell)
+            columns.setdefault((cell.table, cell.column), []).append(cell)
         return tuple(
-            dataclasses.replace(cell, row=method, method=method, items=(*kept(cell), *items))
-            for cell in columns.values()
+            dataclasses.replace(first, row=method, method=method, items=(*kept(first), *items))
+            for first, *others in columns.values()
+            if all((one.data, one.metric) == (first.data, first.metric) for one in others)
         )
 
     def kept(cell: Cell) -> list[str]:
-        lost = {name for name in methods.row(cell.method).options if name not in has}
+        lost = {name for name in methods.row(cell.method).options if name not in TRAINING or name not in has}
         return [item for item in cell.items if re.split("[=.]", item)[0] not in lost]
 
     scales = {

@@ -118,7 +118,7 @@ def femnist(row: str, data: str, items: tuple[str, ...], note: str = "", **numbe
 
 
 def whole(method: str) -> dict[str, Any]:
-    """Returns that everybody takes part, for CFL: it never splits a cluster of which a sample takes part."""
+    """Returns that everybody takes part, for CFL: it waits for all of a cluster, too long where a twentieth does."""
     return {"cohort": 1.0} if method == "cfl" else {}
 
 

@@ -14,7 +14,7 @@ epochs and rate are not stated.
 Rows called "official" and "chain" do what the paper's code does where it does not do what the paper says. On CIFAR-10
 its README has tau 0.65 and representations after 20 epochs, and its pixels lie between -1 and 1; under shifted labels
 representations are of one epoch. In tables 2 and 4 everybody takes part in CFL, where other rows sample a twentieth: it
-splits a cluster of which all have sent an update, and a sample never is.
+splits a cluster once all of it have sent an update, which a twentieth in a round has not come to by the last one.
 """
 
 from typing import Any

@@ -732,3 +732,13 @@ def test_a_picture_of_a_table_has_no_row_and_no_column_without_a_number():
     panel = next(axes for axes in figures.comparison(points, "accuracy").axes if axes.get_visible())
     assert [text.get_text() for text in panel.get_yticklabels()] == ["A", "B"]
     assert [axes.get_title(loc="left") for axes in figures.comparison(points, "accuracy").axes] == ["one"]
+
+
+def test_a_method_beside_a_paper_s_rows_takes_nothing_of_theirs():
+    """Not StoCFL's pull, though FedNova has an option of that name; no rows where columns are strengths or methods."""
+    scale = others.with_method(base.load("stocfl"), "fednova").scale("paper")
+    cells = [one for one in scale.cells if one.row == "fednova"]
+    assert {one.table for one in cells} == {"Table 1", "Table 2", "Table 6", "Figure 4", "Ablation"}
+    for one in cells:
+        assert not {"proximal_weight", "threshold", "update", "preset"} & {item.split("=")[0] for item in one.items}
+        assert "local_epochs=5" in one.items
