@@ -169,7 +169,10 @@ def _told(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -
     if not summary["resident_state"]:
         notes.print("note: the clients' own models stayed on the host, in a file (resident).")
     if summary[f"micro_{main_metric(summary)}"] is None:
-        notes.print("note: nobody has test rows; nothing was tested.")
+        untested = "nobody has test rows; nothing was tested"
+        if outcome.evaluation.rows.any():
+            untested = "nobody who is trained on was tested; what there is of others is in summary.json"
+        notes.print(f"note: {untested}.", soft_wrap=True)
     if told := drift_in_words(summary):
         notes.print(f"note: {prefix}{told}.", soft_wrap=True)
     if count := summary["empty_clients"]:

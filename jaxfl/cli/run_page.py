@@ -94,7 +94,8 @@ def _pictures(result: Result, folder: Path) -> list[page.Picture]:
         add(plots.confusion, "confusion.png", "clusters against true groups")
     if evaluation.finetuned is not None and np.isfinite(evaluation.finetuned.values[evaluation.main]).any():
         add(plots.personalisation, "personalisation.png", "each client before and after fine-tuning")
-    if result.method is not None and result.method.task.metrics is ACCURACY and np.isfinite(evaluation.accuracy).any():
+    tested = evaluation.metrics[f"micro_{evaluation.main}"] is not None
+    if result.method is not None and result.method.task.metrics is ACCURACY and tested:
         found = jaxfl.class_confusion(result)
         add(lambda result: plots.class_confusion(found, result), "classes.png", "classes taken for others, by cluster")
     if (np.asarray(result.data.train.size) > 0).sum() > 1 and len(np.unique(evaluation.cluster)) > 1:

@@ -94,9 +94,9 @@ def federate(
         std=_normaliser("std", std, inputs.shape, dtype),
         num_classes=num_classes,
         name=name,
-        group_names=tuple(group_names),
-        class_names=tuple(class_names),
-        client_names=tuple(client_names),
+        group_names=tuple(map(str, group_names)),
+        class_names=tuple(map(str, class_names)),
+        client_names=tuple(map(str, client_names)),
     )
     check_lists(data)
     for part, split in data.splits.items():

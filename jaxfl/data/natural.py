@@ -1,5 +1,6 @@
 """Federations by maker: one client for each writer, person or site that made the examples."""
 
+import warnings
 from typing import Literal
 
 import numpy as np
@@ -127,4 +128,11 @@ def _groups(source: Source, parts: partition.Parts) -> np.ndarray | None:
     known = [groups[part[part < len(groups)]] for part in parts]  # a maker may have test rows only
     if any((own != own[0]).any() for own in known if len(own)):
         raise ValueError(f"group must be the same in all rows of a client: {source.name} has a client in two.")
-    return np.array([own[0] for own in known], np.int32) if all(len(own) for own in known) else None
+    if unknown := sum(not len(own) for own in known):
+        warnings.warn(
+            f"{source.name}: {unknown} of {len(known)} clients have test rows alone, of which no group is known: there "
+            "are no true groups, and no ARI. Leave these clients out to have them.",
+            stacklevel=2,
+        )
+        return None
+    return np.array([own[0] for own in known], np.int32)

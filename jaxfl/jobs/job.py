@@ -248,9 +248,10 @@ def _directories(jobs: Sequence[Job]) -> Iterator[None]:
                 stack.enter_context(directory.alone())
                 stack.enter_context(directory.configured(job.config()))
                 for path in job.settings.files().values() if processes.first() else ():
-                    if path.suffix == ".py" and not (directory.path / path.name).exists():
+                    copy = directory.path / path.name  # of a run that is held, the file is as it was: it was checked
+                    if path.suffix == ".py" and path.resolve() != copy.resolve():
                         with directory.told("nothing was begun"):
-                            shutil.copyfile(path, directory.path / path.name)
+                            shutil.copyfile(path, copy)
         yield
 
 

@@ -168,7 +168,7 @@ class KeptRun:
         Raises:
             ValueError: both or none are given, or there is no such client or cluster.
         """
-        found = chosen_client(client, cluster, self.data.num_clients, lambda: self.evaluation)
+        found = chosen_client(client, cluster, self.data, lambda: self.evaluation)
         stream = streams(self.method, self.data, "auto")
         return model_of(self.method, self.state, self.data, found, self.seed, stream=stream)
 
@@ -178,7 +178,7 @@ class KeptRun:
 
     def evaluate(self, data: FederatedData) -> Evaluation:
         """Returns the evaluation of clients who were not there, as `Result.evaluate` does."""
-        return newcomers(self.method, self.state, self.data, self.seed, data)
+        return newcomers(self.method, self.state, self.data, self.seed, data, self._whole.at(0))
 
     def clients(self) -> "pandas.DataFrame":
         """Returns a row per client, as `Result.clients` does."""
@@ -264,5 +264,10 @@ def _address(folder: Path, config: dict[str, Any], of: str) -> str:
     """Returns where a user's method, model or task is: in its file, if that is as it was, else in the run's copy."""
     owner, function = of.removeprefix("run."), config[of].rpartition(":")[2]
     file = Path(config[f"{owner}_file"])
-    as_it_was = file.is_file() and own.checksum(file) == config[f"{owner}_checksum"]
-    return f"{file if as_it_was else folder / file.name}:{function}"
+    for path in (file, folder / file.name):
+        if path.is_file() and own.checksum(path) == config[f"{owner}_checksum"]:
+            return f"{path}:{function}"
+    raise ValueError(
+        f"{str(folder)!r} holds a run whose {owner} is in a file that has changed, {file}, and has no copy of it as it "
+        "was; put it back."
+    )

@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxfl.jobs import job
 from jaxfl.simulation import processes
-from jaxfl.simulation.directory import RunDirectory
+from jaxfl.simulation.directory import HISTORY, RunDirectory
+from jaxfl.simulation.history import History
 
 
 def check(jobs: Sequence[job.Job]) -> None:
@@ -46,12 +47,22 @@ def with_others(jobs: Sequence[job.Job], made: Sequence[dict[str, Any]]) -> list
             if number.isdecimal() and int(number) not in asked:
                 other = jobs[0]._replace(seed=int(number), out=path, resume=True)
                 with contextlib.suppress(ValueError):  # a damaged one is none
-                    summary = other.done()
+                    summary = _ended(path, other.rounds)
                     if summary is not None and not RunDirectory(path).is_of_another(other.config()):
                         found.append(summary)
         return found
 
     return sorted([*made, *processes.by_first(kept)], key=lambda summary: summary["seed"])
+
+
+def _ended(path: Path, rounds: int) -> dict[str, Any] | None:
+    """Returns the summary of a run that was asked for so many rounds; a callback may have ended it before them."""
+    directory = RunDirectory(path)
+    summary, config = directory.summary(), directory.config()
+    if summary is None or config is None or config.get("rounds") != rounds or not (path / HISTORY).exists():
+        return None
+    history = History(path / HISTORY)  # it goes on where it has more rounds than the summary
+    return None if len(history) and history[-1]["round"] > summary["rounds"] else summary
 
 
 def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict[str, dict[str, float | None]]:

@@ -120,7 +120,7 @@ def feddyn(
         history = jax.tree.map(jnp.zeros_like, model)
         rows = tree.repeat(Rows(history, model if keeps_last else None), data.num_clients)
         clusters = jnp.zeros(data.num_clients, jnp.int32)
-        return FedDynState(model, history, model, everybody.nobody(), rows, clusters, jnp.int32(0))
+        return FedDynState(model, history, model, everybody.nobody(data.num_clients), rows, clusters, jnp.int32(0))
 
     def client(shared, client: Array, own: Rows):
         key, (model, mean_size, round), data = shared

@@ -142,13 +142,14 @@ def fedem(
         learners = aggregate.mean(total, empty=state.learners)
         seen = _info(state, data, cohort, loss, found, finite, log_weights, by_rows)
         if estimate == "everybody":
+            others = absent & base.present(data)  # who is to arrive sees no model yet
             log_weights, asked = jax.lax.cond(
                 cohort.mask.any(),
                 lambda: (
-                    estimated(step, learners, log_weights, absent, data, cohort),
-                    (absent & base.present(data)).sum(),
+                    estimated(step, learners, log_weights, others, data, cohort),
+                    others.sum(),
                 ),
-                lambda: (log_weights, jnp.zeros_like(absent.sum())),
+                lambda: (log_weights, jnp.zeros_like(others.sum())),
             )
             down = base.traffic(asked, learners)
             seen = seen._replace(bytes_down=seen.bytes_down + down)

@@ -162,7 +162,8 @@ def fedsoft(
         weights, due = state.weights, jnp.array(False)
         if everybody:
             due = ((state.round % rule["estimate_every"] == 0) | ~state.trained.any()) & cohort.mask.any()
-            weights = jax.lax.cond(due, lambda: of_everybody(weigh, state.centres, data, cohort), lambda: weights)
+            made = jax.lax.cond(due, lambda: of_everybody(weigh, state.centres, data, cohort), lambda: weights)
+            weights = jnp.where(base.present(data)[:, None], made, weights)  # who is to arrive sees no centres yet
         shared = key, (state.centres, weights, state.trained, state.round), data
         total, (loss, u, finite), models = over_owners(client, shared, cohort, state.models)
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere

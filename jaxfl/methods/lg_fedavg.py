@@ -112,8 +112,12 @@ def lg_fedavg(
         model = tree.combine(tree.where(warm, usual, kept), others)
 
         seen = info_of(passed, cohort, data.num_clients, others)
-        more = base.traffic(jnp.where(warm, cohort.mask.sum(), 0), usual)
-        seen = seen._replace(bytes_up=seen.bytes_up + more, bytes_down=seen.bytes_down + more)
+        whole = cohort.mask & warm
+        begins = cohort.mask & (whole | (~state.trained[cohort.ids] & (warmup_rounds > 0)))  # from the server's average
+        seen = seen._replace(
+            bytes_up=seen.bytes_up + base.traffic(whole.sum(), usual),
+            bytes_down=seen.bytes_down + base.traffic(begins.sum(), usual),
+        )
         trained = state.trained | (mark_trained(state.trained, passed, data, cohort) & ~warm)
         return LGState(model, passed.rows, trained, state.cluster, state.round + 1), seen
 

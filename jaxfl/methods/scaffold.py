@@ -107,7 +107,7 @@ def scaffold(
         rows = tree.repeat(control, data.num_clients)
         clusters = jnp.zeros(data.num_clients, jnp.int32)
         moments = optimizers.init(server_optimizer, model)
-        return ScaffoldState(model, control, everybody.nobody(), rows, moments, clusters, jnp.int32(0))
+        return ScaffoldState(model, control, everybody.nobody(data.num_clients), rows, moments, clusters, jnp.int32(0))
 
     def client(shared, client: Array, own: Params):
         key, (model, control, round), data = shared

@@ -132,7 +132,8 @@ class ProgressBar:
 
         def show(event: Event) -> None:
             now = time.monotonic()
-            if event.record is not None or now - told[event.seed] >= SILENT:
+            over = event.round >= event.rounds  # told twice where a callback has ended it: with all times
+            if event.record is not None or over or now - told[event.seed] >= SILENT:
                 told[event.seed] = now
                 print(self._line(event), file=self.file, flush=True)
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,8 @@ class RunDirectory:
             owner, _, checksum = name.partition("_")
             if checksum == "checksum" and saved.get(name) and wanted.get(name):
                 copy = self.path / str(saved.get(owner, "")).rpartition(":")[0]
-                back = f"put it back (a copy is {copy})" if copy.is_file() else "put it back"
+                kept = copy.is_file() and f"{zlib.crc32(copy.read_bytes()):08x}" == saved[name]
+                back = f"put it back (a copy is {copy})" if kept else "put it back"
                 raise ValueError(
                     f"{self.argument} {str(self.path)!r} holds a run whose {owner} is in a file that has changed; "
                     f"{back}, or choose another directory."

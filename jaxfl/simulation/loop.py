@@ -188,7 +188,7 @@ class _Seed:
         self.diverged: Diverged | None = None
         self.ended = False
         rows = {"clients": one.tested, "stream": asked.stream}
-        few = asked.schedule.test_rows
+        self._few = few = asked.schedule.test_rows
         self._look = evaluator(asked.method, data, plan, asked.finetune, **rows)
         self._glance = self._look if few is None else evaluator(asked.method, data, plan, asked.finetune, few, **rows)
 
@@ -196,38 +196,41 @@ class _Seed:
         """Adds up what was made, and evaluates, records, saves and tells what is due."""
         progress, schedule = self._progress, self._asked.schedule
         progress.add(made, self._data.at(progress.done))
-        now = self._data.at(progress.done)
         if self.diverged is not None:
             return
         record = None
         if schedule.evaluates(progress.done):
             look = self._look if progress.done == schedule.rounds else self._glance
             self._evaluation = self._clock.evaluate(look, self._key, state)
-            try:
-                progress.check(self._evaluation, now, schedule.rounds, state)
-            except Diverged as error:
-                self.diverged = error
+            if not self._sound(self._evaluation, schedule.rounds, state):
                 return
             record = progress.record(self._evaluation)
         if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
             progress.save(state, sound=self._program.serves if record is None else None)
-        self._tell(self._event(record, state))
+        self._tell(self._event(record, state, whole=self._few is not None and progress.done == schedule.rounds))
 
     def end(self, state: Any) -> None:
         """Evaluates, records and saves a run that a callback has ended, and tells that it is over."""
         if self.diverged is not None:
             return
-        progress, record = self._progress, None
-        evaluated = bool(progress.history.records) and progress.history[-1]["round"] == progress.done
-        if not evaluated or self._asked.schedule.test_rows is not None:  # the last evaluation is of all rows
+        progress, record, records = self._progress, None, self._progress.so_far.records
+        evaluated = bool(records) and records[-1]["round"] == progress.done
+        if not evaluated or self._few is not None:  # the last evaluation is of all rows
             self._evaluation = self._clock.evaluate(self._look, self._key, state)
-            if evaluated:
-                record = progress.correct(self._evaluation)
-            else:
-                record = progress.record(self._evaluation)
-        progress.save(state, sound=self._program.serves)
-        again = evaluated and record is not None
-        self._tell(self._event(record, state)._replace(rounds=progress.done, again=again))
+            if not evaluated and not self._sound(self._evaluation, progress.done, state):
+                return
+            record = (progress.correct if evaluated else progress.record)(self._evaluation)
+        progress.save(state, sound=self._program.serves, anew=not evaluated)  # what is recorded is not told again
+        event = self._event(record, state, whole=self._few is not None)
+        self._tell(event._replace(rounds=progress.done, again=evaluated and record is not None))
+
+    def _sound(self, evaluation: Evaluation, rounds: int, state: Any) -> bool:
+        """Returns whether the run, of so many rounds, has come to something."""
+        try:
+            self._progress.check(evaluation, self._data.at(self._progress.done), rounds, state)
+        except Diverged as error:
+            self.diverged = error
+        return self.diverged is None
 
     def _tell(self, event: Event) -> None:
         """Calls the callbacks."""
@@ -272,9 +275,10 @@ class _Seed:
             resident_state=not asked.kept,
         )
         data = dataclasses.replace(self._data.at(progress.done), client_names=one.client_names, filled=0.0)
-        return Result(state, progress.history, evaluation, data, summary, asked.method)
+        began = None if self._data.drift is None else self._data.at(0)
+        return Result(state, progress.history, evaluation, data, summary, asked.method, began)
 
-    def _event(self, record: dict[str, Any] | None, state: Any) -> Event:
+    def _event(self, record: dict[str, Any] | None, state: Any, *, whole: bool) -> Event:
         """Returns what callbacks are told after some rounds."""
         progress, clock, tally, pace = self._progress, self._clock, self._progress.tally, self._progress.paces[-1]
         return Event(
@@ -291,5 +295,6 @@ class _Seed:
             seed=self._one.seed if self._asked.several else None,
             keep=functools.partial(progress.keep, state=state),
             lower=tuple(self._asked.method.task.metrics.lower),
+            whole=whole,
             earlier=progress.so_far.records[: -1 if record is not None else None],
         )

@@ -79,6 +79,12 @@ class Evaluation(NamedTuple):
         return f"Evaluation({len(self.cluster)} clients, {in_a_line(self.metrics, names)})"
 
 
+def counting(data: FederatedData) -> np.ndarray:
+    """Returns whose metrics those of the run are of `[N]`: who is neither held out nor attacks."""
+    out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
+    return ~out if data.attack is None else ~(out | np.asarray(data.attack.attacker))
+
+
 def main_metric(record: Mapping[str, Any]) -> str:
     """Returns the name of the main metric of a record or a summary; `accuracy` where it has none.
 
@@ -163,7 +169,7 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
         **{key: value for name in values for key, value in both(name, served).items()},
         "loss": float(np.average(loss[served], weights=rows[served])) if served.any() else None,
         **spread(values[main][defined(main, served)], main, lower=main in task.lower),
-        **found(cluster, data, ~held_out & ~attacker),
+        **found(cluster, data, counting(data)),
         "clusters": [
             {
                 "cluster": int(k),

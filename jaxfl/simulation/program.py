@@ -200,6 +200,7 @@ def _rounds(
         key: Key, state: Any, data: FederatedData, count: Array, given: Cohort | None = None
     ) -> tuple[Any, Log, Array, Array]:
         _, row = jax.eval_shape(one_round, key, state, data, None if given is None else tree.take(given, 0))
+        _check_info(row.info, row.ids.shape)
         log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), row)
 
         def go(carry: tuple) -> Array:
@@ -283,3 +284,13 @@ def _told(file: str, name: str) -> int | None:
         return None
     found = (line.partition(":")[2] for line in lines if line.startswith(f"{name}:"))
     return next((int(value.split()[0]) * 1024 for value in found), None)
+
+
+def _check_info(info: Info, clients: tuple[int, ...]) -> None:
+    """Raises ValueError unless a round tells a number of each client of its cohort, and one of all else."""
+    for name, got in info._asdict().items():
+        wanted = clients if name in ("loss", "cluster") else ()
+        if name != "extra" and got.shape != wanted:
+            raise ValueError(
+                f"round must return info.{name} of shape {list(wanted)}, got {list(got.shape)}; jaxfl check says more."
+            )

@@ -170,18 +170,20 @@ class Progress:
             self.history.correct(evaluation.metrics)
         return self.history[-1]
 
-    def save(self, state: Params, *, sound: Callable[[Params], bool] | None = None) -> None:
+    def save(self, state: Params, *, sound: Callable[[Params], bool] | None = None, anew: bool = False) -> None:
         """Writes a checkpoint, if there is a directory and none of this round.
 
         Args:
             state: after the rounds done so far.
             sound: says whether the state is worth keeping: a run that has come to nothing is found out when it is
                 evaluated, and must find what was good before. None where it has been evaluated.
+            anew: also where there is one of this round.
 
         Raises:
             OSError: it cannot be written; the message says what is kept.
         """
-        if self._directory is not None and self.saved < self.done and (sound is None or sound(state)):
+        due = self.saved < self.done or anew
+        if self._directory is not None and due and (sound is None or sound(state)):
             with self._told(), saving(state) as saved:
                 self._directory.save(saved, self._header())
             self.saved = self.done

@@ -41,6 +41,7 @@ class Event(NamedTuple):
         earlier: the records of the evaluations before, those of before a resume too.
         again: whether `record` is in place of the one of this round that was told before: where a callback has ended a
             run with `test_rows`, all rows are tested.
+        whole: whether it is of all rows, where those before were of some: the last one of a run with `test_rows`.
     """
 
     round: int
@@ -58,6 +59,7 @@ class Event(NamedTuple):
     lower: tuple[str, ...] = ()
     earlier: Sequence[dict[str, Any]] = ()
     again: bool = False
+    whole: bool = False
 
 
 Callback = Callable[[Event], bool | None]  # True ends the run
@@ -94,6 +96,7 @@ class Result(NamedTuple):
         data: the federation it ran on; of one that drifts, as it is at the end.
         summary: one flat dictionary, ready for JSON: what ran, the last metrics, the times, the versions.
         method: that has run.
+        began: of data that drift, the federation as it was in the first round.
     """
 
     state: Any
@@ -102,6 +105,7 @@ class Result(NamedTuple):
     data: FederatedData
     summary: dict[str, Any]
     method: Method | None = None
+    began: FederatedData | None = None
 
     @property
     def seed(self) -> int:
@@ -118,7 +122,7 @@ class Result(NamedTuple):
         Raises:
             ValueError: both or none are given, or there is no such client or cluster.
         """
-        found = chosen_client(client, cluster, self.data.num_clients, lambda: self.evaluation)
+        found = chosen_client(client, cluster, self.data, lambda: self.evaluation)
         stream = not self.summary["resident"]
         return model_of(_known(self.method), self.state, self.data, found, self.summary["seed"], stream=stream)
 
@@ -162,7 +166,7 @@ class Result(NamedTuple):
         >>> result.evaluate(new).cluster.shape
         (2,)
         """
-        return newcomers(_known(self.method), self.state, self.data, self.seed, data)
+        return newcomers(_known(self.method), self.state, self.data, self.seed, data, self.began)
 
     def export(self, path: str | os.PathLike, *, client: int | None = None, cluster: int | None = None) -> None:
         """Writes the model of `params` as safetensors, see `jaxfl.models.save_weights`."""
@@ -209,14 +213,16 @@ def table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
     return pandas.DataFrame(columns)
 
 
-def chosen_client(client: int | None, cluster: int | None, count: int, evaluation: Callable[[], Evaluation]) -> int:
+def chosen_client(
+    client: int | None, cluster: int | None, data: FederatedData, evaluation: Callable[[], Evaluation]
+) -> int:
     """Returns a client who is served what is asked for.
 
     Args:
         client: its id, or None.
         cluster: that of the client, or None.
-        count: N.
-        evaluation: says who is in the cluster. Of a sample that was tested, the others may be in another one by now.
+        data: the federation.
+        evaluation: says who is in the cluster. Who was not in its sample, or has left, may be in another by now.
 
     Raises:
         ValueError: both or none are given, or there is no such client or cluster.
@@ -224,12 +230,13 @@ def chosen_client(client: int | None, cluster: int | None, count: int, evaluatio
     if (client is None) == (cluster is None):
         raise ValueError(f"client or cluster must be given, and not both, got client={client}, cluster={cluster}.")
     if client is not None:
-        if not 0 <= client < count:
-            raise ValueError(f"client must be one of 0 to {count - 1}, got {client}.")
+        if not 0 <= client < data.num_clients:
+            raise ValueError(f"client must be one of 0 to {data.num_clients - 1}, got {client}.")
         return client
     found = evaluation()
     sampled = "eval_clients" in found.metrics
-    ids = np.flatnonzero(found.rows > 0) if sampled else np.arange(count)
+    there = np.ones(data.num_clients, bool) if data.absent is None else ~np.asarray(data.absent)
+    ids = np.flatnonzero(there & (found.rows > 0) if sampled else there)
     if not (members := ids[found.cluster[ids] == cluster]).size:
         known, who = ", ".join(map(str, np.unique(found.cluster[ids]))), "who was tested " if sampled else ""
         raise ValueError(f"cluster must be one that somebody {who}is in, got {cluster}; they are {known}.")

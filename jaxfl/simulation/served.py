@@ -17,6 +17,7 @@ from jaxfl.methods.base import Method
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import initialiser, kept, shapes_of
+from jaxfl.simulation.rows_here import with_field
 from jaxfl.tasks import Task
 from jaxfl.tasks.contract import check_learns
 from jaxfl.typing import Params
@@ -75,7 +76,14 @@ def seen_otherwise(data: FederatedData) -> list[str]:
     return [name for name, about in array_fields(data) if about["seen"] and "." not in name]
 
 
-def newcomers(method: Method, state: Any, data: FederatedData, seed: int, new: FederatedData) -> Evaluation:
+def newcomers(
+    method: Method,
+    state: Any,
+    data: FederatedData,
+    seed: int,
+    new: FederatedData,
+    began: FederatedData | None = None,
+) -> Evaluation:
     """Returns the evaluation of clients who were not there in training: they are served as held-out clients are.
 
     In the state, whatever has a row for each client has one for each of them, too, as in a first state.
@@ -86,6 +94,7 @@ def newcomers(method: Method, state: Any, data: FederatedData, seed: int, new: F
         data: that it has run on.
         seed: of the run.
         new: the clients `[M]`; their rows are scaled as those of `data`.
+        began: the federation as it was in the first round, if it drifts: what is found before it is found among these.
 
     Raises:
         ValueError: they have other rows or classes, or the method kept nothing to place them by.
@@ -94,8 +103,13 @@ def newcomers(method: Method, state: Any, data: FederatedData, seed: int, new: F
     data, key = data.at(int(state.round)), jax.random.key(seed)
     if new.inputs.dtype != data.inputs.dtype:
         raise ValueError(f"data must have inputs of {data.inputs.dtype} as the run's, got {new.inputs.dtype}.")
-    both = with_newcomers(data, new)
-    fresh = initialiser(method, shapes_of(both))(key, both)
+    both, first = (with_newcomers(one, new) for one in (data, data if began is None else began))
+    try:
+        fresh = initialiser(method, shapes_of(first))(key, first)
+    except ValueError as error:
+        raise ValueError(
+            f"data cannot be placed: the method has no room for {new.num_clients} more: {error}"
+        ) from error
     before, after = (jax.eval_shape(method.init, key, one) for one in (data, both))
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise ValueError(
@@ -103,7 +117,7 @@ def newcomers(method: Method, state: Any, data: FederatedData, seed: int, new: F
             "training; run with held_out=0.1."
         )
     if method.per_client is not None:  # of nobody else are rows asked for, which may be a file on the host
-        state = state._replace(**{method.per_client: getattr(fresh, method.per_client)})
+        state = with_field(state, method.per_client, getattr(fresh, method.per_client))
 
     def taken(before: Any, after: Any, first: Any, last: Any) -> Any:
         if before.shape == after.shape or last is first:

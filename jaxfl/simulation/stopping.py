@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.simulation.directory import CONFIG
-from jaxfl.simulation.metrics import is_lower_better, main_metric
+from jaxfl.simulation.metrics import counting, is_lower_better, main_metric
 from jaxfl.simulation.result import Callback, Event
 
 
@@ -95,15 +95,15 @@ class EarlyStopping:
 
 def check_measured(callbacks: Sequence[Callback], data: FederatedData) -> None:
     """Raises ValueError if a callback waits for a metric of test rows, which nobody has."""
-    if np.any(data.test.size):
+    if np.any(np.asarray(data.test.size)[counting(data)]):
         return
     for one in callbacks:
         if isinstance(one, EarlyStopping | BestCheckpoint):
             metric = one._best.metric
-            if metric is None or metric.startswith(("loss", "micro_", "macro_")):
+            if metric is None or metric.startswith(("loss", "micro_", "macro_", "worst_decile_")):
                 raise ValueError(
-                    f"{type(one).__name__} with metric={metric!r} needs test rows, and no client has any; give it "
-                    "metric='train_loss', or 'validation_loss' where there are validation rows."
+                    f"{type(one).__name__} with metric={metric!r} needs test rows, and no client that counts has any; "
+                    "give it metric='train_loss', or 'validation_loss' where there are validation rows."
                 )
 
 
@@ -137,7 +137,8 @@ class BestCheckpoint:
             replaced.
         metric: as for `EarlyStopping`.
 
-    In the folder of a run (`runs/a/best`) the run's config is copied, so that `jaxfl.load` needs nothing else.
+    In the folder of a run (`runs/a/best`) the run's config is copied, so that `jaxfl.load` needs nothing else. The last
+    evaluation of a run with `test_rows`, which is of all rows, is not compared with those of some.
     """
 
     def __init__(self, folder: str | os.PathLike, metric: str | None = None):
@@ -146,7 +147,7 @@ class BestCheckpoint:
     def __call__(self, event: Event) -> None:
         """Keeps the state if it is the best so far."""
         folder = self.folder if event.seed is None else self.folder / f"seed-{event.seed}"
-        if event.record is None or event.keep is None:
+        if event.record is None or event.keep is None or (event.whole and event.earlier):
             return
         self._best.waited(event, earlier=folder.exists())
         if not self._best.newest[event.seed]:

@@ -10,7 +10,7 @@ from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.windows import Windows
 from jaxfl.random import host_rng
-from jaxfl.simulation.metrics import Evaluation
+from jaxfl.simulation.metrics import Evaluation, counting
 
 EVERYBODY = 10_000  # clients that are all tested unless another number is asked for
 BESIDE = 250  # clients of a window
@@ -54,7 +54,11 @@ def sampled_clients(data: FederatedData, most: int | None, seed: int) -> np.ndar
     there += [~np.asarray(now.absent) for now in data.phases if now.absent is not None]
     able = np.flatnonzero(np.all(there, 0))
     able = able if len(able) else np.flatnonzero(np.asarray(data.test.size))
-    return np.sort(host_rng(seed, "eval_clients").permutation(able)[:most] if len(able) else np.arange(most))
+    drawn = host_rng(seed, "eval_clients").permutation(able) if len(able) else np.arange(data.num_clients)
+    count = counting(data)[drawn]
+    if count.any() and not count[:most].any():  # the metrics of the run would be of nobody
+        drawn = np.concatenate([drawn[count][:1], drawn[~count]])
+    return np.sort(drawn[:most])
 
 
 def resident(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None) -> Blocks:

@@ -285,6 +285,21 @@ def test_a_run_leaves_its_files(finished):
     assert [line.split()[1] for line in result.stderr.splitlines() if line.startswith("round")] == ["1/3", "2/3", "3/3"]
 
 
+def test_a_run_whose_tested_clients_do_not_count_says_so(tmp_path):
+    """They are other people than those who are trained on."""
+    generator = np.random.default_rng(0)
+    rows = {"x": generator.normal(size=(40, 3)).astype(np.float32), "y": np.arange(40) % 2}
+    rows |= {"client": np.repeat(["ann", "bob", "cid", "dot"], 10), "test_client": np.repeat(["eve", "fay"], 5)}
+    np.savez(tmp_path / "a.npz", **rows, test_x=rows["x"][:10], test_y=rows["y"][:10])
+    words = ["--data", "npz", "--data-dir", tmp_path / "a.npz", "--set", "test_share=none", "--set", "model=logistic"]
+    result = jaxfl("run", "fedavg", *words, "--rounds", 2, "--html", "--out", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "note: nobody who is trained on was tested; what there is of others is in summary.json." in result.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["unseen_micro_accuracy"] is not None
+    stopped = jaxfl("run", "fedavg", *words, "--rounds", 2, "--stop-early", 1)
+    assert stopped.exit_code == 2 and "needs test rows, and no client that counts has any" in stopped.stderr
+
+
 def test_a_page_needs_nothing_beside_it(finished):
     class Page(html.parser.HTMLParser):
         def __init__(self):

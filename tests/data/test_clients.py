@@ -365,3 +365,9 @@ def test_nobody_trains_on_a_row_that_somebody_validates_on(seed, share):
 def test_what_cannot_be_set_apart_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_names_are_text_whatever_they_were():
+    names = {"class_names": np.arange(2), "group_names": [0, 90], "client_names": np.array([7])}
+    fed = data.federate(np.zeros((2, 3), np.float32), np.arange(2), [[0]], [[1]], num_classes=2, group=[1], **names)
+    assert (fed.class_names, fed.group_names, fed.client_names) == (("0", "1"), ("0", "90"), ("7",))

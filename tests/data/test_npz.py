@@ -287,6 +287,15 @@ def test_faces_by_person():
     assert np.unique(source.clients, return_counts=True)[1].tolist() == [2] * 102
 
 
+def test_groups_that_are_lost_are_warned_of(path):
+    """A group is that of a client's training rows; one maker here has test rows alone."""
+    images, labels = np.zeros((6, 8, 8), np.uint8), np.arange(6) % 2
+    whose = {"client": np.repeat(["ann", "bob"], 3), "group": np.repeat(["north", "south"], 3)}
+    np.savez(path, x=images, y=labels, **whose, test_x=images, test_y=labels, test_client=np.repeat(["ann", "eve"], 3))
+    with pytest.warns(UserWarning, match="1 of 3 clients have test rows alone, of which no group is known: there"):
+        assert data.load("writers-npz", data_dir=path, test_share=None).group is None
+
+
 TOKENS = RNG.integers(0, 9, (20, 6))
 
 

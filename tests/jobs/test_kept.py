@@ -233,6 +233,34 @@ def test_a_method_in_a_file_is_taken_from_the_copy_where_the_file_has_changed(tm
     assert kept.resume(rounds=2).summary["method"] == "mine.py:example"
 
 
+def test_the_copy_of_a_file_is_of_the_run_that_is_held(tmp_path, monkeypatch):
+    """And not of one that was refused before it began, nor of what somebody made of it since."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE + "\n\ndef broken(task, optimizer):\n    raise ValueError('no')\n")
+    there = {"rounds": 1, "cohort": 4, "out": "a", **SMALL}
+    first = {name: value for name, value in there.items() if name != "num_clusters"}
+    with pytest.raises(ValueError, match="no"):
+        jaxfl.run_named("mine.py:broken", "rotated-digits", **first)
+    (tmp_path / "mine.py").write_text(MINE)
+    jaxfl.run_named("mine.py:example", "rotated-digits", **there)
+    assert (tmp_path / "a" / "mine.py").read_text() == MINE
+    (tmp_path / "mine.py").write_text(MINE + "\n# another\n")
+    (tmp_path / "a" / "mine.py").write_text("")
+    with pytest.raises(ValueError, match="whose method is in a file that has changed, .*no copy of it as it was; put"):
+        jaxfl.load("a").clients()
+    with pytest.raises(ValueError, match="that has changed; put it back, or choose another directory"):
+        jaxfl.run_named("mine.py:example", "rotated-digits", resume=True, **there)
+
+
+def test_seeds_that_a_callback_has_ended_are_of_the_mean(tmp_path):
+    words = ["run", "fedavg", "--data", "rotated-digits", *WORDS[:6], "--set", "learning_rate=1e-9", "--cohort", 4]
+    words += ["--rounds", 6, "--eval-every", 1, "--stop-early", 1, "--out", tmp_path / "a"]
+    for seeds in ("0,1", "2"):
+        command(*words, "--seeds", seeds)
+    told = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert told["seeds"] == [0, 1, 2] and told["rounds"]["mean"] < 6
+
+
 def test_every_number_of_a_summary_is_explained(finished):
     page = (Path(__file__).parents[2] / "docs/pages/howto/kept-runs.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`(\w+)`", page)) | {f"p{q}_accuracy" for q in (10, 50)}

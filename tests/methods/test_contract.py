@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 from jaxfl import methods
 from jaxfl.methods import METHODS, Row
 from jaxfl.methods.averaging import AveragingState
-from jaxfl.methods.base import keep_clusters
+from jaxfl.methods.base import keep_clusters, write_clusters
 from jaxfl.schema import describe, options_of, words_of
 from jaxfl.testing import CHECKS
 
@@ -199,6 +199,37 @@ BROKEN = {
     "cuts": changed_by_a_look,
     "growth": growing_forgetfully,
 }
+
+
+def counting_the_others(method):
+    def assign(key, state, data, cohort):
+        clients = cohort.mask.sum(dtype=jnp.int32)
+        return state._replace(cluster=write_clusters(state.cluster, cohort, jnp.full(cohort.ids.shape, clients)))
+
+    return method._replace(assign=assign)
+
+
+def forgetting_to_write(method):
+    def round(key, state, data, cohort):
+        state, info = method.round(key, state, data, cohort)
+        return state, info._replace(num_clusters=jnp.int32(2))
+
+    return method._replace(round=round)
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (counting_the_others, "client 0 alone is given 1, with all others 8"),
+        (forgetting_to_write, "num_clusters=2, but state.cluster has all clients in one; write it"),
+    ],
+)
+def test_clusters_are_each_client_s_own_and_written(broken, words):
+    def factory(task, optimizer):
+        return broken(METHODS["fedavg"].factory(task, optimizer))
+
+    with pytest.raises(AssertionError, match=words):
+        CHECKS["assign"](Row(factory, "broken", "none"))
 
 
 def test_every_law_has_a_method_that_breaks_it():

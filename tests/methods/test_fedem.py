@@ -224,7 +224,9 @@ def test_everybodys_weights_are_made_where_asked(key):
     equal(found.log_weights[1], start.log_weights[1])  # has no rows
     assert after.bytes_down - before.bytes_down == 3 * 2 * 8 * 8  # clients, learners, float64 numbers
     away = replace(data, absent=np.arange(7) == 3)
-    assert asked.round(key, start, away, few)[1].bytes_down - before.bytes_down == 2 * 2 * 8 * 8
+    later, seen = asked.round(key, start, away, few)
+    assert seen.bytes_down - before.bytes_down == 2 * 2 * 8 * 8
+    equal(later.log_weights[3], start.log_weights[3])
     assert (asked.reads, plain.reads) == ("everybody", "cohort")
 
 

@@ -333,7 +333,9 @@ def test_who_waits_for_test_rows_is_told_that_there_are_none(make, tmp_path):
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=2), data)
     method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
     for metric in (None, "loss", "macro_accuracy"):
-        with pytest.raises(ValueError, match="needs test rows, and no client has any; give it metric='train_loss'"):
+        with pytest.raises(
+            ValueError, match="needs test rows, and no client that counts has any; give it metric='train_loss'"
+        ):
             jaxfl.run(method, data, rounds=2, callbacks=[make(metric, tmp_path / "best")])
     assert jaxfl.run(method, data, rounds=2, callbacks=[make("train_loss", tmp_path / "best")]).summary["rounds"] == 2
 
@@ -393,3 +395,27 @@ def test_seeds_wait_apart_and_a_loss_should_fall():
         callbacks.EarlyStopping(0)
     with pytest.raises(ValueError, match="seconds must be above 0, got 0"):
         callbacks.TimeLimit(0)
+
+
+def test_all_rows_are_not_compared_with_some():
+    """The last evaluation of a run with `test_rows` is of all rows."""
+    best, kept = callbacks.BestCheckpoint("best", "loss"), []
+    events = [
+        EVENTS[1]._replace(record={"loss": value}, earlier=[{"loss": 0.5}] * place, keep=kept.append, whole=place == 2)
+        for place, value in enumerate((0.5, 0.4, 0.1))
+    ]
+    for event in events:
+        best(event)
+    assert len(kept) == 2
+    best.__exit__()
+    best(events[2]._replace(earlier=()))  # the only one
+    assert len(kept) == 3
+
+
+def test_a_run_that_a_callback_ends_is_told_with_its_times():
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    task, file = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data), io.StringIO()
+    told = [ProgressBar(file), lambda event: event.round == 2]
+    jaxfl.run(jaxfl.methods.fedavg(task, optax.sgd(0.1)), data, rounds=9, eval_every=1, callbacks=told)
+    lines = file.getvalue().splitlines()
+    assert lines[-2].startswith("round 2/9") and lines[-1].startswith("round 2/2") and "took" in lines[-1]

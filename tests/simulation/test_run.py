@@ -479,6 +479,46 @@ def test_nothing_is_kept_of_a_run_that_never_was_good(method, tmp_path):
         assert len(stopped.value.history) == 0 and [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
+def test_a_run_that_has_come_to_nothing_is_none_where_a_callback_ends_it(tmp_path):
+    with pytest.raises(jaxfl.Diverged, match="of .*; nothing was good enough to be kept"):
+        jaxfl.run(
+            sick_after(0),
+            DATA,
+            rounds=50,
+            eval_every=50,
+            callbacks=[lambda event: True],
+            checkpoint_dir=tmp_path,
+            **OPTIONS,
+        )
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 4])
+def test_rounds_are_told_once_where_a_callback_ends_a_run_that_goes_on(tmp_path, checkpoint_every):
+    """The checkpoint of its last round, if there is one, was written before the round was recorded."""
+    start, size = int(DATA.train.start[0]), int(DATA.train.size[0])
+    inputs = np.array(DATA.inputs)
+    inputs[DATA.train.rows[start : start + size]] = np.nan
+    data, options = replace(DATA, inputs=inputs), {**OPTIONS, "cohort": 1.0, "rounds": 4, "eval_every": 4}
+    options |= {"checkpoint_dir": tmp_path, "checkpoint_every": checkpoint_every}
+    jaxfl.run(fedavg(), data, callbacks=[lambda event: event.round == 1], **options)
+    result = jaxfl.run(fedavg(), data, resume=True, **options)
+    assert result.history.column("round")[-1] == 4
+    assert sum(result.history.column("diverged")) == result.summary["diverged"] == 4
+
+
+def test_a_round_that_tells_of_other_shapes_is_refused():
+    method = fedavg()
+
+    def round(key, state, data, cohort):
+        state, info = method.round(key, state, data, cohort)
+        return state, info._replace(loss=info.loss[:, None])
+
+    words = r"round must return info.loss of shape \[3\], got \[3, 1\]; jaxfl check says more"
+    with pytest.raises(ValueError, match=words):
+        jaxfl.run(method._replace(round=round), DATA, rounds=2, **OPTIONS)
+
+
 @pytest.mark.parametrize("ends", ["diverged", "interrupted"])
 def test_between_evaluations_nothing_is_kept_that_the_server_has_spoilt(ends, tmp_path):
     method = fedavg()

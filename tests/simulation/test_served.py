@@ -1,14 +1,21 @@
 """What a finished run is used for: outputs for new rows, and models for clients who were not there."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
+from flax.struct import dataclass
 
 import jaxfl
+from jaxfl.data import drift
+from jaxfl.data.synthetic import clustered_linear
+from jaxfl.methods.local import LocalState
 from jaxfl.simulation import served
 from jaxfl.simulation.served import with_newcomers
+from jaxfl.testing.small import linear_task
 
 SMALL = {"num_clients": 12, "rows_per_client": 40, "model": "logistic"}
 TRAINED = {"rounds": 3, "cohort": 1.0}
@@ -51,6 +58,16 @@ def test_the_model_of_a_cluster_is_of_clients_that_were_tested():
     (other, *_) = set(cluster.tolist()) - set(cluster[tested].tolist())
     with pytest.raises(ValueError, match=f"cluster must be one that somebody who was tested is in, got {other}; they"):
         result.params(cluster=other)
+
+
+def test_the_model_of_a_cluster_is_of_clients_who_are_there():
+    """Those who have left are counted in the cluster that they were last in."""
+    data = drift.drift(clustered_linear(8, 2, rows=20, features=4), 1, leave=0.4, seed=1)
+    method = jaxfl.methods.ifca(linear_task(), optax.sgd(0.3), num_clusters=2, local_epochs=2, batch_size=4)
+    result = jaxfl.run(method, data, rounds=5, cohort=3, seed=1)
+    for slot in np.unique(result.evaluation.cluster[~np.asarray(result.data.absent)]).tolist():
+        wanted = jax.tree.map(lambda leaf, slot=slot: np.asarray(leaf[slot]), result.state.models)
+        jax.tree.map(np.testing.assert_array_equal, result.params(cluster=slot), wanted)
 
 
 def test_any_number_of_rows_takes_one_of_a_few_programs(monkeypatch):
@@ -106,6 +123,62 @@ def test_clients_who_were_not_there_are_served_as_those_held_out(method, setting
     np.testing.assert_allclose(found.accuracy, result.evaluation.accuracy[out], atol=1e-6)
     whole = result.evaluation.metrics["unseen_micro_accuracy"]
     assert found.metrics["unseen_micro_accuracy"] == pytest.approx(whole, abs=1e-6)
+
+
+@pytest.mark.parametrize(("method", "settings"), [("fedgroup", {"num_clusters": 4}), ("kfed", {"num_clusters": 4})])
+def test_after_a_drift_new_clients_are_placed_by_the_clusters_of_the_run(method, settings, tmp_path):
+    """Found again among those who are there in the end, they would have other numbers."""
+    few = {"num_clients": 8, "rows_per_client": 80, "model": "logistic", "drift_round": 1, "arrive": 0.25}
+    for seed in range(3):
+        made = {"rounds": 2, "cohort": 8, "seed": seed, "out": tmp_path / str(seed)}
+        result = jaxfl.run_named(method, "rotated-digits", **made, **few, **settings)
+        both = with_newcomers(result.began, result.data.subset([0, 2, 4, 6]))
+        placed = result.method.init(jax.random.key(seed), both).cluster
+        found = result.evaluate(result.data.subset([0, 2, 4, 6])).cluster
+        np.testing.assert_array_equal(found, placed[8:])
+        there = ~np.asarray(result.began.absent)
+        np.testing.assert_array_equal(placed[:8][there], result.evaluation.cluster[there])
+        kept = jaxfl.load(tmp_path / str(seed)).evaluate(result.data.subset([0, 2, 4, 6]))
+        np.testing.assert_array_equal(kept.cluster, found)
+
+
+def test_a_method_without_room_for_new_clients_says_so():
+    result = trained("feddrift", start="own", slots=12)
+    with pytest.raises(ValueError, match=r"data cannot be placed: the method has no room for 1 more: slots must be at"):
+        result.evaluate(result.data.subset([0]))
+
+
+@dataclass
+class Own:
+    """A state that is no named tuple."""
+
+    models: Any
+    cluster: Any
+    round: Any
+
+
+def test_a_state_may_be_a_dataclass():
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    plain = jaxfl.methods.local(jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data), optax.sgd(0.1))
+
+    def own(state):
+        return Own(state.models, state.cluster, state.round)
+
+    def back(state):
+        return LocalState(state.models, state.cluster, state.round)
+
+    def round(key, state, data, cohort):
+        state, info = plain.round(key, back(state), data, cohort)
+        return own(state), info
+
+    method = plain._replace(
+        init=lambda key, data: own(plain.init(key, data)),
+        round=round,
+        client_params=lambda state, ids: plain.client_params(back(state), ids),
+    )
+    results = [jaxfl.run(one, data, rounds=1, cohort=4) for one in (plain, method)]
+    one, other = (result.evaluate(data.subset([0, 1])) for result in results)
+    np.testing.assert_array_equal(one.accuracy, other.accuracy)
 
 
 def test_new_clients_with_fewer_rows_are_not_taken_for_full_ones():

@@ -13,15 +13,15 @@ from jaxfl.typing import Array, Params
 
 
 class Counted(NamedTuple):
-    """Of how many clients the mean was when it was last moved, by weight."""
+    """Of whom the mean was when it was last moved, by weight."""
 
-    there: Array  # [] float32, of all that took part
+    there: Array  # [N] float32, of those that took part
     heard: Array  # [] float32, of them without those who diverged in that round
 
 
-def nobody() -> Counted:
+def nobody(clients: int) -> Counted:
     """Returns what the mean of no clients is of, which is 0."""
-    return Counted(jnp.float32(0), jnp.float32(0))
+    return Counted(jnp.zeros(clients, jnp.float32), jnp.float32(0))
 
 
 def moved(
@@ -54,10 +54,11 @@ def moved(
         return (sizes if weighting == "rows" else sizes > 0).astype(jnp.float32)
 
     sizes = jnp.asarray(data.train.size)
-    there = jnp.where(takes_part(data), weight(sizes), 0).sum()
+    there = jnp.where(takes_part(data), weight(sizes), 0)
     left_out = jnp.where(cohort.mask, weight(sizes[cohort.ids]), 0).sum() - total.weight[0]
-    heard = jnp.maximum(there - left_out, 1)
-    stay = jnp.where(counted.there > there, there / jnp.maximum(counted.there, 1), 1)
+    heard = jnp.maximum(there.sum() - left_out, 1)
+    before, still = counted.there.sum(), jnp.where(there > 0, counted.there, 0).sum()
+    stay = jnp.where(before > still, still / jnp.maximum(before, 1), 1)
     kept, share = (part.astype(float) / heard.astype(float) for part in (counted.heard * stay, jnp.ones_like(heard)))
     anybody = total.weight[0] > 0
 

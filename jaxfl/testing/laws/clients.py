@@ -76,11 +76,19 @@ def check_served_models(row: Row) -> None:
 def check_assign(row: Row) -> None:
     """`assign` gives everyone with rows a cluster, those never sampled too, and touches nothing but `cluster`."""
     one, data = case(row), federation()
-    state = one.run(data, cohort_of())[0]
+    state, info = one.run(data, cohort_of())
     new = one.assign(jax.random.key(0), state, data, everyone())
     lost = [i for i in np.flatnonzero(data.train.size > 0) if new.cluster[i] < 0]
     assert not lost, f"assign must give every client with rows a cluster, gave none to {lost}"
     assert_equal(but_cluster(new), but_cluster(state), "assign must change nothing but state.cluster")
+    for i in (COHORT[0], HELD_OUT[0]):
+        alone = one.assign(jax.random.key(0), state, data, cohort_of([i])).cluster[i]
+        law = f"assign must give a client the same cluster whoever else is assigned: client {i} alone is given {alone}"
+        assert alone == new.cluster[i], f"{law}, with all others {new.cluster[i]}"
+    found, said = len(np.unique(new.cluster)), int(info.num_clusters)
+    assert found > 1 or said < 2, (
+        f"the round says num_clusters={said}, but state.cluster has all clients in one; write it"
+    )
 
 
 def check_rows_of_others(row: Row) -> str | None:

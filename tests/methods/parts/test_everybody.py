@@ -81,3 +81,23 @@ def test_when_clients_leave_the_mean_is_as_it_was(name, key):
         close(jax.tree.map(jnp.subtract, mean, then), moved)
     state, _ = method.round(key, state, data, Cohort.of([0, 3]))
     assert float(tree.norm(means(state)[0][0])) < 2 * float(tree.norm(means(before)[0][0]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_some_leave_as_others_arrive(name, key):
+    """In as large a number, too: who arrives has what all begin with, and not what those who leave had."""
+    method, weights = made(name)
+    early = there(LATE)
+    state = method.init(key, early)
+    begin = [mean for mean, _ in means(state)]
+    for _ in range(3):
+        state, _ = method.round(key, state, early, Cohort.of([0, 2, 3, 4]))
+    before, gone = state, np.isin(np.arange(7), (0, 3))
+    state, _ = method.round(key, state, there(gone), Cohort.of([2, 4]))
+    now, stay = np.where(gone, 0, weights).astype(float), float(np.where(gone | LATE, 0, weights).sum())
+    for first, (mean, rows), (then, old) in zip(begin, means(state), means(before), strict=True):
+        moved = jax.tree.map(
+            lambda new, was: np.tensordot(now, new - was, 1), jax.device_get(rows), jax.device_get(old)
+        )
+        found = jax.tree.map(lambda new, zero: now.sum() * (new - zero), mean, first)
+        close(found, jax.tree.map(lambda was, zero, by: stay * (was - zero) + by, then, first, moved))
