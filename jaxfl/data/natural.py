@@ -130,8 +130,8 @@ def _groups(source: Source, parts: partition.Parts) -> np.ndarray | None:
         raise ValueError(f"group must be the same in all rows of a client: {source.name} has a client in two.")
     if unknown := sum(not len(own) for own in known):
         warnings.warn(
-            f"{source.name}: {unknown} of {len(known)} clients have test rows alone, of which no group is known: there "
-            "are no true groups, and no ARI. Leave these clients out to have them.",
+            f"{source.name}: {unknown} of {len(known)} clients have rows of the test set alone, of which no group is "
+            "known: there are no true groups, and no ARI. Leave these clients out to have them.",
             stacklevel=2,
         )
         return None

@@ -292,7 +292,7 @@ def test_groups_that_are_lost_are_warned_of(path):
     images, labels = np.zeros((6, 8, 8), np.uint8), np.arange(6) % 2
     whose = {"client": np.repeat(["ann", "bob"], 3), "group": np.repeat(["north", "south"], 3)}
     np.savez(path, x=images, y=labels, **whose, test_x=images, test_y=labels, test_client=np.repeat(["ann", "eve"], 3))
-    with pytest.warns(UserWarning, match="1 of 3 clients have test rows alone, of which no group is known: there"):
+    with pytest.warns(UserWarning, match="1 of 3 clients have rows of the test set alone, of which no group is known"):
         assert data.load("writers-npz", data_dir=path, test_share=None).group is None
 
 

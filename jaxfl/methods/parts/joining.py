@@ -119,11 +119,14 @@ def with_room(key: Key, state: StoCFLState, data: FederatedData, solver: Method)
     new = newcomers.missing(state.cluster, data.num_clients)
     if not new:
         return state
-    solved = state.solver._replace(cluster=jnp.pad(state.solver.cluster, (0, new)))  # one global model: slot 0
-    if (field := solver.per_client) is not None:  # everybody begins with the same row of it
-        old, first = getattr(state.solver, field), getattr(solver.init(key, data), field)
-        rows = jax.tree.map(lambda own, start: jnp.concatenate([own, start[:new]]), old, first)
-        solved = solved._replace(**{field: rows})
+    if solver.per_client is None:
+        solved = state.solver._replace(cluster=jnp.pad(state.solver.cluster, (0, new)))  # one global model: slot 0
+    else:  # and whatever else is of each client is as when all begin
+        solved = jax.tree.map(
+            lambda own, first: own if own.shape == first.shape else jnp.concatenate([own, first[-new:]]),
+            state.solver,
+            solver.init(key, data),
+        )
     return state._replace(
         solver=solved,
         cluster=jnp.pad(state.cluster, (0, new), constant_values=-1),
