@@ -49,7 +49,12 @@ def checksum(paths: Sequence[Path]) -> str:
     '...'
     """
     known = [(path.stat().st_size, _crc(path, path.stat().st_size, path.stat().st_mtime_ns)) for path in paths]
-    return f"{zlib.crc32(str(known).encode()):08x}"
+    return crc(str(known).encode())
+
+
+def crc(content: bytes) -> str:
+    """Returns the CRC-32 of some bytes as text."""
+    return f"{zlib.crc32(content):08x}"
 
 
 @functools.lru_cache(maxsize=1000)

@@ -178,7 +178,8 @@ class KeptRun:
 
     def evaluate(self, data: FederatedData) -> Evaluation:
         """Returns the evaluation of clients who were not there, as `Result.evaluate` does."""
-        return newcomers(self.method, self.state, self.data, self.seed, data, self._whole.at(0))
+        began = None if self._whole.drift is None else self._whole.at(0)
+        return newcomers(self.method, self.state, self.data, self.seed, data, began)
 
     def clients(self) -> "pandas.DataFrame":
         """Returns a row per client, as `Result.clients` does."""

@@ -9,12 +9,12 @@ import functools
 import importlib.util
 import re
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jaxfl.files import crc
 from jaxfl.schema import did_you_mean, quoted
 
 ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
@@ -57,7 +57,7 @@ def there(name: str, remedy: str = "write its path from where you are") -> Path:
 
 def checksum(path: Path) -> str:
     """Returns that of a file's content."""
-    return _checksum(path.read_bytes())
+    return crc(path.read_bytes())
 
 
 def load(address: str) -> Any:
@@ -128,7 +128,3 @@ def _module(path: Path, content: str) -> ModuleType:
         del sys.modules[name]
         raise ValueError(f"{path} cannot be executed: {type(error).__name__}: {error}{place(error)}.") from error
     return module
-
-
-def _checksum(content: bytes) -> str:
-    return f"{zlib.crc32(content):08x}"

@@ -9,11 +9,11 @@ import contextlib
 import os
 import shutil
 import warnings
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxfl.files import crc
 from jaxfl.simulation import checkpoint, lock
 from jaxfl.simulation.checkpoint import Saved
 from jaxfl.simulation.history import History, read, read_back, read_json, write_json
@@ -260,7 +260,7 @@ class RunDirectory:
             owner, _, checksum = name.partition("_")
             if checksum == "checksum" and saved.get(name) and wanted.get(name):
                 copy = self.path / str(saved.get(owner, "")).rpartition(":")[0]
-                kept = copy.is_file() and f"{zlib.crc32(copy.read_bytes()):08x}" == saved[name]
+                kept = copy.is_file() and crc(copy.read_bytes()) == saved[name]
                 back = f"put it back (a copy is {copy})" if kept else "put it back"
                 raise ValueError(
                     f"{self.argument} {str(self.path)!r} holds a run whose {owner} is in a file that has changed; "

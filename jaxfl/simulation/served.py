@@ -103,7 +103,8 @@ def newcomers(
     data, key = data.at(int(state.round)), jax.random.key(seed)
     if new.inputs.dtype != data.inputs.dtype:
         raise ValueError(f"data must have inputs of {data.inputs.dtype} as the run's, got {new.inputs.dtype}.")
-    both, first = (with_newcomers(one, new) for one in (data, data if began is None else began))
+    both = with_newcomers(data, new)
+    first = both if began is None else with_newcomers(began, new)
     try:
         fresh = initialiser(method, shapes_of(first))(key, first)
     except ValueError as error:
