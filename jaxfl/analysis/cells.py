@@ -1,5 +1,6 @@
 """Cells of a table: numbers in words, and words as LaTeX writes them."""
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -31,5 +32,14 @@ def cell(values: Sequence[float] | None, digits: int, *, spread: bool = False) -
     """
     if not values:
         return "-"
-    told = f" {PLUS_MINUS} {statistics.stdev(values):.{digits}f}" if spread and len(values) > 1 else ""
-    return f"{statistics.fmean(values):z.{digits}f}{told}"
+    std = deviation(values) if spread else None
+    return f"{statistics.fmean(values):z.{digits}f}{'' if std is None else f' {PLUS_MINUS} {std:.{digits}f}'}"
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Returns the standard deviation of a sample (n - 1); None of one number, or where one of them is not finite.
+
+    >>> deviation([1.0, 3.0]), deviation([1.0]), deviation([1.0, math.inf])
+    (1.4142135623730951, None, None)
+    """
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None

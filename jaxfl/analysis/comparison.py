@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxfl.analysis.cells import MINUS, PLUS_MINUS, cell, tex
+from jaxfl.analysis.cells import MINUS, PLUS_MINUS, cell, deviation, tex
 from jaxfl.analysis.lines import Difference, Line, Run, paired
 from jaxfl.schema import checked
 from jaxfl.simulation.metrics import is_lower_better, main_metric
@@ -291,5 +291,5 @@ def _moments(name: str, values: Sequence[float]) -> dict[str, float]:
     """Returns mean and standard deviation of a sample, NaN where there is none."""
     return {
         f"{name} mean": statistics.fmean(values) if values else math.nan,
-        f"{name} std": statistics.stdev(values) if len(values) > 1 else math.nan,
+        f"{name} std": math.nan if (std := deviation(values)) is None else std,
     }

@@ -43,8 +43,8 @@ class Kept(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether its history is longer than its summary knows."""
-        return len(self.history) > 0 and self.history[-1]["round"] > self.summary["rounds"]
+        """Whether it has made more rounds than its summary knows."""
+        return RunDirectory(self.path).goes_on()
 
     def setting(self) -> dict[str, Any]:
         """Returns everything it was asked for but its seed; options younger than the run have their defaults."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from jaxfl.analysis.cells import deviation
 from jaxfl.simulation.history import History
 
 
@@ -44,7 +45,7 @@ def paired(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     if not pairs:
         return None
     differences = [one - other for one, other in pairs]
-    std = statistics.stdev(differences) if len(differences) > 1 else None
+    std = deviation(differences)
     mean, count = statistics.fmean(differences), len(differences)
     # 0.82 - 0.80 and 0.92 - 0.90 are equal but for rounding
     rounding = 4 * sys.float_info.epsilon * max(abs(value) for pair in pairs for value in pair)
@@ -72,8 +73,8 @@ class Line(NamedTuple):
         """Returns what a number of the summaries or the histories is in the end, by seed, of the runs that have it."""
         found = {}
         for seed, run in self.runs.items():
-            known = [run.summary, *reversed(list(run.history))]
-            value = next((one[metric] for one in known if one.get(metric) is not None), None)
+            known = [run.summary, *reversed(list(run.history))]  # what is null in the end has no number
+            value = next((one[metric] for one in known if metric in one), None)
             found |= {} if value is None else {seed: value}
         return found
 

@@ -94,11 +94,20 @@ def over(file: Values, line: Values) -> Values:
     {'ifca.num_clusters': ['2'], 'threshold': ['0.9']}
     """
 
-    def name(key: str) -> str:
-        return _bare(key).removeprefix("method.")
+    def owner(key: str) -> str:
+        return "method" if known.is_method(_owner(key)) else _owner(key)
 
-    everywhere = {name(key) for key in line if not known.is_method(_owner(key))}
-    kept = {key: line.get(key, values) for key, values in file.items() if key in line or name(key) not in everywhere}
+    def beaten(key: str, by: str) -> bool:
+        owners = {owner(key), owner(by)}
+        alike = len(owners) == 1 or ("" in owners and "server" not in owners)  # a bare name is never the server's
+        return alike and key.rpartition(".")[2] == by.rpartition(".")[2]
+
+    everywhere = [key for key in line if not known.is_method(_owner(key))]
+    kept = {
+        key: line.get(key, values)
+        for key, values in file.items()
+        if key in line or not any(beaten(key, by) for by in everywhere)
+    }
     return {**kept, **line}
 
 

@@ -257,7 +257,9 @@ def _directories(jobs: Sequence[Job]) -> Iterator[None]:
 
 def _finished(job: Job, result: Result) -> Result:
     """Returns the result with a complete summary, after it was written with the pictures."""
-    complete = job.complete()
+    complete = job.settings.complete()
+    if job.out is not None and DATA in (began := processes.by_first(RunDirectory(job.out).config) or {}):
+        complete[DATA] = began[DATA]  # of what was read: the file may be another by now
     names = {"method": complete.pop("method"), "data": complete.pop("data")}
     summary = {**names, **result.summary, "options": complete} | {"data": result.data.name}
     result = result._replace(summary=summary)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxfl.analysis.cells import deviation
 from jaxfl.jobs import job
 from jaxfl.simulation import processes
-from jaxfl.simulation.directory import HISTORY, RunDirectory
-from jaxfl.simulation.history import History
+from jaxfl.simulation.directory import RunDirectory
 
 
 def check(jobs: Sequence[job.Job]) -> None:
@@ -58,25 +58,21 @@ def with_others(jobs: Sequence[job.Job], made: Sequence[dict[str, Any]]) -> list
 def _ended(path: Path, rounds: int) -> dict[str, Any] | None:
     """Returns the summary of a run that was asked for so many rounds; a callback may have ended it before them."""
     directory = RunDirectory(path)
-    summary, config = directory.summary(), directory.config()
-    if summary is None or config is None or config.get("rounds") != rounds or not (path / HISTORY).exists():
-        return None
-    history = History(path / HISTORY)  # it goes on where it has more rounds than the summary
-    return None if len(history) and history[-1]["round"] > summary["rounds"] else summary
+    summary, config = directory.summary(), directory.config() or {}
+    return None if summary is None or config.get("rounds") != rounds or directory.goes_on() else summary
 
 
 def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict[str, dict[str, float | None]]:
     """Returns mean and standard deviation of every number of the summaries of several seeds, and writes them to `out`.
 
-    The standard deviation is that of a sample (n - 1); None for one run.
+    The standard deviation is that of a sample (n - 1); None for one run, or where a number is not finite.
     """
     spread = {}
     for name in summaries[0]:
         values = [summary.get(name) for summary in summaries]  # one of an older version may have none
         numbers = [one for one in values if isinstance(one, (int, float)) and not isinstance(one, bool)]
         if name != "seed" and len(numbers) == len(values):
-            deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-            spread[name] = {"mean": statistics.fmean(numbers), "std": deviation}
+            spread[name] = {"mean": statistics.fmean(numbers), "std": deviation(numbers)}
     if out is not None and processes.first():
         RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})
     return spread

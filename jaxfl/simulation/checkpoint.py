@@ -47,10 +47,12 @@ class Saved(NamedTuple):
             ValueError: the checkpoint holds other arrays.
         """
         wanted, arrays = _named(like), self.arrays
+
+        def kind(leaf: Any) -> tuple[Any, ...]:
+            return np.dtype(leaf.dtype), len(leaf.shape), tuple(leaf.shape[1:])
+
         differing = sorted(set(wanted) ^ set(arrays)) or [
-            name
-            for name, leaf in wanted.items()
-            if (arrays[name].dtype, arrays[name].shape[1:]) != (np.dtype(leaf.dtype), tuple(leaf.shape[1:]))
+            name for name, leaf in wanted.items() if kind(arrays[name]) != kind(leaf)
         ]
         if differing:
             raise ValueError(

@@ -189,6 +189,17 @@ class RunDirectory:
         done = saved.header.get("round") if saved else 0
         return done if isinstance(done, int) else 0  # of no run: refused when it is opened
 
+    def goes_on(self) -> bool:
+        """Returns whether the run has made more rounds than its summary knows: it was given more, and has not ended."""
+        ended, asked = ((one or {}).get("rounds", 0) for one in (self.summary(), self.config()))
+        path = self.path / HISTORY
+        told = max((one["round"] for one in read(path)), default=0) if path.exists() else 0
+        if told > ended or asked <= ended:
+            return told > ended
+        with contextlib.suppress(ValueError):  # of checkpoints that cannot be used nobody goes on
+            return self.done() > ended
+        return False
+
     def config(self) -> dict[str, Any] | None:
         """Returns what was asked for; None if nothing was written."""
         return read_json(self.path / CONFIG)

@@ -234,7 +234,7 @@ def chosen_client(
             raise ValueError(f"client must be one of 0 to {data.num_clients - 1}, got {client}.")
         return client
     found = evaluation()
-    sampled = "eval_clients" in found.metrics
+    sampled = "eval_clients" in found.metrics and found.rows.any()
     there = np.ones(data.num_clients, bool) if data.absent is None else ~np.asarray(data.absent)
     ids = np.flatnonzero(there & (found.rows > 0) if sampled else there)
     if not (members := ids[found.cluster[ids] == cluster]).size:

@@ -138,7 +138,8 @@ class BestCheckpoint:
         metric: as for `EarlyStopping`.
 
     In the folder of a run (`runs/a/best`) the run's config is copied, so that `jaxfl.load` needs nothing else. The last
-    evaluation of a run with `test_rows`, which is of all rows, is not compared with those of some.
+    evaluation of a run with `test_rows`, which is of all rows, is not compared with those of some; unless the run is
+    resumed later.
     """
 
     def __init__(self, folder: str | os.PathLike, metric: str | None = None):

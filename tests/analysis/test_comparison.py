@@ -1,6 +1,7 @@
 """Runs beside each other: read from directories, named, compared at equal seeds, written as tables."""
 
 import json
+import math
 import re
 import shutil
 
@@ -11,10 +12,12 @@ from scipy import stats
 
 import jaxfl
 from jaxfl.analysis import kept
+from jaxfl.analysis.cells import cell
 from jaxfl.analysis.comparison import compare
 from jaxfl.analysis.lines import paired
 from jaxfl.cli.app import main
 from jaxfl.cli.tables.console import show
+from jaxfl.jobs import seeds
 from jaxfl.plots.curves import curves
 from jaxfl.settings import options
 
@@ -394,3 +397,19 @@ def test_runs_of_one_seed_are_refused(runs):
     same = kept.read([runs])[0]["fedavg"][:1]
     with pytest.raises(ValueError, match="different seeds"):
         compare({"twice": same * 2})
+
+
+def test_a_number_that_is_infinite_ends_nothing_and_is_no_earlier_one(tmp_path):
+    """The perplexity of a loss above 709 is infinite, which is null in a file."""
+    assert paired([(math.inf, 1.0), (2.0, 1.0)])[1:] == (None, None, 2)
+    assert cell([math.inf, 1.0], 2, spread=True) == "inf"
+    summaries = [{"seed": seed, "micro_perplexity": value} for seed, value in enumerate((math.inf, 3.0))]
+    assert seeds.across(summaries, tmp_path)["micro_perplexity"] == {"mean": math.inf, "std": None}
+    for seed in (0, 1):
+        write(tmp_path / f"a/{seed}", seed, 0.5)
+        write(tmp_path / f"b/{seed}", seed, 0.6, "ifca")
+    for name in ("summary.json", "history.jsonl"):  # seed 1 of the second has no number in the end, but has one before
+        path = tmp_path / "b/1" / name
+        path.write_text(path.read_text().replace('"micro_accuracy": 0.6', '"micro_accuracy": null'))
+    found = compare(kept.read([tmp_path / "a", tmp_path / "b"])[0])
+    assert found.difference(found.lines[1]).seeds == 1

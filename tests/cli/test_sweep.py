@@ -57,6 +57,17 @@ def test_the_command_line_wins_over_a_file(line):
     assert list(wanted) == [name for name in (*file, line) if name in wanted][: len(wanted)]
 
 
+def test_an_option_is_one_with_its_owner_and_without():
+    for file, line, both in (
+        ("optimizer.learning_rate", "learning_rate", False),
+        ("hidden", "model.hidden", False),
+        ("server.learning_rate", "learning_rate", True),  # a bare one is the optimiser's
+        ("learning_rate", "server.learning_rate", True),
+        ("threshold", "stocfl.threshold", True),  # which wins for this method alone
+    ):
+        assert list(grid.over({file: ["1"]}, {line: ["2"]})) == ([file, line] if both else [line])
+
+
 def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared_tools, monkeypatch):
     out = tmp_path / "runs"
     words = ["fedavg,ifca", *DIGITS, "--out", out, "--set"]

@@ -261,6 +261,22 @@ def test_seeds_that_a_callback_has_ended_are_of_the_mean(tmp_path):
     assert told["seeds"] == [0, 1, 2] and told["rounds"]["mean"] < 6
 
 
+def test_a_seed_that_was_stopped_on_its_way_to_more_rounds_is_not_of_the_mean(tmp_path):
+    """Between two evaluations the checkpoint alone knows of them."""
+
+    def stop(event):
+        if event.round == 3:
+            raise RuntimeError
+
+    small = {"cohort": 4, "eval_every": 4, "checkpoint_every": 1, **SMALL, "out": tmp_path / "a" / "seed-0"}
+    jaxfl.run_named("ifca", "rotated-digits", rounds=2, **small)
+    with pytest.raises(RuntimeError):
+        jaxfl.run_named("ifca", "rotated-digits", rounds=8, resume=True, callbacks=[stop], **small)
+    words = ["--cohort", 4, "--eval-every", 4, "--checkpoint-every", 1, "--rounds", 8, "--out", tmp_path / "a"]
+    command("run", "ifca", "--data", "rotated-digits", *WORDS, *words, "--seeds", "1")
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["seeds"] == [1]
+
+
 def test_every_number_of_a_summary_is_explained(finished):
     page = (Path(__file__).parents[2] / "docs/pages/howto/kept-runs.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`(\w+)`", page)) | {f"p{q}_accuracy" for q in (10, 50)}
