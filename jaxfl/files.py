@@ -48,8 +48,8 @@ def checksum(paths: Sequence[Path]) -> str:
     ...     checksum([Path(folder, "a")])
     '...'
     """
-    known = [(path.stat().st_size, _crc(path, path.stat().st_size, path.stat().st_mtime_ns)) for path in paths]
-    return crc(str(known).encode())
+    there = [(path, path.stat()) for path in paths]
+    return crc(str([(now.st_size, _of_blocks(path, now.st_size, now.st_mtime_ns)) for path, now in there]).encode())
 
 
 def crc(content: bytes) -> str:
@@ -58,7 +58,7 @@ def crc(content: bytes) -> str:
 
 
 @functools.lru_cache(maxsize=1000)
-def _crc(path: Path, size: int, changed: int) -> int:
+def _of_blocks(path: Path, size: int, changed: int) -> int:
     """Returns the CRC-32 of a file, which is of this size and was changed at this time."""
     found, step = 0, max(BLOCK, (size - BLOCK) // (BLOCKS - 1))
     with path.open("rb") as file:

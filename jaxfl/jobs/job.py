@@ -61,11 +61,6 @@ class Job(NamedTuple):
             **{f"{owner}_file": str(path.resolve()) for owner, path in self.settings.files().items()},
         }
 
-    def complete(self) -> dict[str, Any]:
-        """Returns every option with its value, and a checksum of the user's own data, flat and ready for JSON."""
-        own = own_files(self.settings.data_name, self.data_dir)
-        return self.settings.complete() | ({DATA: checksum(own)} if own else {})
-
     def directory(self) -> RunDirectory | None:
         """Returns where the run is kept, if it is."""
         return directory_at(self.out, resume=self.resume, argument="out")
@@ -85,7 +80,9 @@ class Job(NamedTuple):
         A run that goes on is called what it was when it began: options that are younger, and have their defaults, are
         left out.
         """
-        identity = {**self.complete(), "cohort": self.cohort, "seed": self.seed}
+        identity = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
+        if own := own_files(self.settings.data_name, self.data_dir):
+            identity[DATA] = checksum(own)
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
         began = processes.by_first(RunDirectory(self.out).config) if self.resume and self.out is not None else None
         if began is None:

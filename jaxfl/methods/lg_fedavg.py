@@ -112,11 +112,10 @@ def lg_fedavg(
         model = tree.combine(tree.where(warm, usual, kept), others)
 
         seen = info_of(passed, cohort, data.num_clients, others)
-        whole = cohort.mask & warm
-        begins = cohort.mask & (whole | (~state.trained[cohort.ids] & (warmup_rounds > 0)))  # from the server's average
+        begins = ~state.trained[cohort.ids] & (warmup_rounds > 0)  # with the server's average, also after the warm-up
+        up, down = ((cohort.mask & one).sum() for one in (warm, warm | begins))
         seen = seen._replace(
-            bytes_up=seen.bytes_up + base.traffic(whole.sum(), usual),
-            bytes_down=seen.bytes_down + base.traffic(begins.sum(), usual),
+            bytes_up=seen.bytes_up + base.traffic(up, usual), bytes_down=seen.bytes_down + base.traffic(down, usual)
         )
         trained = state.trained | (mark_trained(state.trained, passed, data, cohort) & ~warm)
         return LGState(model, passed.rows, trained, state.cluster, state.round + 1), seen

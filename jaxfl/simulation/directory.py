@@ -194,11 +194,10 @@ class RunDirectory:
         ended, asked = ((one or {}).get("rounds", 0) for one in (self.summary(), self.config()))
         path = self.path / HISTORY
         told = max((one["round"] for one in read(path)), default=0) if path.exists() else 0
-        if told > ended or asked <= ended:
-            return told > ended
-        with contextlib.suppress(ValueError):  # of checkpoints that cannot be used nobody goes on
-            return self.done() > ended
-        return False
+        if asked > ended >= told:
+            with contextlib.suppress(ValueError):  # of checkpoints that cannot be used nobody goes on
+                told = self.done()
+        return told > ended
 
     def config(self) -> dict[str, Any] | None:
         """Returns what was asked for; None if nothing was written."""
