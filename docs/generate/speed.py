@@ -1,9 +1,7 @@
-"""What was measured, as tables: from `experiments/speed/results`, on one accelerator and on two CPU cores."""
+"""What was measured on CPU cores, as tables, from `experiments/speed/results`; `accelerators.py` has the rest."""
 
 import json
-import re
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ from jaxfl.cli import tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "speed" / "results"
-RECORDS, CPU, SCALING = RESULTS / "h100.jsonl", RESULTS / "cpu.jsonl", RESULTS / "scaling.json"
-KERNELS = RESULTS / "kernels.jsonl"
+CPU, SCALING = RESULTS / "cpu.jsonl", RESULTS / "scaling.json"
 POPULATION, MEMORY = RESULTS / "population.jsonl", RESULTS / "memory.jsonl"
 MORE, COMMANDS = RESULTS / "more.jsonl", RESULTS / "commands.jsonl"
 PEERS = {
@@ -22,51 +19,6 @@ PEERS = {
     "torch": "PyTorch loop",
     "own network": "somebody's own flax network in jaxfl",
 }
-
-
-def h100() -> str:
-    """Returns the table of workloads: jaxfl's seconds, and how many times as long the peers took."""
-    parts = read()
-    lines = ["| workload | jaxfl | peers, times as long | command |", "|---|---|---|---|"]
-    for workload in ("w2", "w3", "w6"):
-        for record in parts[workload]["records"]:
-            if record["ratio"]:
-                name = "-".join([workload, *([record["model"]] if "model" in record else [])])
-                command = f"python -m experiments.speed.rounds {name} --clients {record['clients']}"
-                lines.append(_against_peers(record, command))
-    for record in parts["w8"]["records"][:1]:
-        numbers = record["results"]
-        people = " / ".join(f"{one['population']:,}" for one in numbers)
-        times = " / ".join(_milliseconds(one["summary"]["median"]) for one in numbers)
-        what = f"W8: a cohort of 100 of {people} clients, a round"
-        lines.append(f"| {what} | {times} | | `python -m experiments.speed.w8` |")
-    kit = "`python -m experiments.speed.accelerator`"
-    (w1, *_), (w5, *others), (w7, *_) = (parts[name]["records"] for name in ("w1", "w5", "w7"))
-    alone = next(one for one in others if one["chunk"] == 1)
-    lines += [
-        f"| W1: {w1['rounds']:,} rounds, {w1['chunk']} of 1,000 users, batches of 10, CIFAR-10's shapes | "
-        f"{w1['seconds']:.1f} s | | {kit} |",
-        f"| W5: IFCA with 4 models, {w5['chunk']} of 1,200 clients, a round | "
-        f"{_milliseconds(w5['seconds_per_round'])} | "
-        f"jaxfl, one client after another: {alone['seconds_per_round'] / w5['seconds_per_round']:.0f} | {kit} |",
-        f"| W7: FeSEM with 4 centres, {w7['clients']:,} LEAF networks of {w7['rows']} rows, a round | "
-        f"{w7['seconds_per_round']:.2f} s, at most {w7['peak_bytes'] / 1e9:.1f} GB | | {kit} |",
-    ]
-    return "\n".join(lines)
-
-
-def machine() -> str:
-    """Returns what it was measured on, in a sentence."""
-    (one, *rest) = read()["machine"]["records"]
-    rates = {record["product"]: record["gflops"] / 1000 for record in rest if "product" in record}
-    waits = sorted(_compilations(read()))
-    versions = ", ".join(f"{name} {one['versions'][name]}" for name in ("jax", "torch", "fedjax"))
-    return (
-        f"One {one['devices'][0]}, {one['cpus']} CPU cores, {versions}. A large float32 matrix product runs at "
-        f"{rates['default']:.0f} TFLOP/s with JAX's default precision and at {rates['float32']:.0f} with "
-        f'`jax_default_matmul_precision="highest"`. Compilation, which is not in the times, took {waits[0]:.0f} to '
-        f"{waits[-1]:.0f} s."
-    )
 
 
 def cpu() -> str:
@@ -90,7 +42,7 @@ def cpu() -> str:
 def more() -> str:
     """Returns what clustering alone and large populations take on two CPU cores."""
     lines = ["| more | beside | ratio | command |", "|---|---|---|---|"]
-    for one in _lines(MORE):
+    for one in lines_of(MORE):
         if one["workload"] == "W4":
             found, beside = one["ratio"]["scipy"], "SciPy + scikit-learn"
             what = f"cosine distances and {' / '.join(found)} linkage of {one['clients']:,} clients x 4,096 features"
@@ -108,14 +60,15 @@ def more() -> str:
 def commands() -> str:
     """Returns how long whole commands take."""
     lines = ["| a whole command | seconds | a round | command |", "|---|---|---|---|"]
-    for one in _lines(COMMANDS):
+    for one in lines_of(COMMANDS):
         again = f", again {_spread(one['again_seconds'], '{:.1f}')}" if one["again_seconds"] else ""
         each = f"{one['summary']['seconds_per_round']:.2g} s, {one['summary']['rounds']} rounds"
         lines.append(f"| {one['what']} | {one['first_seconds']:.1f}{again} | {each} | `{one['command']}` |")
     return "\n".join(lines)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of a file of results."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -132,7 +85,7 @@ def cpu_machine() -> str:
 def cpu_runs() -> dict[str, list[dict[str, Any]]]:
     """Returns the runs of every workload."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for record in _lines(CPU):
+    for record in lines_of(CPU):
         found.setdefault(record["workload"], []).append(record)
     return found
 
@@ -171,54 +124,6 @@ def scaling_machine() -> str:
     ).strip()
 
 
-def h100_scaling() -> str:
-    """Returns the curves on the accelerator: a row for each axis."""
-    (record,) = read()["scaling"]["records"]
-    lines = ["| what grows | | milliseconds a round | memory on the GPU, GB | slope |", "|---|---|---|---|---|"]
-    for result in (Scaling(**one) for one in record["scalings"]):
-        values = " / ".join(f"{row['value']:,}" for row in result.points)
-        times = " / ".join(f"{1000 * row['seconds']['median']:.1f}" for row in result.points)
-        memory = " / ".join(f"{row['peak_bytes'] / 1e9:.1f}" for row in result.points)
-        lines.append(f"| {AXES[result.over].label} | {values} | {times} | {memory} | {result.slope:.2f} |")
-    return "\n".join(lines)
-
-
-def h100_seeds() -> str:
-    """Returns what five seeds in one program take on the accelerator, beside one seed."""
-    records = read()["seeds"]["records"]
-    lines = [
-        "| network, method | one seed, s | five seeds, s | five / one | of the rounds alone | with compilation |",
-        "|---|---|---|---|---|---|",
-    ]
-    names = {"logistic": "logistic", "mlp32": "784-32-10", "mlp200": "784-200-10"}
-    for one in records:
-        single, several = (one["seconds"][count][1:] for count in ("one", "five"))
-        told = [f"{statistics.median(values):.2f}" for values in (single, several, one["ratio"][1:])]
-        what = f"{names[one['network']]}, {one['method']}"
-        lines.append(f"| {what} | {' | '.join(told)} | {one['rounds_ratio']:.2f} | {one['ratio'][0]:.2f} |")
-    return "\n".join(lines)
-
-
-def kernels() -> str:
-    """Returns what a GPU would start in a round, as it was once and as it is, read off compiled programs."""
-    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for line in _lines(KERNELS):
-        name = "-".join(["784", *map(str, line["network"]), "10"]) if line["network"] else "logistic"
-        step, whole, _ = line["loops"]
-        total = {key: 5 * step[key] + whole[key] for key in ("kernels", "megabytes", "microseconds")}
-        found.setdefault((name, line["commit"]), {})[line["seeds"]] = total | {"looks": 5 * step["looks"]}
-    head = (
-        "| network | at commit | kernels | looks of the host | MB, one seed | MB, five seeds | five / one, estimated |"
-    )
-    lines = [head, "|---|---|---|---|---|---|---|"]
-    for (name, commit), by_seeds in sorted(found.items(), key=lambda one: one[0][0]):
-        one, five = by_seeds[1], by_seeds[5]
-        ratio = five["microseconds"] / one["microseconds"]
-        moved = " | ".join(f"{each['megabytes']:,.0f}" for each in (one, five))
-        lines.append(f"| {name} | `{commit}` | {one['kernels']} | {one['looks']} | {moved} | {ratio:.2f} |")
-    return "\n".join(lines)
-
-
 def models_on_the_host() -> str:
     """Returns the table of methods whose rows of the clients were on the host; of each method the last run."""
     lines = [
@@ -251,7 +156,7 @@ def models_on_the_host_in_words() -> str:
 def memory() -> str:
     """Returns what `jaxfl plan` says of every method, beside what a run has taken."""
     lines = ["| method | planned, MB | taken, MB | planned / taken |", "|---|---|---|---|"]
-    for record in _lines(MEMORY):
+    for record in lines_of(MEMORY):
         planned, taken = record["planned"], record["taken"]
         lines.append(f"| `{record['method']}` | {planned / 1e6:,.0f} | {taken / 1e6:,.0f} | {planned / taken:.2f} |")
     return "\n".join(lines)
@@ -259,40 +164,10 @@ def memory() -> str:
 
 def _kept() -> dict[str, dict[str, Any]]:
     """Returns the last run of every method whose rows of the clients were on the host."""
-    return {record["method"]: record for record in _lines(POPULATION) if "dense_bytes" in record.get("alone", {})}
+    return {record["method"]: record for record in lines_of(POPULATION) if "dense_bytes" in record.get("alone", {})}
 
 
 def _spread(values: list[float], form: str) -> str:
     """Returns the median of several runs, and the extremes where they differ."""
     middle, *ends = (form.format(value) for value in (statistics.median(values), min(values), max(values)))
     return middle if len(set(ends)) == 1 else f"{middle} ({ends[0]} to {ends[1]})"
-
-
-def read() -> dict[str, dict[str, Any]]:
-    """Returns the parts of the measurement by name."""
-    return {part["part"]: part for part in _lines(RECORDS)}
-
-
-def _compilations(parts: Any) -> Iterator[float]:
-    """Yields all seconds of compilation, however deep."""
-    if isinstance(parts, dict):
-        if isinstance(parts.get("compile_seconds"), float):
-            yield parts["compile_seconds"]
-        parts = list(parts.values())
-    for part in parts if isinstance(parts, list) else ():
-        yield from _compilations(part)
-
-
-def _against_peers(record: dict[str, Any], command: str) -> str:
-    """Returns a row of the table."""
-    what = re.sub(
-        r"\d{4,}(?= clients)", lambda number: f"{int(number[0]):,}", record["what"].replace("mlp", "784-200-10")
-    )
-    medians = {PEERS[peer]: ratio["median"] for peer, ratio in record["ratio"].items()}
-    peers = ", ".join(f"{peer} {median:,.{1 if median < 100 else 0}f}" for peer, median in medians.items())
-    seconds = _milliseconds(record["summary"]["jaxfl"]["median"])
-    return f"| {record['workload']}: {what}, a round | {seconds} | {peers} | `{command}` |"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms"

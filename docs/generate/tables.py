@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from docs import lessons
-from docs.generate import advice, examples, leaderboard, methods, papers, reliability, results, speed
+from docs.generate import accelerators, advice, examples, leaderboard, methods, papers, reliability, results, speed
 from experiments.leaderboard.federations import FEDERATIONS
 from jaxfl.bench import AXES
 
@@ -16,10 +16,12 @@ TABLES = {
     "cpu": speed.cpu,
     "cpu machine": speed.cpu_machine,
     "five results": papers.five_rows,
-    "h100": speed.h100,
-    "h100 scaling": speed.h100_scaling,
-    "h100 seeds": speed.h100_seeds,
-    "kernels": speed.kernels,
+    "h100": accelerators.h100,
+    "h100 scaling": accelerators.h100_scaling,
+    "h100 seeds": accelerators.h100_seeds,
+    "h200 rounds": accelerators.h200_rounds,
+    "h200 seeds": accelerators.h200_seeds,
+    "kernels": accelerators.kernels,
     "language clusters": examples.language_clusters,
     "language methods": examples.language_methods,
     "lecturer clusters": examples.lecturer_clusters,
@@ -36,7 +38,7 @@ TABLES = {
     "leaderboard withheld": leaderboard.withheld,
     **{f"leaderboard {on.name}": functools.partial(leaderboard.cells, on.name) for on in FEDERATIONS},
     **{f"lesson {name}": functools.partial(lessons.table, name) for name in lessons.COMMANDS},
-    "machine": speed.machine,
+    "machine": accelerators.machine,
     "memory": speed.memory,
     "methods": methods.by_kind,
     "more": speed.more,
