@@ -165,9 +165,11 @@ def battery(setting: Setting) -> None:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *files, *chosen, "-n", str(workers), "-q", f"--junitxml={report}"]
         command += ["-p", "no:benchmark"]  # warns of xdist where it is installed, and warnings are errors here
+        command += ["-o", "minversion=8"]  # an older pytest will do where it finds the tests by PYTHONPATH
         # the laws are about rounding, which tf32 would hide
         environment = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         environment |= {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "")}
+        environment |= {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
         if not environment["JAX_PLATFORMS"]:
             environment["JAX_PLATFORMS"] = "cpu" if setting.smoke else "cuda,cpu"
         log = setting.out / "battery.log"

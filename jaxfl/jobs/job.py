@@ -31,7 +31,8 @@ from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.shared import directory_at
 
 CLIENTS = "clients.csv"
-TIMES = ("seconds_per_round", "total_seconds", "compile_seconds", "evaluation_seconds")  # of a summary
+# of a summary
+TIMES = ("seconds_per_round", "total_seconds", "compile_seconds", "evaluation_seconds", "saving_seconds")
 DATA = "data_checksum"  # in a config, and among the options of a summary
 PICTURES = ("convergence.png", "clusters.png")
 DPI = 150  # of these

@@ -12,6 +12,7 @@ A callback is called with an `Event`; one that returns True ends the run, which 
 
 import collections
 import importlib
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from jaxfl.simulation.stopping import BestCheckpoint as BestCheckpoint
 from jaxfl.simulation.stopping import EarlyStopping as EarlyStopping
 from jaxfl.simulation.stopping import TimeLimit as TimeLimit
 
-LONG = 60  # seconds after which a run's last line says how evaluations could take less of them
+LONG = 60  # seconds after which a run's last line says how evaluations and checkpoints could take less of them
 SILENT = 60  # seconds without a line after which there is one, evaluation or not
 
 
@@ -171,10 +172,15 @@ def _took(event: Event) -> str:
     'took 48 s (compile 20 s, evaluation 24 s)'
     >>> _took(Event(2, 2, 1, 0.5, 1.0, None, seconds=90.0, compile_seconds=5.0, evaluation_seconds=60.0))
     'took 1:30 (compile 5.0 s, evaluation 1:00); eval_every and test_rows make evaluation shorter'
+    >>> _took(Event(2, 2, 1, 0.5, 1.0, None, seconds=287.0, compile_seconds=23.0, saving_seconds=179.0))
+    'took 4:47 (compile 23 s, evaluation 0.0 s, saving 2:59); checkpoint_every makes saving rarer'
     """
     apart = f"compile {_clock(event.compile_seconds)}, evaluation {_clock(event.evaluation_seconds)}"
-    costly = event.seconds > LONG and event.evaluation_seconds > event.seconds / 4
-    hint = "; eval_every and test_rows make evaluation shorter" if costly else ""
+    if event.saving_seconds > event.seconds / 20:
+        apart += f", saving {_clock(event.saving_seconds)}"
+    much = event.seconds / 4 if event.seconds > LONG else math.inf
+    hint = "; eval_every and test_rows make evaluation shorter" if event.evaluation_seconds > much else ""
+    hint += "; checkpoint_every makes saving rarer" if event.saving_seconds > much else ""
     return f"took {_clock(event.seconds)} ({apart}){hint}"
 
 

@@ -206,7 +206,7 @@ class _Seed:
                 return
             record = progress.record(self._evaluation)
         if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
-            progress.save(state, sound=self._program.serves if record is None else None)
+            self._clock.save(progress, state, sound=self._program.serves if record is None else None)
         self._tell(self._event(record, state, whole=self._few is not None and progress.done == schedule.rounds))
 
     def end(self, state: Any) -> None:
@@ -220,7 +220,8 @@ class _Seed:
             if not evaluated and not self._sound(self._evaluation, progress.done, state):
                 return
             record = (progress.correct if evaluated else progress.record)(self._evaluation)
-        progress.save(state, sound=self._program.serves, anew=not evaluated)  # what is recorded is not told again
+        # what is recorded is not told again
+        self._clock.save(progress, state, sound=self._program.serves, anew=not evaluated)
         event = self._event(record, state, whole=self._few is not None)
         self._tell(event._replace(rounds=progress.done, again=evaluated and record is not None))
 
@@ -243,7 +244,7 @@ class _Seed:
     def save(self, state: Any) -> None:
         """Saves a run that is stopped."""
         if self.diverged is None:
-            self._progress.save(state, sound=self._program.serves)
+            self._clock.save(self._progress, state, sound=self._program.serves)
 
     def outcome(self, state: Any) -> Outcome:
         """Returns what came of the run."""
@@ -256,12 +257,10 @@ class _Seed:
             one.data,
             evaluation,
             progress,
+            clock,
             seed=one.seed,
             cohort=asked.size,
-            seconds_per_round=progress.pace,
-            total_seconds=clock.seconds,
             compile_seconds=self._program.compile_seconds,
-            evaluation_seconds=sum(clock.evaluations),
             lower_is_better=list(asked.method.task.metrics.lower),
             factored=self._program.factored,
             fast_forms=rewriting.in_words(asked.method.task.replaced),
@@ -292,6 +291,7 @@ class _Seed:
             seconds_left=self._together * clock.left(self._asked.schedule, progress.done, pace),
             compile_seconds=self._program.compile_seconds,
             evaluation_seconds=sum(clock.evaluations),
+            saving_seconds=sum(clock.savings),
             seed=self._one.seed if self._asked.several else None,
             keep=functools.partial(progress.keep, state=state),
             lower=tuple(self._asked.method.task.metrics.lower),

@@ -170,8 +170,8 @@ class Progress:
             self.history.correct(evaluation.metrics)
         return self.history[-1]
 
-    def save(self, state: Params, *, sound: Callable[[Params], bool] | None = None, anew: bool = False) -> None:
-        """Writes a checkpoint, if there is a directory and none of this round.
+    def save(self, state: Params, *, sound: Callable[[Params], bool] | None = None, anew: bool = False) -> bool:
+        """Writes a checkpoint, if there is a directory and none of this round; returns whether it did.
 
         Args:
             state: after the rounds done so far.
@@ -183,10 +183,12 @@ class Progress:
             OSError: it cannot be written; the message says what is kept.
         """
         due = self.saved < self.done or anew
-        if self._directory is not None and due and (sound is None or sound(state)):
-            with self._told(), saving(state) as saved:
-                self._directory.save(saved, self._header())
-            self.saved = self.done
+        if self._directory is None or not due or not (sound is None or sound(state)):
+            return False
+        with self._told(), saving(state) as saved:
+            self._directory.save(saved, self._header())
+        self.saved = self.done
+        return True
 
     def keep(self, folder: Path, state: Params) -> None:
         """Writes a checkpoint of these rounds into a folder beside the run's own, and the history until then.

@@ -32,9 +32,10 @@ class Event(NamedTuple):
         seconds_per_round: of the last rounds.
         record: of the evaluation that was just made; None if none was.
         seconds: since the run was started or resumed, with everything.
-        seconds_left: about, evaluations included.
+        seconds_left: about, evaluations and checkpoints included.
         compile_seconds: of these seconds; compiling the evaluation is part of the first one.
         evaluation_seconds: of these seconds.
+        saving_seconds: of these seconds, which went into checkpoints.
         seed: of the run, where there are several seeds; else None.
         keep: writes a checkpoint of this moment into a folder.
         lower: metrics of the task that are better where they are lower, beside losses.
@@ -54,6 +55,7 @@ class Event(NamedTuple):
     seconds_left: float = 0.0
     compile_seconds: float = 0.0
     evaluation_seconds: float = 0.0
+    saving_seconds: float = 0.0
     seed: int | None = None
     keep: Callable[[Path], None] | None = None
     lower: tuple[str, ...] = ()

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import CAPACITY
+from jaxfl.simulation.progress import Progress
+from jaxfl.typing import Params
 
 GLANCE = 1.0  # seconds after which Python looks, so that a progress bar moves
 
@@ -91,6 +93,15 @@ class Schedule(NamedTuple):
         """Returns whether the run is saved after `done` rounds; it is after the last."""
         return done % self.checkpoint_every == 0 or done == self.rounds
 
+    def checkpoints_after(self, done: int) -> int:
+        """Returns how many checkpoints are still to be written after `done` rounds.
+
+        >>> [Schedule(10, 4, 3).checkpoints_after(done) for done in (0, 3, 9, 10)]
+        [4, 3, 1, 0]
+        """
+        last = done < self.rounds and self.rounds % self.checkpoint_every > 0
+        return self.rounds // self.checkpoint_every - done // self.checkpoint_every + last
+
     def ahead(self, done: int, seconds_per_round: float | None) -> int:
         """Returns how many rounds to advance after `done`: about `GLANCE` seconds of them, and not beyond what is due.
 
@@ -112,10 +123,13 @@ class Clock:
 
     Attributes:
         evaluations: seconds of each; the first one compiles.
+        savings: seconds of each checkpoint that was written.
     """
 
     def __init__(self, began: float | None = None):
-        self._began, self.evaluations = time.perf_counter() if began is None else began, []
+        self._began = time.perf_counter() if began is None else began
+        self.evaluations: list[float] = []
+        self.savings: list[float] = []
 
     @property
     def seconds(self) -> float:
@@ -129,10 +143,18 @@ class Clock:
         self.evaluations.append(time.perf_counter() - began)
         return evaluation
 
+    def save(self, progress: Progress, state: Params, **given: Any) -> None:
+        """Has `progress` save the state, and keeps how long it took if there was something to write."""
+        began = time.perf_counter()
+        if progress.save(state, **given):
+            self.savings.append(time.perf_counter() - began)
+
     def left(self, schedule: Schedule, done: int, seconds_per_round: float) -> float:
-        """Returns about how many seconds the rounds and evaluations after `done` will take."""
+        """Returns about how many seconds the rounds, evaluations and checkpoints after `done` will take."""
         usual = statistics.median(self.evaluations[1:] or self.evaluations or [0.0])
-        return (schedule.rounds - done) * seconds_per_round + schedule.evaluations_after(done) * usual
+        saving = statistics.median(self.savings or [0.0])
+        rounds = (schedule.rounds - done) * seconds_per_round
+        return rounds + schedule.evaluations_after(done) * usual + schedule.checkpoints_after(done) * saving
 
 
 def check_drift(drifts_at: int | None, rounds: int) -> None:

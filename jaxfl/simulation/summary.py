@@ -11,18 +11,22 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.progress import Progress
+from jaxfl.simulation.schedule import Clock
 
 RECOVERED = 0.01  # from the metric before a drift: a point of accuracy
 
 
-def summary_of(data: FederatedData, evaluation: Evaluation, progress: Progress, **run: Any) -> dict[str, Any]:
+def summary_of(
+    data: FederatedData, evaluation: Evaluation, progress: Progress, clock: Clock, **run: Any
+) -> dict[str, Any]:
     """Returns a run's summary, ready for JSON.
 
     Args:
         data: the federation, with its drift if it has one.
         evaluation: the last one; its metrics are of the summary.
         progress: at the end.
-        **run: what else is said of the run: seed, cohort, times, ...
+        clock: of the run.
+        **run: what else is said of the run: seed, cohort, ...
     """
     lower, drifts_at = evaluation.main in run["lower_is_better"], data.drifts_at
     data = data.at(progress.done)
@@ -37,6 +41,10 @@ def summary_of(data: FederatedData, evaluation: Evaluation, progress: Progress, 
         "mean_participants": progress.tally.participants / max(progress.done, 1),
         **({} if drifts_at is None else around_drift(progress.history, drifts_at, evaluation.main, lower=lower)),
         **run,
+        "seconds_per_round": progress.pace,
+        "total_seconds": clock.seconds,
+        "evaluation_seconds": sum(clock.evaluations),
+        "saving_seconds": sum(clock.savings),
         "peak_bytes": peak_bytes(),
         "device": jax.local_devices()[0].device_kind,
         "versions": {"python": sys.version.split()[0], "jax": jax.__version__, "numpy": np.__version__},

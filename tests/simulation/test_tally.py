@@ -1,5 +1,7 @@
 """What is added up over rounds does not depend on how many of them a call makes."""
 
+import types
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,7 +57,7 @@ def test_a_round_without_anybody_loses_nothing():
     assert (tally.lost, tally.updates) == (3, 3) and np.isnan(tally.last_loss)
 
 
-def test_what_is_left_is_rounds_and_evaluations():
+def test_what_is_left_is_rounds_evaluations_and_checkpoints():
     clock = Clock()
     assert clock.left(Schedule(10, 3, 3), 4, 2.0) == 12, "evaluations are free as long as none is known"
     clock.evaluations = [9.0]
@@ -63,6 +65,16 @@ def test_what_is_left_is_rounds_and_evaluations():
     clock.evaluations = [9.0, 1.0, 1.5, 1.0]  # the first one compiled
     assert clock.left(Schedule(10, 3, 3), 4, 2.0) == 12 + 3 * 1
     assert clock.evaluate(lambda number: number + 1, 1) == 2 and len(clock.evaluations) == 5
+    clock.savings = [30.0, 50.0, 40.0]
+    assert clock.left(Schedule(10, 3, 4), 4, 2.0) == 12 + 3 * 1 + 2 * 40, "after rounds 8 and 10"
+    assert clock.left(Schedule(10, 3, 4), 10, 2.0) == 0
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_only_checkpoints_that_are_written_count(written):
+    clock = Clock()
+    clock.save(types.SimpleNamespace(save=lambda state: written), None)
+    assert len(clock.savings) == written
 
 
 @pytest.mark.parametrize("saved", [{"unknown": 1}, {"seconds": "1"}, {"participants": None}, {"extra": [1]}])
