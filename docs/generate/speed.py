@@ -12,11 +12,12 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "speed" / "results"
 CPU, SCALING = RESULTS / "cpu.jsonl", RESULTS / "scaling.json"
 POPULATION, MEMORY = RESULTS / "population.jsonl", RESULTS / "memory.jsonl"
-MORE, COMMANDS = RESULTS / "more.jsonl", RESULTS / "commands.jsonl"
+MORE, COMMANDS, VMAP = RESULTS / "more.jsonl", RESULTS / "commands.jsonl", RESULTS / "vmap.jsonl"
 PEERS = {
     "fedjax": "FedJAX",
     "pfl": "pfl",
     "torch": "PyTorch loop",
+    "vmap": "PyTorch vmap",
     "own network": "somebody's own flax network in jaxfl",
 }
 
@@ -36,6 +37,16 @@ def cpu() -> str:
         share = _spread([100 * run["share_of_product"]["median"] for run in runs], "{:.0f}")
         what = f"{name.partition('-')[0].upper()}: {runs[0]['what']}"
         lines.append(f"| {what} | {', '.join(ratios)} | {share} % | `python -m experiments.speed.rounds {name}` |")
+    return "\n".join(lines)
+
+
+def vmap() -> str:
+    """Returns how PyTorch does where it trains many clients in one call, too."""
+    lines = ["| workload | PyTorch loop / jaxfl | PyTorch vmap / jaxfl | command |", "|---|---|---|---|"]
+    for name, runs in _by_workload(VMAP).items():
+        ratios = [_spread([run["ratio"][peer]["median"] for run in runs], "{:.2f}") for peer in ("torch", "vmap")]
+        command = f"`python -m experiments.speed.rounds {name} --peers torch,vmap`"
+        lines.append(f"| {name.partition('-')[0].upper()}: {runs[0]['what']} | {' | '.join(ratios)} | {command} |")
     return "\n".join(lines)
 
 
@@ -84,8 +95,12 @@ def cpu_machine() -> str:
 
 def cpu_runs() -> dict[str, list[dict[str, Any]]]:
     """Returns the runs of every workload."""
+    return _by_workload(CPU)
+
+
+def _by_workload(path: Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for record in lines_of(CPU):
+    for record in lines_of(path):
         found.setdefault(record["workload"], []).append(record)
     return found
 

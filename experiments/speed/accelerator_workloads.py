@@ -64,14 +64,14 @@ def w1(setting: Setting) -> None:
 
 def w2(setting: Setting) -> None:
     """LEAF's FEMNIST network."""
-    real, toy = ["--clients", "100", "--peers", "torch"], ["--clients", "2", "--hidden", "8"]
+    real, toy = ["--clients", "100", "--peers", "torch,vmap"], ["--clients", "2", "--hidden", "8"]
     workload("rounds", ["w2", *sized(setting, real, toy)], (1,) if setting.smoke else (1, 4, 16, 50), setting)
 
 
 def w3(setting: Setting) -> None:
     """Many small clients; the peers are left out at 10,000, where they take minutes a round."""
     works, chunks = ["w3-logistic", "w3-mlp"], (1,) if setting.smoke else (100, 1000)
-    beside = ["--clients", "1000", "--peers", "fedjax,torch"]
+    beside = ["--clients", "1000", "--peers", "fedjax,torch,vmap"]
     workload("rounds", [*works, *sized(setting, beside, ["--clients", "4"])], chunks, setting)
     if not setting.smoke:
         alone = ["--clients", "10000", "--peers", "none"]
@@ -100,7 +100,7 @@ def w5(setting: Setting) -> None:
 
 def w6(setting: Setting) -> None:
     """StoCFL's local work at 64 and 4,800 clients."""
-    real, toy = ["--clients", "64", "4800", "--peers", "torch"], ["--clients", "3", "--hidden", "16"]
+    real, toy = ["--clients", "64", "4800", "--peers", "torch,vmap"], ["--clients", "3", "--hidden", "16"]
     workload("rounds", ["w6", *sized(setting, real, toy)], (1,) if setting.smoke else (8, 32, 128, 256), setting)
 
 

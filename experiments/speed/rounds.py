@@ -73,7 +73,7 @@ class Work(NamedTuple):
     clients: int
     method: str = "fedavg"
     models: int = 1
-    peers: tuple[str, ...] = ("fedjax", "pfl", "torch")
+    peers: tuple[str, ...] = ("fedjax", "pfl", "torch", "vmap")
     own: nn.Module | None = None
 
 
@@ -146,7 +146,7 @@ WORKS = {
         epochs=5,
         batch_size=None,
         clients=64,
-        peers=("torch",),
+        peers=("torch", "vmap"),
         **MLP,
     ),
     "w7": Work(

@@ -187,11 +187,12 @@ def test_unknown_peer_is_named():
         measure.peer_names("fedjax,flower", ("fedjax", "torch"))
 
 
-def test_peers_are_those_that_have_an_environment(tmp_path):
+@pytest.mark.parametrize(("environment", "found"), [("pfl", {"pfl"}), ("torch", {"torch", "vmap"})])
+def test_peers_are_those_that_have_an_environment(environment, found, tmp_path):
     here = peers.there(None)
-    (tmp_path / "pfl" / "bin").mkdir(parents=True)
-    (tmp_path / "pfl" / "bin" / "python").touch()
-    assert peers.there(tmp_path) == [name for name in peers.NAMES if name == "pfl" or name in here]
+    (tmp_path / environment / "bin").mkdir(parents=True)
+    (tmp_path / environment / "bin" / "python").touch()
+    assert peers.there(tmp_path) == [name for name in peers.NAMES if name in found or name in here]
 
 
 def test_kit_makes_a_part_once(tmp_path, capsys):

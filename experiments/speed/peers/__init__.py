@@ -20,19 +20,20 @@ import numpy as np
 from experiments.speed.measure import Side
 
 HERE = Path(__file__).parent
-NAMES = ("fedjax", "pfl", "torch")
+NAMES = ("fedjax", "pfl", "torch", "vmap")
+MODULES = {"vmap": "torch"}  # of peers that are called otherwise than what they import, whose environment they share
 
 
 def python_of(name: str, environments: Path | None) -> str:
     """Returns the Python that runs a peer: of its environment, or this one if there is none."""
-    own = None if environments is None else environments / name / "bin" / "python"
+    own = None if environments is None else environments / MODULES.get(name, name) / "bin" / "python"
     return str(own) if own is not None and own.exists() else sys.executable
 
 
 def there(environments: Path | None) -> list[str]:
     """Returns the peers that can run: they have an environment, or this Python can import them."""
     made = [name for name in NAMES if environments is not None and python_of(name, environments) != sys.executable]
-    return [name for name in NAMES if name in made or importlib.util.find_spec(name) is not None]
+    return [name for name in NAMES if name in made or importlib.util.find_spec(MODULES.get(name, name)) is not None]
 
 
 class Peer:

@@ -5,11 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.speed.peers import HERE, NAMES
+from experiments.speed.peers import HERE, MODULES, NAMES
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("folder", type=Path, help="gets an environment for each peer")
-parser.add_argument("--only", choices=NAMES, nargs="+", default=NAMES)
+OWN = [name for name in NAMES if name not in MODULES]
+parser.add_argument("--only", choices=OWN, nargs="+", default=OWN)
 options = parser.parse_args()
 for name in options.only:
     place = options.folder / name
