@@ -251,13 +251,22 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     else:
         source = sources.load(row.source, data_dir, **of("source"))
         if row.skew == "hybrid":
-            source = domains.combined(source, _other(source, chosen["other"], data_dir))
+            source = _with_domains(source, chosen["other"], known["other"].default, data_dir)
         data = SKEWS[row.skew][0](source, seed=seed, **of("skew"))
     for shifted in reversed(row.shifts):
         data = SHIFTS[shifted](data, seed=seed, **of(shifted))
     data = conditions.hold_out(data, share, seed) if share else data
     data = divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
     return impose(data, seed=seed, **of("condition"))
+
+
+def _with_domains(source: sources.Source, other: str, usual: str, data_dir: str | Path | None) -> sources.Source:
+    """Returns a source of several domains: itself, where its file says them (npz)."""
+    if source.domains is None:
+        return domains.combined(source, _other(source, other, data_dir))
+    if other != usual:
+        raise ValueError(f"other must be left out where {source.name} has domains of its own, got {other!r}.")
+    return source
 
 
 def _other(source: sources.Source, other: str, data_dir: str | Path | None) -> sources.Source:

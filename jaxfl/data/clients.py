@@ -103,8 +103,7 @@ class FederatedData:
         label_shift: added to every label modulo the number of classes, per client `[N]`, or None.
         group: the true group of each client `[N]`, or None where it is unknown; metrics only, never shown to a method.
         held_out: True for clients kept out of training and served as unseen ones `[N]`, or None.
-        mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None leaves floats
-            alone.
+        mean, std: the inputs become `(inputs - mean) / std`; scalars or one per channel; None leaves floats alone.
         num_classes: L, how many numbers a network gives for a label: classes, targets, or tokens.
         name: what plots and tables call the data.
         group_names: one name per true group.
@@ -118,6 +117,7 @@ class FederatedData:
             are those of the first rounds; `at` gives those of any.
         rate: what the steps of this round's local training are multiplied by, `[]` float32, or None; given to methods
             by `jaxfl.scheduled`, no data set has one.
+        fitted: whether the pool is scaled by what these training rows say, as a table's is.
         dealt: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
         filled: how many training rows clients have in the mean, as a share of `train.max_size`, in quarters that are
             rounded down; 1 where all have as many, in every round. 0 where it is not known, see `in_programs`.
@@ -149,6 +149,7 @@ class FederatedData:
     absent: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     drift: Drift | None = None
     filled: float = struct.field(pytree_node=False, default=0.0)
+    fitted: bool = struct.field(pytree_node=False, default=False)
 
     def __repr__(self) -> str:
         """Returns a line: the examples would fill pages."""

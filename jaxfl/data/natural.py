@@ -64,6 +64,12 @@ def writers(
         train, test = [part[part < count] for part in parts], [part[part >= count] for part in parts]
         unseen = np.array([not len(part) for part in train])
         held_out = unseen if unseen.any() else None
+        if unseen.any():
+            warnings.warn(
+                f"{source.name}: {unseen.sum()} of {len(unseen)} makers have no training rows: they are held out, and "
+                "nothing tells a method to which cluster they belong; test_share=0.2 gives all of them some.",
+                stacklevel=2,
+            )
     else:
         train, test = partition.train_test_split(parts, test_share, seed=seed)
     names = () if group is None else source.group_names

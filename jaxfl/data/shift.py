@@ -157,7 +157,7 @@ def _rotate(data: FederatedData, degrees: np.ndarray) -> FederatedData:
     if data.tilt is not None:
         degrees = degrees + np.asarray(data.tilt)
     degrees = degrees % 360
-    turns = np.round(degrees / 90)
+    turns = np.floor(degrees / 90 + 0.5)  # halves always up: clients who see the same have the same two numbers
     left = degrees - 90 * turns
     dtype = np.float32 if data.inputs.dtype == np.uint8 else data.inputs.dtype
     tilt = left.astype(dtype) if left.any() else None
@@ -179,6 +179,8 @@ def _angle_names(angles: Sequence[float]) -> tuple[str, ...]:
 def _shift_names(shifts: Sequence[int], num_classes: int) -> tuple[str, ...]:
     """Returns the groups' names; raises unless the shifts differ."""
     _check_distinct("shifts", shifts, num_classes)
+    if not all(float(shift).is_integer() for shift in shifts):
+        raise ValueError(f"shifts must be whole numbers, got {tuple(shifts)}.")
     return tuple(f"shift {int(shift) % num_classes}" for shift in shifts)
 
 

@@ -5,6 +5,7 @@ own rows (in `hybrid` of its domain's rows); or, with `test_share=None`, the off
 classes of the client's group where it has such.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -277,7 +278,7 @@ def pack(
     """Builds a federation from its parts and what the source knows about the examples."""
     if source.fit is not None:
         inputs, labels = source.fit(inputs, labels, np.unique(np.concatenate(train)))
-    return federate(
+    data = federate(
         inputs,
         labels,
         train,
@@ -292,3 +293,4 @@ def pack(
         class_names=source.class_names,
         client_names=client_names,
     )
+    return dataclasses.replace(data, fitted=source.fit is not None)

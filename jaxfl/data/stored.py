@@ -32,6 +32,7 @@ MAPPED = (
 )  # as long as the pool or its lists; all else is read
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
 NAMES = "client_names"  # where there are any
+FITTED = "fitted"  # where it is so
 TYPES = {  # of the arrays whose type is always the same
     **dict.fromkeys(("rotation", "label_shift", "group"), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
@@ -85,6 +86,7 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
     header = {"schema": SCHEMA, **{name: getattr(data, name) for name in PLAIN}}
     header |= {"max_size": {name: split.max_size for name, split in data.splits.items()}}
     header |= {NAMES: data.client_names} if data.client_names else {}
+    header |= {FITTED: True} if data.fitted else {}
     header |= {"attack": None if data.attack is None else data.attack.kind}
     header |= {
         "arrays": {name: {"dtype": np.dtype(kind).name, "shape": shape} for name, (kind, shape) in arrays.items()}
@@ -147,6 +149,7 @@ def _blank(header: dict[str, Any]) -> FederatedData:
         raise ValueError(f"attack is {attack!r}")
     absent = {field.name: None for field in fields(FederatedData) if "per_client" in field.metadata}
     made: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
+    made |= {FITTED: bool(header.get(FITTED, False))}
     return FederatedData(**made, attack=None if attack is None else Attack(nothing, nothing, attack))
 
 

@@ -30,8 +30,8 @@ def predict(task: Task, model: Params, data: FederatedData, inputs: ArrayLike) -
         task: what the model has learned.
         model: one.
         data: the federation that it was trained on; rows are scaled by its `mean` and `std`.
-        inputs: rows `[B, ...]` as the client sees them (turned as its own are), not scaled: pixels from 0 to 255 where
-            the federation's are.
+        inputs: rows `[B, ...]` as they are in `data.inputs`, turned as the client's own are: pixels from 0 to 255 where
+            the federation's are, and of a table, which has no `mean` and `std`, scaled.
 
     Raises:
         ValueError: they have another shape, or are floats where the federation has pixels or tokens.
@@ -97,12 +97,13 @@ def newcomers(
         began: the federation as it was in the first round, if it drifts: what is found before it is found among these.
 
     Raises:
-        ValueError: they have other rows or classes, or the method kept nothing to place them by.
+        ValueError: they have other rows, classes or scales, or the method kept nothing to place them by.
     """
     check_learns(method.task, new)
     data, key = data.at(int(state.round)), jax.random.key(seed)
     if new.inputs.dtype != data.inputs.dtype:
         raise ValueError(f"data must have inputs of {data.inputs.dtype} as the run's, got {new.inputs.dtype}.")
+    _check_means_the_same(data, new)
     both = with_newcomers(data, new)
     first = both if began is None else with_newcomers(began, new)
     try:
@@ -133,6 +134,23 @@ def newcomers(
     return found._replace(
         metrics=metrics, values=few, rows=found.rows[ids], loss=found.loss[ids], cluster=found.cluster[ids]
     )
+
+
+def _check_means_the_same(data: FederatedData, new: FederatedData) -> None:
+    """Raises ValueError where a number of the new clients' rows is not what it was in the run."""
+    names, known = new.class_names, data.class_names
+    if names and known and names != known[: len(names)]:
+        place = next(at for at, pair in enumerate(zip(names, known, strict=False)) if len(set(pair)) > 1)
+        raise ValueError(
+            f"data must number the classes as the run does: class {place} is {names[place]!r}, in the run "
+            f"{known[place]!r}; take both from one file."
+        )
+    if (data.fitted or new.fitted) and not np.array_equal(data.inputs, new.inputs):
+        raise ValueError(
+            "data must be scaled as the run's are, and those of a table are scaled by the table's own training rows; "
+            "put all rows into one table and hold clients out of training (held_out=0.2), or take a subset of the "
+            "run's data."
+        )
 
 
 def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:

@@ -64,6 +64,14 @@ def test_images_are_turned_and_the_true_groups_follow():
     np.testing.assert_array_equal(same, y)
 
 
+@pytest.mark.parametrize("angles", [(30, 120, 210, 300), (45, 135, 225, 315)])
+def test_groups_a_quarter_apart_stay_as_many_when_clients_are_turned(angles):
+    options = {"angles": angles, "drift": "rotate", "drift_round": 3, "drift_share": 0.5}
+    data = federations.load("rotated-digits", num_clients=16, rows_per_client=10, **options)
+    after = data.at(3)
+    assert {*after.group.tolist()} == {*data.group.tolist()} and not np.array_equal(after.group, data.group)
+
+
 def test_turned_clients_of_groups_with_labels_of_their_own_are_groups_of_their_own():
     data = federations.load("pathological-digits", num_clients=8, drift="rotate", drift_round=3, drift_share=0.5)
     after, turned = data.at(3), data.at(3).rotation == 1

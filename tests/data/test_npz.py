@@ -292,8 +292,23 @@ def test_groups_that_are_lost_are_warned_of(path):
     images, labels = np.zeros((6, 8, 8), np.uint8), np.arange(6) % 2
     whose = {"client": np.repeat(["ann", "bob"], 3), "group": np.repeat(["north", "south"], 3)}
     np.savez(path, x=images, y=labels, **whose, test_x=images, test_y=labels, test_client=np.repeat(["ann", "eve"], 3))
-    with pytest.warns(UserWarning, match="1 of 3 clients have rows of the test set alone, of which no group is known"):
+    lost = pytest.warns(UserWarning, match="1 of 3 clients have rows of the test set alone, of which no group is known")
+    unplaced = pytest.warns(UserWarning, match="1 of 3 makers have no training rows: .* nothing tells a method")
+    with lost, unplaced:
         assert data.load("writers-npz", data_dir=path, test_share=None).group is None
+
+
+def test_domains_of_a_file_are_those_of_the_hybrid(path):
+    """Each image of the file once, and not beside its negative."""
+    pixels = RNG.integers(0, 256, (40, 4, 4), np.uint8)
+    np.savez(path, x=pixels, y=np.arange(40) % 2, domain=np.repeat([0, 1], 20), domain_names=["pen", "scan"])
+    federation = data.load("hybrid-npz", data_dir=path, num_clients=4)
+    assert federation.group_names == ("pen", "scan") and len(federation.inputs) == 40
+    for client, group in enumerate(federation.group):
+        rows = federation.train.rows[federation.train.start[client] :][: federation.train.size[client]]
+        assert (rows // 20 == group).all()
+    with pytest.raises(ValueError, match="other must be left out where npz has domains|other must be left out where"):
+        data.load("hybrid-npz", data_dir=path, num_clients=4, other="digits")
 
 
 TOKENS = RNG.integers(0, 9, (20, 6))

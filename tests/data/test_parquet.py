@@ -243,3 +243,26 @@ def test_missing_files(tmp_path):
     (tmp_path / "own.npz").write_bytes(b"")
     assert parquet.ROW.find(tmp_path / "own.npz") is None
     assert parquet.ROW.find(tmp_path / "small" / "train.parquet") == tmp_path / "small" / "train.parquet"
+
+
+def test_a_file_of_the_user_is_found_by_what_it_holds(tmp_path):
+    """And so `jaxfl compare` is told which file it was."""
+    mine = write(tmp_path / "mine.parquet", column("label", LABELS)).rename(tmp_path / "mine.pq")
+    assert parquet.ROW.find(mine) == mine and parquet.ROW.own(mine) == [mine]
+    mine.write_bytes(b"something else")
+    assert parquet.ROW.find(mine) is None
+
+
+def test_a_folder_with_one_of_several_files_is_not_whole(tmp_path):
+    one = write(tmp_path / "train-00000-of-00003.parquet", column("label", LABELS))
+    with pytest.raises(FileNotFoundError, match="train-00001-of-00003.parquet is not among the files"):
+        parquet.load(tmp_path)
+    assert len(parquet.load(one).labels) == 12, "the file itself is asked for"
+    one.rename(tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"split must be one of \['train'\]"):
+        parquet.load(tmp_path, split="validation")
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "train-00000-of-00001"):
+        write(tmp_path / f"{name}.parquet", column("label", LABELS))
+    (tmp_path / "train.parquet").unlink()
+    with pytest.raises(ValueError, match="has 3 files of train, where train-0000.-of-0000..parquet says"):
+        parquet.load(tmp_path)

@@ -221,6 +221,8 @@ LABELS = np.repeat(np.arange(10), 6)
         (lambda: partition.dominant(LABELS, 4, beta=1.0, rows_per_client=7), "need 7 rows of class 0, and there are 6"),
         (lambda: partition.quantity(10, 3, sigma=-1.0), "sigma must be finite and not negative, got -1.0"),
         (lambda: partition.quantity(10, 3, exponent=np.nan), "exponent must be finite and not negative, got nan"),
+        (lambda: partition.quantity(10, 3, exponent=3.0), "exponent must be left out with law='lognormal', .* got 3.0"),
+        (lambda: partition.quantity(10, 3, law="power", sigma=9.0), "sigma must be left out with law='power', .* 9.0"),
         (lambda: partition.quantity(10, 3, law="zipf"), 'law must be "lognormal" or "power", got "zipf"'),
         (lambda: partition.shards(LABELS, 3, shards_per_client=0), "shards_per_client must be a positive integer"),
         (lambda: partition.train_test_split([LABELS], 1.0), "test_share must be between 0 and 1, exclusive, got 1.0"),

@@ -99,6 +99,7 @@ def test_same_seed_same_federation_other_seed_another():
         (lambda: data.rotated(source(), num_clients=4, angles=(0, 360)), r"angles must be different .* got \(0, 360\)"),
         (lambda: data.shifted(source(), num_clients=4, shifts=()), "shifts must be different"),
         (lambda: data.shifted(source(), num_clients=4, shifts=(0, 10)), r"\(modulo 10\), got \(0, 10\)"),
+        (lambda: data.shifted(source(), num_clients=4, shifts=(0, 1, 1.5)), "shifts must be whole numbers, got"),
     ],
 )
 def test_refusals_name_argument_value_and_remedy(call, message):

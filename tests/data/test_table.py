@@ -188,3 +188,10 @@ def test_times_stay_apart_and_an_index_of_parquet_is_no_column(tmp_path):
     source = table.load(tmp_path / "a.parquet", target="sold", client="who", numbers="at")
     inputs, labels = source.fit(source.inputs, source.labels, np.arange(40))
     assert len(np.unique(inputs)) == 40 and inputs.dtype == labels.dtype == np.float32
+
+
+def test_truth_values_are_classes_in_either_format(tmp_path):
+    frame = FRAME.assign(sold=FRAME.sold == "yes")
+    for how in ("csv", "parquet"):
+        source = table.load(written(tmp_path, how, frame), target="sold", numbers="size")
+        assert source.class_names == ("False", "True")

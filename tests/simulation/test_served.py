@@ -10,7 +10,7 @@ import pytest
 from flax.struct import dataclass
 
 import jaxfl
-from jaxfl.data import drift
+from jaxfl.data import drift, stored
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.local import LocalState
 from jaxfl.simulation import served
@@ -202,3 +202,34 @@ def test_new_clients_of_other_rows_are_refused():
     floats = dataclasses.replace(result.data, inputs=np.asarray(result.data.inputs, np.float32))
     with pytest.raises(ValueError, match="data must have inputs of uint8 as the run's, got float32"):
         result.evaluate(floats)
+
+
+def written(folder, offset, days):
+    """A table whose price follows the size and the day by one rule, whatever the sizes and days are."""
+    numbers = np.random.Generator(np.random.PCG64(offset))
+    day, size = numbers.choice(days, 80), numbers.normal(offset, 3, 80).round(3)
+    lines = [f"{row % 4},{day[row]},{size[row]},{2 * size[row] + 5 * (day[row] == 'sat')}" for row in range(80)]
+    path = folder / f"prices{offset}.csv"
+    path.write_text("\n".join(["who,day,size,price", *lines]))
+    return {"data_dir": path, "target": "price", "client": "who", "categories": "day"}
+
+
+def test_tables_that_are_scaled_by_rows_of_their_own_are_refused(tmp_path):
+    data = jaxfl.data.load("writers-table", **written(tmp_path, 50, ["mon", "sat"]))
+    task = jaxfl.regression(jaxfl.models.Logistic(1), data)
+    result = jaxfl.run(jaxfl.methods.fedavg(task, optax.sgd(0.1), local_epochs=1), data, rounds=1, plan=jaxfl.Plan())
+    for options in (written(tmp_path, 80, ["mon", "sat"]), written(tmp_path, 51, ["sat", "sun"])):
+        with pytest.raises(ValueError, match="those of a table are scaled by the table's own training rows"):
+            result.evaluate(jaxfl.data.load("writers-table", **options))
+    assert len(result.evaluate(data.subset([0, 2])).loss) == 2, "the run's own rows"
+    stored.save(data, tmp_path / "kept")
+    assert stored.load(tmp_path / "kept").fitted
+
+
+def test_classes_that_are_numbered_otherwise_are_refused():
+    data = dataclasses.replace(jaxfl.data.load("rotated-digits", num_clients=4), class_names=tuple("abcdefghij"))
+    task = jaxfl.classification(jaxfl.models.Logistic(10), data)
+    result = jaxfl.run(jaxfl.methods.fedavg(task, optax.sgd(0.1), local_epochs=1), data, rounds=1, plan=jaxfl.Plan())
+    with pytest.raises(ValueError, match="class 1 is 'c', in the run 'b'; take both from one file"):
+        result.evaluate(dataclasses.replace(data, class_names=tuple("acbdefghij")))
+    assert len(result.evaluate(dataclasses.replace(data, class_names=())).loss) == 4

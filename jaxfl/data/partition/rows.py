@@ -66,6 +66,9 @@ def quantity(
             raise ValueError(
                 f"{argument} must be finite and not negative, got {value}; 1 is a strong skew, 0 equal sizes."
             )
+    unused, value = ("exponent", exponent) if law == "lognormal" else ("sigma", sigma)
+    if value != 1.0:
+        raise ValueError(f"{unused} must be left out with law={law!r}, which does not have it, got {value}.")
     check_min_rows(num_rows, num_clients, min_rows)
     rng = host_rng(seed, "partition", "quantity")
     if law == "lognormal":

@@ -56,7 +56,7 @@ def load(
         ValueError: a file is damaged, a column missing or of another type, a value missing, or images differ in shape.
     """
     files = _files(data_dir)
-    train_files, test_files = _shards(files, split, "test")
+    train_files, test_files = (files, []) if files == [Path(data_dir or "")] else _shards(files, split, "test")
     schema = _schema(train_files[0])
     asked = {"image": image, "label": label, "client": client, "group": group}
     columns = {role: _column(train_files[0], schema.names, role, name) for role, name in asked.items()}
@@ -110,8 +110,6 @@ def _files(data_dir: Folder) -> list[Path]:
 
 def _shards(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
     """Returns the files of the split to train on and those of the split to test on, which may be none."""
-    if len(files) == 1:
-        return [list(files), []]
     splits: dict[str, list[Path]] = {}
     for path in files:
         shard = SHARD.fullmatch(path.stem)
@@ -126,6 +124,8 @@ def _shards(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
     for path in (path for name in {split, test} & set(splits) for path in splits[name]):
         if (shard := SHARD.fullmatch(path.stem)) is None:
             continue
+        if (count := len(splits[shard["split"]])) > int(shard["count"]):
+            raise ValueError(f"{path.parent} has {count} files of {shard['split']}, where {path.name} says how many.")
         for number in range(int(shard["count"])):
             if not (other := path.with_name(f"{shard['split']}-{number:05}-of-{shard['count']}.parquet")).is_file():
                 raise FileNotFoundError(f"{other.name} is not among the files in {path.parent}; get the missing shard.")
@@ -282,7 +282,8 @@ def _find(data_dir: Folder) -> Path | None:
         files = _files(data_dir)
     except FileNotFoundError:
         return None
-    return Path(data_dir or "") if files[0].suffix == ".parquet" else None
+    with files[0].open("rb") as file:
+        return Path(data_dir or "") if file.read(len(MAGIC)) == MAGIC else None
 
 
 ROW = Row(

@@ -117,7 +117,8 @@ def source_of(name: str, path: Path, roles: Roles, target_kind: Kind = "auto", *
     inputs = np.stack([*numbers, *codes], 1)  # float64 until it is scaled: of times since 1970, float32 keeps minutes
     target = frame[roles.target]
     class_names: tuple[str, ...] = ()
-    if target_kind == "number" or (target_kind == "auto" and not _first_wrong(target)):
+    counts = target.dtype != bool and not _first_wrong(target)  # truth values are names, as those of a csv file are
+    if target_kind == "number" or (target_kind == "auto" and counts):
         labels, num_classes = _numbers(path, roles.target, target), 1
         labels = labels if scale_target else labels.astype(np.float32)
     else:
