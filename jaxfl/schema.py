@@ -180,7 +180,8 @@ def check(name: str, value: Any, hint: Any) -> None:
     ValueError: threshold must be a number or "auto", got "high".
     """
     words, others = words_of(hint), [part for part in parts_of(hint) if get_origin(part) is not Literal]
-    if any(type(value) is type(word) and value == word for word in words) or (value is None and None in others):
+    kind = str if isinstance(value, str) else type(value)  # NumPy's texts are texts
+    if any(type(word) is kind and value == word for word in words) or (value is None and None in others):
         return
     if isinstance(value, str) or set(others) <= {None}:
         raise ValueError(f"{name} must be {describe(hint)}, got {quoted(value)}{did_you_mean(value, words)}")

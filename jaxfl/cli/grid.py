@@ -71,13 +71,13 @@ def values_of(items: Sequence[str]) -> dict[str, list[str]]:
     Raises:
         ValueError: an item has no values, or a key is given twice.
 
-    >>> values_of(["threshold=0.3,auto", "hidden=(200,100),32"])
-    {'threshold': ['0.3', 'auto'], 'hidden': ['(200,100)', '32']}
+    >>> values_of(["threshold=0.3,auto", "hidden=(200,100),32", "label_groups=((0,1),(2,3))"])
+    {'threshold': ['0.3', 'auto'], 'hidden': ['(200,100)', '32'], 'label_groups': ['((0,1),(2,3))']}
     """
     found: dict[str, list[str]] = {}
     for item in items:
         key, equals, text = item.partition("=")
-        values = re.findall(r"(?:\([^)]*\)|\[[^\]]*\]|'[^']*'|\"[^\"]*\"|[^,])+", text)
+        values = _apart(text)
         if not equals or not key or not values:
             raise ValueError(f"--set must be KEY=VALUE or KEY=VALUE,VALUE,..., got {quoted(item)}.")
         if key in found:
@@ -143,7 +143,9 @@ def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
         elif isinstance(value, dict) or (isinstance(value, list) and (key not in LISTS or not value)):
             many = "one value or a list of some" if key in LISTS else "one value"
             raise ValueError(f"{key} must be {many} in {path}, got {value}; a sweep varies what is in [set].")
-    options = dict(plain.pop("set", {}))
+    options = {}
+    for key, value in plain.pop("set", {}).items():  # server.learning_rate = 0.1 is a table in a table to TOML
+        options |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
     for method, own in content.items():
         if known.is_method(method):
             options |= {f"{method}.{key}": value for key, value in own.items()}
@@ -152,10 +154,32 @@ def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     }
 
 
+def _apart(text: str) -> list[str]:
+    """Returns the parts between commas that stand in no brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]
+
+
 def _text(value: Any) -> str:
-    """Returns a value as the command line has it."""
+    """Returns a value as the command line has it.
+
+    >>> _text([200, 100]), _text([[0, 1], [2]]), _text(True)
+    ('200,100', '[0, 1],[2]', 'true')
+    """
     if isinstance(value, list):
-        return ",".join(map(_text, value))
+        one = len(value) == 1 and isinstance(value[0], list)  # or it would be read as the list in it
+        return ",".join(str(part) if isinstance(part, list) else _text(part) for part in value) + "," * one
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

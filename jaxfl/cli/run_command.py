@@ -248,6 +248,8 @@ def seeds_of(text: str) -> list[int]:
 
     listed = re.sub(r"(\d+)-(\d+)", spelled_out, text)
     seeds = options.convert("seeds", listed, Option("seeds", REQUIRED, tuple[int, ...]), "write --seeds 0,1,2 or 0-4")
+    if not seeds:
+        raise ValueError(f"seeds must be one or more, got {quoted(text)}; write --seeds 0-4.")
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must differ, got {quoted(text)}; name each once.")
     return list(seeds)

@@ -43,12 +43,26 @@ def sweep(
     settings = _settings(asked | given, grid.over(wanted, grid.values_of(items)), data_dir, out)
     for jobs in settings.values():
         seeds.check(jobs)
-    complete = [_make(name, jobs, out / name, quiet, html) for name, jobs in settings.items()]
-    if made := [out / name for name, jobs in settings.items() if any(one.done() for one in jobs)]:
+    complete, refused = [], []
+    for name, jobs in settings.items():
+        try:
+            complete.append(_make(name, jobs, quiet, html))
+        except ValueError as error:  # what is refused takes none of the others with it
+            refused.append(error)
+            stderr().print(f"{name}: error: {error}", highlight=False, markup=False)
+    if refused and not complete:
+        raise refused[0]
+    if made := [_folder(jobs) for jobs in settings.values() if any(one.done() for one in jobs)]:
         tell(made, html=out / PAGE if html else None)
         if html and not quiet:
             print(f"page: {out / PAGE}")
-    return all(complete)
+    return all(complete) and not refused
+
+
+def _folder(jobs: Sequence[job.Job]) -> Path:
+    """Returns the folder of a setting."""
+    assert jobs[0].out is not None
+    return jobs[0].out.parent
 
 
 def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, out: Path) -> dict[str, list[job.Job]]:
@@ -67,9 +81,11 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
     rounds, share = defaults(asked["data"], numbers["rounds"], asked.get("cohort"))
     found, names = {}, {}
     for point in grid.points(asked["methods"].split(","), wanted):
-        settings, folder = options.route(point.method, asked["data"], point.items), out / point.name
+        settings = options.route(point.method, asked["data"], point.items)
         every = numbers["eval_every"]
         first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every)
+        folder = _kept(out, first) if not (out / point.name).exists() else None
+        folder = out / point.name if folder is None else folder
         runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in seeds_of(asked.get("seeds", "0"))]
         first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
         if first_name != point.name or point.name in found:
@@ -78,13 +94,24 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
     return found
 
 
-def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool, html: bool) -> bool:
+def _kept(out: Path, asked: job.Job) -> Path | None:
+    """Returns the folder that has runs of a setting under another name: of a sweep that varied something else."""
+    for path in sorted(out.glob("*/seed-*")):
+        seed = path.name.removeprefix("seed-")
+        directory = RunDirectory(path)
+        if seed.isdecimal() and directory.config() is not None:
+            wanted = asked._replace(seed=int(seed), out=path, resume=True)
+            if not directory.is_of_another(wanted.config()):
+                return path.parent
+    return None
+
+
+def _make(name: str, jobs: Sequence[job.Job], quiet: bool, html: bool) -> bool:
     """Makes the runs of a setting that are missing; returns whether all of them are done then.
 
     Args:
         name: of the setting.
         jobs: of each seed, checked.
-        folder: of the setting.
         quiet: whether to say nothing on the way.
         html: whether a page is written of each run that is made.
     """
@@ -95,6 +122,7 @@ def _make(name: str, jobs: Sequence[job.Job], folder: Path, quiet: bool, html: b
         if some := [one for one in missing if one.begun() is begun]:
             run_jobs(some, several=True, quiet=quiet, html=html)
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
+    folder = _folder(jobs)
     if summaries and (missing or RunDirectory(folder).summary() is None):  # it may have been killed before it wrote it
         seeds.across(seeds.with_others(jobs, summaries), folder)
     return len(summaries) == len(jobs)

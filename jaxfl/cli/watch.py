@@ -36,6 +36,7 @@ def watchers(log: Sequence[str], stop_early: int | None, time_limit: str | None,
         ValueError: a name is unknown, a number is not possible, or there is no folder to write to.
         ImportError: a logger is not installed.
     """
+    log = list(dict.fromkeys(log))
     for name in log:
         check_name("log", name, LOGGERS)
         if name in NEED_A_FOLDER and jobs[0].out is None:

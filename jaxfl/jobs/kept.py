@@ -58,7 +58,7 @@ class KeptRun:
     ):
         self.path, self._method, self._data, self._data_dir = Path(path), method, data, data_dir
         directory = RunDirectory(self.path, "path")
-        if not directory.held():
+        if not directory.held_of_its_own():
             below = sorted(one.parent.name for one in self.path.glob(f"*/{HISTORY}"))
             remedy = f"below it are {', '.join(below[:5])}" if below else "give what --out or checkpoint_dir was"
             raise ValueError(f"path must be the folder of a run, {str(path)!r} has none; {remedy}.")

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxfl.jobs import job as jobs
+from jaxfl.schema import check_type
 from jaxfl.settings import options
 from jaxfl.simulation.result import Callback, Result
 
@@ -45,6 +48,14 @@ def run_named(
         ValueError: a name, an option or a number is not possible, or the folder holds another run.
         Diverged: clients send nothing finite any more.
     """
+    if out == "":
+        raise ValueError('out must be a folder, got ""; "." is the current one, None keeps nothing.')
+    settings = {name: _plain(value) for name, value in settings.items()}
+    rounds, cohort, seed, eval_every, checkpoint_every = map(
+        _plain, (rounds, cohort, seed, eval_every, checkpoint_every)
+    )
+    check_type("rounds", rounds, int)
+    check_type("cohort", cohort, int | float)
     job = jobs.Job(
         options.route(method, data, **settings),
         rounds,
@@ -58,3 +69,8 @@ def run_named(
     )
     jobs.check(job)
     return jobs.execute(job, options.load(job.settings, data_dir=job.data_dir, seed=seed), callbacks)
+
+
+def _plain(value: Any) -> Any:
+    """Returns one of NumPy's numbers or texts as Python's, which JSON can say."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -102,6 +102,8 @@ def ditto(
     """
     weights = tuple(proximal_weight) if isinstance(proximal_weight, Sequence) else (proximal_weight,)
     _check(weights, validation_share)
+    if personal_epochs is not None and personal_epochs < 1:
+        raise ValueError(f"personal_epochs must be at least 1, got {personal_epochs}.")
     if solver is None:
         solver = fedavg(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, weighting=weighting)
     if solver.task != task:

@@ -76,6 +76,10 @@ def _takes(made: Callable[..., Any]) -> list[Option]:
     """Returns what a function takes, or a class when an instance is made."""
     function = made.__init__ if isinstance(made, type) else made  # flax.nnx hides the signature of its classes
     lines = lines_of(made)
+    try:
+        words = inspect.signature(function, eval_str=True).parameters.values()
+    except NameError:  # of a type that is imported for a type checker alone
+        words = [one.replace(annotation=one.empty) for one in inspect.signature(function).parameters.values()]
     return [
         Option(
             word.name,
@@ -83,6 +87,6 @@ def _takes(made: Callable[..., Any]) -> list[Option]:
             Any if word.annotation is word.empty else word.annotation,
             lines.get(word.name, ""),
         )
-        for word in inspect.signature(function, eval_str=True).parameters.values()
+        for word in words
         if word.kind in (word.POSITIONAL_OR_KEYWORD, word.KEYWORD_ONLY)
     ]

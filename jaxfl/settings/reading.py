@@ -6,6 +6,8 @@ from typing import Any
 from jaxfl.schema import REQUIRED, Option, describe, did_you_mean, quoted, words_of
 from jaxfl.settings import literals
 
+# of a run, which have words of their own on the command line and in `run_named`
+BESIDE = ("seed", "rounds", "cohort", "eval_every", "checkpoint_every", "out", "resume", "data_dir")
 LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
 
 
@@ -82,8 +84,9 @@ def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
         near = did_you_mean(given, words_of(option.hint))
         end = f"; {remedy}." if near == "." and remedy else near
         raise ValueError(f"{key} must be {describe(option.hint)}, got {quoted(given)}{end}")
-    one_of_many = isinstance(option.default, tuple) and not isinstance(value, tuple) and value is not None
-    return (value,) if one_of_many else value
+    if not isinstance(option.default, tuple) or isinstance(value, tuple) or value is None:
+        return value
+    return tuple(value) if isinstance(value, list) else (value,)  # a list is what a kept run has for a tuple
 
 
 def find(
@@ -112,6 +115,8 @@ def find(
         raise ValueError(f"option {quoted(key)} is ambiguous; write {ways}.")
     if found:
         return found[0]
+    if name in BESIDE:
+        raise ValueError(f"{name} is no option of {where}; it stands beside them: --{name.replace('_', '-')}.")
     names = [option.name for option in options]
     having = "" if name in names else whose(name)
     near = f"; it belongs to {having}." if having else did_you_mean(name, [*names, *others])

@@ -12,6 +12,8 @@ from jaxfl.schema import check_name, quoted
 from jaxfl.settings import own
 from jaxfl.tasks import TASKS, Task
 
+HOW = {"fast_forms": True, "compute": "float32"}  # what `create` is told if nothing else is asked for
+
 
 def check(name: str) -> None:
     """Raises ValueError unless there is such a task, or such a function in a user's file."""
@@ -37,6 +39,11 @@ def create(name: str, network: Network, data: FederatedData, **how: Any) -> Task
     if not own.is_own(name):
         known: dict[str, Callable[..., Task]] = {"auto": TASKS[data.kind], **TASKS}
         return known[name](network, data, **how)
+    if changed := {key: value for key, value in how.items() if value != HOW[key]}:
+        asked = ", ".join(f"{key}={str(value).lower()}" for key, value in changed.items())
+        raise ValueError(
+            f"{asked} is for jaxfl's own tasks; leave it out, and say it in {name}: jaxfl.supervised takes it."
+        )
     with own.in_a_line(name, "it must be a function (network, data) that returns a task"):
         made = own.load(name)(network, data)
     if not isinstance(made, Task):

@@ -176,7 +176,7 @@ def _took(event: Event) -> str:
     'took 4:47 (compile 23 s, evaluation 0.0 s, saving 2:59); checkpoint_every makes saving rarer'
     """
     apart = f"compile {_clock(event.compile_seconds)}, evaluation {_clock(event.evaluation_seconds)}"
-    if event.saving_seconds > event.seconds / 20:
+    if event.saving_seconds > max(1.0, event.seconds / 20):
         apart += f", saving {_clock(event.saving_seconds)}"
     much = event.seconds / 4 if event.seconds > LONG else math.inf
     hint = "; eval_every and test_rows make evaluation shorter" if event.evaluation_seconds > much else ""

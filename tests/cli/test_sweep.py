@@ -40,11 +40,20 @@ def test_a_file_says_what_is_wanted(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(
         'methods = ["fedavg", "stocfl"]\ndata = "rotated-digits"\nseeds = [0, 1]\nrounds = 4\n'
-        '[set]\nlearning_rate = [0.1, 0.2]\nnormalise = true\n[stocfl]\nthreshold = [0.5, "auto"]\n'
+        "[set]\nlearning_rate = [0.1, 0.2]\nnormalise = true\nserver.learning_rate = 0.3\n"
+        "label_groups = [[[0, 1], [2]], [[0, 1, 2]]]\nhidden = [[200, 100], [32]]\n"
+        '[stocfl]\nthreshold = [0.5, "auto"]\n'
     )
     assert grid.from_file(path) == (
         {"methods": "fedavg,stocfl", "data": "rotated-digits", "seeds": "0,1", "rounds": "4"},
-        {"learning_rate": ["0.1", "0.2"], "normalise": ["true"], "stocfl.threshold": ["0.5", "auto"]},
+        {
+            "learning_rate": ["0.1", "0.2"],
+            "normalise": ["true"],
+            "server.learning_rate": ["0.3"],
+            "label_groups": ["[0, 1],[2]", "[0, 1, 2],"],
+            "hidden": ["200,100", "32"],
+            "stocfl.threshold": ["0.5", "auto"],
+        },
     )
 
 
@@ -81,14 +90,15 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
     assert sweep(*words, "num_clusters=2,3", "--seeds", "0") == 0
     told = capsys.readouterr()
     assert "fedavg: done" in told.err
-    assert "ifca-num_clusters=2: 1 of 1 runs to make" in told.err  # its folder has another name now
+    assert "ifca-num_clusters=2: 1 of 1 runs to make" in told.err
+    assert not (out / "ifca-num_clusters=2").exists(), "it is there, under the name that it was given"
     assert "ifca num_clusters=3" in told.out
     monkeypatch.setattr(run_page, "_pictures", lambda *_: [])  # have tests of their own
     assert sweep(*words, "num_clusters=2", "--seeds", "0,1", "--html") == 0
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "jaxfl run ifca --data rotated-digits --rounds 2" in page and str(out / "fedavg" / "seed-0") in page
     led = re.findall('<a href="(.*?)">', page)  # of runs that have a page: the new ones
-    assert sorted(led) == [f"{name}/index.html" for name in ("fedavg/seed-1", "ifca/seed-0", "ifca/seed-1")]
+    assert sorted(led) == [f"{name}/index.html" for name in ("fedavg/seed-1", "ifca/seed-1")]
     assert all((out / unquote(link)).exists() for link in led)
     assert (out / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == first[
         out / "fedavg" / "seed-0" / "summary.json"
@@ -156,3 +166,12 @@ def test_a_file_of_something_else_is_refused(text, said, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=said):
         grid.from_file(path)
+
+
+def test_a_setting_that_is_refused_takes_no_other_with_it(tmp_path, capsys, empty_pictures):
+    out = tmp_path / "runs"
+    assert sweep("fedavg", *DIGITS, "--out", out, "--set", "local_epochs=0,1") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "fedavg-local_epochs=0: error: local_epochs must be at least 1, got 0." in said
+    assert (out / "fedavg-local_epochs=1" / "seed-0" / "summary.json").exists()
+    assert sweep("fedavg", *DIGITS, "--out", tmp_path / "none", "--set", "local_epochs=0,-1") == 2

@@ -366,3 +366,23 @@ def test_weights_of_another_network_are_refused(held, said, tmp_path, monkeypatc
         jaxfl.models.load_weights("w.safetensors", like)
     with pytest.raises(ValueError, match="there is no file 'gone.safetensors' of weights"):
         jaxfl.models.load_weights("gone.safetensors", like)
+
+
+def test_the_folder_of_several_seeds_is_no_run(tmp_path):
+    command(
+        "run", "ifca", "--data", "rotated-digits", *WORDS, "--rounds", 1, "--seeds", "0,1", "--out", tmp_path / "of"
+    )
+    with pytest.raises(ValueError, match="must be the folder of a run, .* has none; below it are seed-0, seed-1"):
+        jaxfl.load(tmp_path / "of")
+
+
+def test_numbers_and_words_of_numpy_are_as_good(tmp_path):
+    given = {"rounds": np.int64(1), "cohort": np.int64(4), "seed": np.int64(3), "eval_every": np.int32(1)}
+    options = SMALL | {"num_clusters": np.int64(2), "start": np.array(["balanced"])[0]}
+    jaxfl.run_named("ifca", "rotated-digits", **given, **options, out=tmp_path / "run")
+    kept = jaxfl.load(tmp_path / "run")
+    assert (kept.seed, kept.config["cohort"], kept.config["method.start"]) == (3, 4, "balanced")
+    with pytest.raises(TypeError, match="rounds must be"):
+        jaxfl.run_named("ifca", "rotated-digits", rounds="3", cohort=4)
+    with pytest.raises(ValueError, match="out must be a folder"):
+        jaxfl.run_named("ifca", "rotated-digits", rounds=1, cohort=4, out="")

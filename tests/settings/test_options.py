@@ -301,6 +301,7 @@ def test_a_network_of_ones_own(name, tmp_path):
         ("task=mine.py:parity", 'has no "parity"'),
         ("task=mine.py:shape", "must be a function that makes a task, got 3"),
         ("compute=float16", 'compute must be "float32" or "bfloat16", got "float16"'),
+        ("seed=3", "seed is no option of method fedavg"),
     ],
 )
 def test_a_network_that_is_not_there_is_refused(text, said, tmp_path, monkeypatch):
@@ -355,3 +356,34 @@ def test_the_task_is_that_of_the_labels_or_the_one_that_is_asked_for(tmp_path):
     before = settings.complete()
     (tmp_path / "mine.py").write_text(TASK + "# changed")
     assert settings.complete() != before, "a run is not resumed with another task of the same name"
+
+
+@pytest.mark.parametrize("asked", ["compute=bfloat16", "fast_forms=false"])
+def test_what_a_task_of_ones_own_is_not_told_is_refused(asked, tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    settings = options.route("fedavg", "rotated-digits", ["num_clients=4", f"task={tmp_path}/mine.py:parity", asked])
+    with pytest.raises(ValueError, match=f"{asked} is for jaxfl's own tasks; leave it out, and say it in"):
+        options.build(settings, options.load(settings))
+
+
+TYPED = """from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flax import linen as nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def make(num_classes, hidden=(8,), act: Callable = nn.relu):
+    return nn.Sequential([lambda x: x.reshape(len(x), -1), *map(nn.Dense, hidden), act, nn.Dense(num_classes)])
+"""
+
+
+def test_a_function_s_lists_and_types_for_a_checker_alone(tmp_path):
+    """A list is what a kept run's config has in place of a tuple."""
+    (tmp_path / "mine.py").write_text(TYPED)
+    address = f"{tmp_path / 'mine.py'}:make"
+    for given in ({"items": [f"model={address}", "hidden=8,4"]}, {"model": address, "hidden": [8, 4]}):
+        assert options.route("fedavg", "rotated-digits", **given).model == {"hidden": (8, 4)}

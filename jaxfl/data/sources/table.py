@@ -85,6 +85,8 @@ def load(
         raise ValueError(f"target must be the column to predict, one of {', '.join(columns)}; set target.")
     used = [name for name in (target, client, group, *asked.categories, *asked.numbers) if name]
     for name in used:
+        if name not in columns and "," in name:
+            raise ValueError(f"columns must have colons between them, got {name}; write {name.replace(',', ':')}.")
         if name not in columns:
             raise ValueError(
                 f"{path} must have the column {name}{did_you_mean(name, columns)} It has {', '.join(columns)}."
