@@ -2,7 +2,7 @@
 
 import abc
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -129,7 +129,7 @@ def is_finite(model: Params) -> Array:
 
 
 def check_floats(what: str, model: Params) -> None:
-    """Raises ValueError unless there are parameters, and all of them are floats: others no gradient can move.
+    """Raises ValueError unless there are parameters, all of them floats, which gradients move, of 32 bits or more.
 
     Args:
         what: they are of, for the message.
@@ -148,6 +148,12 @@ def check_floats(what: str, model: Params) -> None:
             raise ValueError(
                 f"{what} must have parameters that are floats, got {got} for {name or 'all of them'}; keep constants "
                 "out of the model."
+            )
+        if jnp.dtype(dtype).itemsize < 4:
+            raise ValueError(
+                f"{what} must have parameters of float32 or float64, got {dtype} for {name or 'all of them'}: a server "
+                "adds up many models, which such numbers round away; leave param_dtype out or cast them, and let "
+                'clients compute in bfloat16 (compute="bfloat16").'
             )
 
 
@@ -173,6 +179,34 @@ def names(model: Params) -> list[str]:
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(model)]
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+
+
+def made_order(make: Callable[[], Params]) -> Any:
+    """Returns the keys of the dictionaries that `make` returns, in the order in which it made them.
+
+    What comes out of a transformation, as of `jax.jit`, or is unflattened has them sorted, and "the layer that the
+    model made last" would be another one.
+
+    >>> made_order(lambda: {"stem": {"kernel": jnp.zeros(2)}, "head": jnp.zeros(3)})
+    {'stem': {'kernel': None}, 'head': None}
+    """
+    found: list[Any] = []
+
+    def keys(node: Any) -> Any:
+        return {name: keys(one) for name, one in node.items()} if isinstance(node, dict) else None
+
+    def look() -> Params:
+        model = make()
+        found.append(keys(model))
+        return model
+
+    jax.eval_shape(look)
+    return found[0]
+
+
+def in_order(model: Params, order: Any) -> Params:
+    """Returns the model with its keys in an order that `made_order` has found."""
+    return {name: in_order(model[name], one) for name, one in order.items()} if isinstance(order, dict) else model
 
 
 def matching(model: Params, patterns: str | Sequence[str]) -> Params:

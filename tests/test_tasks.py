@@ -395,3 +395,32 @@ def test_a_network_that_looks_at_several_rows_is_given_all_of_them():
     model = tasks[0].init(jax.random.key(0))
     assert tasks[0].replaced and tasks[0].widest == 0 < tasks[1].widest
     assert rows_at_once(tasks[0], model, 1000) == 1000, "blocks would be batches with statistics of their own"
+
+
+def test_a_loss_that_is_replaced_is_the_one_that_is_trained():
+    """The network's dense layers belong to the loss that it was made with."""
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    task = jaxfl.classification(jaxfl.models.MLP((8,), 10), data)
+
+    def penalised(model, batch, key=None):
+        return task.loss(model, batch, key) + 5.0 * sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(model))
+
+    def size(one):
+        method = jaxfl.methods.fedavg(one, optax.sgd(0.05), local_epochs=5)
+        result = jaxfl.run(method, data, rounds=2, plan=jaxfl.Plan())
+        return sum(np.square(leaf).sum() for leaf in jax.tree.leaves(result.state.model)), result.summary["factored"]
+
+    (plain, before), (small, after) = size(task), size(task._replace(loss=penalised))
+    assert before == "yes" and after == "no: the loss has been replaced" and small < plain / 100
+
+
+@pytest.mark.parametrize("kind", ["bool", "uint8", "int8", "float16", "float32"])
+def test_counts_of_any_type_are_added_up(kind):
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=440, test_share=0.7)
+    task = jaxfl.classification(jaxfl.models.Logistic(10), data)
+    metrics = jaxfl.Metrics(
+        lambda outputs, batch: {"seen": jnp.ones(len(batch.y), kind)}, lambda sums, rows: {"share": sums["seen"] / rows}
+    )
+    method = jaxfl.methods.fedavg(task._replace(metrics=metrics), optax.sgd(0.1), local_epochs=1)
+    result = jaxfl.run(method, data, rounds=1, plan=jaxfl.Plan())
+    assert result.evaluation.rows.min() > 256 and result.evaluation.metrics["micro_share"] == 1

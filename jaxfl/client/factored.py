@@ -37,6 +37,7 @@ from jaxfl.client.kernels import First, Inner, Kernel, Memory, coordinates, rest
 from jaxfl.client.programs import Program
 from jaxfl.data.clients import Batch
 from jaxfl.tasks import DenseLayers, Task
+from jaxfl.tasks.contract import dense_of
 from jaxfl.typing import Array, Key, Params
 
 PASS = 8  # multiplications that fit into the time in which a step reads and writes a number of the kernel
@@ -84,9 +85,9 @@ def factor(
         steps: of an epoch: one, of all rows, or more, of a mini-batch each.
         filled: share of the rows that usual training would take.
     """
-    dense = task.dense
+    dense = dense_of(task)
     if dense is None:
-        return "no dense layer is known"
+        return "no dense layer is known" if task.dense is None else "the loss has been replaced"
     alike = {name: value for name, value in extra.items() if tree_like(value, model)}
     others = {name: value for name, value in extra.items() if name not in alike}
     program = Program.of(optimizer, model, alike, others)

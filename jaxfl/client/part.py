@@ -12,6 +12,7 @@ from jaxfl import tree
 from jaxfl.client.training import Train, local_train
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Task
+from jaxfl.tasks.contract import dense_of
 from jaxfl.typing import Array, Key, Params
 
 
@@ -65,10 +66,10 @@ def of_part(task: Task, rest: Params) -> Task:
         return lambda part, *others: loss(tree.combine(part, rest), *others)
 
     still = set(tree.names(rest))
-    dense, averages = task.dense, task.averages
+    dense, averages = dense_of(task), task.averages
     if dense is not None:
         first, inner = (tuple(name for name in names if name not in still) for names in (dense.first, dense.inner))
         dense = dense._replace(first=first, inner=inner, loss=whole(dense.loss)) if first + inner else None
     if averages is not None:
         averages = averages._replace(loss=whole(averages.loss))
-    return task._replace(loss=whole(task.loss), dense=dense, averages=averages)
+    return task._replace(loss=whole(task.loss), dense=dense, averages=averages, losses=None, of=None)

@@ -37,8 +37,8 @@ def rows_at_once(task: Task, model: Params, most: int = BLOCK) -> int:
 
 
 def rows_of_a_gradient(task: Task, model: Params, most: int) -> int:
-    """Returns `rows_at_once`; but `most` with batch normalisation, whose gradient is of a batch and not of its rows."""
-    return most if task.averages is not None else rows_at_once(task, model, most)
+    """Returns `rows_at_once`; but all with batch normalisation, whose gradient is of a batch and not of its rows."""
+    return 2**31 - 1 if task.whole else rows_at_once(task, model, most)
 
 
 def fold_rows(

@@ -131,7 +131,7 @@ def _full_batch(
             shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs, filled=filled)
 
         def gradient(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
-            if data.train.max_size <= rows_of_a_gradient(task, model, block):
+            if filled and data.train.max_size <= rows_of_a_gradient(task, model, block):
                 return *jax.value_and_grad(task.loss)(model, batch, key), memory
             return *true_gradient(task, block)(model, data, client, key), memory
 

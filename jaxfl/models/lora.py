@@ -8,6 +8,7 @@ A kernel whose smaller side is below the rank has adapters of that side's rank: 
 A kernel of more axes, such as one of attention or of a convolution, is taken as the matrix that is nearest to a square.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -65,14 +66,15 @@ class Lora(NamedTuple):
             raise ValueError(
                 f"base must be parameters of the module, but only one of them has {name} of shape {shape}."
             )
-        adapters = jax.eval_shape(self._init, jax.random.key(0))
+        init = functools.partial(self._init, order=tree.made_order(lambda: network.init(jax.random.key(0))))
+        adapters = jax.eval_shape(init, jax.random.key(0))
         name, most = max(((name, one["up"].shape[0]) for name, one in adapters.items()), key=lambda one: one[1])
         if self.rank > most:
             raise ValueError(
                 f"rank must be at most {most}, the highest that a chosen kernel can have ({name}), got {self.rank}; "
                 "lower it."
             )
-        return Functions(self._init, lambda model, batch, key: network.apply(self.merged(model), batch, key))
+        return Functions(init, lambda model, batch, key: network.apply(self.merged(model), batch, key))
 
     def merged(self, adapters: Params) -> Params:
         """Returns the parameters of the whole network under these adapters.
@@ -89,8 +91,8 @@ class Lora(NamedTuple):
         leaves = [add(*one) for one in zip(tree.names(self.base), jax.tree.leaves(self.base), strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.base), leaves)
 
-    def _init(self, key: Key) -> Params:
-        """Returns new adapters, by the names of their kernels."""
+    def _init(self, key: Key, order: Any = None) -> Params:
+        """Returns new adapters, by the names of their kernels, in the order in which the network makes these."""
         found: dict[str, dict[str, Array]] = {}
         chosen = jax.tree.leaves(tree.matching(self.base, self.layers))
         for name, leaf, yes in zip(tree.names(self.base), jax.tree.leaves(self.base), chosen, strict=True):
@@ -100,7 +102,15 @@ class Lora(NamedTuple):
                 rank = min(self.rank, rows, columns)
                 down = jax.random.normal(own, (rows, rank), leaf.dtype) / math.sqrt(rows)
                 found[name] = {"down": down, "up": jnp.zeros((rank, columns), leaf.dtype)}
-        return found
+        places = jax.tree.unflatten(jax.tree.structure(self.base), tree.names(self.base))
+        return {name: found[name] for name in _leaves(tree.in_order(places, order)) if name in found}
+
+
+def _leaves(node: Any) -> list[Any]:
+    """Returns the leaves of nested dictionaries, in their order."""
+    return (
+        [leaf for one in node.values() for leaf in _leaves(one)] if isinstance(node, Mapping) else jax.tree.leaves(node)
+    )
 
 
 @checked

@@ -48,7 +48,8 @@ def of_rounds(name: Name, rounds: int | None, factor: float | None) -> Callable[
         )
     shapes: dict[str, Callable[[Array], Any]] = {
         "cosine": lambda past: end + (1 - end) * (1 + jnp.cos(jnp.pi * jnp.minimum(past, 1))) / 2,
-        "step": lambda past: jnp.float32(end) ** jnp.floor(past),
+        # a compiled program multiplies with 1 / rounds, and 41 times 1 / 41 is below 1
+        "step": lambda past: jnp.float32(end) ** jnp.floor(past + 0.5 / rounds),
         "exponential": lambda past: jnp.float32(end) ** past,
         "warmup": lambda past: end + (1 - end) * jnp.minimum(past + 1 / rounds, 1),
     }

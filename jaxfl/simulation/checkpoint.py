@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.data import bounded
@@ -21,7 +22,7 @@ from jaxfl.typing import Params
 
 NAME, BEFORE = "checkpoint.npz", "checkpoint-before.npz"
 SCHEMA = 1  # of the files; one of another number is refused
-_HEADER, _DIGEST = "header", "sha256"
+_HEADER, _DIGEST, _KINDS = "header", "sha256", "kinds"
 
 
 class Saved(NamedTuple):
@@ -74,7 +75,10 @@ def save(folder: Path, state: Params, header: dict[str, Any]) -> None:
         OSError: it cannot be written; those that are there are as they were.
     """
     arrays = {name: np.asarray(leaf) for name, leaf in _named(state).items()}
-    arrays[_HEADER] = _bytes(json.dumps({"schema": SCHEMA} | header))
+    # NumPy's files do not know bfloat16 and the like: their bits are kept, and what they are of
+    kinds = {name: array.dtype.name for name, array in arrays.items() if array.dtype.kind == "V"}
+    arrays |= {name: arrays[name].view(f"u{arrays[name].dtype.itemsize}") for name in kinds}
+    arrays[_HEADER] = _bytes(json.dumps({"schema": SCHEMA} | header | ({_KINDS: kinds} if kinds else {})))
     path = folder / NAME
     partial = path.with_suffix(".partial")
     try:
@@ -136,6 +140,7 @@ def load(path: Path) -> Saved:
         header = bounded.parsed(bytes(arrays.pop(_HEADER)))
         if header["schema"] != SCHEMA:
             raise ValueError(f"it has format {header['schema']}, and this version of jaxfl reads {SCHEMA}")
+        arrays |= {name: arrays[name].view(jnp.dtype(kind)) for name, kind in header.get(_KINDS, {}).items()}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is not a checkpoint of jaxfl, or a damaged one ({error}); remove it or choose another directory."

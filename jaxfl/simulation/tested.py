@@ -97,7 +97,9 @@ def totals_of(method: Method, model: Any, data: FederatedData, client: Array) ->
             real = tree.along(batch.mask, leaf)
             if leaf.dtype == bool:
                 return (leaf & real).sum(0, dtype=jnp.int32)
-            return jnp.where(real, leaf, 0).sum(0, dtype=leaf.dtype)
+            whole = jnp.issubdtype(leaf.dtype, jnp.integer)
+            wide = leaf.dtype if leaf.dtype.itemsize >= 4 else jnp.dtype("int32" if whole else "float32")
+            return jnp.where(real, leaf, 0).sum(0, dtype=wide)  # a sum of uint8 would begin anew at 256
 
         return jax.tree.map(total, task.metrics.counts(task.outputs(model, batch), batch))
 

@@ -80,6 +80,10 @@ class Task(NamedTuple):
         mix: `(outputs [K, B, ...], log_weights [K]) -> [B, ...]`, the outputs of a mixture of K models, see
             `jaxfl.tasks.mixing`; None where they cannot be mixed.
         rows: those that it was made for; None takes any.
+        of: the loss that `dense` and `losses` belong to, which are not taken where `loss` was replaced by another one;
+            None takes them.
+        whole: whether the outputs for a row depend on the others of its batch, as with batch normalisation: a gradient
+            is never put together from blocks of rows then.
     """
 
     init: Callable[[Key], Params]
@@ -91,8 +95,15 @@ class Task(NamedTuple):
     metrics: Metrics = ACCURACY
     averages: Averages | None = None
     losses: Callable[[Params, Batch, Key | None], Array] | None = None
-    mix: mixing.Mix | None = mixing.of_classes
+    mix: mixing.Mix | None = None
     rows: Rows | None = None
+    of: Callable[[Params, Batch, Key | None], Array] | None = None
+    whole: bool = False
+
+
+def dense_of(task: Task) -> DenseLayers | None:
+    """Returns the dense layers of a task whose loss is theirs."""
+    return task.dense if task.of in (None, task.loss) else None
 
 
 def row_losses(task: Task) -> Callable[..., Array]:
@@ -114,7 +125,7 @@ def row_losses(task: Task) -> Callable[..., Array]:
     >>> losses.shape, int((losses > 0).sum())
     ((25,), 20)
     """
-    told = task.losses
+    told = task.losses if task.of in (None, task.loss) else None
 
     def of_one(model: Params, row: Batch, key: Key | None) -> Array:
         return task.loss(model, jax.tree.map(lambda leaf: leaf[None], row)._replace(mask=jnp.ones(1, bool)), key)
@@ -140,11 +151,12 @@ def without_dropout(task: Task) -> Task:
         del key
         return task.loss(model, batch, None)
 
-    dense = task.dense
+    dense = dense_of(task)
     if dense is not None:
         with_products = dense.loss
         dense = dense._replace(loss=lambda model, batch, key, products: with_products(model, batch, None, products))
-    return task._replace(loss=loss, dense=dense, losses=lambda model, batch, key: row_losses(task)(model, batch))
+    losses = row_losses(task)
+    return task._replace(loss=loss, dense=dense, losses=lambda model, batch, key: losses(model, batch), of=None)
 
 
 @jax.custom_vjp

@@ -95,7 +95,7 @@ def mixture(task: Task, count: int) -> Task:
         return found + moved(weights, jax.lax.stop_gradient(weights)).astype(found.dtype)
 
     averages = Averages(names | {"log_weights"}, staying)
-    return task._replace(init=init, loss=loss, losses=losses, outputs=outputs, dense=None, averages=averages)
+    return task._replace(init=init, loss=loss, losses=losses, outputs=outputs, dense=None, averages=averages, of=None)
 
 
 def _moving(

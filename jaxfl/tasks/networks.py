@@ -111,6 +111,8 @@ def of_network(
         losses=row_losses,
         mix=mix,
         rows=rows_of(data),
+        of=loss,
+        whole=looks_around or running is not None,
     )
 
 

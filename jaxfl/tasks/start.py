@@ -5,6 +5,7 @@ import os
 import jax
 import jax.numpy as jnp
 
+from jaxfl import tree
 from jaxfl.models.weights import load_weights
 from jaxfl.tasks.contract import Task
 from jaxfl.typing import Key, Params
@@ -24,9 +25,11 @@ def start_from(task: Task, path: str | os.PathLike) -> Task:
         ValueError: as `jaxfl.models.load_weights`.
     """
     model = load_weights(path, jax.eval_shape(task.init, jax.random.key(0)))
+    order = tree.made_order(lambda: task.init(jax.random.key(0)))
 
     def init(key: Key) -> Params:
         del key
-        return jax.lax.optimization_barrier(jax.tree.map(jnp.asarray, model))  # XLA would fold it, for minutes
+        # XLA would fold it, for minutes
+        return tree.in_order(jax.lax.optimization_barrier(jax.tree.map(jnp.asarray, model)), order)
 
     return task._replace(init=init)

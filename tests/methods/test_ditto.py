@@ -257,7 +257,7 @@ def test_validation_rows_train_nothing(solver, key):
         ({"proximal_weight": float("inf")}, "proximal_weight must be at least 0 and finite, got inf"),
         ({"proximal_weight": (0.1, -2.0)}, "proximal_weight must be at least 0 and finite, got -2.0"),
         ({"proximal_weight": ()}, r"at least one, got \(\)"),
-        ({"personal_epochs": 0}, "local_epochs must be at least 1, got 0"),
+        ({"personal_epochs": 0}, "personal_epochs must be at least 1, got 0"),
         ({"validation_share": 1.0}, "validation_share must be above 0 and below 1, got 1.0"),
         ({"newcomers": "none"}, 'newcomers must be "global" or "initial", got "none"'),
         ({"weighting": "size"}, "weighting must be"),

@@ -385,5 +385,12 @@ def test_a_function_s_lists_and_types_for_a_checker_alone(tmp_path):
     """A list is what a kept run's config has in place of a tuple."""
     (tmp_path / "mine.py").write_text(TYPED)
     address = f"{tmp_path / 'mine.py'}:make"
-    for given in ({"items": [f"model={address}", "hidden=8,4"]}, {"model": address, "hidden": [8, 4]}):
-        assert options.route("fedavg", "rotated-digits", **given).model == {"hidden": (8, 4)}
+    for words in ({"items": [f"model={address}", "hidden=8,4"]}, {"model": address, "hidden": [8, 4]}):
+        assert options.route("fedavg", "rotated-digits", **words).model == {"hidden": (8, 4)}
+
+
+@pytest.mark.parametrize("rounds", [41, 47, 100])
+def test_a_step_of_the_rate_is_in_its_round_in_compiled_programs_too(rounds):
+    items = ["schedule=step", f"schedule_rounds={rounds}", "schedule_factor=0.5"]
+    rates = jax.jit(options.schedule(options.route("fedavg", "rotated-digits", items)))
+    assert [float(rates(number)) for number in (rounds - 1, rounds, 2 * rounds - 1, 2 * rounds)] == [1, 0.5, 0.5, 0.25]

@@ -182,3 +182,12 @@ def test_a_flipped_bit_anywhere_is_found_or_harmless(file):
             continue
         assert_equal(loaded, STATE, "what is loaded must be what was saved")
     assert refused > 50
+
+
+def test_types_that_numpy_does_not_know_come_back(tmp_path):
+    state = {"a": jnp.arange(3, dtype=jnp.bfloat16), "b": jnp.float8_e4m3fn(2.0), "c": jnp.ones(2)}
+    checkpoint.save(tmp_path, state, {"round": 1})
+    found = checkpoint.load(tmp_path / checkpoint.NAME).state(state)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))

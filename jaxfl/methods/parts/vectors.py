@@ -85,6 +85,7 @@ def last_layer(task: Task, option: str = "personal") -> Params:
             f"{option} must be given for a model that is a {type(model).__name__} and not a dictionary of layers; "
             f"its parameters are {', '.join(tree.names(model))}."
         )
-    prefix = "".join(f"{name}/" for name in layer[:-1])  # the last name is an array's
+    # the last name is an array's; one that is in no layer is one by itself
+    prefix = "".join(f"{name}/" for name in layer[:-1]) or layer[-1]
     flags = [name.startswith(prefix) for name in tree.names(model)]
     return jax.tree.unflatten(jax.tree.structure(model), flags)
