@@ -150,6 +150,7 @@ def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, si
             f"sampler must draw ids [{size}], as many as the cohort has, got the shape {list(cohort.ids.shape)}; where "
             "fewer take part, fill up with any clients and leave them out by the mask."
         )
+    cohort = dataclasses.replace(cohort, plan=plan)  # the run's, whatever a sampler makes of it
     if data.absent is None:
         return cohort
     return dataclasses.replace(cohort, mask=cohort.mask & ~jnp.asarray(data.held_out)[cohort.ids])

@@ -85,5 +85,5 @@ def test_ravel_is_the_leaves_one_after_another(key):
 
 def test_parameters_of_half_precision_are_refused():
     """A mean of a thousand bfloat16 models was a third of them."""
-    with pytest.raises(ValueError, match="of float32 or float64, got bfloat16 for kernel: a server adds up many models"):
+    with pytest.raises(ValueError, match="float32 or float64, got bfloat16 for kernel: a server adds up many"):
         tree.check_floats("module", {"kernel": jnp.ones(2, jnp.bfloat16)})

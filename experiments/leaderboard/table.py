@@ -86,7 +86,8 @@ class Ranks(NamedTuple):
 def best(lines: Sequence[Line], on: Federation) -> Line | None:
     """Returns the line with the best validation metric, the first one among equals; None if all have diverged."""
     sign = -1 if on.lower else 1
-    whole = [line for line in lines if line["numbers"] is not None and math.isfinite(line["numbers"]["validation"])]
+    known = [line for line in lines if line["numbers"] is not None and line["numbers"]["validation"] is not None]
+    whole = [line for line in known if math.isfinite(line["numbers"]["validation"])]
     return max(whole, key=lambda line: sign * line["numbers"]["validation"], default=None)
 
 

@@ -13,6 +13,7 @@ open there is settled here:
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -111,6 +112,10 @@ def choose_num_clusters(
     tried = [_try(number, methods[number], sample, rounds, seed) for number in numbers]
     table, main = [row for row, _ in tried], tried[0][1]
     if criterion == "accuracy":
+        if any(row[main] is None or math.isnan(row[main]) for row in table):
+            raise ValueError(
+                f"{main} is not defined on the rows set aside; set more aside (validation), or look at more clients."
+            )
         sign = -1 if main in methods[numbers[0]].task.metrics.lower else 1
         # rounded: the same hits, added up by other clusters, are the same accuracy
         best = max(table, key=lambda row: (round(sign * row[main], 12), -row["num_clusters"]))["num_clusters"]
@@ -254,9 +259,9 @@ def _try(number: int, method: Method, data: FederatedData, rounds: int, seed: in
     record, main = result.history[-1], result.evaluation.main
     row = {
         "num_clusters": number,
-        main: record[f"micro_{main}"],
         "distance": record.get("objective"),
         "clusters": record["num_clusters"],
         "seconds": time.perf_counter() - began,
+        main: record[f"micro_{main}"],  # last: whatever a task calls it, it is chosen by
     }
     return row, main

@@ -120,6 +120,8 @@ def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> small, large = {"method": "ifca", "method.num_clusters": 2}, {"method": "ifca", "method.num_clusters": 4}
     >>> names([{"method": "fedavg"}, small, large])
     ['fedavg', 'ifca num_clusters=2', 'ifca num_clusters=4']
+    >>> names([small, small | {"run.drift": None}])
+    ['ifca drift=unknown', 'ifca drift=none']
     """
 
     def alike(one: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -135,7 +137,19 @@ def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         keys = [key for key in one if key != "method" and any(other.get(key) != one[key] for other in alike(one, key))]
         return [f"{key.rpartition('.')[2]}={_word(one[key])}" for key in keys]
 
-    return [" ".join([one["method"], *told(one)]) for one in settings]
+    found = [" ".join([one["method"], *told(one)]) for one in settings]
+    called: dict[str, list[int]] = {}
+    for place, name in enumerate(found):
+        called.setdefault(name, []).append(place)
+    for places in called.values():  # one of an older version may lack an option that others have with none
+        alike_in_name = [settings[place] for place in places]
+        values = {key: [one.get(key, "unknown") for one in alike_in_name] for one in alike_in_name for key in one}
+        differing = {key: some for key, some in values.items() if len(set(map(repr, some))) > 1}
+        for number, place in enumerate(places):
+            found[place] += "".join(
+                f" {key.rpartition('.')[2]}={_word(some[number])}" for key, some in differing.items()
+            )
+    return found
 
 
 def _word(value: Any) -> str:

@@ -65,9 +65,11 @@ class Line(NamedTuple):
     runs: dict[int, Run]
 
     def values(self, measure: str) -> list[float]:
-        """Returns an entry of the summaries, of the runs that have it."""
+        """Returns an entry of the summaries, NaN of runs whose own is not finite; empty where none has it."""
         found = [run.summary.get(measure) for run in self.runs.values()]
-        return [float(value) for value in found if value is not None]
+        if all(value is None for value in found):
+            return []
+        return [math.nan if value is None else float(value) for value in found]  # as JSON says what is not finite
 
     def last(self, metric: str) -> dict[int, float]:
         """Returns what a number of the summaries or the histories is in the end, by seed, of the runs that have it."""

@@ -25,13 +25,25 @@ def csv(path: str | os.PathLike) -> Callback:
     Raises:
         ValueError: the file's folder is not there, or the file is another table.
     """
-    file, written = Path(path), dict[int | None, str]()  # the last row of each seed
+    file = Path(path)
     if not file.parent.is_dir():
         raise ValueError(f"path must be in a folder that is there, got {str(path)!r}; make it first.")
+    return _Table(file)
 
-    def log(event: Event) -> None:
-        if not (values := scalars(event)):
+
+class _Table:
+    """Writes each evaluation's numbers into a table."""
+
+    def __init__(self, file: Path):
+        self._file, self._written = file, dict[int | None, str]()  # the last row of each seed
+
+    def __call__(self, event: Event) -> None:
+        """Writes a row, if an evaluation was just made."""
+        if event.record is None:
             return
+        file, written = self._file, self._written
+        known = scalars(event)  # and metrics that some rows may define later
+        values = [name for name in event.record if name in known or name.startswith(("micro_", "macro_"))]
         head = ["round", *([] if event.seed is None else ["seed"]), *values]
         with file.open("a+", encoding="utf-8") as table:
             table.seek(0)
@@ -41,8 +53,7 @@ def csv(path: str | os.PathLike) -> Callback:
             if not table.tell():
                 table.write(",".join(names) + "\n")
         if event.earlier and event.seed not in written:
-            last = event._replace(record=event.earlier[-1], round=event.earlier[-1]["round"])
-            _cut(file, _row(last, names), names)
+            _cut(file, event.earlier[-1]["round"], event.seed, names)
         row, before = _row(event, names), written.get(event.seed)
         if event.again and before is not None:
             write_text(file, file.read_text(encoding="utf-8").replace(f"\n{before}", f"\n{row}"))
@@ -51,7 +62,9 @@ def csv(path: str | os.PathLike) -> Callback:
                 table.write(row)
         written[event.seed] = row
 
-    return log
+    def __exit__(self, *reason: object) -> None:
+        """Forgets the run: the same callback may be given to the one that goes on."""
+        self._written.clear()
 
 
 def _row(event: Event, names: list[str]) -> str:
@@ -60,20 +73,24 @@ def _row(event: Event, names: list[str]) -> str:
     return ",".join("" if row.get(name) is None else str(row[name]) for name in names) + "\n"
 
 
-def _cut(file: Path, last: str, names: list[str]) -> None:
-    """Removes the rows of a run behind one, if they are of later rounds alone; those of other seeds stay."""
+def _cut(file: Path, round: int, seed: int | None, names: list[str]) -> None:
+    """Removes a run's rows behind that of a round, if they are of later rounds alone; those of other seeds stay."""
     rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    if last not in rows:
-        return
 
     def of(row: str, name: str) -> str | None:
         return dict(zip(names, row.strip().split(","), strict=False)).get(name)
 
-    place, seed = len(rows) - rows[::-1].index(last), of(last, "seed")
+    def is_own(row: str) -> bool:
+        return of(row, "seed") == (None if seed is None or "seed" not in names else str(seed))
+
+    found = [place for place, row in enumerate(rows) if is_own(row) and of(row, "round") == str(round)]
+    if not found:
+        return
+    place = found[-1] + 1
     behind = [row for row in rows[place:] if row.endswith("\n")]  # a crash may cut a row short
-    others = [row for row in behind if of(row, "seed") != seed]
-    rounds = [int(of(row, "round") or 0) for row in behind if of(row, "seed") == seed]
-    if all(round > int(of(last, "round") or 0) for round in rounds):
+    others = [row for row in behind if not is_own(row)]
+    rounds = [int(of(row, "round") or 0) for row in behind if is_own(row)]
+    if all(later > round for later in rounds):
         write_text(file, "".join([*rows[:place], *others]))
 
 

@@ -153,7 +153,7 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
             some = np.flatnonzero(who)
             sums = jax.tree.map(lambda leaf: leaf[some].sum(0, keepdims=True), tested.sums)
             found = float(_values(task, sums, rows[some].sum(keepdims=True))[name][0])
-            lost = math.isnan(found) and np.isfinite(loss[some]).any()  # not even all rows together define it
+            lost = math.isnan(found) and np.isfinite(loss[some]).all()  # not even all rows together define it
             return found if len(some) and not lost else None
         who = defined(name, who)
         return float(np.average(values[name][who], weights=rows[who])) if who.any() else None
@@ -198,8 +198,11 @@ def spread(values: np.ndarray, name: str = "accuracy", *, lower: bool = False) -
     names = [f"std_{name}", *(f"p{q}_{name}" for q in (5, 10, 50, 90)), f"worst_decile_{name}"]
     if not len(values):
         return dict.fromkeys(names)
+    if np.isnan(values).any():  # who has none may be the worst
+        return dict.fromkeys(names, math.nan)
     worst = np.sort(-values if lower else values)[: max(1, len(values) // 10)]
-    numbers = [values.std(), *np.percentile(values, [5, 10, 50, 90]), -worst.mean() if lower else worst.mean()]
+    with np.errstate(invalid="ignore"):  # of infinite ones
+        numbers = [values.std(), *np.percentile(values, [5, 10, 50, 90]), -worst.mean() if lower else worst.mean()]
     return dict(zip(names, map(float, numbers), strict=True))
 
 

@@ -198,6 +198,7 @@ class Progress:
                 another run, or is that of this one.
         """
         check_whole(has_any(state))
+        folder = Path(folder)
         if self._directory is not None and folder.resolve() == self._directory.path.resolve():
             raise ValueError(
                 f"folder must be another than that of the run, whose next checkpoint is in its place, got "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
+from jaxfl.simulation import checkpoint
 from jaxfl.simulation.directory import CONFIG
 from jaxfl.simulation.metrics import counting, is_lower_better, main_metric
 from jaxfl.simulation.result import Callback, Event
@@ -32,20 +33,25 @@ class _Best:
         self._best: dict[int | None, float] = {}
         self._waited: dict[int | None, int] = {}
 
-    def waited(self, event: Event, earlier: bool = True) -> int:
+    def begins(self, event: Event) -> bool:
+        """Returns whether it is the first evaluation that is told of this seed."""
+        return event.seed not in self._best
+
+    def waited(self, event: Event, until: float = math.inf) -> int:
         """Returns how many evaluations there were since the best one, of nobody not counted.
 
         Args:
             event: of an evaluation, or between two.
-            earlier: whether those of before a resume count.
+            until: the round until which those of before a resume count.
 
         Raises:
             ValueError: an evaluation has no such number.
         """
         if event.record is not None:
-            before = event.earlier if earlier and event.seed not in self._best else ()
-            for record in (*before, event.record):
-                self._take(record, event)
+            for record in event.earlier if self.begins(event) else ():
+                if record["round"] <= until:  # JSON has null for what is not finite
+                    self._take({name: math.nan if one is None else one for name, one in record.items()}, event)
+            self._take(event.record, event)
         return self._waited.get(event.seed, 0)
 
     def _take(self, record: dict[str, Any], event: Event) -> None:
@@ -128,6 +134,12 @@ class TimeLimit:
         return event.seconds >= self.seconds
 
 
+def _round_in(folder: Path) -> float:
+    """Returns the round of the checkpoint that a folder holds; -1 where there is none."""
+    saved = checkpoint.newest(folder)
+    return -1 if saved is None else saved.header["round"]
+
+
 class BestCheckpoint:
     """Keeps the round whose metric was the best, in a folder of its own that `jaxfl.load` gives back.
 
@@ -150,7 +162,9 @@ class BestCheckpoint:
         folder = self.folder if event.seed is None else self.folder / f"seed-{event.seed}"
         if event.record is None or event.keep is None or (event.whole and event.earlier):
             return
-        self._best.waited(event, earlier=folder.exists())
+        # the round of which a checkpoint is there: a run may have been stopped before it was written
+        until = _round_in(folder) if self._best.begins(event) else math.inf
+        self._best.waited(event, until)
         if not self._best.newest[event.seed]:
             return
         event.keep(folder)

@@ -205,6 +205,11 @@ def test_a_model_of_one_layer_is_all_head():
     assert personal_names(TASK, None) == ["bias", "kernel"]
 
 
+def test_an_array_in_no_layer_is_one_by_itself():
+    task = Task(lambda key: {"layer": TASK.init(key), "positions": jnp.zeros(3)}, TASK.loss, TASK.outputs)
+    assert personal_names(task, None) == ["positions"]
+
+
 def test_a_model_without_names_needs_a_choice():
     task = Task(lambda key: list(TASK.init(key).values()), TASK.loss, TASK.outputs)
     with pytest.raises(ValueError, match="personal must be given for a model that is a list .* 0, 1"):

@@ -85,7 +85,8 @@ def last_layer(task: Task, option: str = "personal") -> Params:
             f"{option} must be given for a model that is a {type(model).__name__} and not a dictionary of layers; "
             f"its parameters are {', '.join(tree.names(model))}."
         )
-    # the last name is an array's; one that is in no layer is one by itself
-    prefix = "".join(f"{name}/" for name in layer[:-1]) or layer[-1]
+    prefix = "".join(f"{name}/" for name in layer[:-1])  # the last name is an array's
+    if not prefix and any(isinstance(node, dict) for node in model.values()):
+        prefix = layer[-1]  # beside layers, an array in none of them is one by itself
     flags = [name.startswith(prefix) for name in tree.names(model)]
     return jax.tree.unflatten(jax.tree.structure(model), flags)
