@@ -333,3 +333,11 @@ def test_a_key_is_its_address_folded_in_word_by_word(backend, client, key, monke
     assert (jax.random.key_data(key_for(key, Stream.BATCHES, 3, client)) == jax.random.key_data(wanted)).all()
     with pytest.raises(OverflowError):
         key_for(key, Stream.BATCHES, -1)
+
+
+def test_the_plan_is_the_run_s_whatever_a_sampler_passes_on():
+    def mine(key, round, data, size, plan):
+        return Cohort.of(jnp.arange(size))
+
+    cohort = sampling.cohort_of(mine, jax.random.key(0), jnp.int32(0), clustered_linear(4), 3, Plan(chunk=2))
+    assert cohort.plan == Plan(chunk=2)

@@ -80,7 +80,7 @@ def perfedavg(
         task: what is learned.
         optimizer: the local optimiser; its learning rate is beta.
         adaptation_rate: alpha, of the step that a client takes with the model that it is served, in training and, on
-            the command line, before it is tested a second time; 0 is FedAvg.
+            the command line, before it is tested a second time; 0 is FedAvg, of full batches.
         order: `"first"`, `"exact"` or `"hessian-free"`, see above. A step costs about 2, 4 and 4 gradients of full
             batches, and 1, 1.3 and 1.3 of mini-batches, of which each part takes a share.
         delta: of the differences of gradients, for `"hessian-free"`.

@@ -53,7 +53,8 @@ class _Table:
             if not table.tell():
                 table.write(",".join(names) + "\n")
         if event.earlier and event.seed not in written:
-            _cut(file, event.earlier[-1]["round"], event.seed, names)
+            last = event._replace(record=event.earlier[-1], round=event.earlier[-1]["round"])
+            _cut(file, _row(last, names), names)
         row, before = _row(event, names), written.get(event.seed)
         if event.again and before is not None:
             write_text(file, file.read_text(encoding="utf-8").replace(f"\n{before}", f"\n{row}"))
@@ -73,25 +74,27 @@ def _row(event: Event, names: list[str]) -> str:
     return ",".join("" if row.get(name) is None else str(row[name]) for name in names) + "\n"
 
 
-def _cut(file: Path, round: int, seed: int | None, names: list[str]) -> None:
-    """Removes a run's rows behind that of a round, if they are of later rounds alone; those of other seeds stay."""
+def _cut(file: Path, last: str, names: list[str]) -> None:
+    """Removes the rows of a run behind one, if they are of later rounds alone; those of other seeds stay."""
     rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    known = [_finite(row) for row in rows]
+    if _finite(last) not in known:
+        return
 
     def of(row: str, name: str) -> str | None:
         return dict(zip(names, row.strip().split(","), strict=False)).get(name)
 
-    def is_own(row: str) -> bool:
-        return of(row, "seed") == (None if seed is None or "seed" not in names else str(seed))
-
-    found = [place for place, row in enumerate(rows) if is_own(row) and of(row, "round") == str(round)]
-    if not found:
-        return
-    place = found[-1] + 1
+    place, seed = len(rows) - known[::-1].index(_finite(last)), of(last, "seed")
     behind = [row for row in rows[place:] if row.endswith("\n")]  # a crash may cut a row short
-    others = [row for row in behind if not is_own(row)]
-    rounds = [int(of(row, "round") or 0) for row in behind if is_own(row)]
-    if all(later > round for later in rounds):
+    others = [row for row in behind if of(row, "seed") != seed]
+    rounds = [int(of(row, "round") or 0) for row in behind if of(row, "seed") == seed]
+    if all(round > int(of(last, "round") or 0) for round in rounds):
         write_text(file, "".join([*rows[:place], *others]))
+
+
+def _finite(row: str) -> list[str]:
+    """Returns the numbers of a row; nothing for those that are not finite, as in the history of a run that goes on."""
+    return ["" if number in ("nan", "inf", "-inf") else number for number in row.strip().split(",")]
 
 
 class Logger:

@@ -413,3 +413,26 @@ def test_a_number_that_is_infinite_ends_nothing_and_is_no_earlier_one(tmp_path):
         path.write_text(path.read_text().replace('"micro_accuracy": 0.6', '"micro_accuracy": null'))
     found = compare(kept.read([tmp_path / "a", tmp_path / "b"])[0])
     assert found.difference(found.lines[1]).seeds == 1
+
+
+def test_a_seed_that_is_not_finite_does_not_leave_the_mean(tmp_path):
+    """JSON has null for it; a diverged run must not help its method."""
+    for seed, value in enumerate((0.5, 0.7, None)):
+        write(tmp_path / "a" / f"seed-{seed}", seed, 0.5)
+        path = tmp_path / "a" / f"seed-{seed}" / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "micro_accuracy": value}))
+    (line,) = compare(kept.read([tmp_path])[0]).lines
+    found = line.values("micro_accuracy")
+    assert found[:2] == [0.5, 0.7] and math.isnan(found[2]) and line.values("unseen_micro_accuracy") == []
+
+
+def test_settings_of_which_some_lack_an_option_are_all_there(tmp_path):
+    """An option without a value, and none: of runs of one's own method before and after there was such an option."""
+    for name, more in (("old", {}), ("new", {"run.drift": None})):
+        for seed in (0, 1):
+            write(
+                tmp_path / name / f"seed-{seed}", seed, 0.5, method="my.py:factory", complete={"model": "mlp"}, **more
+            )
+    found, _ = kept.read([tmp_path])
+    assert sorted(found) == ["my.py:factory drift=none", "my.py:factory drift=unknown"]
+    assert all(len(runs) == 2 for runs in found.values())

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import jaxfl
-from jaxfl.simulation import callbacks
+from jaxfl.simulation import callbacks, checkpoint
 from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.result import Event
 
@@ -282,6 +282,7 @@ def test_a_resumed_run_knows_the_best_of_before(tmp_path):
     best = callbacks.BestCheckpoint(tmp_path / "best", "loss")
     stop = callbacks.EarlyStopping(2, "loss")
     (tmp_path / "best").mkdir()
+    checkpoint.save(tmp_path / "best", {}, {"round": 1})
     kept, earlier = [], [{"round": 1, "loss": 0.5}, {"round": 2, "loss": 0.9}]
     after = Event(3, 9, 1, 0.5, 1.0, {"round": 3, "loss": 0.8}, keep=kept.append, earlier=earlier)
     assert stop(after), "two evaluations are no better than the first"
@@ -290,6 +291,33 @@ def test_a_resumed_run_knows_the_best_of_before(tmp_path):
     anew = callbacks.BestCheckpoint(tmp_path / "anew", "loss")
     anew(after)
     assert kept == [tmp_path / "anew"], "nothing was kept there before"
+    late = callbacks.BestCheckpoint(tmp_path / "best", "loss")
+    better = [*earlier, {"round": 3, "loss": 0.4}]  # of which no checkpoint was written: the disk was full
+    late(after._replace(round=4, record={"round": 4, "loss": 0.45}, earlier=better))
+    assert kept[1:] == [tmp_path / "best"], "0.45 is better than what is there"
+
+
+def test_numbers_that_are_not_finite_end_a_resumed_run_as_a_whole_one():
+    """The history has null for them."""
+    stop = callbacks.EarlyStopping(3)
+    record, null = {"round": 3, "micro_mse": np.inf}, [{"round": 1, "micro_mse": None}, {"round": 2, "micro_mse": None}]
+    assert stop(Event(3, 9, 1, 0.5, 1.0, record, lower=("mse",), earlier=null))
+
+
+def test_a_table_takes_the_same_callback_again_and_finds_rows_that_are_not_finite(tmp_path):
+    log, records = callbacks.csv(tmp_path / "log.csv"), [{"round": one, "micro_mse": np.inf} for one in (1, 2, 3)]
+    for record in records[:2]:
+        log(Event(record["round"], 9, 1, 0.5, 0.1, record))
+    log.__exit__()
+    log(Event(2, 9, 1, 0.5, 0.1, records[1], earlier=[{"round": 1, "micro_mse": None}]))  # goes on from round 1
+    assert (tmp_path / "log.csv").read_text() == "round,micro_mse\n1,inf\n2,inf\n"
+
+
+def test_a_metric_that_the_first_rows_do_not_define_has_a_column(tmp_path):
+    log = callbacks.csv(tmp_path / "log.csv")
+    for round, value in ((1, None), (2, 0.5)):
+        log(Event(round, 9, 1, 0.5, 0.1, {"round": round, "micro_precision": value, "loss": 1.0, "ari": None}))
+    assert (tmp_path / "log.csv").read_text() == "round,micro_precision,loss\n1,,1.0\n2,0.5,1.0\n"
 
 
 def test_a_callback_of_one_run_begins_anew_in_the_next(tmp_path):

@@ -236,3 +236,10 @@ def test_validation_sees_no_test_row(key):
     names = [name for name in first if name.startswith("validation_")]
     assert len(names) >= 11 and [first[name] for name in names] == [second[name] for name in names]
     assert first["loss"] != second["loss"]
+
+
+def test_a_client_without_a_number_is_in_no_number_of_the_spread():
+    """It may be the worst one."""
+    found = metrics.spread(np.array([1.0, np.nan, 3.0]), "mse", lower=True)
+    assert len(found) == 6 and all(np.isnan(value) for value in found.values())
+    assert metrics.spread(np.array([1.0, np.inf]), "mse", lower=True)["worst_decile_mse"] == np.inf
