@@ -95,13 +95,13 @@ def plan() -> Figure:
 
 
 def state() -> Figure:
-    """The state: slots for models, which of them are alive, and the slot of each client."""
+    """The state: slots for models, which of them are in use, and the slot of each client."""
     figure, axes = canvas(2.7)
     alive = (True, True, True, False)
     say(axes, 1.5, 23.5, "models [K]", at="left")
     for k, lives in enumerate(alive):
         box(axes, 15 + 8 * k, 21.3, 6.5, 4.4, f"slot {k}", CLUSTERS[k] if lives else "white")
-    say(axes, 1.5, 15.6, "alive [K]", at="left")
+    say(axes, 1.5, 15.6, "in use", at="left")
     for k, lives in enumerate(alive):
         say(axes, 18.2 + 8 * k, 15.6, "yes" if lives else "no")
     say(axes, 1.5, 8.2, "cluster [N]", at="left")

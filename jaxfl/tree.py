@@ -157,6 +157,12 @@ def check_floats(what: str, model: Params) -> None:
             )
 
 
+def has_keys(tree: Params) -> bool:
+    """Returns whether a leaf is one of JAX's keys of random numbers."""
+    kinds = [getattr(leaf, "dtype", np.dtype(bool)) for leaf in jax.tree.leaves(tree)]
+    return any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in kinds)
+
+
 def num_bytes(tree: Params) -> int:
     """Returns the bytes that the arrays (or shapes) of a tree take.
 

@@ -82,7 +82,16 @@ def local_train(
 
 
 def _explained(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimiser that says so where it needs more than a step has: a loss, or a model of its own."""
+    """Returns an optimiser that says so where it needs more than a step has: a loss, a key, or a model of its own."""
+
+    def init(params: Params) -> Any:
+        state = optimizer.init(params)
+        if tree.has_keys(state):
+            raise ValueError(
+                "optimizer must draw no random numbers, which would be the same for every client and round, got one "
+                "with a key in its state (optax.add_noise); add noise in a method of your own."
+            )
+        return state
 
     def update(updates, state, params=None, **extra):
         try:
@@ -94,7 +103,7 @@ def _explained(optimizer: optax.GradientTransformationExtraArgs) -> optax.Gradie
                 "needs more, as the loss or a model of its own kind, cannot be used: optax.sgd(0.1) can."
             ) from error
 
-    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages | None) -> Descend:

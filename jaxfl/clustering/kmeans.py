@@ -236,7 +236,7 @@ def farthest_first(points: Array, first: Array, num_clusters: int, *, mask: Arra
     [0.0, 9.0, 5.0]
     """
     points, mask = _present(points, mask)
-    return _seeds(points, mask, first, num_clusters, lambda nearest, turn: jnp.argmax(nearest))
+    return _seeds(points, mask, first, num_clusters, lambda nearest, turn: jnp.argmax(jnp.where(mask, nearest, -1)))
 
 
 def squared_distances(points: Array, centres: Array) -> Array:

@@ -1,7 +1,7 @@
 """Builds a federation out of arrays, and refuses what cannot be learned from."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -108,6 +108,10 @@ def federate(
 
 def _packed(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
     """Returns a split of index arrays; raises if one of them is no list of whole numbers, such as a mask."""
+    if isinstance(parts, Mapping):
+        raise TypeError(
+            f"{name} must be a list of each client's rows, got a {type(parts).__name__}; give list(...values())."
+        )
     return parts if isinstance(parts, Split) else Split.pack(number_lists(name, parts, "client"))
 
 

@@ -24,7 +24,7 @@ def curves(comparison: Comparison) -> "Figure":
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure = style.figure((9, 4.2))
+    figure = style.figure((9, max(4.2, 0.5 + 0.18 * len(comparison.lines))))  # a line of its legend for each
     axes = figure.subplots()
     for place, (line, color) in enumerate(zip(comparison.lines, style.cycle(len(comparison.lines)), strict=True)):
         rounds, values = _by_round(line, comparison.metric)

@@ -66,7 +66,7 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     if not runs:
         raise ValueError("result must name at least one run, got none.")
     aside = len(runs) > FEW  # a legend of so many lines would cover them
-    figure = style.figure((12.5 if aside else 11, 3.4))
+    figure = style.figure((12.5 if aside else 11, max(3.4, 0.5 + 0.18 * len(runs))))  # a line of its legend for each
     measured, loss, clusters = figure.subplots(1, 3)
     histories = [one if isinstance(one, History) else one.history for one in runs.values()]
     main = main_metric(next((one[-1] for one in histories if len(one)), {}))

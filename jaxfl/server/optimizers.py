@@ -30,7 +30,13 @@ from jaxfl.typing import Array, Params
 
 def init(optimizer: optax.GradientTransformation | None, model: Params) -> optax.OptState:
     """Returns the server's state before the first round; nothing for plain averaging."""
-    return () if optimizer is None else optimizer.init(model)
+    state = () if optimizer is None else optimizer.init(model)
+    if tree.has_keys(state):
+        raise ValueError(
+            "server_optimizer must draw no random numbers, got one with a key in its state (optax.add_noise), which no "
+            "checkpoint holds."
+        )
+    return state
 
 
 def step(

@@ -13,7 +13,7 @@ from jaxfl import engine, sampling
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
-from jaxfl.random import check_seeds
+from jaxfl.random import check_one_or_several, check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import program
@@ -75,7 +75,7 @@ def run_mapped(
     *,
     rounds: int,
     cohort: int | float = 1.0,
-    seed: int = 0,
+    seed: int | None = None,
     seeds: Sequence[int] | None = None,
     sampler: Sampler = sampling.uniform,
     plan: PlanChoice = "auto",
@@ -95,7 +95,7 @@ def run_mapped(
         data: the federation.
         rounds: communication rounds; evaluated is the last one.
         cohort: clients sampled in a round, a share or a count.
-        seed: of the initial models, the cohorts and the batches; the same at every value.
+        seed: of the initial models, the cohorts and the batches; the same at every value; None is 0.
         seeds: several of them, each at every value; None is `seed` alone.
         sampler: draws the cohorts.
         plan: a `Plan`, or `"auto"`: fewer clients side by side than in a run, since each has a model for every value.
@@ -130,7 +130,8 @@ def run_mapped(
     check_drift(data.drifts_at, rounds)
     if data.absent is not None:
         raise ValueError("data must have the same clients in all rounds, got some that arrive or leave; use jaxfl.run.")
-    size, seeds = cohort_size(cohort, data), check_seeds([seed] if seeds is None else seeds)
+    check_one_or_several(seed, seeds)
+    size, seeds = cohort_size(cohort, data), check_seeds([seed or 0] if seeds is None else seeds)
     methods = [make(number) for number in numbers]  # a value that is out of range is refused here
     if not isinstance(methods[0], Method):
         raise ValueError(f"make must return a method from a factory of jaxfl.methods, got {methods[0]!r}.")
@@ -161,16 +162,16 @@ def run_mapped(
     look = evaluator(_evaluated(make, methods[0]), data, plan)
     results = []
     for place in np.ndindex(len(numbers), len(seeds)):
-        number, seed = numbers[place[0]], seeds[place[1]]
+        number, drawn = numbers[place[0]], seeds[place[1]]
         state = _one(states, place if stacked.ndim else place[:1])
         evaluation = look(keys[place[1]], _Valued(jnp.float32(number), state))
         left_out, sent = diverged[place], updates[place]  # [R]
         good = np.flatnonzero(left_out < sent)
         lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())
         if reason := come_to_nothing(lost, int(sent.sum()), evaluation, data, ended=True):
-            where = f"value {number}{f' and seed {seed}' if len(seeds) > 1 else ''}"
+            where = f"value {number}{f' and seed {drawn}' if len(seeds) > 1 else ''}"
             warnings.warn(f"the run at {where} has diverged: {reason}. Lower the learning rate.", stacklevel=3)
-        results.append(Mapped(number, state, evaluation, int(sent.sum()), int(left_out.sum()), seed))
+        results.append(Mapped(number, state, evaluation, int(sent.sum()), int(left_out.sum()), drawn))
     return results
 
 

@@ -9,8 +9,8 @@ rows:
   classes present in its test rows. (FeSEM's tables weight by train + test rows.)
 - `std_accuracy`, `p5_accuracy` ... `p90_accuracy`, `worst_decile_accuracy` (the mean of the worst tenth: of the
   highest, where lower is better): over clients.
-- `ari`, `nmi`, `purity`, `num_clusters`: found clusters against true groups, of the clients that have a cluster; None
-  where the true groups are unknown.
+- `ari`, `nmi`, `purity`, `num_clusters`: found clusters against true groups, of the clients that have training rows and
+  a cluster; None where the true groups are unknown.
 - `unseen_micro_accuracy`, `unseen_macro_accuracy`: of held-out clients, who are in none of the numbers above.
 - `attackers` (how many), `attackers_micro_accuracy`, `attackers_macro_accuracy`: where some clients attack (see
   `jaxfl.data.conditions`), who are in none of the numbers above.
@@ -169,7 +169,7 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
         **{key: value for name in values for key, value in both(name, served).items()},
         "loss": float(np.average(loss[served], weights=rows[served])) if served.any() else None,
         **spread(values[main][defined(main, served)], main, lower=main in task.lower),
-        **found(cluster, data, counting(data)),
+        **found(cluster, data, counting(data) & (np.asarray(data.train.size) > 0)),
         "clusters": [
             {
                 "cluster": int(k),

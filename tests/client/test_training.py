@@ -15,6 +15,7 @@ from jaxfl.client.training import local_train
 from jaxfl.data import conditions
 from jaxfl.data.clients import Batch
 from jaxfl.random import Stream, key_for
+from jaxfl.server import optimizers
 from jaxfl.tasks import Task, masked_mean
 from tests import problems
 from tests.reference import batches
@@ -377,3 +378,14 @@ def test_an_optimiser_that_needs_more_than_a_step_has_is_named(optimizer, said, 
     model = SOFTMAX.init(key)
     with pytest.raises(TypeError, match=f"optimizer makes no local step: .*{said}"):
         train(key, model, jax.device_put(DATA), jnp.int32(0), anchor=model)
+
+
+def test_an_optimiser_with_random_numbers_is_refused(key):
+    """They would be the same for every client, in every round and at every seed."""
+    noisy = optax.chain(optax.sgd(0.1), optax.add_noise(1.0, 0.0, 0))
+    for batch_size in (None, 2):
+        train = local_train(SOFTMAX, noisy, local_epochs=1, batch_size=batch_size)
+        with pytest.raises(ValueError, match="optimizer must draw no random numbers"):
+            train(key, SOFTMAX.init(key), jax.device_put(DATA), jnp.int32(0))
+    with pytest.raises(ValueError, match="server_optimizer must draw no random numbers"):
+        optimizers.init(noisy, SOFTMAX.init(key))

@@ -337,3 +337,9 @@ def test_farthest_first_is_greedy(seed):
 def test_refusals(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         cluster(KEY, jnp.zeros((3, 1)), 2, **options)
+
+
+def test_farthest_points_are_those_of_somebody():
+    """Of more seeds than there are points; absent ones lie nowhere."""
+    points, mask = jnp.array([[5.0], [7.0], [9.0]]), jnp.array([False, True, True])
+    assert farthest_first(points, jnp.array([1]), 3, mask=mask).ravel().tolist() == [7.0, 9.0, 7.0]

@@ -17,6 +17,7 @@ from jaxfl import methods, tree
 from jaxfl.clustering import scores
 from jaxfl.clustering.distances import cosine
 from jaxfl.cohort import Cohort
+from jaxfl.data.drift import Drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.cfl import PRESETS
 from jaxfl.random import Stream, key_for
@@ -531,3 +532,16 @@ def test_the_baseline_of_fesem_splits_20_clients_every_30_rounds(key):
 def test_refusals(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         cfl(**options)
+
+
+def test_who_has_left_keeps_no_cluster_together():
+    """Its last update, which nobody is like, would: a split is refused where a client is nearest to the other half."""
+    with jax.enable_x64(False):
+        data = clustered_linear(9, 3, rows=40, features=4, seed=3).subset([0, 3, 6, 1, 4, 7, 2])  # groups 0 0 0 1 1 1 2
+    gone = np.arange(7) == 6
+    nobody = np.zeros(7, bool)
+    left = replace(data, held_out=nobody, absent=nobody, drift=Drift(np.int32(5), held_out=gone, absent=gone))
+    with jax.enable_x64(False):
+        method = methods.cfl(jaxfl.testing.small.linear_task(), optax.sgd(0.3))
+        result = jaxfl.run(method, left, rounds=25, eval_every=25, seed=3, plan=jaxfl.Plan())
+    assert result.state.cluster[:6].tolist() == [0, 0, 0, 1, 1, 1]

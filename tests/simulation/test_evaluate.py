@@ -10,6 +10,7 @@ import optax
 import pytest
 from sklearn import metrics as sk
 
+import jaxfl
 from jaxfl import methods
 from jaxfl.cohort import Plan
 from jaxfl.data import Split, divide, federate
@@ -243,3 +244,14 @@ def test_a_client_without_a_number_is_in_no_number_of_the_spread():
     found = metrics.spread(np.array([1.0, np.nan, 3.0]), "mse", lower=True)
     assert len(found) == 6 and all(np.isnan(value) for value in found.values())
     assert metrics.spread(np.array([1.0, np.inf]), "mse", lower=True)["worst_decile_mse"] == np.inf
+
+
+def test_clients_without_rows_are_in_no_cluster_for_the_metrics():
+    """Whatever slot a method gives them."""
+    data = clustered_linear(8, num_groups=2, rows=8, features=4)
+    sizes = np.where(np.arange(8) == 1, 0, 8).astype(np.int32)
+    empty = replace(data, train=replace(data.train, size=sizes), test=replace(data.test, size=sizes))
+    result = jaxfl.run(methods.kfed(linear_task(), optax.sgd(0.3), num_clusters=2), empty, rounds=1, plan=Plan())
+    cluster = np.asarray(result.evaluation.cluster)
+    assert cluster[1] == cluster[0], "which is another group's"
+    assert result.history[-1]["ari"] == result.history[-1]["purity"] == 1

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import takes_part
 from jaxfl.methods.parts import split_tree, splitting
 from jaxfl.methods.parts.split_tree import SplitTree
 from jaxfl.typing import Array, Params
@@ -63,15 +64,21 @@ def one_cluster(model: Params, vector: jax.ShapeDtypeStruct, data: FederatedData
 
 
 def remember(state: CFLState, sent: Sent, data: FederatedData, cohort: Cohort) -> CFLState:
-    """Returns the state with what the clients of a cohort have sent; who has no rows has sent nothing."""
+    """Returns the state with what the clients of a cohort have sent; who has no rows has sent nothing.
+
+    Who has left the federation is compared with nobody any more: a last update that nobody is like would keep its
+    cluster from being split for ever.
+    """
     trained = cohort.mask & (data.train.size[cohort.ids] > 0)
     ids = jnp.where(trained, cohort.ids, data.num_clients)  # out of range: written nowhere
     layers_norm = state.layers_norm.at[ids].set(sent.layers_norm, mode="drop")
+    update_norm = state.update_norm.at[ids].set(sent.update_norm, mode="drop")
+    there = takes_part(data)
     return state._replace(
         trained=state.trained.at[ids].set(True, mode="drop"),
         vectors=state.vectors.at[ids].set(sent.vectors, mode="drop"),
-        update_norm=state.update_norm.at[ids].set(sent.update_norm, mode="drop"),
-        layers_norm=layers_norm,
+        update_norm=jnp.where(there, update_norm, 0),
+        layers_norm=jnp.where(there, layers_norm, 0),
         largest=jnp.maximum(state.largest, layers_norm.max()),
     )
 

@@ -132,13 +132,14 @@ def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, ro
             chosen, lowest, free = carry
             model, free = train_by(judges.ids[chosen]), free.at[chosen].set(False)
             lowest = jnp.minimum(lowest, losses_under(model))
-            return (jnp.argmax(jnp.where(free, lowest, -jnp.inf)), lowest, free), model
+            left = jnp.where(free.any(), free, able)  # of more models than clients some start from the same one
+            return (jnp.argmax(jnp.where(left, lowest, -jnp.inf)), lowest, free), model
 
         untrained = losses_under(first)
-        free = judges.mask & (data.train.size[judges.ids] > 0) & jax.vmap(tree.is_finite)(untrained)
+        able = judges.mask & (data.train.size[judges.ids] > 0) & jax.vmap(tree.is_finite)(untrained)
         draw = jax.vmap(lambda client: jax.random.uniform(key_for(key, Stream.START, client=client)))(judges.ids)
-        chosen = jnp.argmax(jnp.where(free, draw, -1.0))
-        _, models = jax.lax.scan(add, (chosen, jnp.full_like(untrained, jnp.inf), free), length=num_clusters)
+        chosen = jnp.argmax(jnp.where(able, draw, -1.0))
+        _, models = jax.lax.scan(add, (chosen, jnp.full_like(untrained, jnp.inf), able), length=num_clusters)
         return models
 
     return start
