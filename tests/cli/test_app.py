@@ -285,6 +285,7 @@ def test_a_run_leaves_its_files(finished):
     assert [line.split()[1] for line in result.stderr.splitlines() if line.startswith("round")] == ["1/3", "2/3", "3/3"]
 
 
+@pytest.mark.filterwarnings("ignore:.*2 of 6 makers have no training rows")
 def test_a_run_whose_tested_clients_do_not_count_says_so(tmp_path):
     """They are other people than those who are trained on."""
     generator = np.random.default_rng(0)
