@@ -47,6 +47,7 @@ TABLES = {
     "reliability": reliability.counts,
     "scaling machine": speed.scaling_machine,
     "table 1": papers.table_1,
+    "vmap": speed.vmap,
     **{f"scaling {over}": functools.partial(speed.scaling, over) for over in AXES},
 }
 PLACE = re.compile(r"(<!-- made: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
