@@ -165,6 +165,8 @@ def cfl(
     pace = {"warmup_rounds": warmup_rounds, "rounds_between": rounds_between, "min_clients": min_clients}
     others = {"relative": relative, "linkage": linkage, "weighting": weighting, "layers": layers}
     chosen = base.from_preset(PRESETS, preset, **bounds, **pace, **others)
+    if metric == "l2" and not chosen["relative"] and bounds["gamma_max"] is None:
+        bounds["gamma_max"] = chosen["gamma_max"] = 0.0  # every split is kept, whatever it is
     rule = Rule(**chosen, metric=metric, compare=compare)
     for name, given in bounds.items():
         if PRESETS[preset]["relative"] != rule.relative and given is None:

@@ -43,7 +43,7 @@ from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.agglomerated import cluster, grow
 from jaxfl.methods.parts.by_cluster import averaging
 from jaxfl.methods.parts.one_shot import train_once, with_everybody
-from jaxfl.methods.parts.vectors import to_vector
+from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -116,6 +116,7 @@ def flhc(
     """
     _check(warmup_rounds, metric, linkage, threshold, num_clusters, sketch_size, slots)
     height = COSINE_THRESHOLD if threshold is None else threshold
+    chosen = compared_leaves(task, layers)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
 
     def init(key: Key, data: FederatedData) -> FLHCState:
@@ -125,7 +126,7 @@ def flhc(
         return FLHCState(tree.repeat(model, slots), nowhere, jnp.int32(0), jnp.int32(0), model, nobody)
 
     def vector_of(key: Key, model: Params) -> Array:
-        return to_vector(key, model, layers, sketch_size or sys.maxsize)
+        return to_vector(key, tree.partition(model, chosen)[0], size=sketch_size or sys.maxsize)
 
     step = averaging(train, weighting)
 

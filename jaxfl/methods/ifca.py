@@ -82,7 +82,8 @@ def ifca(
         task: what is learned.
         optimizer: the local optimiser of Option II; in Option I it turns the averaged gradient into the server's step.
         num_clusters: K, the number of models; more than there are true groups leaves some of them empty.
-        average: `"models"` (Option II) or `"gradients"` (Option I; `local_epochs` and `batch_size` are not used).
+        average: `"models"` (Option II) or `"gradients"` (Option I; `local_epochs` and `batch_size` are those of
+            `start="kmeans++"` alone).
         local_epochs: E; the paper's tau local steps where a step takes all rows.
         batch_size: B; None takes all of a client's rows at once, as on MNIST in the paper.
         weighting: `"uniform"` (the paper) or `"rows"` (HypCluster and the official FEMNIST code).

@@ -31,7 +31,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts.by_cluster import averaging
 from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once, with_everybody
-from jaxfl.methods.parts.vectors import to_vector
+from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -87,11 +87,12 @@ def kfed(
     for name, value in {"num_clusters": num_clusters, "sketch_size": sketch_size, "first_epochs": first_epochs}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
+    chosen = compared_leaves(task, layers)
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
     step = averaging(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
 
     def point_of(key: Key, sent: Params) -> Array:
-        return to_vector(key, sent, layers, sketch_size)
+        return to_vector(key, tree.partition(sent, chosen)[0], size=sketch_size)
 
     def init(key: Key, data: FederatedData) -> KFedState:
         base.check_clusters(num_clusters, data)

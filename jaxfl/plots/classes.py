@@ -31,6 +31,8 @@ def class_confusion(found: ClassConfusion, result: Run) -> "Figure":
         found: of `jaxfl.class_confusion`.
         result: of the run; clusters have the numbers and colours that they have in `clusters(result)`.
     """
+    if not len(found.cluster):
+        raise ValueError("found must have a cluster with test rows, got none: nobody who counts was tested.")
     order = order_of(result)
     color_of = style.cluster_colors(order)
     rows = dict(zip(found.cluster.tolist(), found.counts, strict=True))

@@ -52,7 +52,7 @@ def montage(
     shape = data.input_shape
     if not is_image(shape):
         raise ValueError(
-            f"montage needs images [H, W], [H, W, 1] or [H, W, 3], got inputs of shape {shape}; labels(data) draws any."
+            f"montage needs images [H, W], [H, W, 1] or [H, W, 3], got inputs of shape {shape}; labels draws classes."
         )
     if per_group is not None and per_group < 1:
         raise ValueError(f"per_group must be at least 1, got {per_group}.")

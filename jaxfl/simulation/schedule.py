@@ -90,8 +90,8 @@ class Schedule(NamedTuple):
         return self.rounds // self.eval_every - done // self.eval_every + out_of_turn
 
     def saves(self, done: int) -> bool:
-        """Returns whether the run is saved after `done` rounds; it is after the last."""
-        return done % self.checkpoint_every == 0 or done == self.rounds
+        """Returns whether the run is saved after `done` rounds; it is after the last, and where each evaluation is."""
+        return done % self.checkpoint_every == 0 or done in self._saved_out_of_turn()
 
     def checkpoints_after(self, done: int) -> int:
         """Returns how many checkpoints are still to be written after `done` rounds.
@@ -99,8 +99,13 @@ class Schedule(NamedTuple):
         >>> [Schedule(10, 4, 3).checkpoints_after(done) for done in (0, 3, 9, 10)]
         [4, 3, 1, 0]
         """
-        last = done < self.rounds and self.rounds % self.checkpoint_every > 0
-        return self.rounds // self.checkpoint_every - done // self.checkpoint_every + last
+        more = sum(done < one and one % self.checkpoint_every > 0 for one in self._saved_out_of_turn())
+        return self.rounds // self.checkpoint_every - done // self.checkpoint_every + more
+
+    def _saved_out_of_turn(self) -> set[int]:
+        """Returns the last round, and that of a drift where a checkpoint is written after every evaluation."""
+        drift = self.drifts_at if self.checkpoint_every == self.eval_every else None
+        return {self.rounds} | (set() if drift is None else {drift})
 
     def ahead(self, done: int, seconds_per_round: float | None) -> int:
         """Returns how many rounds to advance after `done`: about `GLANCE` seconds of them, and not beyond what is due.

@@ -545,3 +545,11 @@ def test_who_has_left_keeps_no_cluster_together():
         method = methods.cfl(jaxfl.testing.small.linear_task(), optax.sgd(0.3))
         result = jaxfl.run(method, left, rounds=25, eval_every=25, seed=3, plan=jaxfl.Plan())
     assert result.state.cluster[:6].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_absolute_bounds_of_l2_need_none_for_the_split():
+    """Every split is kept."""
+    task = jaxfl.testing.small.linear_task()
+    methods.adacfl(task, optax.sgd(0.1), relative=False, eps1=0.1, eps2=0.2)
+    with pytest.raises(ValueError, match="eps2 must be given with relative=False"):
+        methods.adacfl(task, optax.sgd(0.1), relative=False, eps1=0.1)

@@ -329,3 +329,9 @@ def test_refusals(options, complaint):
 def test_more_clusters_than_clients_are_refused(key):
     with pytest.raises(ValueError, match=r"num_clusters must be at most the number of clients \(7\), got 8"):
         flhc(num_clusters=8).init(key, problems.linear_federation())
+
+
+@pytest.mark.parametrize(("method", "options"), [(methods.flhc, {}), (methods.kfed, {"num_clusters": 2})])
+def test_layers_that_match_nothing_are_refused_at_once(method, options):
+    with pytest.raises(ValueError, match="'Conv_0' matches none of"):
+        method(small.linear_task(), optax.sgd(0.1), layers="Conv_0", **options)

@@ -32,3 +32,12 @@ def test_numbers_beyond_the_counter_are_refused(name):
 def test_what_is_not_said_is_ten_evaluations_each_of_them_saved():
     found = [Schedule.of(*given)[:3] for given in ((100,), (5,), (100, 7))]
     assert found == [(100, 10, 10), (5, 1, 1), (100, 7, 7)]
+
+
+def test_a_checkpoint_is_written_at_a_drift_where_each_evaluation_has_one():
+    each, rarer = Schedule.of(10, 4, None, None, 5), Schedule.of(10, 4, 3, None, 5)
+    assert [done for done in range(1, 11) if each.saves(done)] == [4, 5, 8, 10]
+    assert [done for done in range(1, 11) if rarer.saves(done)] == [3, 6, 9, 10]
+    for schedule in (each, rarer):
+        left = [sum(schedule.saves(later) for later in range(done + 1, 11)) for done in range(11)]
+        assert [schedule.checkpoints_after(done) for done in range(11)] == left
