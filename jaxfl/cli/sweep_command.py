@@ -80,11 +80,14 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
     }
     rounds, share = defaults(asked["data"], numbers["rounds"], asked.get("cohort"))
     found, names = {}, {}
-    for point in grid.points(asked["methods"].split(","), wanted):
+    points = grid.points(asked["methods"].split(","), wanted)
+    own = {point.name for point in points}
+    others = [path for path in sorted(out.glob("*/seed-*")) if path.parent.name not in own]
+    for point in points:
         settings = options.route(point.method, asked["data"], point.items)
         every = numbers["eval_every"]
         first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every)
-        folder = _kept(out, first) if not (out / point.name).exists() else None
+        folder = _kept(others, first) if not (out / point.name).exists() else None
         folder = out / point.name if folder is None else folder
         runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in seeds_of(asked.get("seeds", "0"))]
         first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
@@ -94,9 +97,14 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
     return found
 
 
-def _kept(out: Path, asked: job.Job) -> Path | None:
-    """Returns the folder that has runs of a setting under another name: of a sweep that varied something else."""
-    for path in sorted(out.glob("*/seed-*")):
+def _kept(others: Sequence[Path], asked: job.Job) -> Path | None:
+    """Returns the folder that has runs of a setting under another name: of a sweep that varied something else.
+
+    Args:
+        others: folders of runs that are of no setting of this sweep by their name.
+        asked: a run of the setting.
+    """
+    for path in others:
         seed = path.name.removeprefix("seed-")
         directory = RunDirectory(path)
         if seed.isdecimal() and directory.config() is not None:

@@ -10,9 +10,8 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.models.adapters import Network
 from jaxfl.schema import check_name, quoted
 from jaxfl.settings import own
+from jaxfl.settings.run_options import RUN
 from jaxfl.tasks import TASKS, Task
-
-HOW = {"fast_forms": True, "compute": "float32"}  # what `create` is told if nothing else is asked for
 
 
 def check(name: str) -> None:
@@ -39,7 +38,8 @@ def create(name: str, network: Network, data: FederatedData, **how: Any) -> Task
     if not own.is_own(name):
         known: dict[str, Callable[..., Task]] = {"auto": TASKS[data.kind], **TASKS}
         return known[name](network, data, **how)
-    if changed := {key: value for key, value in how.items() if value != HOW[key]}:
+    usual = {option.name: option.default for option in RUN}
+    if changed := {key: value for key, value in how.items() if value != usual[key]}:
         asked = ", ".join(f"{key}={str(value).lower()}" for key, value in changed.items())
         raise ValueError(
             f"{asked} is for jaxfl's own tasks; leave it out, and say it in {name}: jaxfl.supervised takes it."

@@ -58,11 +58,18 @@ def _copy(layer: nn.Conv2d | nn.Linear, kernel: np.ndarray, bias: np.ndarray) ->
         layer.bias.copy_(torch.from_numpy(bias))
 
 
-def build(work: dict[str, Any], model: dict[str, Any], x: np.ndarray, y: np.ndarray) -> serve.Made:
-    """Returns the loop over the clients."""
+def ready(
+    work: dict[str, Any], model: dict[str, Any], x: np.ndarray, y: np.ndarray
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Returns the network, and rows and labels `[N, T, ...]` as it takes them, on the device."""
     x = images_first(x, work["layers"])
     module = network(work["layers"], model, x.shape[2:])
-    inputs, labels = torch.from_numpy(x).to(DEVICE), torch.from_numpy(y.astype(np.int64)).to(DEVICE)
+    return module, torch.from_numpy(x).to(DEVICE), torch.from_numpy(y.astype(np.int64)).to(DEVICE)
+
+
+def build(work: dict[str, Any], model: dict[str, Any], x: np.ndarray, y: np.ndarray) -> serve.Made:
+    """Returns the loop over the clients."""
+    module, inputs, labels = ready(work, model, x, y)
     count, rows = labels.shape
     width = work["batch_size"] or rows
     served = {name: value.clone() for name, value in module.state_dict().items()}

@@ -9,16 +9,14 @@ import serve
 import torch
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
-from torch_side import DEVICE, images_first, network
+from torch_side import DEVICE, ready
 
 CHUNKS = (1, 4, 16, 64, 256, 1024, 4096)  # that are tried, until one is slower
 
 
 def build(work: dict[str, Any], model: dict[str, Any], x: np.ndarray, y: np.ndarray) -> serve.Made:
     """Returns rounds whose clients train side by side."""
-    x = images_first(x, work["layers"])
-    module = network(work["layers"], model, x.shape[2:])
-    inputs, labels = torch.from_numpy(x).to(DEVICE), torch.from_numpy(y.astype(np.int64)).to(DEVICE)
+    module, inputs, labels = ready(work, model, x, y)
     count, rows = labels.shape
     width = work["batch_size"] or rows
     served = {name: value.detach().clone() for name, value in module.state_dict().items()}
