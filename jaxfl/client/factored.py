@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client.kernels import First, Inner, Kernel, Memory, coordinates, restored
+from jaxfl.client.kernels import First, Inner, Kernel, Memory, Seen, coordinates, restored
 from jaxfl.client.programs import Program
 from jaxfl.data.clients import Batch
 from jaxfl.tasks import DenseLayers, Task
@@ -119,8 +119,8 @@ def factor(
         leaves = own(model)
         part = batch if positions is None else tree.take(batch, positions)
 
-        def loss(model: Params, known: list[Array]) -> tuple[Array, dict[str, Array]]:
-            seen: dict[str, Array] = {}
+        def loss(model: Params, known: list[Array]) -> tuple[Array, dict[str, Seen]]:
+            seen: dict[str, Seen] = {}
             products = {
                 kernel.name: kernel.product(one, leaf, memory, seen)
                 for kernel, one, leaf in zip(kernels, known, leaves, strict=True)

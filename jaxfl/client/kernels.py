@@ -11,10 +11,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import tree
+from jaxfl.models.products import times
 from jaxfl.typing import Array
 
 Product = Callable[[Array], Array]
 RESTORED = "restored_kernel"  # the name of the program that makes W, by which `jaxfl.server.factors` finds it
+
+
+class Seen(NamedTuple):
+    """What an inner layer has seen.
+
+    Attributes:
+        rows: X `[m, d]`, or those of a step `[B, d]`.
+        products: X W_i, `k * [m, h]`, or `k * [B, h]`.
+    """
+
+    rows: Array
+    products: list[Array]
 
 
 class Memory(NamedTuple):
@@ -22,18 +35,19 @@ class Memory(NamedTuple):
 
     Attributes:
         step: how many were made `[]`.
-        rows: X `[m, d]` of each, by name; 0 where it is not made yet.
+        seen: by each of them, by name; 0 where it is not made yet.
     """
 
     step: Array | int
-    rows: dict[str, Array]
+    seen: dict[str, Seen]
 
-    def after(self, seen: dict[str, Array]) -> "Memory":
-        """Returns it after a step in which the layers saw the rows `seen [B, d]`."""
-        rows = {
-            name: jax.lax.dynamic_update_slice(self.rows[name], x, (self.step * len(x), 0)) for name, x in seen.items()
-        }
-        return Memory(self.step + 1, rows)
+    def after(self, seen: dict[str, Seen]) -> "Memory":
+        """Returns it after a step in which the layers have seen so many rows."""
+
+        def put(kept: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_slice(kept, new, (self.step * len(new), 0))
+
+        return Memory(self.step + 1, jax.tree.map(put, self.seen, seen))
 
 
 class First(NamedTuple):
@@ -58,8 +72,7 @@ class First(NamedTuple):
     @classmethod
     def of(cls, name: str, position: int, kernels: list[Array], rows: Array) -> "First":
         """Returns the kernel, with the products that all steps share."""
-        gram = jnp.pad(rows @ rows.T, ((0, 0), (0, len(kernels))))
-        return cls(name, position, kernels, rows, [rows @ one for one in kernels], gram)
+        return cls(name, position, kernels, rows, [times(rows, one) for one in kernels], _gram(rows, len(kernels)))
 
     @property
     def count(self) -> int:
@@ -73,7 +86,7 @@ class First(NamedTuple):
             gram, products = tree.take((gram, products), positions)
         return gram @ leaf + _scaled(self, leaf, products)
 
-    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Array]) -> Product:
+    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Seen]) -> Product:
         """Returns what is taken in place of `x -> x W`."""
         del leaf, memory, seen
         return lambda x: known
@@ -104,21 +117,26 @@ class Inner(NamedTuple):
     count: int
 
     @property
-    def empty(self) -> Array:
-        """X before the first step."""
-        return jnp.zeros((self.count, self.kernels[0].shape[0]), self.kernels[0].dtype)
+    def empty(self) -> Seen:
+        """What is seen before the first step."""
+        (inputs, outputs), dtype = self.kernels[0].shape, self.kernels[0].dtype
+        return Seen(
+            jnp.zeros((self.count, inputs), dtype), [jnp.zeros((self.count, outputs), dtype)] * len(self.kernels)
+        )
 
     def known(self, leaf: Array, positions: Array | None) -> Array:
         """Returns zeros `[B, h]` that `product` adds: their gradient is that of the products."""
         del positions
         return jnp.zeros((self.width, leaf.shape[1]), leaf.dtype)
 
-    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Array]) -> Product:
-        """Returns what is taken in place of `x -> x W`; it leaves x in `seen`."""
+    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Seen]) -> Product:
+        """Returns what is taken in place of `x -> x W`; it leaves in `seen` what the layer sees."""
 
         def of(x: Array) -> Array:
-            seen[self.name] = x
-            return known + (x @ memory.rows[self.name].T) @ leaf[: self.count] + _scaled(self, leaf, self._times(x))
+            products = [times(x, one) for one in self.kernels]
+            seen[self.name] = Seen(x, products)
+            before = memory.seen[self.name].rows
+            return known + (x @ before.T) @ leaf[: self.count] + _scaled(self, leaf, products)
 
         return of
 
@@ -126,9 +144,6 @@ class Inner(NamedTuple):
         """Returns the gradient `[m + k, h]` from that of the products `[B, h]`."""
         del positions
         return jax.lax.dynamic_update_slice(jnp.zeros_like(leaf), slope, (memory.step * self.width, 0))
-
-    def _times(self, x: Array) -> list[Array]:
-        return [x @ one for one in self.kernels]
 
 
 Kernel = First | Inner
@@ -143,14 +158,15 @@ def coordinates(kernel: Kernel, one: Array) -> Array:
 
 def restored(kernel: Kernel, leaf: Array, memory: Memory) -> Array:
     """Returns W `[d, h]`."""
-    if isinstance(kernel, Inner):
-        return memory.rows[kernel.name].T @ leaf[: kernel.count] + _scaled(kernel, leaf, kernel.kernels)
-    return restored_kernel(kernel.rows, kernel.gram, leaf, kernel.kernels, kernel.products)
+    if isinstance(kernel, First):
+        return restored_kernel(kernel.rows, kernel.gram, leaf, kernel.kernels, kernel.products)
+    rows, products = memory.seen[kernel.name]
+    return restored_kernel(rows, _gram(rows, len(products)), leaf, kernel.kernels, products)
 
 
 @jax.jit
 def restored_kernel(rows: Array, gram: Array, leaf: Array, kernels: list[Array], products: list[Array]) -> Array:
-    """Returns W `[d, h]` of a first layer, see `RESTORED`.
+    """Returns W `[d, h]`, see `RESTORED`.
 
     Args:
         rows: X `[n, d]`.
@@ -162,6 +178,11 @@ def restored_kernel(rows: Array, gram: Array, leaf: Array, kernels: list[Array],
     del gram, products
     scaled = [leaf[len(rows) + i][None, :] * one for i, one in enumerate(kernels)]
     return rows.T @ leaf[: len(rows)] + sum(scaled)
+
+
+def _gram(rows: Array, kernels: int) -> Array:
+    """Returns X X^T `[m, m + k]`, with columns of zeros."""
+    return jnp.pad(rows @ rows.T, ((0, 0), (0, kernels)))
 
 
 def _scaled(kernel: Kernel, leaf: Array, products: Sequence[Array]) -> Array:

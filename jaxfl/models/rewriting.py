@@ -2,10 +2,10 @@
 
 A network is read as the program that JAX makes of it (its jaxpr), so that flax, haiku, equinox or a plain function are
 all the same. Convolutions of one or two spatial axes (any strides, padding and dilation; no groups, not transposed, of
-the usual precision) and maximum and average pooling are computed by `jaxfl.models.operations`, on a CPU products of few
-outputs by `jaxfl.models.narrow` and convolutions of few outputs, with what is behind them, by `jaxfl.models.turned`;
-everything else stays as it is, and so does what is inside functions with gradients of their own (`jax.custom_jvp`,
-`jax.custom_vjp`).
+the usual precision) and maximum and average pooling are computed by `jaxfl.models.operations`, on a CPU products with a
+kernel of few outputs or a large one by `jaxfl.models.products` and convolutions of few outputs, with what is behind
+them, by `jaxfl.models.turned`; everything else stays as it is, and so does what is inside functions with gradients of
+their own (`jax.custom_jvp`, `jax.custom_vjp`).
 
 Values and gradients are equal to rounding, ties of a maximum included. Forward-mode gradients (`jax.jvp`) of a replaced
 convolution or product are not there.
@@ -19,13 +19,14 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from jaxfl.models import narrow, operations, turned
+from jaxfl.models import operations, turned
+from jaxfl.models.products import may_pay, times
 from jaxfl.typing import Array
 
 INLINE = ("jit", "pjit", "closed_call", "core_call")  # programs that are opened
 Product = Callable[[Array], Array]
 NOTHING: Mapping[int, Product] = {}
-NARROW = "narrow product"
+PRODUCT = "product"
 LOOPS = ("scan", "while", "cond", "checkpoint", "remat", "remat2")  # programs whose insides are replaced
 
 
@@ -185,8 +186,8 @@ def _kind(equation: core.JaxprEqn) -> str | None:
         whole = all(step == 1 for step in (*params["base_dilation"], *params["window_dilation"]))
         floating = jax.numpy.issubdtype(avals[0].dtype, jax.numpy.floating)
         return f"{name.removeprefix('reduce_window_')} pooling" if whole and floating else None
-    if is_dense(equation) and narrow.is_narrow(*avals[1].shape):
-        return NARROW
+    if is_dense(equation) and may_pay(*avals[1].shape):
+        return PRODUCT
     return None
 
 
@@ -225,7 +226,7 @@ def _pooling(pool: Callable[..., Array], equation: core.JaxprEqn, inputs: Array)
 
 
 REPLACEMENTS: dict[str, Callable[..., Array]] = {
-    NARROW: lambda equation, inputs, kernel: narrow.product(inputs, kernel),
+    PRODUCT: lambda equation, inputs, kernel: times(inputs, kernel),
     "convolution": _convolution,
     "max pooling": functools.partial(_pooling, operations.max_pool),
     "sum pooling": functools.partial(_pooling, operations.sum_pool),

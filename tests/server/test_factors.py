@@ -10,6 +10,7 @@ import pytest
 from flax import linen as nn
 
 from jaxfl import classification, engine
+from jaxfl.client import factored
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort, Plan
@@ -44,10 +45,10 @@ def federation(**changes):
     return jax.device_put(replace(federate(inputs, labels, rows, rows, num_classes=CLASSES), **changes))
 
 
-def work(data, optimizer, key, *, clusters=1, own=False, look=False):
+def work(data, optimizer, key, *, clusters=1, own=False, look=False, batch_size=None):
     """What a client does, and what it is given: trains the model of all, or of its cluster, or one of its own."""
     task = classification(Net(), data)
-    train = local_train(task, optimizer, local_epochs=4, batch_size=None)
+    train = local_train(task, optimizer, local_epochs=4, batch_size=batch_size)
     init = jax.jit(lambda key, number: task.init(key_for(key, Stream.INIT, number)))
     model, anchor = (init(key, number) for number in (0, 1))
 
@@ -56,7 +57,7 @@ def work(data, optimizer, key, *, clusters=1, own=False, look=False):
         start = jax.tree.map(lambda leaf: leaf + client.astype(leaf.dtype), model) if own else model
         trained, loss = train(key_for(key, Stream.BATCHES, 0, client), start, data, client, anchor=anchor)
         weight = aggregate.client_weight(data, client, "rows")
-        kept = (loss, trained["Dense_0"]["kernel"].sum()) if look else loss
+        kept = (loss, [trained[name]["kernel"].sum() for name in trained]) if look else loss
         return aggregate.contribute(trained, weight, client % clusters, clusters), kept
 
     return client, (key, model, anchor, data)
@@ -68,13 +69,23 @@ def summed(client, shared, chunk):
     return jax.jit(lambda shared: engine.over_clients(client, shared, cohort))(shared)
 
 
-@pytest.mark.parametrize("optimizer", [optax.sgd(0.2), PULLED], ids=["sgd", "pulled"])
-def test_the_sums_are_those_of_the_kernels(optimizer, key):
+@pytest.mark.parametrize(
+    ("optimizer", "options", "places"),
+    [
+        pytest.param(optax.sgd(0.2), {}, [(0, 1)], id="sgd"),  # after the bias
+        pytest.param(PULLED, {}, [(0, 1)], id="pulled"),
+        pytest.param(PULLED, {"batch_size": 2}, [(0, 1), (0, 3)], id="inner"),
+    ],
+)
+def test_the_sums_are_those_of_the_kernels(optimizer, options, places, key, monkeypatch):
+    if "batch_size" in options:  # as large kernels have it
+        monkeypatch.setattr(factored, "_inner_pays", lambda *sizes, kernels: True)
     inputs = np.array(federation().inputs)
     inputs[sum(SIZES[:2])] = np.nan  # of client 2: diverges
-    client, shared = work(federation(inputs=inputs), optimizer, key)
-    assert factors.read(client, shared, jnp.int32(0)).places == [(0, 1)]  # after the bias
-    usual, (expected, _) = summed(*work(federation(inputs=inputs), optimizer, key, look=True), 1)  # makes the kernels
+    client, shared = work(federation(inputs=inputs), optimizer, key, **options)
+    assert factors.read(client, shared, jnp.int32(0)).places == places
+    looking = work(federation(inputs=inputs), optimizer, key, look=True, **options)
+    usual, (expected, _) = summed(*looking, 1)  # makes the kernels
     finite = np.array([i not in (2, 4) for i in IDS])  # client 4 is masked
     for chunk in (1, 2, None):
         fast, losses = summed(client, shared, chunk)

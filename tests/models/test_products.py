@@ -1,4 +1,4 @@
-"""Products of few outputs are the usual ones, wherever and however they are taken."""
+"""Products of few outputs and of large kernels are the usual ones, wherever and however they are taken."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from jaxfl import classification, models
 from jaxfl.data.synthetic import prototypes
-from jaxfl.models import narrow
+from jaxfl.models import products
 from jaxfl.models.rewriting import in_fast_forms, replaceable
 from tests.models.test_rewriting import check_alike, gradients, images, primitives
 
@@ -20,26 +20,24 @@ def usual(inputs, kernel):
 
 
 @pytest.mark.parametrize(
-    ("mapped", "outputs"),
+    ("mapped", "rows", "depth", "outputs"),
     [
-        ("nothing", OUTPUTS),
-        ("inputs", OUTPUTS),
-        ("kernels", OUTPUTS),
-        ("both", OUTPUTS),
-        ("nothing", 16),
-        ("nothing", 4),
+        *((mapped, ROWS, DEPTH, OUTPUTS) for mapped in ("nothing", "inputs", "kernels", "both")),
+        ("nothing", ROWS, DEPTH, 16),
+        ("nothing", ROWS, DEPTH, 4),
+        *((mapped, 3, 1024, 512) for mapped in ("nothing", "inputs", "kernels", "both")),
     ],
 )
-def test_it_is_the_usual_product(mapped, outputs):
+def test_it_is_the_usual_product(mapped, rows, depth, outputs):
     axes = (0 if mapped in ("inputs", "both") else None, 0 if mapped in ("kernels", "both") else None)
-    shapes = (ROWS, DEPTH), (DEPTH, outputs)
+    shapes = (rows, depth), (depth, outputs)
     values = [
         images(number, *shape) if axis is None else images(number, 2, *shape)
         for number, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
     ]
 
     def network(inputs, kernel):
-        return jnp.sin(usual(inputs, kernel))  # whose gradient is mapped, too
+        return jnp.sin(usual(inputs, kernel) / depth**0.5)  # whose gradient is mapped, too; of sums of size one
 
     forms = gradients(in_fast_forms(network)), gradients(network)
     if mapped != "nothing":
@@ -57,6 +55,11 @@ def test_it_is_the_usual_product(mapped, outputs):
         (12, 400, 26, False),  # few rows
         (10, 130, 10, False),  # little to do
         (60, 130, 0, False),
+        (2, 1024, 512, True),
+        (1, 1024, 512, False),  # one row is no product of matrices
+        (2, 724, 724, False),  # within a cache
+        (2, 256, 2048, False),  # few inputs
+        (2, 4096, 255, False),  # few outputs
     ],
 )
 def test_where_it_is_taken(rows, depth, outputs, by_hand):
@@ -64,18 +67,20 @@ def test_where_it_is_taken(rows, depth, outputs, by_hand):
     assert (BY_HAND in program) == by_hand
 
 
-def test_elsewhere_than_on_a_cpu_products_stay_as_they_are(monkeypatch):
+@pytest.mark.parametrize(("depth", "outputs"), [(DEPTH, OUTPUTS), (1024, 512)])
+def test_elsewhere_than_on_a_cpu_products_stay_as_they_are(depth, outputs, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert not replaceable(usual, images(0, ROWS, DEPTH), images(1, DEPTH, OUTPUTS))
+    assert not replaceable(usual, images(0, ROWS, depth), images(1, depth, outputs))
 
 
-def test_gradients_have_gradients():
+@pytest.mark.parametrize(("rows", "depth", "outputs"), [(ROWS, DEPTH, OUTPUTS), (3, 1024, 512)])
+def test_gradients_have_gradients(rows, depth, outputs):
     """Per-FedAvg's exact steps and its Hessians need them."""
-    values = images(0, ROWS, DEPTH), images(1, DEPTH, OUTPUTS)
+    values = images(0, rows, depth), images(1, depth, outputs)
 
     def curvature(form):
         def slope(inputs, kernel):
-            return jax.grad(lambda kernel: jnp.sin(form(inputs, kernel)).sum())(kernel)
+            return jax.grad(lambda kernel: jnp.sin(form(inputs, kernel) / depth**0.5).sum())(kernel)
 
         return jax.jit(jax.grad(lambda kernel: jnp.square(slope(values[0], kernel)).sum()))(values[1])
 
@@ -99,4 +104,4 @@ def test_a_network_trains_in_it_and_counts_as_one_without_convolutions():
 def test_padding_is_no_number_of_the_result():
     """Infinite rows stay infinite and are not what zeros make of them."""
     inputs, kernel = np.full((ROWS, DEPTH), np.inf, np.float32), np.ones((DEPTH, OUTPUTS), np.float32)
-    assert jnp.isposinf(jax.jit(narrow.product)(inputs, kernel)).all()
+    assert jnp.isposinf(jax.jit(products.narrow)(inputs, kernel)).all()
