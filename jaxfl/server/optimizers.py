@@ -29,13 +29,27 @@ from jaxfl.typing import Array, Params
 
 
 def init(optimizer: optax.GradientTransformation | None, model: Params) -> optax.OptState:
-    """Returns the server's state before the first round; nothing for plain averaging."""
-    state = () if optimizer is None else optimizer.init(model)
+    """Returns the server's state before the first round; nothing for plain averaging.
+
+    Raises:
+        ValueError: the optimiser draws random numbers.
+        TypeError: its step needs more than there is.
+    """
+    if optimizer is None:
+        return ()
+    state = optimizer.init(model)
     if tree.has_keys(state):
         raise ValueError(
             "server_optimizer must draw no random numbers, got one with a key in its state (optax.add_noise), which no "
             "checkpoint holds."
         )
+    try:
+        jax.eval_shape(optimizer.update, model, state, model)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TypeError(
+            f"server_optimizer makes no step: {str(error).rstrip('.')}. A server's step has the gradient, its state "
+            "and the model; what needs more, as the loss, cannot be used: optax.sgd(1.0, momentum=0.9) can."
+        ) from error
     return state
 
 

@@ -223,9 +223,18 @@ def schedule(settings: Settings) -> Callable[[Array], Any] | None:
 
 
 def sampler(settings: Settings) -> sampling.Sampler:
-    """Returns the sampler that the settings ask for."""
+    """Returns the sampler that the settings ask for.
+
+    Raises:
+        ValueError: a number is out of range, or of nothing.
+    """
     chosen = {option.name: settings.run.get(option.name, option.default) for option in RUN}
     available = sampling.availability(chosen["availability"], period=chosen["availability_period"])
+    if "availability_period" in settings.run and (pattern := chosen["availability"]) != "diurnal":
+        raise ValueError(
+            f"availability_period is of availability=diurnal, got {chosen['availability_period']} with {pattern}; add "
+            "--set availability=diurnal, or leave it out."
+        )
     return sampling.dropouts(chosen["dropouts"], available)
 
 

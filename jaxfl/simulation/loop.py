@@ -135,7 +135,7 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
         if signals.asked:
             for seed, mine in zip(seeds, program.states(state), strict=True):
                 seed.save(mine)
-        elif first.done < schedule.rounds:
+        elif first.done < schedule.rounds or not any(one.recorded for one in progresses):  # stopped at this round
             for seed, mine in zip(seeds, program.states(state), strict=True):
                 seed.end(mine)
     return whole()
@@ -210,11 +210,10 @@ class _Seed:
         self._tell(self._event(record, state, whole=self._few is not None and progress.done == schedule.rounds))
 
     def end(self, state: Any) -> None:
-        """Evaluates, records and saves a run that a callback has ended, and tells that it is over."""
+        """Evaluates, records and saves a run that is over before its time, and tells so."""
         if self.diverged is not None:
             return
-        progress, record, records = self._progress, None, self._progress.so_far.records
-        evaluated = bool(records) and records[-1]["round"] == progress.done
+        progress, record, evaluated = self._progress, None, self._progress.recorded
         if not evaluated or self._few is not None:  # the last evaluation is of all rows
             self._evaluation = self._clock.evaluate(self._look, self._key, state)
             if not evaluated and not self._sound(self._evaluation, progress.done, state):
@@ -279,7 +278,7 @@ class _Seed:
 
     def _event(self, record: dict[str, Any] | None, state: Any, *, whole: bool) -> Event:
         """Returns what callbacks are told after some rounds."""
-        progress, clock, tally, pace = self._progress, self._clock, self._progress.tally, self._progress.paces[-1]
+        progress, clock, tally, pace = self._progress, self._clock, self._progress.tally, self._progress.last_pace
         return Event(
             progress.done,
             self._asked.schedule.rounds,

@@ -110,6 +110,16 @@ class Progress:
         """Returns the median of all calls' seconds per round; None before the first."""
         return statistics.median(self.paces) if self.paces else None
 
+    @property
+    def last_pace(self) -> float:
+        """Returns the seconds per round of the last call; where there was none, of all rounds on average."""
+        return self.paces[-1] if self.paces else self.tally.seconds / max(self.done, 1)
+
+    @property
+    def recorded(self) -> bool:
+        """Returns whether there is a record of these rounds."""
+        return bool(records := self.so_far.records) and records[-1]["round"] == self.done
+
     def add(self, made: Made, data: FederatedData) -> None:
         """Adds the rounds that a call has made."""
         self.tally.add(made.log, made.count, data, made.seconds)

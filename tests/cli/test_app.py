@@ -187,6 +187,10 @@ def refused(*arguments):
             'availability must be "always", "diurnal" or "random", got "nightly"',
         ),
         (["fedavg", *SMALL, "--set", "availability_period=0"], "availability_period must be .* above 0, got 0.0; 24"),
+        (
+            ["fedavg", *SMALL, "--set", "availability_period=12"],
+            "availability_period is of availability=diurnal, got 12.0 with always; add --set availability=diurnal",
+        ),
         (["ifca", *SMALL, "--set", "num_clusters=9"], "num_clusters must be at most the number of clients .8., got 9"),
     ],
 )

@@ -14,6 +14,7 @@ import socket
 import stat
 import tarfile
 import threading
+import warnings
 import zipfile
 from collections import namedtuple
 
@@ -103,6 +104,32 @@ def test_a_file_arrives_once_and_is_not_asked_for_again(server, tmp_path, kind, 
     assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls) and 3 <= len(calls) <= 8
     module.download("set", [one], tmp_path)
     assert len(server.asked) == 1
+
+
+def test_of_several_that_want_a_file_one_downloads_it(server, tmp_path):
+    """As the jobs of an array do that start together: here two threads, of which the first is held up."""
+    arrived, go, waited = threading.Event(), threading.Event(), []
+
+    def held_up(*call):
+        arrived.set()
+        go.wait(30)
+
+    def second():
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            threading.Timer(0.2, go.set).start()
+            folder = module.download(*given)
+        waited.extend([str(one.message) for one in told if "waits" in str(one.message)])
+        assert (folder / "images.bin").read_bytes() == CONTENT
+
+    given = ("set", [remote(server)], tmp_path)
+    first = threading.Thread(target=module.download, args=given, kwargs={"progress": held_up})
+    first.start()
+    assert arrived.wait(30)
+    second()
+    first.join()
+    assert len(server.asked) == 1 and names(tmp_path / "set") == ["images.bin"]
+    assert waited == [f"another process downloads set into {tmp_path / 'set'}; this one waits for it."]
 
 
 def test_only_what_is_missing_or_different_is_downloaded(server, tmp_path):

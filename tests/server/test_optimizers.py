@@ -118,6 +118,15 @@ def test_the_servers_state_survives_the_round(name):
     assert not np.allclose(kept.model["kernel"], forgotten.model["kernel"], rtol=1e-3)
 
 
+LINE_SEARCH = optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(3))
+
+
+@pytest.mark.parametrize("optimizer", [optax.polyak_sgd(), LINE_SEARCH], ids=["value", "value_fn"])
+def test_an_optimiser_that_needs_the_loss_is_refused(optimizer):
+    with pytest.raises(TypeError, match="server_optimizer makes no step: .*'value'.* the model; what needs more"):
+        server.init(optimizer, {"w": jnp.zeros(3)})
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_round_in_which_nobody_counts_changes_nothing(name):
     """Client 1 has no rows; momentum alone would have gone on."""

@@ -158,6 +158,28 @@ def test_resumed_is_as_if_never_stopped(first, straight, tmp_path):
     assert len(again.history) == len(resumed.history)
 
 
+def test_a_run_that_is_resumed_where_it_was_stopped_is_evaluated_there(straight, tmp_path):
+    """With fewer rounds than it had been asked for: those that were made, and not evaluated."""
+
+    def press(event):
+        if event.round == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    told, options = [], {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path, "checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt, match="after round 5 of 6"):
+        jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[press], **options)
+    short = jaxfl.run(fedavg(), DATA, rounds=5, **OPTIONS)
+    for _ in range(2):  # once more there is nothing to do
+        result = jaxfl.run(fedavg(), DATA, rounds=5, resume=True, callbacks=[told.append], **options)
+        assert result.history.column("round") == [2, 4, 5]
+        assert untimed(result.history)[-1]["micro_accuracy"] == short.history[-1]["micro_accuracy"]
+        assert result.evaluation.metrics == short.evaluation.metrics
+    assert [(event.round, event.rounds, event.record["round"]) for event in told] == [(5, 5, 5)]
+    whole = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
+    assert_equal(whole.state, straight.state, "a run that was resumed twice")
+    assert whole.history.column("round") == [2, 4, 5, 6]
+
+
 @pytest.mark.parametrize("name", ["kfed", "robust"])
 def test_what_comes_before_the_first_round_is_not_done_again(name, tmp_path):
     """k-FED and Robust train every client once before they start."""

@@ -4,6 +4,7 @@ Only what a user asks for is downloaded. Whatever goes wrong is said in one sent
 to do, because most of it is met on machines that reach the network through a proxy, or not at all.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -11,9 +12,12 @@ import os
 import re
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from jaxfl.data.sources import archives
 from jaxfl.data.sources.base import Folder, Remote, folders
@@ -24,6 +28,7 @@ CHUNK = 1 << 17  # bytes between two calls of `progress`
 RETRIES = 3  # of a connection that was cut
 BACKOFF = 1.0  # seconds before the first retry, doubled before each further one
 TIMEOUT = (15.0, 60.0)  # seconds to connect, and between two bytes
+LOCK = ".download.lock"  # in the folder, while files are on their way
 BUSY = frozenset({429, 500, 502, 503, 504})  # answers of a server that may recover by the next try
 DIGESTS = {"md5": 32, "sha256": 64}  # hexadecimal digits
 # What a disk refuses, and what to do about it.
@@ -52,6 +57,8 @@ def download(
     out, and the archive itself is not kept. `<archive>.done` says which files came out of it: while it names the same
     checksum and patterns, and those files lie there with their sizes, the archive is not downloaded again. An archive
     that somebody has put into the folder by hand is used instead of a download, and stays.
+
+    Of several processes that want the same files one downloads them, and the others wait for it.
 
     Args:
         name: of the source.
@@ -82,15 +89,37 @@ def download(
         _check(remote)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pending = [remote for remote in remotes if not _is_there(remote, folder)]
-        if pending:
-            _check_space(name, pending, folder)
-            _get_all(pending, folder, progress)
+        if _missing(remotes, folder):
+            with _alone(name, folder):
+                pending = _missing(remotes, folder)  # another process may have got them meanwhile
+                _check_space(name, pending, folder)
+                _get_all(pending, folder, progress)
     except OSError as error:
         if (remedy := REFUSALS.get(error.errno or 0)) is None:
             raise
         raise ValueError(f"{folder} cannot hold the files of {name}: {error.strerror}; {remedy}.") from error
     return folder
+
+
+@contextlib.contextmanager
+def _alone(name: str, folder: Path) -> Iterator[None]:
+    """Waits until no other process downloads into a folder, and keeps others waiting; says that it waits."""
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        warnings.warn(f"another process downloads {name} into {folder}; this one waits for it.", stacklevel=4)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # whoever waits for it will find nothing missing
+            (folder / LOCK).unlink()
+        lock.release()
+
+
+def _missing(remotes: Sequence[Remote], folder: Path) -> list[Remote]:
+    return [remote for remote in remotes if not _is_there(remote, folder)]
 
 
 def _check(remote: Remote) -> None:
