@@ -66,7 +66,7 @@ def local_train(
         raise ValueError(f"local_epochs must be below 2^31, got {local_epochs}; 5 is usual.")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}; None takes all of a client's rows at once.")
-    optimizer = _explained(optax.with_extra_args_support(optimizer))
+    optimizer = explained(optimizer)
     descend = descent(optimizer, task.averages)
     task = task if task.averages is None else task._replace(loss=task.averages.loss)
     if batch_size is None:
@@ -81,8 +81,9 @@ def local_train(
     return train
 
 
-def _explained(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+def explained(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Returns an optimiser that says so where it needs more than a step has: a loss, a key, or a model of its own."""
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Params) -> Any:
         state = optimizer.init(params)

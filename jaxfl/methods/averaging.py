@@ -26,7 +26,7 @@ from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import full_gradient
-from jaxfl.client.training import Train, local_train
+from jaxfl.client.training import Train, explained, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -220,6 +220,7 @@ def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: ag
         ValueError: an option is out of range.
     """
     check_trains(task, "fedsgd")
+    optimizer = explained(optimizer)
     gradient_of = full_gradient(task)
 
     def round(key: Key, state: AveragingState, data: FederatedData, cohort: Cohort) -> tuple[AveragingState, Info]:

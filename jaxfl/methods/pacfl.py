@@ -212,7 +212,9 @@ def joining(sign: Sign, angle: Angle, linkage: Linkage, threshold: float | Array
         """Returns the state, the clusters `[M]`, and how often the slots must double for them."""
         ids, count = cohort.ids, base.slots_of(state.models)
         bases, able = sign(data, cohort)
-        old = jnp.where((state.bases != 0).any((1, 2)), state.cluster.at[ids].set(-1), -1)
+        # who is held out is served by a cluster and no member of it; members that have left still are
+        served = False if data.held_out is None else jnp.asarray(data.held_out) & base.present(data)
+        old = jnp.where((state.bases != 0).any((1, 2)) & ~jnp.asarray(served), state.cluster.at[ids].set(-1), -1)
         away = to_clusters(between(bases, state.bases, angle), old, count, linkage)  # [M, K]
         apart = able & ~(away.min(1) <= threshold)
         label, number = cluster(between(bases, bases, angle), apart, apart, linkage, threshold, None)

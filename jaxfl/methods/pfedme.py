@@ -33,7 +33,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import BLOCK
-from jaxfl.client.training import descent, local_train
+from jaxfl.client.training import descent, explained, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods import base
@@ -159,7 +159,8 @@ def envelope(
         warm_start: whether theta starts where it is, instead of at w.
     """
     of_theta = task.loss if task.averages is None else task.averages.loss
-    descend = descent(optax.with_extra_args_support(inner), task.averages)
+    inner = explained(inner)
+    descend = descent(inner, task.averages)
 
     def solve(model: Params, batch: Batch, key: Key | None) -> tuple[Array, Params]:
         anchor = model["w"]
@@ -187,7 +188,8 @@ def envelope(
     loss.defvjp(solve, backwards)
     names = [f"theta/{name}" for name in tree.names(jax.eval_shape(task.init, jax.random.key(0)))]
     names += [] if task.averages is None else [f"w/{name}" for name in task.averages.names]
-    return task._replace(loss=loss, dense=None, averages=Averages(frozenset(names), loss))
+    # a task of rows that are wide has its gradients made of fewer at once
+    return task._replace(loss=loss, dense=None, averages=Averages(frozenset(names), loss), widest=0)
 
 
 def _check(outer_rate: float, inner_steps: int, decay: float) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+import jaxfl
+from jaxfl import methods
 from jaxfl.client import conduct, passes, training
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import CACHE, FEWEST, fold_rows, full_gradient, mean_loss, mean_losses, rows_at_once
@@ -389,3 +391,25 @@ def test_an_optimiser_with_random_numbers_is_refused(key):
             train(key, SOFTMAX.init(key), jax.device_put(DATA), jnp.int32(0))
     with pytest.raises(ValueError, match="server_optimizer must draw no random numbers"):
         optimizers.init(noisy, SOFTMAX.init(key))
+
+
+STEPS_OF_THEIR_OWN = {
+    "fedsgd": {},
+    "ifca": {"num_clusters": 2, "average": "gradients", "local_epochs": 1},
+    "pfedme": {},
+}
+
+
+@pytest.mark.parametrize("name", STEPS_OF_THEIR_OWN)
+@pytest.mark.parametrize(
+    ("optimizer", "error", "said"),
+    [
+        (optax.add_noise(1.0, 0.0, 0), ValueError, "optimizer must draw no random numbers"),
+        (optax.polyak_sgd(), TypeError, "optimizer makes no local step: .*'value'"),
+    ],
+    ids=["noise", "loss"],
+)
+def test_steps_outside_of_local_training_need_no_more(name, optimizer, error, said):
+    method = methods.METHODS[name].factory(SOFTMAX, optimizer, **STEPS_OF_THEIR_OWN[name])
+    with pytest.raises(error, match=said):
+        jaxfl.run(method, DATA, rounds=1)

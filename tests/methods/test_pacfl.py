@@ -182,6 +182,18 @@ def test_newcomers_join_the_nearest_cluster_or_open_one(key):
     assert clusters.tolist() == [1, 3, 3, -1] and again.cluster.tolist() == [1, 0, 1, 1, 0, 3, 3, -1]
 
 
+def test_who_is_held_out_draws_no_newcomer(key):
+    """It is served by a cluster whose members are others."""
+    method = pacfl(TASK, optax.sgd(RATE), rank=1, threshold=60.0, slots=2)
+    assert method.join is not None
+    for apart in ([1, 0.1, 0], [0.1, 1, 0]):  # what client 2, who is held out, has
+        data = rays([[1, 0, 0], [0, 1, 0], apart, [1, 1.2, 0]])
+        held_out = np.array([False, False, True, True])
+        state = compiled(method).init(key, replace(data, held_out=held_out, absent=np.arange(4) == 3))
+        _, clusters = method.join(key, state, replace(data, held_out=held_out), [3])
+        assert state.cluster.tolist()[:2] == [0, 1] and clusters.tolist() == [1]
+
+
 @pytest.mark.parametrize(
     ("linkage", "wanted"), [("single", [1, 8]), ("complete", [6, 8]), ("average", [3, 8]), ("weighted", [3, 8])]
 )
