@@ -3,9 +3,12 @@
 import contextlib
 import functools
 import os
+import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 BLOCK, BLOCKS = 1 << 20, 64  # bytes, and how many such blocks of a long file are looked at
 
@@ -71,3 +74,25 @@ def _of_blocks(path: Path, size: int, changed: int) -> int:
 def write_text(path: Path, text: str) -> None:
     """Writes text in UTF-8, as `write_bytes` does."""
     write_bytes(path, text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def in_turn(path: Path, others: str) -> Iterator[None]:
+    """Waits until no other process is in such a context, and keeps others waiting.
+
+    Args:
+        path: of a file that is there meanwhile. Who comes when it has been removed must find nothing left to do.
+        others: what another process is doing, for the warning that this one waits for it.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        warnings.warn(f"{others}; this one waits for it.", stacklevel=4)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        lock.release()

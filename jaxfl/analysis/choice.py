@@ -240,6 +240,7 @@ def _sample(data: FederatedData, ids: np.ndarray, validation: float | None, seed
         test=test,
         validation=None,
         held_out=None,
+        absent=None,
     )
 
 

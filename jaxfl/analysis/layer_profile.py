@@ -118,7 +118,7 @@ def layer_profile(
     by their largest layer as much again. More than is free on the device is refused.
 
     Args:
-        data: the federation; it must know its true groups.
+        data: the federation; it must know its true groups. Of one that drifts, as it is before.
         task: what is learned.
         optimizer: the local optimiser, whose state starts fresh in every round: `optax.adam(...)` is the paper's Adam
             for each client, with the rate that the paper does not give.
@@ -156,7 +156,7 @@ def layer_profile(
     leaves = jax.tree.leaves(shapes)
     sizes = [sum(leaves[place].size for place in places) for places in layers.values()]
 
-    data = data.on_device()
+    data = data.at(0).on_device()
     train_all = engine.jit(functools.partial(_train_all, train, weighting))
     model = jax.jit(lambda key: task.init(key_for(key, Stream.INIT)))(key)
     matrices, losses = {name: [] for name in distances}, []

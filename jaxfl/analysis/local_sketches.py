@@ -33,8 +33,8 @@ class Finished(Protocol):
         ...
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """Its `seed` is the run's."""
+    def seed(self) -> int:
+        """Of the run."""
         ...
 
 
@@ -91,7 +91,7 @@ def local_sketches(
     """
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}; the error of a distance is about 1 / sqrt(size).")
-    data, state, key = result.data, result.state, jax.random.key(result.summary["seed"])
+    data, state, key = result.data, result.state, jax.random.key(result.seed)
     expected = jax.eval_shape(initialiser(method, shapes_of(data)), key, data)  # traced by the run already
     if jax.tree.structure(expected) != jax.tree.structure(shapes_whole(state)):
         raise ValueError(

@@ -110,5 +110,5 @@ def _commands(settings: Settings) -> list[list[str]]:
     rows = []
     for name, line in settings.items():
         with contextlib.suppress(ValueError, KeyError):
-            rows.append([name, page.Code(command(KeptRun(line[0].path).job))])
+            rows.append([name, page.Code(command(KeptRun(line[0].path).job, line[0].summary["rounds"]))])
     return rows

@@ -58,7 +58,7 @@ def run_jobs(
     for first in range(0, len(jobs), most):
         group = jobs[first : first + most]
         data = [_load(one, quiet) for one in group]
-        same = alike(data) if len(group) > 1 else None
+        same = alike(data) if len(group) > 1 and not group[0].of_its_data else None
         if same is not None:
             summaries += _run(group, same, f"{len(group)} seeds", shared, quiet, watchers, html)
             continue

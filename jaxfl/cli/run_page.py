@@ -17,6 +17,7 @@ from jaxfl.plots import style
 from jaxfl.simulation import processes
 from jaxfl.simulation.directory import RunDirectory
 from jaxfl.simulation.result import Result
+from jaxfl.simulation.schedule import Schedule
 from jaxfl.tasks.metrics import ACCURACY
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def write(result: Result, job: jobs.Job) -> None:
         blocks: list[page.Block] = [
             page.Heading(1, title),
             page.Text(_made(summary)),
-            page.Table(["command"], [[page.Code(command(job))]]),
+            page.Table(["command"], [[page.Code(command(job, summary["rounds"]))]]),
             page.Heading(2, "Results"),
             page.Table(head, [cells]),
             page.Heading(2, "Pictures"),
@@ -62,13 +63,19 @@ def write(result: Result, job: jobs.Job) -> None:
         write_text(job.out / PAGE, page.html(title, blocks, job.out))
 
 
-def command(job: jobs.Job) -> str:
-    """Returns the command that makes the run again, without its folder."""
+def command(job: jobs.Job, made: int) -> str:
+    """Returns the command that makes the run again, without its folder.
+
+    Args:
+        job: what was asked for.
+        made: the rounds that it came to: a run may be ended before its last.
+    """
     settings, server = job.settings, job.settings.server_name
     words = ["jaxfl", "run", settings.method_name, "--data", settings.data_name]
     words += [] if job.data_dir is None else ["--data-dir", str(job.data_dir)]
-    words += ["--rounds", str(job.rounds), "--cohort", str(job.cohort), "--seed", str(job.seed)]
-    words += [] if job.eval_every is None else ["--eval-every", str(job.eval_every)]
+    words += ["--rounds", str(made), "--cohort", str(job.cohort), "--seed", str(job.seed)]
+    every = job.eval_every or (None if made == job.rounds else Schedule.of(job.rounds).eval_every)
+    words += [] if every is None else ["--eval-every", str(every)]
     chosen = {"model": settings.model_name, "optimizer": settings.optimizer_name}
     chosen |= {} if server is None else {"server_optimizer": server}
     for owner in ("data", "method", "model", "optimizer", "server", "run"):

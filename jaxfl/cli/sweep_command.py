@@ -87,7 +87,7 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
         settings = options.route(point.method, asked["data"], point.items)
         every = numbers["eval_every"]
         first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every)
-        folder = _kept(others, first) if not (out / point.name).exists() else None
+        folder = None if _is_of(out / point.name, first) else _kept(others, first)
         folder = out / point.name if folder is None else folder
         runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in seeds_of(asked.get("seeds", "0"))]
         first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
@@ -95,6 +95,11 @@ def _settings(asked: dict[str, Any], wanted: grid.Values, data_dir: str | None, 
             raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
         found[point.name] = [one._replace(resume=True) for one in runs]  # the same command goes on with what was begun
     return found
+
+
+def _is_of(folder: Path, asked: job.Job) -> bool:
+    """Returns whether a folder has runs of a setting."""
+    return _kept(sorted(folder.glob("seed-*")), asked) is not None
 
 
 def _kept(others: Sequence[Path], asked: job.Job) -> Path | None:

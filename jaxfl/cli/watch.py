@@ -94,7 +94,7 @@ def seconds_of(text: str) -> float:
     (1800.0, 5400.0, 90.0, 5400.0)
     """
     number = r"(\d+(?:\.\d+)?)"
-    found = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s?)?", text.strip())
+    found = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?", re.sub(f"^{number}$", r"\1s", text.strip()))
     parts = found.groups() if found else ()
     seconds = sum(float(part or 0) * scale for part, scale in zip(parts, (3600, 60, 1), strict=False))
     if seconds <= 0:

@@ -76,7 +76,7 @@ def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: f
         `jaxfl.scheduled`).
 
     Raises:
-        ValueError: the optimiser does more than add and scale.
+        ValueError: the optimiser does more than add and scale, or looks at sizes.
 
     >>> from jaxfl.testing.small import linear_task
     >>> far = displacement(linear_task(), optax.sgd(0.5, momentum=0.5))
@@ -85,10 +85,16 @@ def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: f
     """
     optimizer, pulled = optax.with_extra_args_support(optimizer), proximal_pull(pull)
     model = jax.eval_shape(task.init, jax.random.key(0))
-    _check_adds(optimizer, model)
+    # as many axes as the model's arrays: rates of their own for kernels and biases go by them
+    small = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1,) * leaf.ndim, leaf.dtype), model)
+    if _check_adds(optimizer, model).written != _check_adds(optimizer, small).written:
+        raise ValueError(
+            "optimizer must treat an array alike whatever its size, got one that looks at shapes: its steps are read "
+            "off one number for each array; choose arrays by their names or their number of axes."
+        )
 
     def run(steps: Array, rate: Array | None) -> Params:
-        start = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), model)
+        start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), small)
         one = without_averages(task.averages, jax.tree.map(jnp.ones_like, start))
 
         def step(_: Array, carry: tuple[Params, optax.OptState]) -> tuple[Params, optax.OptState]:
@@ -99,7 +105,7 @@ def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: f
             return optax.apply_updates(place, conduct.paced(updates, rate)), state
 
         place, _ = jax.lax.fori_loop(0, steps, step, (start, optimizer.init(start)))
-        return jax.tree.map(jnp.negative, place)
+        return jax.tree.map(lambda leaf: -leaf.reshape(()), place)
 
     return run
 
@@ -109,11 +115,12 @@ def mean_slope(change: Params, displaced: Params) -> Params:
     return jax.tree.map(lambda leaf, far: leaf / jnp.where(far > 0, far, 1), change, displaced)
 
 
-def _check_adds(optimizer: optax.GradientTransformationExtraArgs, model: Params) -> None:
-    """Raises ValueError if an optimiser does anything to a gradient but add and scale."""
+def _check_adds(optimizer: optax.GradientTransformationExtraArgs, model: Params) -> Program:
+    """Returns an optimiser's program; raises ValueError if it does anything to a gradient but add and scale."""
     program = Program.of(optimizer, model, {"anchor": model, "correction": model}, {})
     if not all(program.follows(position) for position in range(program.leaves)):
         raise ValueError(
             "optimizer must only add and scale gradients, as SGD does with momentum, weight decay and schedules, got "
             "one that does more, as Adam and clipping do: its steps do not tell the mean gradient; take optax.sgd(0.1)."
         )
+    return program

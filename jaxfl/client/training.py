@@ -243,8 +243,8 @@ def _after_all(gradient: Params) -> Params:
     XLA updates a weight in place only if nothing can read it later. The product that carries the gradient below a layer
     reads that layer's weights, but their update does not wait for it, so XLA copies them first, in every step: 26 MB
     for LEAF's FEMNIST network. Adding nothing, made of every leaf, orders the two
-    (`optimization_barrier` does not: the CPU compiler drops it before it decides on copies). A gradient that is not
-    finite anywhere is so everywhere: the client has diverged either way.
+    (`optimization_barrier` does not: the CPU compiler drops it before it decides on copies).
     """
     first = [leaf.ravel()[0] for leaf in jax.tree.leaves(gradient) if leaf.size]
-    return jax.tree.map(lambda leaf: leaf + sum(0 * one.astype(leaf.dtype) for one in first), gradient)
+    nothing = [0 * jnp.where(jnp.isfinite(one), one, 0) for one in first]  # optimisers may drop what is not finite
+    return jax.tree.map(lambda leaf: leaf + sum(one.astype(leaf.dtype) for one in nothing), gradient)

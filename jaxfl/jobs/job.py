@@ -19,7 +19,7 @@ from jaxfl.files import checksum, write_text
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
-from jaxfl.settings import options
+from jaxfl.settings import options, own
 from jaxfl.simulation import processes
 from jaxfl.simulation.directory import HISTORY, RunDirectory
 from jaxfl.simulation.finetune import FineTune
@@ -61,6 +61,11 @@ class Job(NamedTuple):
             "data_dir": self.data_dir,
             **{f"{owner}_file": str(path.resolve()) for owner, path in self.settings.files().items()},
         }
+
+    @property
+    def of_its_data(self) -> bool:
+        """Whether it is made of its data, and not of their shapes alone: a task of one's own may look at them."""
+        return own.is_own(self.settings.run.get("task"))
 
     def directory(self) -> RunDirectory | None:
         """Returns where the run is kept, if it is."""
@@ -158,7 +163,7 @@ class Tools(NamedTuple):
     def of(cls, job: Job, data: FederatedData, others: "Tools | None" = None) -> "Tools":
         """Returns those of a job; `others`, of a job that differs in its seed alone, where they suit the data."""
         suits = shapes_of(data.in_programs())
-        if others is not None and others.suits == suits:
+        if others is not None and others.suits == suits and not job.of_its_data:
             return others
         settings = job.settings
         return cls(options.build(settings, data), options.sampler(settings), options.finetune(settings), suits)

@@ -9,6 +9,7 @@ from typing import Any
 from jaxfl.files import write_text
 from jaxfl.simulation.result import Callback, Event
 
+OF_GROUPS = ("ari", "nmi", "purity")  # of data without true groups they are never known
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}  # by the extra that installs it
 
 
@@ -42,8 +43,9 @@ class _Table:
         if event.record is None:
             return
         file, written = self._file, self._written
-        known = scalars(event)  # and metrics that some rows may define later
-        values = [name for name in event.record if name in known or name.startswith(("micro_", "macro_"))]
+        known = scalars(event)  # and what may be known later: of metrics, or of rounds, of nobody
+        later = [name for name, value in event.record.items() if value is None and name not in OF_GROUPS]
+        values = [name for name in event.record if name in known or name in later]
         head = ["round", *([] if event.seed is None else ["seed"]), *values]
         with file.open("a+", encoding="utf-8") as table:
             table.seek(0)

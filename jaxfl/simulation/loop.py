@@ -135,7 +135,7 @@ def _make(asked: Asked, ones: Sequence[One], plan: Plan, progresses: Sequence[Pr
         if signals.asked:
             for seed, mine in zip(seeds, program.states(state), strict=True):
                 seed.save(mine)
-        elif first.done < schedule.rounds or not any(one.recorded for one in progresses):  # stopped at this round
+        elif first.done < schedule.rounds or not first.paces:  # ended by a callback, or resumed at its end
             for seed, mine in zip(seeds, program.states(state), strict=True):
                 seed.end(mine)
     return whole()
@@ -222,7 +222,8 @@ class _Seed:
         # what is recorded is not told again
         self._clock.save(progress, state, sound=self._program.serves, anew=not evaluated)
         event = self._event(record, state, whole=self._few is not None)
-        self._tell(event._replace(rounds=progress.done, again=evaluated and record is not None))
+        if record is not None or progress.paces:
+            self._tell(event._replace(rounds=progress.done, again=evaluated and record is not None))
 
     def _sound(self, evaluation: Evaluation, rounds: int, state: Any) -> bool:
         """Returns whether the run, of so many rounds, has come to something."""

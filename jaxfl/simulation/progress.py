@@ -170,12 +170,18 @@ class Progress:
             self.history.append(record, evaluation.cluster)
         return record
 
-    def correct(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Writes the numbers of an evaluation of all rows over those of some, of the same round; returns the record.
+    def correct(self, evaluation: Evaluation) -> dict[str, Any] | None:
+        """Writes the numbers of an evaluation of all rows over those of some, of the same round.
+
+        Returns:
+            The record; None if it has these numbers already.
 
         Raises:
             OSError: they cannot be written; the message says what is kept.
         """
+        last = self.history[-1]
+        if all(last[name] == value for name, value in evaluation.metrics.items()):
+            return None
         with self._told():
             self.history.correct(evaluation.metrics)
         return self.history[-1]

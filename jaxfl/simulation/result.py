@@ -178,9 +178,10 @@ class Result(NamedTuple):
         """Returns a row per client: id, true group, cluster, training and test rows, the task's metrics and loss.
 
         `name` says who made the client's rows, where that is known, `held_out` who was kept out of training, where
-        anybody was. `group` is empty where groups are unknown, `cluster` is the slot of the model that the client is
-        served, -1 for none, and what was not tested is NaN. Of classification the metrics are `accuracy` and `f1`. With
-        `finetune` there is `finetuned_accuracy`, or what the main metric is, too.
+        anybody was, and `absent` who has left or is yet to come, where anybody is. `group` is empty where groups are
+        unknown, `cluster` is the slot of the model that the client is served, -1 for none, and what was not tested is
+        NaN. Of classification the metrics are `accuracy` and `f1`. With `finetune` there is `finetuned_accuracy`, or
+        what the main metric is, too.
         """
         return table(self.data, self.evaluation)
 
@@ -203,7 +204,7 @@ def table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
         "client": np.arange(data.num_clients),
         **({"name": data.client_names} if data.client_names else {}),
         "group": group,
-        **({} if data.held_out is None else {"held_out": np.asarray(data.held_out)}),
+        **_away(data),
         "cluster": found.cluster,
         "train_rows": np.asarray(data.train.size),
         "test_rows": np.asarray(data.test.size),
@@ -213,6 +214,18 @@ def table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
     if found.finetuned is not None:
         columns[f"finetuned_{found.main}"] = found.finetuned.values[found.main]
     return pandas.DataFrame(columns)
+
+
+def _away(data: FederatedData) -> dict[str, np.ndarray]:
+    """Returns the columns that say who takes no part."""
+    if data.held_out is None:
+        return {}
+    held_out = np.asarray(data.held_out)
+    if data.absent is None:
+        return {"held_out": held_out}
+    absent = np.asarray(data.absent)
+    held_out = held_out & ~absent  # who is absent does not train, either
+    return {**({"held_out": held_out} if held_out.any() else {}), "absent": absent}
 
 
 def chosen_client(

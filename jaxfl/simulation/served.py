@@ -93,14 +93,15 @@ def newcomers(
         state: its last one.
         data: that it has run on.
         seed: of the run.
-        new: the clients `[M]`; their rows are scaled as those of `data`.
+        new: the clients `[M]`; their rows are scaled as those of `data`. If they drift, they are as in the last round.
         began: the federation as it was in the first round, if it drifts: what is found before it is found among these.
 
     Raises:
         ValueError: they have other rows, classes or scales, or the method kept nothing to place them by.
     """
     check_learns(method.task, new)
-    data, key = data.at(int(state.round)), jax.random.key(seed)
+    data, new = (one.at(int(state.round)) for one in (data, new))
+    key = jax.random.key(seed)
     if new.inputs.dtype != data.inputs.dtype:
         raise ValueError(f"data must have inputs of {data.inputs.dtype} as the run's, got {new.inputs.dtype}.")
     _check_means_the_same(data, new)

@@ -275,3 +275,12 @@ def test_the_picture_of_an_elbow_has_its_chord_and_of_no_distance_one_panel(chos
     assert panels(plots.choice(alone)) == ["accuracy on rows set aside"]
     (axes,) = plots.choice(alone._replace(num_clusters=1, table=alone.table[:1])).axes
     assert axes.get_xlim() == (0, 2), "not four digits around the one candidate"
+
+
+def test_who_is_not_there_yet_is_not_sampled():
+    data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20, drift_round=2, arrive=0.5)
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    chosen = choose_num_clusters(
+        lambda k: methods.ifca(task, optax.sgd(0.1), num_clusters=k), data, (1, 2), rounds=1, num_clients=4
+    )
+    assert chosen.num_clusters in (1, 2)

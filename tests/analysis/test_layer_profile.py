@@ -101,6 +101,16 @@ def test_the_model_is_that_of_fedavg():
     assert profiled(data, task, rounds=1, batch_size=8, seed=4).loss[0] != pytest.approx(found.loss[0], rel=1e-4)
 
 
+def test_data_that_drift_are_as_they_are_before():
+    few = {"num_clients": 8, "rows_per_client": 20}
+    drifting, still = (
+        jaxfl.data.load("rotated-digits", **few, **more) for more in ({"drift": "rotate", "drift_round": 1}, {})
+    )
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), still)
+    found, wanted = (profiled(data, task, rounds=3, batch_size=8) for data in (drifting, still))
+    np.testing.assert_array_equal(found.loss, wanted.loss)
+
+
 def planted(grouped):
     """A task whose clients pull the layers in `grouped` to where their group is, the other one to where all are.
 

@@ -624,6 +624,7 @@ def test_a_quiet_run_says_results_alone_and_logs_them(tmp_path):
         (["--log", "wandb"], "the wandb callback needs wandb: pip install 'jaxfl[wandb]'"),
         (["--stop-early", "0"], "stop_early must be at least 1 evaluation, got 0; leave it out"),
         (["--time-limit", "soon"], 'time_limit must be a time above 0, got "soon"; write 30m, 2h'),
+        (["--time-limit", "1h30"], 'time_limit must be a time above 0, got "1h30"; write 30m, 2h'),  # 30 of what?
     ],
 )
 def test_what_cannot_look_on_is_refused(never_compiles, monkeypatch, words, said):

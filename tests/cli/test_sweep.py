@@ -109,6 +109,9 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
     assert sweep(*words, "num_clusters=2", "--seeds", "0,1") == 0
     assert json.loads(spread.read_text())["seeds"] == [0, 1]
     assert json.loads((out / "ifca" / "seed-0" / "summary.json").read_text())["rounds"] == 2  # ended by a resume
+    capsys.readouterr()
+    assert sweep(*words, "num_clusters=3", "--seeds", "0") == 0  # not of the folder with that name
+    assert "ifca: done" in capsys.readouterr().err
 
 
 def test_an_interrupted_sweep_names_no_option_that_it_lacks(tmp_path, monkeypatch, capsys):

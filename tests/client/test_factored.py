@@ -432,3 +432,27 @@ def test_where_there_are_no_full_batches_it_is_said_why():
     long = replace(data, train=replace(data.train, max_size=300))
     never = answer(methods.fedavg(task, SGD, local_epochs=8), long)
     assert never == "no: a client may have more than 256 rows"
+
+
+class Rounded(nn.Module):
+    """Not the same in a test: it sees whole numbers then."""
+
+    @nn.compact
+    def __call__(self, inputs, train=False):
+        seen = inputs if train else jnp.round(inputs)
+        return nn.Dense(CLASSES)(jnp.tanh(nn.Dense(HIDDEN)(seen)))
+
+
+def test_the_rows_of_a_first_layer_are_those_of_training(key, used):
+    data = replace(federation(), inputs=federation().inputs.astype(np.float32))
+    fast, usual = (
+        trained_as(classification(Rounded(), data, fast_forms=flag), data, key, local_epochs=20)
+        for flag in (True, False)
+    )
+    assert used == [True, False]
+    close(fast, usual, rtol=1e-4, atol=1e-5)
+
+
+def trained_as(task, data, key, **options):
+    train = local_train(task, SGD, batch_size=None, **options)
+    return jax.jit(train)(key, jax.jit(task.init)(key), jax.device_put(data), jnp.int32(0))

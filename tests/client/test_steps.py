@@ -13,6 +13,7 @@ from jaxfl.client.steps import displacement, steps_of
 from jaxfl.client.training import local_train
 from jaxfl.data import conditions
 from jaxfl.tasks import Averages, Task, masked_mean
+from jaxfl.testing.small import linear_task
 from tests import problems
 from tests.reference import close
 
@@ -83,6 +84,18 @@ def test_each_array_goes_its_own_way():
     close(displacement(TASK, optimizer)(jnp.int32(3), None), {"a": 3 * RATE, "b": 0.3})
     averaged = TASK._replace(averages=Averages(frozenset({"a"}), loss))
     close(displacement(averaged, MOMENTUM)(jnp.int32(1), None), {"a": 0.0, "b": RATE})
+
+
+def test_kernels_and_biases_are_told_apart_by_their_axes():
+    task = linear_task()
+    by_axes = optax.multi_transform(
+        {"kernel": optax.sgd(0.1), "bias": optax.sgd(0.01)},
+        lambda model: jax.tree.map(lambda leaf: "kernel" if leaf.ndim > 1 else "bias", model),
+    )
+    close(displacement(task, by_axes)(jnp.int32(3), None), {"bias": 0.03, "kernel": 0.3})
+    by_inputs = optax.stateless(lambda slopes, model: jax.tree.map(lambda leaf: leaf / leaf.shape[0] ** 0.5, slopes))
+    with pytest.raises(ValueError, match="optimizer must treat an array alike whatever its size"):
+        displacement(task, optax.chain(by_inputs, optax.sgd(0.1)))
 
 
 @pytest.mark.parametrize(

@@ -413,3 +413,23 @@ def test_steps_outside_of_local_training_need_no_more(name, optimizer, error, sa
     method = methods.METHODS[name].factory(SOFTMAX, optimizer, **STEPS_OF_THEIR_OWN[name])
     with pytest.raises(error, match=said):
         jaxfl.run(method, DATA, rounds=1)
+
+
+def test_a_number_that_is_not_finite_stays_where_the_optimiser_leaves_it(key):
+    """A leaf that is frozen may have any gradient."""
+
+    def loss(model, batch, key=None):
+        return SOFTMAX.loss(model["net"], batch, key) + jnp.sqrt(model["frozen"]).sum()
+
+    def init(key):
+        return {"net": SOFTMAX.init(key), "frozen": jnp.zeros(1)}
+
+    task = SOFTMAX._replace(init=init, loss=loss)
+    optimizer = optax.multi_transform(
+        {"trained": optax.sgd(0.1), "frozen": optax.set_to_zero()}, {"net": "trained", "frozen": "frozen"}
+    )
+    given = jax.device_put(DATA), jnp.int32(0)
+    alone, _ = local_train(SOFTMAX, optax.sgd(0.1), local_epochs=2, batch_size=None)(key, SOFTMAX.init(key), *given)
+    found, _ = local_train(task, optimizer, local_epochs=2, batch_size=None)(key, init(key), *given)
+    assert np.isinf(jax.grad(lambda model: jnp.sqrt(model["frozen"]).sum())(found)["frozen"]).all()
+    close(found, {"net": alone, "frozen": np.zeros(1)})

@@ -124,6 +124,7 @@ def test_floats_are_left_alone(path):
         (PLAIN | {"class_names": ["a", "b"]}, "y must be below the 2 classes, got 9"),
         (PLAIN | {"group": LABELS, "group_names": ["a", "b"]}, r"group must hold numbers 0\.\.1, .* got 2; correct"),
         (PLAIN | {"group": ["a"] * 20, "group_names": ["a"]}, "group must hold numbers 0..0, .* got 'a'"),
+        (PLAIN | {"group": np.full(20, np.nan)}, "group must say the group of each client, got NaN; leave"),
         (PLAIN | {"domain": LABELS, "domain_names": ["a"]}, "domain must hold numbers 0..0, .* domain_names, got 1"),
         (PLAIN | {"x": np.uint8(3)}, r"x must be \[P, ...\], a row for each example"),
         (PLAIN | {"num_classes": [2, 3]}, r"num_classes must be one whole number above 0, got \[2, 3\]"),
@@ -298,10 +299,18 @@ def test_groups_that_are_lost_are_warned_of(path):
         assert data.load("writers-npz", data_dir=path, test_share=None).group is None
 
 
-def test_domains_of_a_file_are_those_of_the_hybrid(path):
+@pytest.mark.parametrize(
+    "domains",
+    [
+        {"domain": np.repeat([0, 1], 20), "domain_names": ["pen", "scan"]},
+        {"domain": np.repeat(["pen", "scan"], 20)},  # by what they are called
+    ],
+    ids=["numbers", "words"],
+)
+def test_domains_of_a_file_are_those_of_the_hybrid(domains, path):
     """Each image of the file once, and not beside its negative."""
     pixels = RNG.integers(0, 256, (40, 4, 4), np.uint8)
-    np.savez(path, x=pixels, y=np.arange(40) % 2, domain=np.repeat([0, 1], 20), domain_names=["pen", "scan"])
+    np.savez(path, x=pixels, y=np.arange(40) % 2, **domains)
     federation = data.load("hybrid-npz", data_dir=path, num_clients=4)
     assert federation.group_names == ("pen", "scan") and len(federation.inputs) == 40
     for client, group in enumerate(federation.group):

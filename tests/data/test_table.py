@@ -165,6 +165,13 @@ def test_a_csv_with_more_fields_than_names_is_refused(tmp_path, text):
         table.load(tmp_path / "a.csv", target="price")
 
 
+def test_a_name_that_is_there_twice_is_refused(tmp_path):
+    """Or a copy of the target would be a feature."""
+    (tmp_path / "a.csv").write_text("size,price,price\n1,5,5\n2,7,7\n")
+    with pytest.raises(ValueError, match="a.csv must have a name of its own for every column, got 'price' twice"):
+        table.load(tmp_path / "a.csv", target="price")
+
+
 def test_a_line_with_more_fields_than_names_is_refused(tmp_path):
     """An unquoted comma in a number shifts all that is behind it."""
     rows = [f"{who},{size},{size}" for who, size in zip("aabb", range(4), strict=True)]

@@ -386,3 +386,39 @@ def test_numbers_and_words_of_numpy_are_as_good(tmp_path):
         jaxfl.run_named("ifca", "rotated-digits", rounds="3", cohort=4)
     with pytest.raises(ValueError, match="out must be a folder"):
         jaxfl.run_named("ifca", "rotated-digits", rounds=1, cohort=4, out="")
+
+
+WEIGHED = """
+import jaxfl
+import numpy as np
+
+
+def weighed(network, data):
+    '''What a client's rows count for is how rare their classes are in this federation.'''
+    counts = np.bincount(data.labels[data.train.rows], minlength=10) + 1.0
+    task = jaxfl.classification(network, data)
+
+    def loss(model, batch, key=None):
+        return task.loss(model, batch, key) * float(counts.max() / counts.mean())
+
+    return task._replace(loss=loss, losses=None)
+"""
+
+
+def test_a_task_of_ones_own_is_made_of_the_data_of_each_seed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tasks.py").write_text(WEIGHED)
+    words = ["run", "fedavg", "--data", "rotated-digits", *WORDS[:6], "--set", "task=tasks.py:weighed"]
+    words += ["--rounds", 2, "--eval-every", 1]
+    command(*words, "--seeds", "0,1", "--out", "both")
+    command(*words, "--seed", 1, "--out", "alone")
+    assert records(Path("both/seed-1")) == records(Path("alone"))
+
+
+def test_the_command_of_a_run_that_was_ended_makes_as_many_rounds(tmp_path):
+    words = ["run", "fedavg", "--data", "rotated-digits", *WORDS[:6], "--set", "learning_rate=1e-9", "--cohort", 4]
+    command(*words, "--rounds", 20, "--stop-early", 1, "--html", "--out", tmp_path / "a")
+    kept = jaxfl.load(tmp_path / "a")
+    assert kept.summary["rounds"] == 4
+    page = (tmp_path / "a" / "index.html").read_text(encoding="utf-8")
+    assert "--rounds 4 --cohort 4 --seed 0 --eval-every 2 " in page

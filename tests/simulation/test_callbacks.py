@@ -316,8 +316,9 @@ def test_a_table_takes_the_same_callback_again_and_finds_rows_that_are_not_finit
 def test_a_metric_that_the_first_rows_do_not_define_has_a_column(tmp_path):
     log = callbacks.csv(tmp_path / "log.csv")
     for round, value in ((1, None), (2, 0.5)):
-        log(Event(round, 9, 1, 0.5, 0.1, {"round": round, "micro_precision": value, "loss": 1.0, "ari": None}))
-    assert (tmp_path / "log.csv").read_text() == "round,micro_precision,loss\n1,,1.0\n2,0.5,1.0\n"
+        record = {"round": round, "micro_precision": value, "loss": 1.0, "ari": None, "train_loss": value}
+        log(Event(round, 9, 1, 0.5, 0.1, record))
+    assert (tmp_path / "log.csv").read_text() == "round,micro_precision,loss,train_loss\n1,,1.0,\n2,0.5,1.0,0.5\n"
 
 
 def test_a_callback_of_one_run_begins_anew_in_the_next(tmp_path):
@@ -372,6 +373,15 @@ def test_who_is_not_tested_does_not_end_a_run():
     stop = callbacks.EarlyStopping(1, "loss")
     events = [EVENTS[1]._replace(record={"loss": value}) for value in (None, None, 0.5, None, 0.6)]
     assert [stop(event) for event in events] == [False, False, False, False, True]
+
+
+def test_what_was_told_of_nobody_is_not_told_again():
+    """The records of before are those that a resumed run begins with, and not those that it has made itself."""
+    stop, earlier = callbacks.EarlyStopping(1, "loss"), []
+    for round in range(1, 5):
+        record = {"round": round, "loss": None}
+        assert not stop(EVENTS[1]._replace(record=record, earlier=list(earlier)))
+        earlier.append(record)
 
 
 def test_an_evaluation_of_nobody_is_not_the_best(tmp_path):

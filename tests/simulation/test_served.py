@@ -233,3 +233,22 @@ def test_classes_that_are_numbered_otherwise_are_refused():
     with pytest.raises(ValueError, match="class 1 is 'c', in the run 'b'; take both from one file"):
         result.evaluate(dataclasses.replace(data, class_names=tuple("acbdefghij")))
     assert len(result.evaluate(dataclasses.replace(data, class_names=())).loss) == 4
+
+
+def test_new_clients_that_drift_are_as_in_the_last_round():
+    few = {"num_clients": 8, "rows_per_client": 20, "drift": "rotate", "drift_round": 1}
+    result = jaxfl.run_named("fedavg", "rotated-digits", rounds=2, cohort=8, model="logistic", **few)
+    new = jaxfl.data.load("rotated-digits", seed=1, **few)
+    found, before = (result.evaluate(one).values["accuracy"] for one in (new, new.at(0)))
+    np.testing.assert_array_equal(found, result.evaluate(new.at(2)).values["accuracy"])
+    assert (found != before).any()
+
+
+def test_who_has_left_was_not_held_out():
+    few = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "drift_round": 1, "leave": 0.25}
+    result = jaxfl.run_named("fedavg", "rotated-digits", rounds=2, cohort=1.0, **few)
+    table = result.clients()
+    assert "held_out" not in table and table["absent"].sum() == 2
+    np.testing.assert_array_equal(table["absent"], np.asarray(result.data.absent))
+    table = jaxfl.run_named("fedavg", "rotated-digits", rounds=2, cohort=1.0, held_out=0.25, **few).clients()
+    assert table["held_out"].sum() == 2 and not (table["held_out"] & table["absent"]).any()

@@ -4,7 +4,6 @@ Only what a user asks for is downloaded. Whatever goes wrong is said in one sent
 to do, because most of it is met on machines that reach the network through a proxy, or not at all.
 """
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -12,15 +11,13 @@ import os
 import re
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from jaxfl.data.sources import archives
 from jaxfl.data.sources.base import Folder, Remote, folders
+from jaxfl.files import in_turn
 
 Progress = Callable[[str, int, int], None]
 
@@ -90,7 +87,7 @@ def download(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if _missing(remotes, folder):
-            with _alone(name, folder):
+            with in_turn(folder / LOCK, f"another process downloads {name} into {folder}"):
                 pending = _missing(remotes, folder)  # another process may have got them meanwhile
                 _check_space(name, pending, folder)
                 _get_all(pending, folder, progress)
@@ -99,23 +96,6 @@ def download(
             raise
         raise ValueError(f"{folder} cannot hold the files of {name}: {error.strerror}; {remedy}.") from error
     return folder
-
-
-@contextlib.contextmanager
-def _alone(name: str, folder: Path) -> Iterator[None]:
-    """Waits until no other process downloads into a folder, and keeps others waiting; says that it waits."""
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        warnings.warn(f"another process downloads {name} into {folder}; this one waits for it.", stacklevel=4)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # whoever waits for it will find nothing missing
-            (folder / LOCK).unlink()
-        lock.release()
 
 
 def _missing(remotes: Sequence[Remote], folder: Path) -> list[Remote]:

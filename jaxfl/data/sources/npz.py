@@ -51,8 +51,9 @@ def load(
 
     Its arrays: `x [P, ...]` (uint8, float32 or float64; or other integers `[P, T]`, such as tokens) and `y [P]`
     (integers from 0; or labels of another kind, such as floats to predict, see `jaxfl.data.labels`); and, if there are,
-    `client [P]` (who made the example), `group [P]` (the group of that client), `test_x`, `test_y`, `test_client`,
-    `mean`, `std`, `class_names`, and `group_names`, with which `group` holds numbers from 0.
+    `client [P]` (who made the example), `group [P]` (the group of that client), `domain [P]` (what `hybrid` divides
+    by), `test_x`, `test_y`, `test_client`, `test_domain`, `mean`, `std`, `class_names`, and `group_names` and
+    `domain_names`, with which `group` and `domain` hold numbers from 0.
 
     Args:
         data_dir: the file.
@@ -116,9 +117,16 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
         for column in (column for column in (key, f"test_{key}") if column in arrays and key in names):
             checks.check_numbers(path, own.get(column, column), arrays[column], f"{key}_names", len(names[key]))
     groups = arrays.get("group")
+    if groups is not None and (groups != groups).any():
+        raise ValueError(f"{path}: group must say the group of each client, got NaN; leave the array out.")
     if groups is not None and "group" not in names and origin is None:
         values, groups = np.unique(groups, return_inverse=True)
         names["group"] = tuple(map(str, values))
+    if "domain" in arrays and "domain" not in names and origin is None:
+        both = {key: arrays[key] for key in ("domain", "test_domain") if key in arrays}
+        values = np.unique(np.concatenate(list(both.values())))
+        arrays = {**arrays, **{key: np.searchsorted(values, array) for key, array in both.items()}}
+        names["domain"] = tuple(map(str, values))
     return Source(
         path.stem if origin is None else origin.get("name", origin["source"]),
         arrays["x"],

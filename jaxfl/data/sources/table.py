@@ -180,7 +180,13 @@ def names_in(path: Path) -> list[str]:
         return [str(name) for name in _opened(path, lambda: parquet.read_schema(path).names)]
     import pandas
 
-    frame = _opened(path, lambda: pandas.read_csv(io.BytesIO(bounded.content(path)), nrows=1, dtype=str))
+    def first(**options: Any) -> pandas.DataFrame:
+        return _opened(path, lambda: pandas.read_csv(io.BytesIO(bounded.content(path)), nrows=1, dtype=str, **options))
+
+    written = first(header=None).iloc[0].tolist()
+    if twice := [name for name in written if written.count(name) > 1]:  # pandas would call the second another name
+        raise ValueError(f"{path} must have a name of its own for every column, got {twice[0]!r} twice; rename one.")
+    frame = first()
     # of more fields than names, pandas takes the first for names of rows, or leaves the last out
     if not isinstance(frame.index, pandas.RangeIndex):
         raise ValueError(
