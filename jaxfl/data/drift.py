@@ -156,20 +156,23 @@ def _rotated(data: FederatedData, who: np.ndarray, seed: int) -> tuple[Federated
 def _regrouped(data: FederatedData, turned: np.ndarray) -> tuple[FederatedData, np.ndarray]:
     """Returns the true groups `[N]` of clients that have been turned, and the federation with names for the new ones.
 
-    Where groups are what clients see (rotated, shifted: each group sees one thing, no two see the same), so they are
-    afterwards. Otherwise the turned clients of a group are a group of their own.
+    Where groups are what clients see (rotated, shifted: each group sees one thing, no two see the same), or that and
+    what the rows are of (`rotated+pathological`), so they are afterwards. Otherwise the turned clients of a group are a
+    group of their own.
     """
     group, rotation = np.asarray(data.group), np.asarray(data.rotation)
     rest = [np.zeros(len(group)) if one is None else np.asarray(one) for one in (data.tilt, data.label_shift)]
     sights = list(zip(rotation.tolist(), *(one.tolist() for one in rest), strict=True))
     after = list(zip(turned.tolist(), *(one.tolist() for one in rest), strict=True))
-    pairs = set(zip(sights, group.tolist(), strict=True))
-    known: dict[Any, int] = dict(pairs)
-    is_sight = len(known) == len(pairs) == len(set(group.tolist()))
     names, found = list(data.group_names), group.copy()
     names += [f"group {one}" for one in range(len(names), int(group.max()) + 1)]
+    # of "labels 0, 1; 90°", a group of a product, what stands before the angle stays
+    stays = [names[one].rpartition("; ")[0] for one in group.tolist()]
+    pairs = set(zip(zip(stays, sights, strict=True), group.tolist(), strict=True))
+    known: dict[Any, int] = dict(pairs)
+    is_sight = len(known) == len(pairs) == len(set(group.tolist()))
     for client in np.flatnonzero(turned != rotation).tolist():
-        key = after[client] if is_sight else (int(group[client]), "turned")
+        key = (stays[client], after[client]) if is_sight else (int(group[client]), "turned")
         if key not in known:
             known[key] = len(names)
             names.append(f"{names[group[client]]}, turned")

@@ -15,6 +15,7 @@ The optimiser's state is the server's, and is kept from round to round. A round 
 moves neither the model nor the optimiser.
 """
 
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -176,6 +177,12 @@ def _adaptive(
     learning_rate: float, b1: float, b2: float, tau: float, accumulate: Callable[[Array, Array], Array]
 ) -> optax.GradientTransformation:
     """Returns Algorithm 2 with `accumulate: (v, Delta^2) -> v`; what it is given is minus Delta."""
+    if not isinstance(learning_rate, jax.Array) and not (
+        isinstance(learning_rate, numbers.Real) and 0 <= learning_rate < float("inf")
+    ):
+        raise ValueError(
+            f"learning_rate must be a number, at least 0 and finite, got {learning_rate!r}; 0.01 is a start."
+        )
     for name, value in {"b1": b1, "b2": b2}.items():
         if not 0 <= value < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, got {value}; the paper's b1 is 0.9, its b2 0.99.")

@@ -81,6 +81,15 @@ def test_turned_clients_of_groups_with_labels_of_their_own_are_groups_of_their_o
     np.testing.assert_array_equal(after.group[~turned], data.group[~turned])
 
 
+def test_turned_clients_of_a_product_are_where_others_see_the_same():
+    options = {"angles": (0, 90, 180, 270), "drift": "rotate", "drift_round": 3, "drift_share": 0.5}
+    data = federations.load("rotated+pathological-digits", num_clients=64, **options)
+    after = data.at(3)
+    classes = [name.partition(";")[0] for name in (data.group_names[one] for one in np.asarray(data.group))]
+    names = [after.group_names[one] for one in np.asarray(after.group)]
+    assert names == [f"{own}; {90 * turns}°" for own, turns in zip(classes, np.asarray(after.rotation), strict=True)]
+
+
 @pytest.mark.parametrize("name", ["rotated-digits", "pathological-digits", "shifted-digits"])
 def test_a_new_group_sees_one_thing_that_nobody_saw(name):
     data = federations.load(name, num_clients=8, drift="new-group", drift_round=3)

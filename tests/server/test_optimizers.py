@@ -171,6 +171,9 @@ def test_optax_adam_is_the_papers_but_for_what_the_docstring_says():
         ({"b1": 1.0}, r"b1 must be at least 0 and below 1, got 1\.0"),
         ({"b2": -0.1}, r"b2 must be at least 0 and below 1, got -0\.1"),
         ({"tau": 0.0}, r"tau must be above 0, got 0\.0"),
+        ({"learning_rate": -1.0}, r"learning_rate must be a number, at least 0 and finite, got -1\.0"),
+        ({"learning_rate": np.nan}, "learning_rate must be a number, at least 0 and finite, got nan"),
+        ({"learning_rate": optax.constant_schedule(0.1)}, "learning_rate must be a number, at least 0 and finite"),
     ],
 )
 def test_refusals(make, options, words):

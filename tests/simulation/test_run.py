@@ -27,6 +27,7 @@ from jaxfl.server import factors
 from jaxfl.simulation import checkpoint, interrupts, program, rounds
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.simulation.history import History
+from jaxfl.simulation.loggers import csv
 from jaxfl.simulation.schedule import Schedule
 from jaxfl.tasks.contract import check_learns
 from jaxfl.testing.compare import assert_close, assert_equal, leaves
@@ -178,6 +179,29 @@ def test_a_run_that_is_resumed_where_it_was_stopped_is_evaluated_there(straight,
     whole = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
     assert_equal(whole.state, straight.state, "a run that was resumed twice")
     assert whole.history.column("round") == [2, 4, 5, 6]
+
+
+def test_a_run_that_is_resumed_where_few_rows_were_tested_tests_all(tmp_path):
+    """As the last round of a whole run does; and once more there is nothing to say."""
+
+    def press(event):
+        if event.round == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    told, options = [], {**OPTIONS, "eval_every": 2, "test_rows": 1}
+    whole = jaxfl.run(fedavg(), DATA, rounds=4, **options)
+    kept = {"checkpoint_dir": tmp_path, "callbacks": [press, csv(tmp_path / "log.csv")]}
+    with pytest.raises(KeyboardInterrupt, match="after round 4 of 6"):
+        jaxfl.run(fedavg(), DATA, rounds=6, **options, **kept)
+    for _ in range(2):
+        kept["callbacks"] = [told.append, csv(tmp_path / "log.csv")]
+        result = jaxfl.run(fedavg(), DATA, rounds=4, resume=True, **options, **kept)
+        assert untimed(result.history) == untimed(whole.history)
+        assert result.history[-1]["loss"] == result.summary["loss"]
+    assert [(event.round, event.again) for event in told] == [(4, True)]
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    place = rows[0].split(",").index("loss")
+    assert [float(row.split(",")[place]) for row in rows[1:]] == [one["loss"] for one in result.history]
 
 
 @pytest.mark.parametrize("name", ["kfed", "robust"])
