@@ -161,7 +161,7 @@ class Tools(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, data: FederatedData, others: "Tools | None" = None) -> "Tools":
-        """Returns those of a job; `others`, of a job that differs in its seed alone, where they suit the data."""
+        """Returns those of a job; or `others`, of a job that differs in its seed alone, where they suit the data."""
         suits = shapes_of(data.in_programs())
         if others is not None and others.suits == suits and not job.of_its_data:
             return others

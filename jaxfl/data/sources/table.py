@@ -180,10 +180,12 @@ def names_in(path: Path) -> list[str]:
         return [str(name) for name in _opened(path, lambda: parquet.read_schema(path).names)]
     import pandas
 
-    def first(**options: Any) -> pandas.DataFrame:
-        return _opened(path, lambda: pandas.read_csv(io.BytesIO(bounded.content(path)), nrows=1, dtype=str, **options))
+    content = _opened(path, lambda: bounded.content(path))
 
-    written = first(header=None).iloc[0].tolist()
+    def first(**options: Any) -> pandas.DataFrame:
+        return _opened(path, lambda: pandas.read_csv(io.BytesIO(content), nrows=1, dtype=str, **options))
+
+    written = [name for name in first(header=None).iloc[0] if isinstance(name, str)]  # others have none
     if twice := [name for name in written if written.count(name) > 1]:  # pandas would call the second another name
         raise ValueError(f"{path} must have a name of its own for every column, got {twice[0]!r} twice; rename one.")
     frame = first()
