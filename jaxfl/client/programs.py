@@ -145,12 +145,17 @@ def _join(one: Kind, other: Kind) -> Kind:
 
 
 def _written(jaxpr: core.Jaxpr) -> list[Any]:
-    """Returns a program's operations and the numbers written in it."""
+    """Returns a program's operations, the numbers written in it, and those that sums make of sizes."""
     return [
         (
             equation.primitive.name,
             [np.asarray(atom.val).tolist() for atom in equation.invars if isinstance(atom, core.Literal)],
+            [_size(atom) for atom in equation.invars] if equation.primitive.name.startswith("reduce_") else None,
             _written(equation.params["jaxpr"].jaxpr) if equation.primitive.name in CALLS else None,
         )
         for equation in jaxpr.eqns
     ]
+
+
+def _size(atom: Any) -> int:
+    return math.prod(atom.aval.shape)

@@ -237,6 +237,11 @@ def test_what_does_more_is_told(name, key, promotion):
     assert not follows(OTHERS[name], key)
 
 
+def by_count(slopes, model):
+    """Divided by how many numbers a leaf has: counted, and not read off its shape."""
+    return jax.tree.map(lambda leaf: leaf / jnp.ones_like(leaf).sum(), slopes)
+
+
 def by_size(model):
     """Weight decay for large leaves: as coordinates, the kernel is none."""
     return jax.tree.map(lambda leaf: leaf.size > 400, model)
@@ -247,6 +252,7 @@ def by_size(model):
     [
         pytest.param(SGD, 1, "no faster with 8 rows of 60 numbers and 1 steps", id="one epoch"),
         pytest.param(optax.adam(0.1), 4, "the optimiser does more than add and scale", id="adam"),
+        pytest.param(optax.chain(optax.stateless(by_count), SGD), 4, "the optimiser looks at shapes", id="counts"),
         pytest.param(
             optax.chain(optax.add_decayed_weights(0.1, by_size), SGD),
             4,
