@@ -333,7 +333,7 @@ def test_a_page_needs_nothing_beside_it(finished):
 def test_the_command_of_a_page_is_the_run():
     items = ["num_clusters=2", "angles=(0,90)", "finetune=1", "chunk=none", "hidden=(8,4)", "server_optimizer=fedadam"]
     settings = options.route("ifca", "rotated-digits", [*items, "server.learning_rate=0.1"])
-    made = run_page.command(job.Job(settings, 3, 0.5, 7, "a folder", 2))
+    made = run_page.command(job.Job(settings, 3, 0.5, 7, "a folder", 2), made=3)
     jaxfl_run, method, *words = shlex.split(made)[1:]
     given = dict(zip(words[::2], words[1::2], strict=True))
     assert (jaxfl_run, method, given["--data-dir"], given["--seed"], given["--eval-every"]) == (
