@@ -414,7 +414,7 @@ def test_a_loss_that_is_replaced_is_the_one_that_is_trained():
     assert before == "yes" and after == "no: the loss has been replaced" and small < plain / 100
 
 
-@pytest.mark.parametrize("kind", ["uint8", "int8", "float16"])
+@pytest.mark.parametrize("kind", ["bool", "uint8", "int8", "float16", "float32"])
 def test_counts_of_any_type_are_added_up(kind):
     data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=440, test_share=0.7)
     task = jaxfl.classification(jaxfl.models.Logistic(10), data)

@@ -43,7 +43,7 @@ def may_pay(inputs: int, outputs: int) -> bool:
 def times(inputs: Array, kernel: Array) -> Array:
     """Returns the product of rows with a kernel, in the form that is fastest.
 
-    Where which one is taken was read off 45 and 46 shapes, for one client at a time. With 62 outputs and few rows the
+    Where which one is taken was read off 45 and 50 shapes, for one client at a time. With 62 outputs and few rows the
     gradient of a narrow kernel takes longer, since it is transposed in the end.
 
     Args:

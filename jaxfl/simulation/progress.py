@@ -180,7 +180,7 @@ class Progress:
             OSError: they cannot be written; the message says what is kept.
         """
         last = self.history[-1]
-        if all(last[name] == value for name, value in evaluation.metrics.items()):
+        if all(last.get(name) == value for name, value in evaluation.metrics.items()):
             return None
         with self._told():
             self.history.correct(evaluation.metrics)

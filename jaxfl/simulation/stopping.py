@@ -31,12 +31,11 @@ class _Best:
         """Forgets the run that has ended: the same callback may be given to the next one."""
         self.newest: dict[int | None, bool] = {}
         self._best: dict[int | None, float] = {}
-        self._told: set[int | None] = set()
         self._waited: dict[int | None, int] = {}
 
     def begins(self, event: Event) -> bool:
         """Returns whether it is the first evaluation that is told of this seed."""
-        return event.seed not in self._told
+        return event.seed not in self.newest
 
     def waited(self, event: Event, until: float = math.inf) -> int:
         """Returns how many evaluations there were since the best one, of nobody not counted.
@@ -53,7 +52,6 @@ class _Best:
                 if record["round"] <= until:  # JSON has null for what is not finite
                     self._take({name: math.nan if one is None else one for name, one in record.items()}, event)
             self._take(event.record, event)
-            self._told.add(event.seed)
         return self._waited.get(event.seed, 0)
 
     def _take(self, record: dict[str, Any], event: Event) -> None:
