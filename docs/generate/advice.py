@@ -131,10 +131,10 @@ def _by_name(found: Sequence[tuple[Federation, tuple[Standing, list[Standing]], 
 
 
 def _behind(own: Table, names: Sequence[str]) -> str:
-    """Returns how far the best of some methods is behind the best of all, by federation."""
+    """Returns how far the first of some methods is behind the best of all, by federation."""
     words = []
     for on in FEDERATIONS:
-        some = [one for one in own.get(on.name, ()) if one.row in names]
+        some = [one for one in own.get(on.name, ()) if one.row in names[:1]]
         if some:
             gap = abs((own[on.name][0].mean("micro") or 0) - (some[0].mean("micro") or 0))
             words.append(f"{gap:.3f} on {on.title}" if on.lower else f"{100 * gap:.1f} points on {on.title}")

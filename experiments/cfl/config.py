@@ -98,6 +98,7 @@ EXPERIMENT = Experiment(
                         "rotated+dirichlet-emnist-byclass",
                         *NOTEBOOK,
                         "alpha=1.0",
+                        "weighting=uniform",
                         rounds=80,
                     ),
                     BOTH,

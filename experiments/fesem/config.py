@@ -4,6 +4,9 @@ As the paper states it: LEAF's FEMNIST (3,550 writers) and CelebA (9,343 persons
 training, LEAF's networks, FEMNIST with eta = 0.003 and 5 local epochs, CelebA with 0.03 and 10, the best of 20 initial
 clusterings, K = 2, 3, 4; FedProx's proximal term 0.1.
 
+Where the paper says two things: clients are writers and persons, as in LEAF, and neither shuffled rows nor Dir(0.5),
+which it names beside its network; 5 and 10 local epochs, though its FeSEM is said to train a model once (N = 1).
+
 What the paper leaves open: everyone takes part in each of 100 rounds, as in its algorithm 1 and figure 3; batches of
 10, as in LEAF and in its code; FEMNIST's dense layer has 248 neurons, as in its code; lambda is 0.1; both forms of
 Robust have K = 3 as HypoCluster; FedCluster is CFL as its code sets it, which splits after every 30 rounds. Its first

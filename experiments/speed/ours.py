@@ -18,9 +18,21 @@ from jaxfl.simulation.program import compile_rounds
 
 
 class Rounds:
-    """jaxfl's side: the rounds of a method from one compiled program, everybody or a cohort taking part."""
+    """jaxfl's side: the rounds of a method from one compiled program, everybody or a cohort taking part.
 
-    def __init__(self, method: Method, data: FederatedData, *, cohort: int | None = None, chunk: int | None = None):
+    Its loss is that of the models that clients are served; where they choose anew in each round, that of the model that
+    fits each best, among the `models` of the state: FedJAX tells no choice.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        data: FederatedData,
+        *,
+        cohort: int | None = None,
+        chunk: int | None = None,
+        choosing: bool = False,
+    ):
         self._key, self._one, self._method = jax.random.key(0), jnp.int32(1), method
         shapes = jax.eval_shape(method.init, self._key, data)
         size = cohort or data.num_clients
@@ -35,9 +47,8 @@ class Rounds:
 
         def loss(state: Any, data: FederatedData) -> jax.Array:
             def one(client: jax.Array) -> jax.Array:
-                return loss_of(
-                    jax.tree.map(lambda leaf: leaf[0], method.client_params(state, client[None])), data, client
-                )
+                models = state.models if choosing else method.client_params(state, client[None])
+                return jax.lax.map(lambda model: loss_of(model, data, client), models).min()
 
             return jax.lax.map(one, jnp.arange(data.num_clients)).mean()
 

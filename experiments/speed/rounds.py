@@ -202,7 +202,7 @@ def compare(name: str, clients: int | None, names: Sequence[str], options: Any) 
         given |= {"num_clusters": work.models} if work.models > 1 else {}
         task = jaxfl.classification(network, data)
         method = getattr(jaxfl.methods, work.method)(task, optax.sgd(work.learning_rate), **given)
-        return ours.Rounds(method, data, chunk=options.chunk)
+        return ours.Rounds(method, data, chunk=options.chunk, choosing=work.method == "ifca")
 
     def sides_of(stack: contextlib.ExitStack, epochs: int, batch_size: int | None) -> tuple[list, dict, ours.Rounds]:
         rounds = rounds_of(work.network(options.hidden or work.hidden), epochs, batch_size)
