@@ -74,11 +74,7 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
 
 
 def check_sampler(sampler: object) -> None:
-    """Raises unless a sampler is a function.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """Raises TypeError unless a sampler is a function."""
     if not callable(sampler):
         raise TypeError(f"sampler must be a function such as jaxfl.sampling.uniform, got {sampler!r}.")
 
@@ -140,7 +136,7 @@ def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, si
 
     Raises:
         TypeError: the sampler returns something else.
-        ValueError: the sampler draws more clients, or fewer.
+        ValueError: the sampler draws more clients, or fewer, or its mask is none.
     """
     cohort = sampler(root, round, data, size, plan)
     if not isinstance(cohort, Cohort):
@@ -150,19 +146,22 @@ def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, si
             f"sampler must draw ids [{size}], as many as the cohort has, got the shape {list(cohort.ids.shape)}; where "
             "fewer take part, fill up with any clients and leave them out by the mask."
         )
+    if cohort.mask.shape != (size,) or cohort.mask.dtype != bool:
+        got = f"{cohort.mask.dtype} {list(cohort.mask.shape)}"
+        raise ValueError(f"sampler must give a mask of bools [{size}], who takes part, got {got}; use .astype(bool).")
     cohort = dataclasses.replace(cohort, plan=plan)  # the run's, whatever a sampler makes of it
     if data.absent is None:
         return cohort
     return dataclasses.replace(cohort, mask=cohort.mask & ~jnp.asarray(data.held_out)[cohort.ids])
 
 
+@checked
 def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
     """Returns the sampler whose clients fail with a probability: they are sampled, and nothing comes of it.
 
-    Those who fail count for nothing, be it in averages, bytes or losses. They are the clients that would be late under
-    `conditions.straggle` with the same share, in every round: FedAvg with `dropouts(s)` is the FedAvg that FedProx is
-    compared with, which drops its stragglers (Li et al., MLSys 2020, figure 1). Under both conditions, the slowest of
-    the stragglers fail.
+    Those who fail count for nothing, be it in averages, bytes or losses. They are who would be late under
+    `conditions.straggle` with the same share, in every round: FedAvg with `dropouts(s)` is what FedProx is compared
+    with (Li et al., MLSys 2020, figure 1). Under both conditions, the slowest of the stragglers fail.
 
     Args:
         share: the probability, 0 to below 1; 0 is `sampler` itself.
@@ -171,6 +170,7 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
     Raises:
         ValueError: the share is out of range.
     """
+    check_sampler(sampler)
     if not 0 <= share < 1:
         raise ValueError(f"dropouts must be a share of the cohort, 0 or more and below 1, got {share}; 0.3 is a lot.")
     if not share:

@@ -311,6 +311,18 @@ def test_a_sampler_that_draws_others_than_asked_for_is_refused():
             jaxfl.run(fedavg(task, optax.sgd(0.1)), data, rounds=1, cohort=2, sampler=drawing(ids))
     with pytest.raises(TypeError, match=r"sampler must return a Cohort, got a list; give Cohort.of\(ids, plan\)"):
         jaxfl.run(fedavg(task, optax.sgd(0.1)), DATA, rounds=1, cohort=2, sampler=lambda *_: [0, 1])
+
+    def masking(mask):
+        return lambda key, round, data, size, plan: Cohort(jnp.arange(size), jnp.array(mask), plan)
+
+    for mask, said in (
+        ([2, 0], r"a mask of bools \[2\], who takes part, got int32 \[2\]; use .astype\(bool\)"),
+        ([True], r"got bool \[1\]"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            jaxfl.run(fedavg(task, optax.sgd(0.1)), DATA, rounds=1, cohort=2, sampler=masking(mask))
+    with pytest.raises(TypeError, match="sampler must be a function such as jaxfl.sampling.uniform, got 5"):
+        dropouts(0.3, 5)
     sampling.check_drawn(np.array([[3, 3, 3, 1]]), np.array([[True, False, False, False]]), data)  # padding is anybody
 
 

@@ -424,3 +424,23 @@ def test_counts_of_any_type_are_added_up(kind):
     method = jaxfl.methods.fedavg(task._replace(metrics=metrics), optax.sgd(0.1), local_epochs=1)
     result = jaxfl.run(method, data, rounds=1, plan=jaxfl.Plan())
     assert result.evaluation.rows.min() > 256 and result.evaluation.metrics["micro_share"] == 1
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of a batch, in training, or always."""
+
+    always: bool
+
+    @nn.compact
+    def __call__(self, x, mask, train):
+        if train or self.always:
+            own = mask[:, None].astype(x.dtype)
+            x = x - (x * own).sum(0, keepdims=True) / own.sum()
+        return nn.Dense(3)(x)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_batch_that_is_looked_at_in_training_alone_is_a_whole_one_too(always):
+    """Full batches of more rows than a block are not put together from blocks, each with a mean of its own."""
+    assert jaxfl.classification(Centred(always), FLOATS).whole
+    assert not jaxfl.classification(nn.Dense(3), FLOATS).whole

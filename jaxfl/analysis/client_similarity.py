@@ -8,6 +8,7 @@ import optax
 
 from jaxfl import engine
 from jaxfl.analysis.class_confusion import Finished
+from jaxfl.client.conduct import honest
 from jaxfl.clustering.distances import cosine
 from jaxfl.methods.parts.representation import of_clients, represent
 from jaxfl.random import Stream, host_rng, key_for
@@ -23,9 +24,9 @@ class ClientSimilarity(NamedTuple):
 def client_similarity(result: Finished, *, clients: int | None = 400, size: int = 4096) -> ClientSimilarity:
     """Returns the cosines between clients' gradients: of each one's own rows, all at the initial model of the run.
 
-    These say how similar the clients' data are whatever the method has found, so that `plots.similarity` can set both
-    beside each other. They are what StoCFL clusters by (Zeng et al., 2023, section 3.1), and cost a pass over the
-    clients' training rows.
+    These say how similar the clients' data are, whatever the method has found and attackers have sent, so that
+    `plots.similarity` can set both beside each other. They are what StoCFL clusters by (Zeng et al., 2023, section
+    3.1), and cost a pass over the clients' training rows.
 
     Args:
         result: of `jaxfl.run` or `jaxfl.load`.
@@ -53,6 +54,6 @@ def client_similarity(result: Finished, *, clients: int | None = 400, size: int 
     anchor = task.init(key_for(key, Stream.INIT))  # that of the run
     plan = engine.resolve_plan("auto", anchor, len(chosen))._replace(mesh=None)  # the data lie on one device
     sent = represent(task, optax.sgd(1.0), size=size)
-    psi = np.array(of_clients(sent, key, anchor, result.data.subset(chosen), plan))  # [M, d]
+    psi = np.array(of_clients(sent, key, anchor, honest(result.data.subset(chosen)), plan))  # [M, d]
     psi[~psi.any(1)] = np.nan  # similar to nobody is not the same as at right angles to everybody
     return ClientSimilarity(np.asarray(cosine(psi)), chosen)

@@ -122,6 +122,8 @@ def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     ['fedavg', 'ifca num_clusters=2', 'ifca num_clusters=4']
     >>> names([small, small | {"run.drift": None}])
     ['ifca drift=unknown', 'ifca drift=none']
+    >>> names([{"method": "mine.py:make", "method.layers": layers} for layers in ("a b", "ab")])
+    ['mine.py:make layers="a b"', 'mine.py:make layers="ab"']
     """
 
     def alike(one: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
@@ -133,9 +135,14 @@ def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
             same = file if file in one else f"run.{file}"
         return [other for other in settings if same is None or other.get(same) == one[same]]
 
+    def word(one: Mapping[str, Any], key: str) -> str:
+        """Returns a value without its spaces, but where another one would be the same word."""
+        same = {repr(other[key]) for other in alike(one, key) if key in other and _word(other[key]) == _word(one[key])}
+        return _word(one[key]) if len(same) == 1 else json.dumps(one[key])
+
     def told(one: Mapping[str, Any]) -> list[str]:
         keys = [key for key in one if key != "method" and any(other.get(key) != one[key] for other in alike(one, key))]
-        return [f"{key.rpartition('.')[2]}={_word(one[key])}" for key in keys]
+        return [f"{_short(key)}={word(one, key)}" for key in keys]
 
     found = [" ".join([one["method"], *told(one)]) for one in settings]
     called: dict[str, list[int]] = {}
@@ -146,10 +153,13 @@ def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         values = {key: [one.get(key, "unknown") for one in alike_in_name] for one in alike_in_name for key in one}
         differing = {key: some for key, some in values.items() if len(set(map(repr, some))) > 1}
         for number, place in enumerate(places):
-            found[place] += "".join(
-                f" {key.rpartition('.')[2]}={_word(some[number])}" for key, some in differing.items()
-            )
+            found[place] += "".join(f" {_short(key)}={_word(some[number])}" for key, some in differing.items())
     return found
+
+
+def _short(key: str) -> str:
+    """Returns an option without its owner, but for the server's, which has a learning rate, too."""
+    return key if key.startswith("server.") else key.rpartition(".")[2]
 
 
 def _word(value: Any) -> str:

@@ -72,13 +72,17 @@ class Line(NamedTuple):
         return [math.nan if value is None else float(value) for value in found]  # as JSON says what is not finite
 
     def last(self, metric: str) -> dict[int, float]:
-        """Returns what a number of the summaries or the histories is in the end, by seed, of the runs that have it."""
+        """Returns what a number of the summaries or the histories is in the end, by seed, of the runs that have it.
+
+        NaN where it is not finite: a run that has diverged must not leave a difference to the seeds that have not.
+        Empty where none is, as `values`.
+        """
         found = {}
         for seed, run in self.runs.items():
-            known = [run.summary, *reversed(list(run.history))]  # what is null in the end has no number
-            value = next((one[metric] for one in known if metric in one), None)
-            found |= {} if value is None else {seed: value}
-        return found
+            told = [one[metric] for one in (run.summary, *reversed(list(run.history))) if metric in one]
+            if told:
+                found[seed] = math.nan if told[0] is None else told[0]
+        return {} if all(math.isnan(value) for value in found.values()) else found
 
     def reached(self, metric: str, target: float, columns: Sequence[str], *, lower: bool = False) -> list[float] | None:
         """Returns the sum of some columns of the history where each run reaches the target; None if one never does."""

@@ -27,6 +27,12 @@ def epochs_of(key: Key, data: FederatedData, local_epochs: int) -> int | Array:
     return jnp.where(is_late(key, data.stragglers), fewer, jnp.int32(local_epochs))
 
 
+def honest(data: FederatedData) -> FederatedData:
+    """Returns the federation in which nobody is late or attacks: for what is no part of a round."""
+    own = dataclasses.replace(data.train, flipped=None)
+    return dataclasses.replace(data, train=own, stragglers=None, attack=None)
+
+
 def unsent(key: Key, data: FederatedData) -> FederatedData:
     """Returns the federation for a client's training of which nothing is sent, before that of which something is.
 

@@ -27,6 +27,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from jaxfl.data.building import check_still
 from jaxfl.data.clients import Attack, FederatedData
 from jaxfl.data.labels import check_classes
 from jaxfl.random import host_rng
@@ -40,7 +41,11 @@ def hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
     """Holds a share of the clients out; of few clients at least one, and at least one is left to train.
 
     Who is held out already is one of them.
+
+    Raises:
+        ValueError: the data drift; who has not arrived yet is held out there, too.
     """
+    check_still("held-out clients", data)
     count = int(np.clip(round(share * data.num_clients), 1, data.num_clients - 1))
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.array(data.held_out)
     order = host_rng(seed, "held_out").permutation(data.num_clients)

@@ -95,6 +95,11 @@ class KeptRun:
         return self._whole if self._whole.drift is None else self._whole.at(self.round)
 
     @functools.cached_property
+    def began(self) -> FederatedData | None:
+        """Of data that drift, the federation as it was in the first round."""
+        return None if self._whole.drift is None else self._whole.at(0)
+
+    @functools.cached_property
     def _whole(self) -> FederatedData:
         """The federation with its drift."""
         data = self._data
@@ -178,8 +183,7 @@ class KeptRun:
 
     def evaluate(self, data: FederatedData) -> Evaluation:
         """Returns the evaluation of clients who were not there, as `Result.evaluate` does."""
-        began = None if self._whole.drift is None else self._whole.at(0)
-        return newcomers(self.method, self.state, self.data, self.seed, data, began)
+        return newcomers(self.method, self.state, self.data, self.seed, data, self.began)
 
     def clients(self) -> "pandas.DataFrame":
         """Returns a row per client, as `Result.clients` does."""

@@ -4,6 +4,7 @@ A run draws its initial models from its seed, and some methods draw several: wha
 one network whose numbers are drawn already.
 """
 
+import functools
 import inspect
 import types
 import zlib
@@ -120,7 +121,8 @@ def functions_of(network: Network, example: Batch) -> Functions:
             f"module must be what makes the network, got a {name} of flax.nnx that is made already: each seed draws "
             f"another initial model. Give the class, {name}, or a function: lambda rngs: {name}(..., rngs=rngs)."
         )
-    of_class = isinstance(network, type) and issubclass(network, nnx.Module)
+    made = network.func if isinstance(network, functools.partial) else network
+    of_class = isinstance(made, type) and issubclass(made, nnx.Module)
     if of_class or (callable(network) and "rngs" in inspect.signature(network).parameters):
         return _nnx(network, example)
     if isinstance(network, type) and issubclass(network, nn.Module):
@@ -225,7 +227,7 @@ def _checked(
         after = together(model, batch, key)[1]
         return [leaf for name, leaf in zip(tree.names(after), jax.tree.leaves(after), strict=True) if name in names]
 
-    running.check(averages, jax.eval_shape(init, jax.random.key(0)), example.x, example.mask, masked="mask" in accepted)
+    running.check(averages, init, example.x, example.mask, masked="mask" in accepted)
     return Functions(init, lambda model, batch, key: together(model, batch, key)[0], Running(names, together))
 
 

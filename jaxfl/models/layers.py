@@ -195,8 +195,10 @@ def _floats(inputs: Array) -> Array:
     return inputs if inputs.dtype == jnp.bfloat16 else inputs.astype(jnp.float32)
 
 
-def check_sizes(name: str, sizes: int | Sequence[int]) -> None:
-    """Raises ValueError unless every width of a layer is at least 1, TypeError unless they are whole numbers.
+def check_sizes(name: str, sizes: int | Sequence[int]) -> Sequence[int]:
+    """Returns the widths of layers, of which a single number is one.
+
+    Raises ValueError unless every width is at least 1, TypeError unless they are whole numbers.
 
     >>> check_sizes("hidden", (64, 0))
     Traceback (most recent call last):
@@ -207,9 +209,13 @@ def check_sizes(name: str, sizes: int | Sequence[int]) -> None:
         raise TypeError(f"{name} must be a whole number or a list of them, got {sizes!r}; 64 is small.")
     if any(width < 1 for width in widths):
         raise ValueError(f"{name} must be at least 1 in every layer, got {sizes}; 64 is small.")
+    return widths
 
 
-def check_rates(name: str, rates: float | Sequence[float]) -> None:
-    """Raises ValueError unless every rate of dropout is at least 0 and below 1."""
-    if not all(0 <= rate < 1 for rate in ((rates,) if isinstance(rates, (int, float)) else rates)):
+def check_rates(name: str, rates: float | Sequence[float], count: int = 1) -> None:
+    """Raises ValueError unless there are so many rates of dropout, each at least 0 and below 1; a number is one."""
+    given = rates if isinstance(rates, Sequence) else (rates,)
+    if len(given) != count:
+        raise ValueError(f"{name} must be {count} rates, one for each place, got {rates}; 0 switches it off.")
+    if not all(0 <= rate < 1 for rate in given):
         raise ValueError(f"{name} must be at least 0 and below 1, got {rates}; 0 switches it off.")

@@ -155,10 +155,16 @@ def lora(
     if isinstance(base, Mapping) and isinstance(base.get("params"), Mapping) and isinstance(module, nn.Module):
         raise ValueError(f'base must be the parameters alone, got the variables {sorted(base)}; give base["params"].')
     tree.check_floats("base", base)
+    base = _by_text(base)
     made = Lora(module, base, rank, float(rank if alpha is None else alpha), layers)
     if not jax.eval_shape(made._init, jax.random.key(0)):
         raise ValueError(f"layers must name a kernel, got {layers!r}, and all that it names are vectors.")
     return made
+
+
+def _by_text(node: Any) -> Any:
+    """Returns nested dictionaries with text as names: flax.nnx counts the layers of a list."""
+    return {str(name): _by_text(below) for name, below in node.items()} if isinstance(node, Mapping) else node
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -73,7 +73,7 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
         outputs = as_vectors(inputs)
-        for width in (self.hidden,) if isinstance(self.hidden, int) else self.hidden:
+        for width in check_sizes("hidden", self.hidden):
             outputs = nn.relu(Dense(width)(outputs))
         return Dense(self.num_classes)(outputs)
 
@@ -170,7 +170,7 @@ class StoCFLFemnistCNN(nn.Module):
     dropout: tuple[float, float] = (0.25, 0.5)
 
     def __post_init__(self):
-        check_rates("dropout", self.dropout)
+        check_rates("dropout", self.dropout, 2)
         super().__post_init__()
 
     @nn.compact

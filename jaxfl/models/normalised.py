@@ -30,7 +30,7 @@ class NormalisedMLP(nn.Module):
     def __call__(self, inputs: Array, mask: Array | None = None, train: bool = False) -> Array:
         """Returns logits; rows where `mask [B]` does not hold are left out of the statistics."""
         outputs = as_vectors(inputs)
-        for width in (self.hidden,) if isinstance(self.hidden, int) else self.hidden:
+        for width in check_sizes("hidden", self.hidden):
             normalise = nn.BatchNorm(use_running_average=not train, momentum=0.9)
             outputs = nn.relu(normalise(Dense(width)(outputs), mask=None if mask is None else mask[:, None]))
         return Dense(self.num_classes)(outputs)

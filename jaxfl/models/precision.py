@@ -39,8 +39,8 @@ def check_products(fn: Callable[..., Any], *args: Any) -> None:
     if any(aval.dtype == jnp.float32 for aval in _multiplied(jax.make_jaxpr(fn)(*args))):
         raise ValueError(
             "module must compute in the type of its inputs for compute='bfloat16', but some of its products are in "
-            "float32; leave out what casts to it (.astype(jnp.float32), dtype=jnp.float32), and give a BatchNorm of "
-            "flax.nnx dtype=jnp.bfloat16."
+            "float32; leave out what casts to it (.astype(jnp.float32), dtype=jnp.float32), give the data's inputs as "
+            "floats where they are whole numbers and no tokens, and a BatchNorm of flax.nnx dtype=jnp.bfloat16."
         )
 
 

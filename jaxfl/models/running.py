@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import flax.errors
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from jaxfl.typing import Array, Key, Params
@@ -20,7 +21,7 @@ SWITCHED = (
 
 def check(
     averages: Callable[[Params, Array, Array, Key | None], list[Array]],
-    model: Params,
+    init: Callable[[Key], Params],
     x: Array,
     mask: Array,
     *,
@@ -30,7 +31,7 @@ def check(
 
     Args:
         averages: `(model, x, mask, key) -> averages`, those after a batch.
-        model: shapes of the parameters.
+        init: draws a model.
         x: an example `[B, ...]`.
         mask: which rows are no padding `[B]`.
         masked: whether the network takes a mask.
@@ -40,6 +41,7 @@ def check(
     """
     if not masked:
         raise ValueError(PADDING)
+    model = jax.eval_shape(init, jax.random.key(0))
     for key in (None, jax.random.key(0)):
         try:
             program = jax.make_jaxpr(lambda model, x, mask, key=key: averages(model, x, mask, key))(
@@ -53,6 +55,24 @@ def check(
         of_rows, of_mask = (_made_of(place, program) for place in program.invars[-2:])
         if any(one and not other for one, other in zip(of_rows, of_mask, strict=True)):
             raise ValueError(PADDING)
+    # made of the mask a layer's averages are behind another layer, too, that leaves padding out in its place
+    if len(program.outvars) > 2 and _with_padding(averages, init, x):
+        raise ValueError(PADDING)
+
+
+def _with_padding(averages: Callable[..., list[Array]], init: Callable[[Key], Params], x: Array) -> bool:
+    """Returns whether what stands in a padding row makes a difference to some average, by a batch of three rows."""
+
+    @jax.jit
+    def difference(key: Key) -> Array:
+        model, rows = init(key), jnp.zeros((3, *x.shape[1:]), x.dtype)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            rows = jax.random.normal(key, rows.shape, x.dtype)
+        mask = jnp.array([True, True, False])
+        found = [averages(model, rows.at[2].set(value), mask, key) for value in (0, 1)]
+        return jnp.stack([jnp.abs(one - other).max() for one, other in zip(*found, strict=True)]).max()
+
+    return bool(difference(jax.random.key(0)) > 0)
 
 
 def _made_of(given: core.Var, program: core.Jaxpr) -> list[bool]:

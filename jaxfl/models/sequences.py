@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxfl.models.layers import check_sizes
+from jaxfl.schema import check_name
 from jaxfl.typing import Array
 
 CELLS = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
@@ -44,13 +45,16 @@ class CharRNN(nn.Module):
 
     def __post_init__(self):
         check_sizes("hidden", self.hidden)
+        check_sizes("embedding", self.embedding)
+        check_name("cell", self.cell, CELLS)
+        _check_vocabulary(self.vocabulary)
         super().__post_init__()
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
         check_tokens(tokens)
         outputs: Any = nn.Embed(self.vocabulary or self.num_classes, self.embedding)(tokens)  # nn.RNN may give pairs
-        for width in (self.hidden,) if isinstance(self.hidden, int) else self.hidden:
+        for width in check_sizes("hidden", self.hidden):
             zeros = jnp.zeros((len(tokens), width), outputs.dtype)  # flax's own are float32, and all behind would be
             start = (zeros, zeros) if self.cell == "lstm" else zeros
             layer = nn.RNN(CELLS[self.cell](width))
@@ -88,6 +92,8 @@ class Transformer(nn.Module):
 
     def __post_init__(self):
         check_sizes("width", self.width)
+        check_sizes("layers", self.layers)
+        _check_vocabulary(self.vocabulary)
         if self.heads < 1 or self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads={self.heads}, got {self.width}; 64 and 4 are usual.")
         super().__post_init__()
@@ -104,6 +110,12 @@ class Transformer(nn.Module):
             outputs = outputs + nn.Dense(self.width)(wide)
         outputs = nn.LayerNorm()(outputs)
         return nn.Dense(self.num_classes)(outputs[:, -1] if self.last else outputs)
+
+
+def _check_vocabulary(vocabulary: int) -> None:
+    """Raises ValueError for a number of tokens below 0."""
+    if vocabulary < 0:
+        raise ValueError(f"vocabulary must be at least 1, got {vocabulary}; 0 stands for num_classes.")
 
 
 def check_tokens(tokens: Array) -> None:

@@ -26,7 +26,8 @@ def alluvial(result: Run) -> "Figure":
 
     A band has the colour of the cluster that it leaves. Where the true groups are known, the last bands lead to them:
     found exactly, each is fed by one colour. Colours and numbers are those of `clusters(result)`; clusters beyond the
-    22 colours are one grey block. Of more than 11 evaluations, evenly chosen ones are drawn, first and last included.
+    22 colours are one grey block, and who is not there yet, or has left, is in a white one. Of more than 11
+    evaluations, evenly chosen ones are drawn, first and last included.
 
     Args:
         result: of a run, or of `jaxfl.load`.
@@ -43,10 +44,18 @@ def alluvial(result: Run) -> "Figure":
             "clients, and not of runs of older versions."
         )
     group = None if group is None else np.asarray(group)
-    if "eval_clients" in result.history[-1]:  # the others' clusters are no news
-        tested = result.evaluation.rows > 0
-        found, group = found[:, tested], None if group is None else group[tested]
+    # of a sample the others' clusters are no news
+    tested = result.evaluation.rows > 0 if "eval_clients" in result.history[-1] else np.ones(found.shape[1], bool)
+    found, group = found[:, tested], None if group is None else group[tested]
     rounds = result.history.column("round")
+    title, found = _title(result, found), found.copy()
+    drift = (getattr(result, "summary", None) or {}).get("drift_round", rounds[-1])
+    for data, then in (
+        (getattr(result, "began", None), np.array(rounds) <= drift),
+        (result.data, np.array(rounds) > drift),
+    ):
+        if data is not None and data.absent is not None:
+            found[np.ix_(then, np.asarray(data.absent)[tested])] = -1
     columns = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), COLUMNS)).round().astype(int))
 
     order = order_of(result)
@@ -66,7 +75,6 @@ def alluvial(result: Run) -> "Figure":
         names = style.group_names(result.data, groups)
 
     most = max(len(np.unique(lane)) for lane in lanes)
-    title = _title(result, found)
     wide = max(min(2.6 + 1.0 * len(words), 12), 1.5 + style.title_width(title))  # the legend is beside the title
     figure = style.figure((wide, min(4.6 + 0.1 * max(most - 10, 0), 6.5)))
     axes = figure.subplots()

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfl.analysis.client_similarity import ClientSimilarity
 from jaxfl.plots import distances, style
-from jaxfl.plots.runs import Run, described, order_of
+from jaxfl.plots.runs import Run, described, drawn, order_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,27 +25,40 @@ def similarity(found: ClientSimilarity, result: Run) -> "Figure":
     The two strips on the left tell each client's cluster, in the colours of `clusters(result)`, and its true group
     where known; with clusters found exactly the strips are the same.
 
+    Only clients whose cluster is known are drawn, as by `clusters`.
+
     Args:
         found: of `jaxfl.client_similarity`. Of more than 800 clients, evenly chosen ones are drawn.
         result: of the run.
+
+    Raises:
+        ValueError: the run knows nobody's cluster of these clients.
     """
+    seen = drawn(result)
+    here = seen[found.clients]
+    if not here.any():
+        raise ValueError(
+            f"found must have clients that the run has tested, {seen.sum():,} of {len(seen):,}, got none of them; call "
+            "jaxfl.client_similarity(result, clients=None)."
+        )
+    clients, cosines = found.clients[here], found.matrix[np.ix_(here, here)]
     cluster, group = np.asarray(result.evaluation.cluster), result.data.group
     group = None if group is None else np.asarray(group)
     order = order_of(result)
-    rank = np.array([order.index(one) if one >= 0 else len(order) for one in cluster[found.clients].tolist()])
-    within = np.zeros(len(rank), int) if group is None else group[found.clients]
-    place = np.lexsort((found.clients, within, rank))
+    rank = np.array([order.index(one) if one >= 0 else len(order) for one in cluster[clients].tolist()])
+    within = np.zeros(len(rank), int) if group is None else group[clients]
+    place = np.lexsort((clients, within, rank))
     count = min(len(place), distances.MOST)
     place = place[((np.arange(count) + 0.5) * len(place) / count).astype(int)]
-    matrix, rank = found.matrix[np.ix_(place, place)], rank[place]
+    matrix, rank = cosines[np.ix_(place, place)], rank[place]
 
     color_of = style.cluster_colors(order)
-    strips = {"cluster": [color_of.get(int(one), style.NOBODY) for one in cluster[found.clients][place]]}
-    legends = {"cluster (clients)": style.legend_entries(cluster, order, color_of)}
+    strips = {"cluster": [color_of.get(int(one), style.NOBODY) for one in cluster[clients][place]]}
+    legends = {"cluster (clients)": style.legend_entries(cluster[seen], order, color_of)}
     if group is not None:
         groups = np.unique(group)
         colors = style.cluster_colors(groups.tolist())
-        strips["group"] = [colors[one] for one in group[found.clients][place].tolist()]
+        strips["group"] = [colors[one] for one in group[clients][place].tolist()]
         legends["true group"] = _named(style.group_names(result.data, groups), list(colors.values()))
     columns = sum(-(-len(entries) // COLUMN) for entries in legends.values())
     left, side, bar = 0.2 + STRIP * len(strips) + 0.1, SIDE, 0.75

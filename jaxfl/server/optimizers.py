@@ -177,16 +177,18 @@ def _adaptive(
     learning_rate: float, b1: float, b2: float, tau: float, accumulate: Callable[[Array, Array], Array]
 ) -> optax.GradientTransformation:
     """Returns Algorithm 2 with `accumulate: (v, Delta^2) -> v`; what it is given is minus Delta."""
+    # what optax.inject_hyperparams makes arrays of has no value yet
     if not isinstance(learning_rate, jax.Array) and not (
         isinstance(learning_rate, numbers.Real) and 0 <= learning_rate < float("inf")
     ):
         raise ValueError(
-            f"learning_rate must be a number, at least 0 and finite, got {learning_rate!r}; 0.01 is a start."
+            f"learning_rate must be a number, at least 0 and finite, got {learning_rate!r}; 0.01 is a start, and a "
+            "schedule goes into optax.inject_hyperparams(...)(learning_rate=schedule)."
         )
     for name, value in {"b1": b1, "b2": b2}.items():
-        if not 0 <= value < 1:
+        if not isinstance(value, jax.Array) and not 0 <= value < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, got {value}; the paper's b1 is 0.9, its b2 0.99.")
-    if not tau > 0:
+    if not isinstance(tau, jax.Array) and not tau > 0:
         raise ValueError(f"tau must be above 0, got {tau}; the paper's is 1e-3.")
 
     def init(params: Params) -> AdaptiveState:

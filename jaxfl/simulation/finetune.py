@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 import optax
 
 from jaxfl import tree
+from jaxfl.client.conduct import honest
 from jaxfl.client.training import local_train
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
@@ -62,11 +63,10 @@ def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, A
     train = local_train(method.task, finetune.optimizer, local_epochs=finetune.epochs, batch_size=finetune.batch_size)
 
     def run(key: Key, state: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
-        own = dataclasses.replace(data.train, flipped=None)
-        # being late or an attacker are conditions of rounds: this is none
-        honest = dataclasses.replace(data, train=own, stragglers=None, attack=None)
         served = tree.take(method.client_params(state, client[None]), 0)
-        trained: Params = train(key_for(key, Stream.FINETUNE, state.round, client), served, honest, client)[0]
+        trained: Params = train(key_for(key, Stream.FINETUNE, state.round, client), served, honest(data), client)[
+            0
+        ]  # conditions are of rounds: this is none
         finite = tree.is_finite(trained)
         return tree.where(finite, trained, served), finite
 

@@ -98,7 +98,7 @@ def of_network(
         return forward(model, batch, None)
 
     # who asks which rows are padding looks at all of a batch (batch normalisation): blocks would be other batches
-    looks_around = _reads_mask(apply, model, example)
+    looks_around, in_training = (_reads_mask(apply, model, example, key) for key in (None, jax.random.key(0)))
     return Task(
         init=init,
         loss=loss,
@@ -112,15 +112,15 @@ def of_network(
         mix=mix,
         rows=rows_of(data),
         of=loss,
-        whole=looks_around or running is not None,
+        whole=looks_around or in_training or running is not None,
     )
 
 
-def _reads_mask(apply: Callable[..., Any], model: Params, example: Batch) -> bool:
-    """Returns whether outputs for rows depend on which of them are padding."""
+def _reads_mask(apply: Callable[..., Any], model: Params, example: Batch, key: Key | None) -> bool:
+    """Returns whether outputs for rows depend on which of them are padding: in a test, or with a key in training."""
 
     def run(mask: Array, model: Params) -> Any:
-        return apply(model, example._replace(mask=mask), None)
+        return apply(model, example._replace(mask=mask), key)
 
     program = jax.make_jaxpr(run)(example.mask, model).jaxpr
     return any(program.invars[0] is one for step in program.eqns for one in step.invars)

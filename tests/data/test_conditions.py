@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfl import data as federations
-from jaxfl.data import conditions, describe, stored
+from jaxfl.data import conditions, describe, drift, stored
 from jaxfl.data.synthetic import clustered_linear
 
 DATA = clustered_linear(20, rows=4)
@@ -123,6 +123,8 @@ def test_who_is_held_out_already_is_one_of_the_share():
         data = replace(DATA, held_out=np.arange(DATA.num_clients) == 0)
         assert conditions.hold_out(data, 0.5, seed).held_out.sum() == round(0.5 * DATA.num_clients)
         assert not conditions.hold_out(data, 1.0, seed).held_out.all()
+    with pytest.raises(ValueError, match="held-out clients must be of data that do not drift, .* let them drift last"):
+        conditions.hold_out(drift.drift(DATA, 3, kind="swap"), 0.5, 0)
 
 
 def test_a_stored_federation_keeps_its_stragglers(tmp_path):

@@ -1,5 +1,7 @@
 """Networks of other makes train as those of flax.linen do."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,12 +189,22 @@ class Unmasked(nn.Module):
         return nn.Dense(10)(nn.BatchNorm(use_running_average=not train)(x.reshape(len(x), -1)))
 
 
+class HalfMasked(nn.Module):
+    """Takes a mask, and forgets it at the second layer."""
+
+    @nn.compact
+    def __call__(self, x, train, mask):
+        x = nn.BatchNorm(use_running_average=not train)(x.reshape(len(x), -1), mask=mask[:, None])
+        return nn.Dense(10)(nn.BatchNorm(use_running_average=not train)(nn.relu(nn.Dense(4)(x))))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: NNX(rngs=nnx.Rngs(0)), "Give the class, NNX, or a function: lambda rngs: NNX"),
         (lambda: NoMask, "keeps running averages, which padding rows must not be part of; give __call__ an argument"),
         (lambda: Unmasked(), "keeps running averages, which padding rows must not be part of; .* pass mask=mask"),
+        (lambda: HalfMasked(), "keeps running averages, which padding rows must not be part of; .* pass mask=mask"),
         (lambda: LinenNormalised(True), "must bring its running averages up to date while clients train, and use them"),
         (
             lambda: LinenNormalised(False),
@@ -459,6 +471,23 @@ class StemAndHead(nn.Module):
     def __call__(self, x):
         x = nn.relu(nn.Dense(6, name="stem")(x.reshape(len(x), -1)))
         return nn.Dense(10, name="head")(x)
+
+
+def test_adapters_of_a_list_of_layers(data):
+    """flax.nnx counts them; here names are text."""
+    base = nnx.to_pure_dict(nnx.state(Listed(rngs=nnx.Rngs(0)), nnx.Param))
+    assert list(base["layers"]) == [0, 1]
+    task, whole = (jaxfl.classification(one, data) for one in (jaxfl.models.lora(Listed, base, rank=2), Listed))
+    model, batch = task.init(jax.random.key(1)), data.batch(data.train, 0, np.arange(4))
+    assert list(model) == ["layers/0/kernel", "layers/1/kernel"]
+    wanted = whole.outputs({"layers": {str(place): layer for place, layer in base["layers"].items()}}, batch)
+    np.testing.assert_allclose(task.outputs(model, batch), wanted, rtol=1e-6)
+
+
+def test_a_part_of_a_class_is_a_function_of_rngs(data):
+    assert jaxfl.classification(functools.partial(Listed, outputs=10), data).rows.inputs == (8, 8)
+    with pytest.raises(ValueError, match="one logit for each of the 10 classes"):
+        jaxfl.classification(functools.partial(Listed, outputs=3), data)
 
 
 @pytest.mark.parametrize("how", ["as it is", "start_from", "lora"])

@@ -149,6 +149,11 @@ def test_stocfl_femnist_weights_start_xavier_uniform(key):
         (("mlp", 10), {"hiden": 3}, 'unknown option of model mlp "hiden"; did you mean "hidden". Known: hidden'),
         (("logistic", 10), {"hidden": 3}, 'unknown option of model logistic "hidden". Known: none'),
         (("mlp", 0), {}, "num_classes must be at least 1, got 0"),
+        (("stocfl-femnist-cnn", 62), {"dropout": (0.3,)}, r"dropout must be 2 rates, one for each place, got \(0\.3"),
+        (("stocfl-femnist-cnn", 62), {"dropout": (0.2, 0.5, 0.9)}, "dropout must be 2 rates, one for each place, got "),
+        (("char-rnn", 80), {"embedding": 0}, "embedding must be at least 1"),
+        (("char-rnn", 80), {"vocabulary": -3}, "vocabulary must be at least 1, got -3; 0 stands for num_classes"),
+        (("transformer", 80), {"layers": 0}, "layers must be at least 1"),
     ],
 )
 def test_create_errors_name_argument_value_and_remedy(arguments, options, message):
@@ -160,6 +165,12 @@ def test_create_errors_name_argument_value_and_remedy(arguments, options, messag
 def test_widths_are_whole_numbers(hidden):
     with pytest.raises(TypeError, match="hidden must be a whole number or a list of them, got .*20"):
         models.MLP(hidden=hidden, num_classes=10)
+
+
+@pytest.mark.parametrize("make", [models.MLP, models.NormalisedMLP])
+def test_a_single_width_may_be_numpys(make, key):
+    shapes = [jax.eval_shape(make(hidden=hidden).init, key, jnp.zeros((1, 8))) for hidden in (6, np.int64(6))]
+    assert jax.tree.map(jnp.shape, shapes[0]) == jax.tree.map(jnp.shape, shapes[1])
 
 
 def test_convolution_on_vectors_says_what_to_do(key):
@@ -190,6 +201,8 @@ def test_networks_of_tokens_refuse_what_is_none(key):
     for name in networks.SEQUENCES:
         with pytest.raises(ValueError, match=r"inputs must be tokens \[B, T\], whole numbers, got float32 of shape"):
             models.create(name, 10).init(key, jnp.zeros((2, 64)))
+    with pytest.raises(ValueError, match='unknown cell "rnn". Known: lstm, gru'):
+        models.CharRNN(cell="rnn")
     with pytest.raises(ValueError, match="width must be a multiple of heads=4, got 6"):
         models.create("transformer", 10, width=6)
 

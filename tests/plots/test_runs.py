@@ -17,6 +17,7 @@ import jaxfl
 from jaxfl import plots
 from jaxfl.analysis.client_similarity import ClientSimilarity
 from jaxfl.clustering.distances import cosine
+from jaxfl.data import conditions
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import found
 
@@ -226,6 +227,24 @@ def test_alluvial_draws_who_moves(result):
     assert "the last to move: 2 clients between rounds 1 and 2" in figure.get_suptitle()
 
 
+def test_alluvial_of_data_that_drift_counts_who_is_there(result):
+    """Client 0 has not arrived before the drift at round 2, client 3 has left behind it; both keep a cluster."""
+    made = moving(result, [[0, 1, 1, 1]] * 4, np.array([0, 1, 1, 1]))
+    made = made._replace(evaluation=made.evaluation._replace(rows=np.array([5, 5, 5, 0])))
+    began, ended = (dataclasses.replace(made.data, absent=np.arange(4) == away) for away in (0, 3))
+    figure = plots.alluvial(made._replace(began=began, data=ended, summary={"drift_round": 2}))
+    heights = [
+        sorted(
+            one.get_height()
+            for one in figure.axes[0].patches
+            if isinstance(one, Rectangle) and one.get_center()[0].round() == x
+        )
+        for x in range(4)
+    ]
+    assert heights == [[1, 3], [1, 3], [1, 1, 2], [1, 1, 2]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["0 (1)", "1 (2)", "none (1)"]
+
+
 def test_alluvial_of_few_evaluations_has_room_for_its_words(result):
     figure = plots.alluvial(moving(result, [[0, 0, 0, 5], [0, 0, 1, 1]], None))
     figure.canvas.draw()
@@ -316,6 +335,25 @@ def test_class_confusion_of_few_and_many(result, classes, clusters):
     boxes = [one.get_tightbbox() for one in figure.axes]
     assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
     assert all(figure.bbox.contains(*corner) for one in boxes for corner in one.get_points())
+
+
+def test_similarity_draws_whose_cluster_is_known(result):
+    some = having(result, [0, 0, 1, 0], np.array([0, 0, 0, 1]))
+    rows, metrics = np.array([0, 0, 5, 5]), some.evaluation.metrics | {"eval_clients": 2}
+    some = some._replace(evaluation=some.evaluation._replace(rows=rows, metrics=metrics))
+    alike = ClientSimilarity(np.eye(4, dtype=np.float32), np.arange(4, dtype=np.int32))
+    figure = plots.similarity(alike, some)
+    assert figure.axes[0].images[0].get_array().shape == (2, 2)
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"0 (1)", "1 (1)"}
+    untested = ClientSimilarity(np.eye(2, dtype=np.float32), np.arange(2, dtype=np.int32))
+    with pytest.raises(ValueError, match="clients that the run has tested, 2 of 4, got none of them"):
+        plots.similarity(untested, some)
+
+
+def test_attackers_are_as_similar_as_their_rows(result):
+    attacked = conditions.attack(result.data, "sign-flip", 0.5)
+    wanted, found = (jaxfl.client_similarity(one) for one in (result, result._replace(data=attacked)))
+    np.testing.assert_array_equal(found.matrix, wanted.matrix)
 
 
 def test_similarity_is_of_the_data_and_in_the_order_of_the_clusters(result):
