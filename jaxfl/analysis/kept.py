@@ -129,7 +129,9 @@ def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     def alike(one: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
         """Returns the settings that an option can be compared with."""
         owner = key.partition(".")[0]
-        same = owner if owner in ("method", "data") and owner != key else None
+        same = (
+            "server_optimizer" if owner == "server" else owner if owner in ("method", "data") and owner != key else None
+        )
         if owner.endswith("_checksum"):  # of a file, which settings without it need not be told from
             file = owner.removesuffix("_checksum")
             same = file if file in one else f"run.{file}"

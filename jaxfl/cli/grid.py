@@ -35,7 +35,7 @@ def points(methods: Sequence[str], wanted: Values) -> list[Point]:
     """Returns the settings: for each method, all combinations of the values that concern it.
 
     An option of a method concerns those of the methods that have it, `METHOD.option` that method alone, where it wins,
-    and an option of data, model, optimiser or run all of them.
+    an option of data, model, optimiser or run all of them, and one of the server's optimiser those that have one.
 
     Args:
         methods: their names.
@@ -51,18 +51,21 @@ def points(methods: Sequence[str], wanted: Values) -> list[Point]:
         known.row(method)
     if len(set(map(label, methods))) < len(methods) or not methods:
         raise ValueError(f"methods must be one or more different ones, got {', '.join(methods) or 'none'}.")
-    found = []
+    found: dict[Point, None] = {}
     wanted = dict(sorted(wanted.items(), key=lambda item: known.is_method(_owner(item[0]))))  # the later one wins
     for method in methods:
         own = {_bare(key): values for key, values in wanted.items() if _concerns(key, method, methods)}
         varied = [key for key, values in own.items() if len(values) > 1]
         for chosen in itertools.product(*own.values()):
             items = dict(zip(own, chosen, strict=True))
-            name = "-".join([label(method), *(f"{key}={items[key]}" for key in varied)])
-            found.append(Point(method, tuple(f"{key}={value}" for key, value in items.items()), _file_name(name)))
+            if items.get("server_optimizer") == "none":  # whose options it has none of
+                items = {key: value for key, value in items.items() if _owner(key) != "server"}
+            name = "-".join([label(method), *(f"{key}={items[key]}" for key in varied if key in items)])
+            point = Point(method, tuple(f"{key}={value}" for key, value in items.items()), _file_name(name))
+            found[point] = None
             if len(found) > MOST:
                 raise ValueError(f"a sweep must have at most {MOST:,} settings; give fewer values.")
-    return found
+    return list(found)
 
 
 def values_of(items: Sequence[str]) -> dict[str, list[str]]:
@@ -205,6 +208,8 @@ def _concerns(key: str, method: str, methods: Sequence[str]) -> bool:
                 f"{key} is an option of {owner}, which is none of the sweep's methods; add it, or drop the option."
             )
         return owner == method
+    if owner == "server":
+        return "server_optimizer" in known.row(method).options
     having = [other for other in methods if owner in ("", "method") and name in known.row(other).options]
     return not having or method in having
 

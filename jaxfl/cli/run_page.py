@@ -71,6 +71,8 @@ def command(job: jobs.Job, made: int) -> str:
         made: the rounds that it came to: a run may be ended before its last.
     """
     settings, server = job.settings, job.settings.server_name
+    if made <= (settings.data.get("drift_round") or 0):  # ended before the drift, which a run must reach
+        made = job.rounds
     words = ["jaxfl", "run", settings.method_name, "--data", settings.data_name]
     words += [] if job.data_dir is None else ["--data-dir", str(job.data_dir)]
     words += ["--rounds", str(made), "--cohort", str(job.cohort), "--seed", str(job.seed)]

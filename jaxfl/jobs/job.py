@@ -252,7 +252,7 @@ def _directories(jobs: Sequence[Job]) -> Iterator[None]:
                 stack.enter_context(directory.configured(job.config()))
                 for path in job.settings.files().values() if processes.first() else ():
                     copy = directory.path / path.name  # of a run that is held, the file is as it was: it was checked
-                    if path.suffix == ".py" and path.resolve() != copy.resolve():
+                    if path.resolve() != copy.resolve():
                         with directory.told("nothing was begun"):
                             shutil.copyfile(path, copy)
         yield
@@ -264,7 +264,7 @@ def _finished(job: Job, result: Result) -> Result:
     if job.out is not None and DATA in (began := processes.by_first(RunDirectory(job.out).config) or {}):
         complete[DATA] = began[DATA]  # of what was read: the file may be another by now
     names = {"method": complete.pop("method"), "data": complete.pop("data")}
-    summary = {**names, **result.summary, "options": complete} | {"data": result.data.name}
+    summary = {**names, **result.summary, "options": complete, "rounds_asked": job.rounds, "data": result.data.name}
     result = result._replace(summary=summary)
     if (directory := job.directory()) is None:
         return result

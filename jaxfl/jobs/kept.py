@@ -206,7 +206,11 @@ class KeptRun:
         """
         job = self.job if rounds is None else self.job._replace(rounds=rounds)
         jobs.check(job)
-        return jobs.execute(job, self._whole, callbacks)
+        result = jobs.execute(job, self._whole, callbacks)
+        given = self.path, self._method, self._data, self._data_dir
+        vars(self).clear()  # what is known of the folder is of before
+        self.__init__(*given)
+        return result
 
     def __repr__(self) -> str:
         """Returns a line."""
@@ -260,18 +264,26 @@ def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:
         if "." in key and (key not in defaults or value != read_back(defaults[key]))
     }
     if "weights_file" in config:
-        given["run.weights"] = config["weights_file"]
+        given["run.weights"] = str(_file(folder, config, "weights"))
     chosen = {name: config[name] for name in NAMES[2:] if config.get(name) is not None}
     return options.route(config["method"], config["data"], **chosen, **given)
 
 
 def _address(folder: Path, config: dict[str, Any], of: str) -> str:
-    """Returns where a user's method, model or task is: in its file, if that is as it was, else in the run's copy."""
-    owner, function = of.removeprefix("run."), config[of].rpartition(":")[2]
+    """Returns where a user's method, model or task is."""
+    return f"{_file(folder, config, of.removeprefix('run.'))}:{config[of].rpartition(':')[2]}"
+
+
+def _file(folder: Path, config: dict[str, Any], owner: str) -> Path:
+    """Returns a user's file, if that is as it was, else the run's copy of it.
+
+    Raises:
+        ValueError: neither is.
+    """
     file = Path(config[f"{owner}_file"])
     for path in (file, folder / file.name):
         if path.is_file() and own.checksum(path) == config[f"{owner}_checksum"]:
-            return f"{path}:{function}"
+            return path
     raise ValueError(
         f"{str(folder)!r} holds a run whose {owner} is in a file that has changed, {file}, and has no copy of it as it "
         "was; put it back."

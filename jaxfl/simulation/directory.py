@@ -190,8 +190,11 @@ class RunDirectory:
         return done if isinstance(done, int) else 0  # of no run: refused when it is opened
 
     def goes_on(self) -> bool:
-        """Returns whether the run has made more rounds than its summary knows: it was given more, and has not ended."""
-        ended, asked = ((one or {}).get("rounds", 0) for one in (self.summary(), self.config()))
+        """Returns whether the run was given more rounds than its summary knows of, and has not ended."""
+        summary = self.summary() or {}
+        ended, asked = summary.get("rounds", 0), (self.config() or {}).get("rounds", 0)
+        if asked > summary.get("rounds_asked", asked):  # of which it may have made none
+            return True
         path = self.path / HISTORY
         told = max((one["round"] for one in read(path)), default=0) if path.exists() else 0
         if asked > ended >= told:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.simulation import checkpoint
-from jaxfl.simulation.directory import CONFIG
+from jaxfl.simulation.directory import CONFIG, PLACE, RunDirectory
 from jaxfl.simulation.metrics import counting, is_lower_better, main_metric
 from jaxfl.simulation.result import Callback, Event
 
@@ -169,8 +169,11 @@ class BestCheckpoint:
             return
         event.keep(folder)
         above = self.folder.parent if event.seed is None else self.folder.parent / f"seed-{event.seed}"
-        if (config := above / CONFIG).exists():
-            shutil.copyfile(config, folder / CONFIG)
+        if (config := RunDirectory(above).config()) is not None:
+            shutil.copyfile(above / CONFIG, folder / CONFIG)
+            copies = {above / Path(place).name for name, place in config.items() if name.endswith(PLACE)}
+            for copy in filter(Path.is_file, copies):  # the user's files that the run depends on
+                shutil.copyfile(copy, folder / copy.name)
 
     def __exit__(self, *reason: object) -> None:
         """Forgets the run."""

@@ -30,6 +30,9 @@ def summary_of(
     """
     lower, drifts_at = evaluation.main in run["lower_is_better"], data.drifts_at
     data = data.at(progress.done)
+    around = {}
+    if drifts_at is not None and drifts_at <= progress.done:  # else the run was ended before
+        around = around_drift(progress.history, drifts_at, evaluation.main, lower=lower)
     return {
         "data": data.name,
         "rounds": progress.done,
@@ -39,7 +42,7 @@ def summary_of(
         "diverged": progress.tally.diverged_in_all,
         "empty_clients": int((np.asarray(data.train.size) == 0).sum()),
         "mean_participants": progress.tally.participants / max(progress.done, 1),
-        **({} if drifts_at is None else around_drift(progress.history, drifts_at, evaluation.main, lower=lower)),
+        **around,
         **run,
         "seconds_per_round": progress.pace,
         "total_seconds": clock.seconds,

@@ -77,6 +77,21 @@ def test_an_option_is_one_with_its_owner_and_without():
         assert list(grid.over({file: ["1"]}, {line: ["2"]})) == ([file, line] if both else [line])
 
 
+def test_options_of_the_servers_optimiser_go_to_those_that_have_one():
+    wanted = {"server_optimizer": ["none", "fedadam"], "server.learning_rate": ["0.1", "1.0"], "rounds": ["2"]}
+    found = grid.points(["fedavg", "local"], wanted)
+    assert [point.items for point in found] == [
+        ("server_optimizer=none", "rounds=2"),
+        ("server_optimizer=fedadam", "server.learning_rate=0.1", "rounds=2"),
+        ("server_optimizer=fedadam", "server.learning_rate=1.0", "rounds=2"),
+        ("rounds=2",),
+    ]
+    assert [point.name for point in found][-2:] == [
+        "fedavg-server_optimizer=fedadam-server.learning_rate=1.0",
+        "local",
+    ]
+
+
 def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared_tools, monkeypatch):
     out = tmp_path / "runs"
     words = ["fedavg,ifca", *DIGITS, "--out", out, "--set"]

@@ -12,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxfl
+from jaxfl.analysis import kept as kept_runs
 from jaxfl.cli.app import app
 from jaxfl.jobs import job as jobs
+from jaxfl.jobs import seeds
 from jaxfl.settings import options
 from jaxfl.simulation import checkpoint
 from tests.settings.test_methods import MINE
@@ -124,6 +126,8 @@ def test_a_callback_ends_a_run_which_goes_on_later(finished, tmp_path):
     kept = jaxfl.load(tmp_path / "a")
     assert kept.round == result.summary["rounds"] == kept.summary["rounds"]  # saved out of turn
     kept.resume()
+    assert (kept.round, kept.summary["rounds"], kept.history[-1]["round"]) == (6, 6, 6)  # it knows what has come since
+    assert kept.evaluation.metrics["micro_accuracy"] == kept.summary["micro_accuracy"]
     whole = jaxfl.run_named("ifca", "rotated-digits", out=tmp_path / "b", **there)
     assert {name: leaf.tobytes() for name, leaf in state_in(tmp_path / "a").items()} == {
         name: leaf.tobytes() for name, leaf in state_in(tmp_path / "b").items()
@@ -255,8 +259,8 @@ def test_the_copy_of_a_file_is_of_the_run_that_is_held(tmp_path, monkeypatch):
 def test_seeds_that_a_callback_has_ended_are_of_the_mean(tmp_path):
     words = ["run", "fedavg", "--data", "rotated-digits", *WORDS[:6], "--set", "learning_rate=1e-9", "--cohort", 4]
     words += ["--rounds", 6, "--eval-every", 1, "--stop-early", 1, "--out", tmp_path / "a"]
-    for seeds in ("0,1", "2"):
-        command(*words, "--seeds", seeds)
+    for some in ("0,1", "2"):
+        command(*words, "--seeds", some)
     told = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert told["seeds"] == [0, 1, 2] and told["rounds"]["mean"] < 6
 
@@ -275,6 +279,28 @@ def test_a_seed_that_was_stopped_on_its_way_to_more_rounds_is_not_of_the_mean(tm
     words = ["--cohort", 4, "--eval-every", 4, "--checkpoint-every", 1, "--rounds", 8, "--out", tmp_path / "a"]
     command("run", "ifca", "--data", "rotated-digits", *WORDS, *words, "--seeds", "1")
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["seeds"] == [1]
+
+
+def test_a_run_that_was_killed_on_its_way_to_more_rounds_has_not_ended(finished, tmp_path):
+    """Before it has saved anything: its config alone knows of them."""
+    folder = shutil.copytree(finished[0], tmp_path / "a" / "seed-0")
+    assert jaxfl.load(folder).summary["rounds_asked"] == 4
+    other = jaxfl.load(folder).job._replace(seed=1, out=tmp_path / "a" / "seed-1")
+    assert len(seeds.with_others([other], [])) == len(kept_runs.read([folder])[0]) == 1
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rounds": 8}))
+    with pytest.raises(ValueError, match="has no finished run, .* 1 are not finished"):
+        kept_runs.read([folder])
+    assert seeds.with_others([other._replace(rounds=8)], []) == []
+
+
+def test_the_best_round_of_a_method_in_a_file_has_a_copy_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    best = jaxfl.callbacks.BestCheckpoint("a/best")
+    jaxfl.run_named("mine.py:example", "rotated-digits", rounds=1, cohort=4, out="a", callbacks=[best], **SMALL)
+    Path("mine.py").write_text(MINE + "\n# changed\n")
+    assert jaxfl.load("a/best").params(client=0).keys() == jaxfl.load("a").params(client=0).keys()
 
 
 def test_every_number_of_a_summary_is_explained(finished):
@@ -339,7 +365,13 @@ def test_runs_start_from_weights(finished, tmp_path, monkeypatch):
     assert jaxfl.run_named("fedavg", "rotated-digits", **moved).summary["rounds"] == 3
     kept.export("elsewhere/w.safetensors", client=int(np.argmax(kept.state.cluster != kept.state.cluster[0])))
     with pytest.raises(ValueError, match="holds a run whose weights is in a file that has changed; put it back, or"):
-        jaxfl.load("b").resume(rounds=4)
+        jaxfl.run_named("fedavg", "rotated-digits", **moved | {"rounds": 4})
+    again = jaxfl.load("b")  # by its copy, whatever is in the file
+    assert again.resume(rounds=4).summary["rounds"] == 4
+    assert again.job.settings.run["weights"] == str(tmp_path / "b" / "w.safetensors")
+    Path("b/w.safetensors").unlink()
+    with pytest.raises(ValueError, match="whose weights is in a file that has changed, .*, and has no copy of it"):
+        jaxfl.load("b").params(client=0)
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,11 @@ def test_what_cannot_be_is_refused_before_anything_is_compiled(ifca):
         jaxfl.run_mapped(lambda _: ifca, [0.0], MOVING, rounds=4)
 
 
+def test_a_run_that_is_ended_before_tells_of_no_drift(ifca):
+    ended = jaxfl.run(ifca, DATA, rounds=6, callbacks=[lambda event: event.round >= 2], **OPTIONS)
+    assert ended.summary["rounds"] == 2 and not any("drift" in name for name in ended.summary)
+
+
 def test_a_schedule_looks_at_a_drift_and_does_not_go_past_it():
     schedule = Schedule.of(10, eval_every=4, drifts_at=6)
     looks = [done for done in range(1, 11) if schedule.evaluates(done)]
