@@ -12,6 +12,7 @@ from jaxfl.client.conduct import honest
 from jaxfl.clustering.distances import cosine
 from jaxfl.methods.parts.representation import of_clients, represent
 from jaxfl.random import Stream, host_rng, key_for
+from jaxfl.simulation.metrics import known
 
 
 class ClientSimilarity(NamedTuple):
@@ -30,7 +31,8 @@ def client_similarity(result: Finished, *, clients: int | None = 400, size: int 
 
     Args:
         result: of `jaxfl.run` or `jaxfl.load`.
-        clients: how many, drawn at random where there are more of them with training rows; None takes all.
+        clients: how many of those whose cluster the run knows, drawn at random where there are more of them with
+            training rows; None takes all.
         size: numbers kept of each gradient; a longer one is sketched, with an error of about `1 / sqrt(size)`.
 
     Raises:
@@ -47,7 +49,7 @@ def client_similarity(result: Finished, *, clients: int | None = 400, size: int 
         raise ValueError("result must know its method, got one without it; take that of jaxfl.run or jaxfl.load.")
     if clients is not None and clients < 2:
         raise ValueError(f"clients must be at least 2, got {clients}; None takes all.")
-    able = np.flatnonzero(np.asarray(result.data.train.size) > 0)
+    able = np.flatnonzero((np.asarray(result.data.train.size) > 0) & known(result.evaluation, result.data))
     chosen = host_rng(result.seed, "client similarity").permutation(able)[:clients]
     chosen = np.sort(chosen).astype(np.int32)
     task, key = result.method.task, jax.random.key(result.seed)

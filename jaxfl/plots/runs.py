@@ -10,7 +10,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.plots import style
 from jaxfl.plots.style import NOBODY
 from jaxfl.simulation.history import History
-from jaxfl.simulation.metrics import Evaluation, main_metric
+from jaxfl.simulation.metrics import Evaluation, known, main_metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,7 +135,8 @@ def clusters(result: Run) -> "Figure":
         result: of a run.
     """
     data, found = result.data, np.asarray(result.evaluation.cluster)
-    group, seen = np.zeros(len(found), int) if data.group is None else np.asarray(data.group), drawn(result)
+    group = np.zeros(len(found), int) if data.group is None else np.asarray(data.group)
+    seen = known(result.evaluation, data)
     found, group = found[seen], group[seen]
     groups = np.unique(group)
     order = order_of(result)
@@ -217,15 +218,9 @@ def _draw_squares(
     axes.add_collection(PatchCollection(squares, facecolors=colors, edgecolors=edges, lw=widths, snap=False))
 
 
-def drawn(result: Run) -> np.ndarray:
-    """Returns whose cluster is known `[N]`: of a sample that was tested theirs alone, and nobody's who has left."""
-    some = "eval_clients" in result.evaluation.metrics or result.data.absent is not None
-    return result.evaluation.rows > 0 if some else np.ones(len(result.evaluation.cluster), bool)
-
-
 def order_of(result: Run) -> list[int]:
     """Returns the clusters in the order of their colours in every picture of a run: those that are drawn come first."""
-    found, seen = np.asarray(result.evaluation.cluster), drawn(result)
+    found, seen = np.asarray(result.evaluation.cluster), known(result.evaluation, result.data)
     group = np.zeros(len(found), int) if result.data.group is None else np.asarray(result.data.group)
     order = style.cluster_order(found[seen], group[seen])
     return order + [one for one in style.cluster_order(found, group) if one not in order]

@@ -7,7 +7,8 @@ import numpy as np
 
 from jaxfl.analysis.client_similarity import ClientSimilarity
 from jaxfl.plots import distances, style
-from jaxfl.plots.runs import Run, described, drawn, order_of
+from jaxfl.plots.runs import Run, described, order_of
+from jaxfl.simulation.metrics import known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,12 +35,12 @@ def similarity(found: ClientSimilarity, result: Run) -> "Figure":
     Raises:
         ValueError: the run knows nobody's cluster of these clients.
     """
-    seen = drawn(result)
+    seen = known(result.evaluation, result.data)
     here = seen[found.clients]
     if not here.any():
         raise ValueError(
-            f"found must have clients that the run has tested, {seen.sum():,} of {len(seen):,}, got none of them; call "
-            "jaxfl.client_similarity(result, clients=None)."
+            f"found must have clients that the run has tested, {seen.sum():,} of {len(seen):,}, got none of them; it "
+            "is of another run."
         )
     clients, cosines = found.clients[here], found.matrix[np.ix_(here, here)]
     cluster, group = np.asarray(result.evaluation.cluster), result.data.group

@@ -85,6 +85,12 @@ def counting(data: FederatedData) -> np.ndarray:
     return ~out if data.attack is None else ~(out | np.asarray(data.attack.attacker))
 
 
+def known(evaluation: Evaluation, data: FederatedData) -> np.ndarray:
+    """Returns whose cluster is known `[N]`: of a sample that was tested theirs alone, and nobody's who has left."""
+    some = "eval_clients" in evaluation.metrics or data.absent is not None
+    return evaluation.rows > 0 if some else np.ones(len(evaluation.cluster), bool)
+
+
 def main_metric(record: Mapping[str, Any]) -> str:
     """Returns the name of the main metric of a record or a summary; `accuracy` where it has none.
 

@@ -350,6 +350,12 @@ def test_similarity_draws_whose_cluster_is_known(result):
         plots.similarity(untested, some)
 
 
+def test_similarity_is_of_clients_that_were_tested(result):
+    rows, metrics = np.where(np.arange(8) < 3, 5, 0), result.evaluation.metrics | {"eval_clients": 3}
+    some = result._replace(evaluation=result.evaluation._replace(rows=rows, metrics=metrics))
+    assert jaxfl.client_similarity(some).clients.tolist() == [0, 1, 2]
+
+
 def test_attackers_are_as_similar_as_their_rows(result):
     attacked = conditions.attack(result.data, "sign-flip", 0.5)
     wanted, found = (jaxfl.client_similarity(one) for one in (result, result._replace(data=attacked)))
