@@ -115,3 +115,12 @@ def test_presets_are_those_of_the_factory(name):
 
 def test_an_option_of_the_first_preset():
     assert choices.resolved(Option("mu", 0.3, float), {"paper": {}}) == (0.3, {})
+
+
+def test_a_file_and_its_method_are_no_smiley(tmp_path, monkeypatch):
+    """To rich, `:m:` is one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "import jaxfl\n\ndef m(task, optimizer):\n    'Mine.'\n    return jaxfl.methods.local(task, optimizer)\n"
+    )
+    assert CliRunner().invoke(app, ["methods", "own.py:m"]).output.startswith("own.py:m: ")

@@ -16,15 +16,15 @@ def stdout() -> "Console":
     """Returns the console for results."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPED)
+    console = Console(highlight=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, emoji=False, width=PIPED)
 
 
 def stderr(*, quiet: bool = False) -> "Console":
     """Returns the console for what is not a result; a quiet one prints nothing."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, quiet=quiet)
+    return Console(stderr=True, highlight=False, emoji=False, quiet=quiet)
 
 
 def write(console: "Console", *parts: "Table | str") -> None:
