@@ -39,7 +39,7 @@ def joining(observe: Observe, threshold: float | Literal["auto"], solver: Method
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=80, held_out=0.25)
-    >>> task = jaxfl.classification(jaxfl.models.MLP(num_classes=10, hidden=(64,)), data)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
     >>> method = jaxfl.methods.stocfl(task, optax.sgd(0.1))
     >>> result = jaxfl.run(method, data, rounds=2)
     >>> new = np.flatnonzero(data.held_out)
