@@ -76,6 +76,17 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
+def keep_copy(path: Path, folder: Path) -> None:
+    """Writes a copy of a user's file into a run's folder.
+
+    A program replaces one of its name: it is of a run that came to nothing. Weights do not, they may be what the user
+    has exported there.
+    """
+    copy = folder / path.name
+    if path.resolve() != copy.resolve() and (path.suffix == ".py" or not copy.exists()):
+        write_bytes(copy, path.read_bytes())
+
+
 @contextlib.contextmanager
 def in_turn(path: Path, others: str) -> Iterator[None]:
     """Waits until no other process is in such a context, and keeps others waiting.

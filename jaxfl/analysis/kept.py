@@ -129,9 +129,8 @@ def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     def alike(one: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
         """Returns the settings that an option can be compared with."""
         owner = key.partition(".")[0]
-        same = (
-            "server_optimizer" if owner == "server" else owner if owner in ("method", "data") and owner != key else None
-        )
+        chosen = {"method": "method", "data": "data", "server": "server_optimizer"}
+        same = None if owner == key else chosen.get(owner)
         if owner.endswith("_checksum"):  # of a file, which settings without it need not be told from
             file = owner.removesuffix("_checksum")
             same = file if file in one else f"run.{file}"

@@ -7,7 +7,6 @@ Python), `history.jsonl`, `clusters.jsonl` and the checkpoints (while it runs),
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from jaxfl import plots
 from jaxfl.data.catalog import own_files
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import checksum, write_text
+from jaxfl.files import checksum, keep_copy, write_text
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
@@ -251,10 +250,8 @@ def _directories(jobs: Sequence[Job]) -> Iterator[None]:
                 stack.enter_context(directory.alone())
                 stack.enter_context(directory.configured(job.config()))
                 for path in job.settings.files().values() if processes.first() else ():
-                    copy = directory.path / path.name  # of a run that is held, the file is as it was: it was checked
-                    if path.resolve() != copy.resolve():
-                        with directory.told("nothing was begun"):
-                            shutil.copyfile(path, copy)
+                    with directory.told("nothing was begun"):
+                        keep_copy(path, directory.path)  # of a run that is held, the file is as it was: it was checked
         yield
 
 

@@ -206,11 +206,12 @@ class KeptRun:
         """
         job = self.job if rounds is None else self.job._replace(rounds=rounds)
         jobs.check(job)
-        result = jobs.execute(job, self._whole, callbacks)
         given = self.path, self._method, self._data, self._data_dir
-        vars(self).clear()  # what is known of the folder is of before
-        self.__init__(*given)
-        return result
+        try:
+            return jobs.execute(job, self._whole, callbacks)
+        finally:  # what is known of the folder is of before, also where the run was stopped on its way
+            vars(self).clear()
+            self.__init__(*given)
 
     def __repr__(self) -> str:
         """Returns a line."""

@@ -65,11 +65,11 @@ def _with_padding(averages: Callable[..., list[Array]], init: Callable[[Key], Pa
 
     @jax.jit
     def difference(key: Key) -> Array:
-        model, rows = init(key), jnp.zeros((3, *x.shape[1:]), x.dtype)
+        model, mask, shape = init(key), jnp.array([True, True, False]), (3, *x.shape[1:])
         if jnp.issubdtype(x.dtype, jnp.floating):
-            rows = jax.random.normal(key, rows.shape, x.dtype)
-        far = 100 if jnp.issubdtype(x.dtype, jnp.floating) else 1  # tokens there may be two
-        mask = jnp.array([True, True, False])
+            rows, far = jax.random.normal(key, shape, x.dtype), 100
+        else:
+            rows, far = jnp.zeros(shape, x.dtype), 1  # tokens there may be two
         found = [averages(model, rows.at[2].set(value), mask, key) for value in (0, far)]
         return jnp.stack([(jnp.abs(a - b) / (1 + jnp.abs(a))).max() for a, b in zip(*found, strict=True)]).max()
 

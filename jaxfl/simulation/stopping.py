@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
+from jaxfl.files import keep_copy
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.directory import CONFIG, PLACE, RunDirectory
 from jaxfl.simulation.metrics import counting, is_lower_better, main_metric
@@ -173,7 +174,7 @@ class BestCheckpoint:
             shutil.copyfile(above / CONFIG, folder / CONFIG)
             copies = {above / Path(place).name for name, place in config.items() if name.endswith(PLACE)}
             for copy in filter(Path.is_file, copies):  # the user's files that the run depends on
-                shutil.copyfile(copy, folder / copy.name)
+                keep_copy(copy, folder)
 
     def __exit__(self, *reason: object) -> None:
         """Forgets the run."""
