@@ -133,8 +133,9 @@ def test_metrics_that_count_for_no_rows_are_refused():
     [
         (lambda sums, rows: sums["seen"] / rows, "AttributeError: 'numpy.ndarray' object has no attribute 'items'"),
         (lambda sums, rows: {"q": sums["see"] / rows}, "KeyError: 'see'"),
+        (lambda sums, rows: {"q": {"of": sums["seen"]}}, r"TypeError: float\(\) argument must be"),
     ],
-    ids=["array", "misspelt"],
+    ids=["array", "misspelt", "nested"],
 )
 def test_metrics_are_tried_before_anything_is_trained(values, said):
     metrics = Metrics(lambda outputs, batch: {"seen": outputs[:, 0] > 0}, values)
@@ -354,6 +355,7 @@ def test_a_task_refuses_labels_of_another_kind_and_outputs_of_another_shape():
         summarise(Metrics(lambda outputs, batch: {}, lambda sums, rows: {"m": 1.0}), totals, np.zeros(1, int), floats)
     for name, lower, said in (
         ("m", ("n",), r"lower must name metrics \(m\), got 'n'"),
+        ("m", "m", r"lower must be a tuple of names, got 'm'; give \('m',\)"),
         ("group", (), "not be called 'group'"),
     ):
         metrics = Metrics(lambda outputs, batch: {}, lambda sums, rows, name=name: {name: np.ones(1)}, lower)

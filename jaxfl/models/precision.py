@@ -1,4 +1,4 @@
-"""Mixed precision: a network that computes in bfloat16, with parameters and outputs in float32."""
+"""Mixed precision: a network that computes in half precision, with parameters and outputs in float32."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -53,8 +53,33 @@ def _multiplied(program: Any) -> Iterator[Any]:
             yield from _multiplied(part)
 
 
+def with_whole_outputs(network: Functions) -> Functions:
+    """Returns a network whose outputs are never in half precision, whatever it computes in: nor are losses of them.
+
+    A sum of losses in bfloat16 stops at 256 times the next one, and one in float16 is infinite from 65,504 on.
+    """
+
+    def widened(outputs: Any) -> Any:
+        half = (jnp.bfloat16, jnp.float16)
+        return jax.tree.map(
+            lambda leaf: leaf.astype(jnp.float32) if getattr(leaf, "dtype", None) in half else leaf, outputs
+        )
+
+    def apply(model: Params, batch: Any, key: Key | None) -> Any:
+        return widened(network.apply(model, batch, key))
+
+    if (running := network.running) is None:
+        return Functions(network.init, apply)
+
+    def together(model: Params, batch: Any, key: Key | None) -> tuple[Any, Params]:
+        outputs, after = running.apply(model, batch, key)
+        return widened(outputs), after
+
+    return Functions(network.init, apply, Running(running.names, together))
+
+
 def in_bfloat16(network: Functions) -> Functions:
-    """Returns a network that computes in bfloat16, but for its running averages; losses are computed in float32.
+    """Returns a network that computes in bfloat16, but for its running averages.
 
     Args:
         network: with parameters in float32, which stay that: gradients and steps are in float32.
@@ -64,13 +89,13 @@ def in_bfloat16(network: Functions) -> Functions:
 
     def apply(model: Params, batch: Any, key: Key | None) -> Array:
         model = lowered(model) if key is None else lowered(model, names)  # in a test the averages stay as they are
-        return network.apply(model, batch._replace(x=lowered(batch.x)), key).astype(jnp.float32)
+        return network.apply(model, batch._replace(x=lowered(batch.x)), key)
 
     if running is None:
         return Functions(network.init, apply)
 
     def together(model: Params, batch: Any, key: Key | None) -> tuple[Array, Params]:
         outputs, after = running.apply(lowered(model, names), batch._replace(x=lowered(batch.x)), key)
-        return outputs.astype(jnp.float32), jax.tree.map(lambda new, old: new.astype(old.dtype), after, model)
+        return outputs, jax.tree.map(lambda new, old: new.astype(old.dtype), after, model)
 
     return Functions(network.init, apply, Running(names, together))

@@ -224,6 +224,8 @@ def _values(task: Metrics, sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]
     if wrong or not made:
         got = f"{made[wrong[0]].shape} for {wrong[0]!r}" if wrong else "none"
         raise ValueError(f"metrics must be one number for each client {rows.shape}, got {got}; keep the axis [N].")
+    if isinstance(task.lower, str):
+        raise ValueError(f"lower must be a tuple of names, got {task.lower!r}; give ({task.lower!r},).")
     if unknown := sorted(set(task.lower) - made.keys()):
         raise ValueError(f"lower must name metrics ({', '.join(made)}), got {unknown[0]!r}.")
     if taken := sorted(made.keys() & COLUMNS):

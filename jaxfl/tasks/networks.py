@@ -14,7 +14,7 @@ from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models import dense_layers, rewriting
 from jaxfl.models.adapters import TRAINING, Network, Running, functions_of
-from jaxfl.models.precision import Compute, check_products, in_bfloat16
+from jaxfl.models.precision import Compute, check_products, in_bfloat16, with_whole_outputs
 from jaxfl.models.watching import watched
 from jaxfl.tasks.contract import Averages, DenseLayers, Products, Task, masked_mean, moved, rows_of
 from jaxfl.tasks.metrics import Metrics
@@ -52,7 +52,8 @@ def of_network(
     """
     example = example_of(data)
     functions = functions_of(module, example)
-    init, apply, running = in_bfloat16(functions) if compute == "bfloat16" else functions
+    functions = in_bfloat16(functions) if compute == "bfloat16" else functions
+    init, apply, running = with_whole_outputs(functions)
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
         return masked_mean(row_losses(model, batch, key), batch.mask)
@@ -185,7 +186,7 @@ def _check_values(metrics: Metrics, counts: Any) -> None:
     sums = jax.tree.map(lambda leaf: np.ones((2, *leaf.shape[1:])), counts)
     try:
         with np.errstate(all="ignore"):
-            dict(metrics.values(sums, np.ones(2)).items())
+            {name: np.asarray(one, np.float64) for name, one in metrics.values(sums, np.ones(2)).items()}
     except Exception as error:
         shapes = jax.tree.map(lambda leaf: f"[N{''.join(f', {size}' for size in leaf.shape[1:])}]", counts)
         raise ValueError(

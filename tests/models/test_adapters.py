@@ -1,6 +1,7 @@
 """Networks of other makes train as those of flax.linen do."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,11 @@ from flax import nnx
 
 import jaxfl
 from jaxfl import tree
+from jaxfl.client.passes import mean_losses
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch
+from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.tasks import for_each, mixture, row_losses, together
 from jaxfl.testing.compare import assert_close
@@ -363,6 +366,33 @@ def test_a_network_that_casts_to_float32_is_refused_in_bfloat16(data):
         jaxfl.classification(Casts(), data, compute="bfloat16")
     with jax.numpy_dtype_promotion("standard"), pytest.raises(ValueError, match="flax.nnx dtype=jnp.bfloat16"):
         jaxfl.classification(Normalised, data, compute="bfloat16")
+
+
+def test_losses_of_a_network_of_half_precision_are_in_float32(key):
+    """In its own type the sum of a client's losses stopped growing (bfloat16), or was infinite (float16)."""
+
+    class Half(nn.Module):
+        dtype: Any = jnp.float32
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3, dtype=self.dtype)(x)
+
+    many = clustered_linear(2, 2, 800, 4, 3)
+    found = {}
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        task = jaxfl.classification(Half(dtype), many)
+        method = jaxfl.methods.fedavg(task, optax.sgd(1e-4), local_epochs=100, batch_size=1)
+        model = jax.jit(task.init)(key)
+        models = jax.tree.map(lambda leaf: jnp.stack([leaf * (1 - 0.02 * number) for number in range(4)]), model)
+        losses = jax.jit(mean_losses(task, block=100))(models, jax.tree.map(jnp.asarray, many), jnp.int32(1))
+        found[dtype] = jaxfl.run(method, many, rounds=1, seed=0).history[-1]["train_loss"], losses
+    loss, losses = found.pop(jnp.float32)
+    for rough, rounded in found.values():
+        assert losses.dtype == rounded.dtype == jnp.float32
+        np.testing.assert_allclose(rough, loss, rtol=2e-3)
+        np.testing.assert_allclose(rounded, losses, rtol=2e-3)
+        assert len(set(rounded.tolist())) == 4  # IFCA tells them apart
 
 
 def test_adapters_start_at_the_base_and_are_all_that_is_trained_and_sent(data, key, batch):
