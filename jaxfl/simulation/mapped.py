@@ -159,12 +159,17 @@ def run_mapped(
             "not grow in run_mapped; make methods with more, such as slots=64, or use jaxfl.run."
         )
     data = data.at(rounds)
-    look = evaluator(_evaluated(make, methods[0]), data, plan)
+    # one program for all values; where a value reaches the task's loss or outputs, one for each
+    common = all(one.task is methods[0].task for one in methods)
+    mapped = evaluator(_evaluated(make, methods[0]), data, plan) if common else None
     results = []
     for place in np.ndindex(len(numbers), len(seeds)):
         number, drawn = numbers[place[0]], seeds[place[1]]
         state = _one(states, place if stacked.ndim else place[:1])
-        evaluation = look(keys[place[1]], _Valued(jnp.float32(number), state))
+        if mapped is not None:
+            evaluation = mapped(keys[place[1]], _Valued(jnp.float32(number), state))
+        else:
+            evaluation = evaluator(methods[place[0]], data, plan)(keys[place[1]], state)
         left_out, sent = diverged[place], updates[place]  # [R]
         good = np.flatnonzero(left_out < sent)
         lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())

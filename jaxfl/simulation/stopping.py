@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.files import keep_copy
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.directory import CONFIG, PLACE, RunDirectory
+from jaxfl.simulation.loggers import OF_GROUPS
 from jaxfl.simulation.metrics import counting, is_lower_better, main_metric
 from jaxfl.simulation.result import Callback, Event
 
@@ -101,17 +103,26 @@ class EarlyStopping:
 
 
 def check_measured(callbacks: Sequence[Callback], data: FederatedData) -> None:
-    """Raises ValueError if a callback waits for a metric of test rows, which nobody has."""
-    if np.any(np.asarray(data.test.size)[counting(data)]):
-        return
+    """Raises ValueError if a callback waits for a metric that is never known: of test rows or groups that are not."""
     for one in callbacks:
-        if isinstance(one, EarlyStopping | BestCheckpoint):
-            metric = one._best.metric
-            if metric is None or metric.startswith(("loss", "micro_", "macro_", "worst_decile_")):
-                raise ValueError(
-                    f"{type(one).__name__} with metric={metric!r} needs test rows, and no client that counts has any; "
-                    "give it metric='train_loss', or 'validation_loss' where there are validation rows."
-                )
+        if isinstance(one, EarlyStopping | BestCheckpoint) and (lacking := _lacking(one._best.metric, data)):
+            raise ValueError(
+                f"{type(one).__name__} with metric={one._best.metric!r} needs {lacking}; give it metric='train_loss', "
+                "or 'validation_loss' where there are validation rows."
+            )
+
+
+def _lacking(metric: str | None, data: FederatedData) -> str:
+    """Returns what data lack for a metric, in words; nothing where they lack nothing."""
+    name = "loss" if metric is None else metric.removeprefix("finetuned_")
+    if name in OF_GROUPS:
+        return "true groups, and the data name none" if data.group is None else ""
+    tested = np.asarray(data.test.size) > 0
+    if name.startswith("unseen_"):
+        held_out = data.held_out is not None and (tested & np.asarray(data.held_out)).any()
+        return "" if held_out else "test rows of clients that are held out, and there are none"
+    of_tests = re.match(r"loss$|(micro|macro|std|worst_decile|p\d+)_", name)
+    return "test rows, and no client that counts has any" if of_tests and not tested[counting(data)].any() else ""
 
 
 class TimeLimit:

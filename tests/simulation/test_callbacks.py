@@ -361,10 +361,14 @@ def test_who_waits_for_test_rows_is_told_that_there_are_none(make, tmp_path):
     data = jaxfl.data.federate(inputs, labels, rows, [rows[0][:0]] * 4, num_classes=2)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=2), data)
     method = jaxfl.methods.fedavg(task, optax.sgd(0.1))
-    for metric in (None, "loss", "macro_accuracy"):
-        with pytest.raises(
-            ValueError, match="needs test rows, and no client that counts has any; give it metric='train_loss'"
-        ):
+    nobody = "test rows, and no client that counts has any"
+    lacking = dict.fromkeys((None, "loss", "macro_accuracy", "std_f1", "p10_accuracy", "finetuned_micro_f1"), nobody)
+    lacking |= {
+        "ari": "true groups, and the data name none",
+        "unseen_micro_accuracy": "test rows of clients that are held",
+    }
+    for metric, what in lacking.items():
+        with pytest.raises(ValueError, match=f"needs {what}.*; give it metric='train_loss'"):
             jaxfl.run(method, data, rounds=2, callbacks=[make(metric, tmp_path / "best")])
     assert jaxfl.run(method, data, rounds=2, callbacks=[make("train_loss", tmp_path / "best")]).summary["rounds"] == 2
 

@@ -46,6 +46,19 @@ def assert_same_runs(make, data, *, place=1, **options):
     assert one.evaluation.metrics["loss"] == pytest.approx(alone.summary["loss"], rel=1e-4)
 
 
+def test_a_value_that_reaches_the_loss_reaches_the_evaluation():
+    """Of all values it was that of the first one's task."""
+    task = linear_task()
+
+    def make(decay):
+        def loss(model, batch, key=None):
+            return task.loss(model, batch, key) + decay * (model["kernel"] ** 2).sum()
+
+        return methods.fedavg(task._replace(loss=loss), optax.sgd(0.3))
+
+    assert_same_runs(make, DATA, rounds=2)
+
+
 def test_mapped_digits_are_the_runs_one_after_the_other():
     data = jaxfl.data.load("rotated-digits", num_clients=12, rows_per_client=40)
     task = jaxfl.classification(jaxfl.models.MLP(num_classes=10, hidden=(16,)), data)

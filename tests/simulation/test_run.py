@@ -786,9 +786,12 @@ def test_out_of_memory_halves_the_chunk_once_and_goes_on(monkeypatch, tmp_path, 
     chunks = out_of_memory(monkeypatch, above=2, after=2)
     words = "4 clients at a time; the checkpoint of round 2" if kept else "4 clients at a time; nothing is kept"
     with pytest.warns(UserWarning, match=words + ".* goes on from there with 2 at a time"):
+        told = []
+        options["callbacks"] = [lambda event: told.append(event.round)]
         result = jaxfl.run(fedavg(), DATA, **options, **({"checkpoint_dir": tmp_path} if kept else {}))
     assert result.summary["chunk"] == 2 and chunks[:4] == [4, 4, 4, 2]
     assert result.history.column("round") == [2, 4, 6]
+    assert told == sorted(set(told))  # told twice, an evaluation would be no better than itself
     np.testing.assert_allclose(result.state.model["bias"], straight.state.model["bias"], rtol=1e-5)  # sums, reordered
     with pytest.warns(UserWarning), pytest.raises(MemoryError, match="2 clients at a time; nothing is kept; lower the"):
         out_of_memory(monkeypatch, above=1)

@@ -18,6 +18,8 @@ from jaxfl.cohort import Plan
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation import checkpoint, loop, program
 from jaxfl.simulation import footprint as footprints
+from jaxfl.simulation.rounds import Rounds
+from jaxfl.simulation.seeds import RoundsInLanes
 from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
 
@@ -189,6 +191,23 @@ def test_seeds_that_do_not_fit_go_on_one_after_another(apart, side_by_side, monk
     for one, wanted in zip(found, apart, strict=True):
         assert one.summary["seeds_together"] == 1
         assert_equal(one.state, wanted.state, "a run after another")
+
+
+def test_nothing_is_told_twice_where_seeds_go_on_one_after_another(side_by_side, monkeypatch):
+    advance, told = Rounds.advance, []
+
+    def first(self, state, count):
+        if isinstance(self, RoundsInLanes) and told:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
+        return advance(self, state, count)
+
+    monkeypatch.setattr(Rounds, "advance", first)
+    with pytest.warns(UserWarning, match="does not hold 2 seeds at a time; nothing is kept, and they go on one after"):
+        options = OPTIONS | {"rounds": 3, "eval_every": 1}
+        found = jaxfl.run(METHOD, DATA, seeds=SEEDS, callbacks=[told.append], **options)
+    told = sorted((event.seed, event.round) for event in told)
+    assert told == [(seed, round) for seed in sorted(SEEDS) for round in (1, 2, 3)]
+    assert [one.history.column("round") for one in found] == [[1, 2, 3]] * 2
 
 
 def held(count):
