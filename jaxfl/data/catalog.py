@@ -60,9 +60,9 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "rotated": {"num_clients": 200, "rows_per_client": 500, "angles": (0, 180)},  # IFCA and StoCFL
         "shifted": {"num_clients": 20, "rows_per_client": 8000},  # StoCFL
     },
-    "cifar100": USUAL | {"dominant": {"num_clients": 20, "rows_per_client": 500}},
     # The scarcest of these classes would not do for 1,000 rows each.
-    **dict.fromkeys(("unipen", "unipen-letters"), USUAL | {"dominant": {"num_clients": 20}}),
+    **dict.fromkeys(("unipen", "unipen-letters", "emnist-balanced"), USUAL | {"dominant": {"num_clients": 20}}),
+    "cifar100": USUAL | {"rotated": {"num_clients": 200, "rows_per_client": 500}, "dominant": {"num_clients": 20}},
     **dict.fromkeys(("npz", "parquet", "table"), SMALL),
 }
 # The other domain of `hybrid`, a source or "negative".
@@ -277,15 +277,18 @@ def _other(source: sources.Source, other: str, data_dir: str | Path | None) -> s
     return sources.load(other, data_dir)
 
 
-def own_files(name: str, data_dir: str | Path | None = None) -> list[Path]:
-    """Returns the user's own files that a data set is read from; none where its name says what is in them.
+def own_files(name: str, data_dir: str | Path | None = None, other: str | None = None) -> list[Path]:
+    """Returns the user's own files that a data set, and its other domain, are read from.
+
+    There are none where the name says what is in them.
 
     >>> own_files("rotated-digits"), own_files("writers-npz")  # the latter's file is not given
     ([], [])
     """
-    row = saved.ROW if name == SAVED.name else sources.row(dataset(name).source)
-    place = None if row.own is None else row.find(data_dir)
-    return [] if row.own is None or place is None else sorted(row.own(place))
+    names = [dataset(name).source] + ([] if other in (None, "negative") else [other])
+    rows = [saved.ROW] if name == SAVED.name else [sources.row(one) for one in names]
+    found = [(row.own, row.find(data_dir)) for row in rows if row.own is not None]
+    return sorted({file for own, place in found if place is not None for file in own(place)})
 
 
 def available(data_dir: str | Path | None = None) -> dict[str, str | None]:

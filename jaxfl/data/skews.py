@@ -202,12 +202,18 @@ def hybrid(
         seed: of all choices.
 
     Raises:
-        ValueError: the source has one domain only, or there are too few rows.
+        ValueError: the source has one domain only, one without training rows, an official test set whose domains are
+            not known, or there are too few rows.
     """
     if source.domains is None:
         raise ValueError(f"source must have several domains, got {source.name} alone; combine it with another.")
+    if len(empty := np.setdiff1d(np.arange(len(source.domain_names)), source.domains)):
+        name = source.domain_names[empty[0]]
+        raise ValueError(f"domains of {source.name} must have training rows, {name!r} has none; leave it out.")
     members = partition.group_members(num_clients, len(source.domain_names))
     inputs, labels, official = source.pool if test_share is None else (source.inputs, source.labels, None)
+    if official is not None and source.test_domains is None:
+        raise ValueError(f"test rows of {source.name} must say their domain; add test_domain, or set test_share.")
     train: partition.Parts = []
     tests: partition.Parts = []
     for domain in range(len(source.domain_names)):
@@ -216,7 +222,7 @@ def hybrid(
             share = 0.2 if test_share is None else test_share
             (rows,), (test,) = partition.train_test_split([rows], share, seed=seed)
         else:
-            test = official if source.test_domains is None else official[source.test_domains == domain]
+            test = official[source.test_domains == domain]
         tests.append(test)
         dealt = partition.iid(len(rows), members, rows_per_client=rows_per_client, seed=(seed + domain) % 2**32)
         train += [rows[part] for part in dealt]

@@ -86,7 +86,7 @@ class Job(NamedTuple):
         left out.
         """
         identity = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
-        if own := own_files(self.settings.data_name, self.data_dir):
+        if own := own_files(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
             identity[DATA] = checksum(own)
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
         began = processes.by_first(RunDirectory(self.out).config) if self.resume and self.out is not None else None

@@ -18,6 +18,7 @@ from jaxfl.analysis.lines import paired
 from jaxfl.cli.app import main
 from jaxfl.cli.tables.console import show
 from jaxfl.jobs import seeds
+from jaxfl.jobs.job import Job
 from jaxfl.plots.curves import curves
 from jaxfl.settings import options
 
@@ -383,6 +384,10 @@ def test_runs_on_other_files_are_other_settings(tmp_path):
         )
     one, other = kept.read([tmp_path / "runs"])[0]
     assert one.startswith("fedavg data_checksum=") and other.startswith("fedavg data_checksum=") and one != other
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
+    for name, items, files in (("hybrid-digits", ["other=npz"], True), ("hybrid-digits", [], False)):
+        settings = options.route("fedavg", name, items)
+        assert ("data_checksum" in Job(settings, 1, 1.0, data_dir=tmp_path / "own.npz").identity()) == files
     shutil.copytree(tmp_path / "20", tmp_path / "moved")
     again = {**small, "rounds": 2, "out": tmp_path / "runs/0", "resume": True}
     with pytest.raises(ValueError, match="holds a run whose data is in a file that has changed; put it back"):

@@ -27,6 +27,23 @@ def test_embedded_federations_load_with_their_defaults(name):
         assert not train & test and len(train) == fed.train.size[client]
 
 
+@pytest.mark.parametrize("name", ["fashion-mnist", "emnist-balanced", "emnist-letters", "cifar10", "cifar100"])
+def test_defaults_fit_what_a_source_has(name):
+    """These have as many rows of every class, and others have more."""
+    classes = data.sources.row(name).num_classes
+    sizes = {"emnist-balanced": (112800, 18800), "emnist-letters": (124800, 20800), "fashion-mnist": (60000, 10000)}
+    train, test = (np.arange(count) % classes for count in sizes.get(name, (50000, 10000)))
+    pixels, test_pixels = (np.zeros((len(labels), 1, 1), np.uint8) for labels in (train, test))
+    groups = np.arange(classes) // 5 if name == "cifar100" else None
+    source = data.Source(name, pixels, train, classes, test_pixels, test, class_groups=groups)
+    for skew, (builder, _) in data.SKEWS.items():
+        if skew in ("writers", "hybrid"):  # nobody knows writers of these; a hybrid deals out all rows
+            continue
+        known = catalog.known_options(f"{skew}-{name}").items()
+        fed = builder(source, seed=0, **{option: one.default for option, one in known if one.owner == "skew"})
+        assert fed.train.size.min() > 0, skew
+
+
 def rows(split, client):
     return split.rows[split.start[client] : split.start[client] + split.size[client]]
 
@@ -245,3 +262,10 @@ def test_every_skew_of_mnist_loads_with_its_defaults():
         other = {"other": "negative"} if name == "hybrid-mnist" else {}
         fed = data.load(name, data_dir=FILES, **other)
         assert fed.name == name and fed.train.size.min() > 0 and fed.test.size.min() > 0
+
+
+def test_own_files_are_those_of_both_domains(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
+    for other, files in (("npz", [tmp_path / "own.npz"]), ("negative", []), (None, [])):
+        assert catalog.own_files("hybrid-digits", tmp_path / "own.npz", other) == files
+    assert catalog.own_files("hybrid-npz", tmp_path / "own.npz", "npz") == [tmp_path / "own.npz"]

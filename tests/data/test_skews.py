@@ -88,6 +88,17 @@ def test_hybrid_clients_have_one_domain_in_training_and_test():
         assert ((fed.inputs[rows_of(own.test, client)] >= 1000) == (client >= 3)).all()
 
 
+def test_hybrid_tests_nobody_on_rows_of_which_nobody_knows_the_domain():
+    both = domains.combined(source(80, 20), source(40, 12, offset=1000))
+    unknown = replace(both, test_domains=None)
+    with pytest.raises(ValueError, match="test rows of made must say their domain; add test_domain, or set test_share"):
+        skews.hybrid(unknown, num_clients=6)
+    assert skews.hybrid(unknown, num_clients=6, test_share=0.2).test.size.tolist() == [16] * 3 + [8] * 3
+    named = replace(both, domain_names=("low", "high", "none"))
+    with pytest.raises(ValueError, match="domains of made must have training rows, 'none' has none; leave it out"):
+        skews.hybrid(named, num_clients=6)
+
+
 def test_hybrid_needs_domains_that_fit():
     with pytest.raises(ValueError, match="several domains, got made alone"):
         skews.hybrid(source(), num_clients=4)

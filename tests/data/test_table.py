@@ -202,3 +202,20 @@ def test_truth_values_are_classes_in_either_format(tmp_path):
     for how in ("csv", "parquet"):
         source = table.load(written(tmp_path, how, frame), target="sold", numbers="size")
         assert source.class_names == ("False", "True")
+
+
+def test_times_with_a_zone_are_numbers_as_those_without_are(tmp_path):
+    hours = pd.date_range("2024-01-01", periods=6, freq="h")
+    sources = []
+    for zone in (None, "UTC"):
+        frame = pd.DataFrame({"who": list("aabbcc"), "at": hours.tz_localize(zone), "y": np.arange(6.0)})
+        frame.to_parquet(tmp_path / "times.parquet")
+        sources.append(table.load(tmp_path / "times.parquet", target="y", client="who"))
+    assert sources[0].inputs.tolist() == sources[1].inputs.tolist()
+    target = table.load(tmp_path / "times.parquet", target="at", client="who", scale_target=True)
+    assert target.labels.tolist() == sources[1].inputs[:, 0].tolist()
+
+
+def test_classes_are_not_scaled(tmp_path):
+    with pytest.raises(ValueError, match="scale_target needs numbers to predict, colour has classes; leave it out"):
+        table.load(written(tmp_path), target="colour", numbers="size", scale_target=True)

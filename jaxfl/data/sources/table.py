@@ -61,7 +61,8 @@ def load(
         data_dir: the file.
         target: the column to predict.
         client: the column that says whose a row is; "" where nobody knows, and a skew deals the rows.
-        group: the column of the clients' true group, for the metrics; "" is unknown.
+        group: the column of the clients' true group, for the metrics, where a client is who made its rows; "" is
+            unknown.
         categories: columns of categories, with colons between them: `"city:trade"`.
         numbers: columns of numbers, in the same way; "" is all columns that have a name and no other role. The numbers
             of rows that pandas writes have none.
@@ -119,11 +120,15 @@ def source_of(name: str, path: Path, roles: Roles, target_kind: Kind = "auto", *
     inputs = np.stack([*numbers, *codes], 1)  # float64 until it is scaled: of times since 1970, float32 keeps minutes
     target = frame[roles.target]
     class_names: tuple[str, ...] = ()
-    counts = target.dtype != bool and not _first_wrong(target)  # truth values are names, as those of a csv file are
+    counts = target.dtype != bool and not _read_numbers(target)[1]  # truth values are names, as those of a csv file are
     if target_kind == "number" or (target_kind == "auto" and counts):
         labels, num_classes = _numbers(path, roles.target, target), 1
         labels = labels if scale_target else labels.astype(np.float32)
     else:
+        if scale_target:
+            raise ValueError(
+                f"{path}: scale_target needs numbers to predict, {roles.target} has classes; leave it out."
+            )
         names, labels = np.unique(_words(path, roles.target, target), return_inverse=True)
         class_names, num_classes = tuple(names.tolist()), len(names)
     groups, group_names = None, np.zeros(0, str)
@@ -241,23 +246,24 @@ def _split(names: str) -> tuple[str, ...]:
     return tuple(name for name in names.split(":") if name)
 
 
-def _first_wrong(values: np.ndarray) -> tuple[int, Any] | None:
-    """Returns row and value of the first one that is no finite number."""
+def _read_numbers(values: np.ndarray) -> tuple[np.ndarray, tuple[int, Any] | None]:
+    """Returns a column as numbers; and row and value of the first one that is no finite number."""
     import pandas
 
     numbers = np.asarray(pandas.to_numeric(pandas.Series(values), errors="coerce"), np.float64)
     wrong = ~np.isfinite(numbers) | pandas.isna(values)  # a time that is missing is a number to `to_numeric`
-    return (int(np.argmax(wrong)), values[np.argmax(wrong)]) if wrong.any() else None
+    return numbers, (int(np.argmax(wrong)), values[np.argmax(wrong)]) if wrong.any() else None
 
 
 def _numbers(path: Path, name: str, values: np.ndarray) -> np.ndarray:
     """Returns a column as numbers."""
-    if (wrong := _first_wrong(values)) is not None:
+    numbers, wrong = _read_numbers(values)
+    if wrong is not None:
         raise ValueError(
             f"{path}: {name} must be numbers, got {wrong[1]!r} in row {wrong[0]}; fill the value, leave the row out, "
             f"or name {name} in categories."
         )
-    return values.astype(np.float64)
+    return numbers
 
 
 def _words(path: Path, name: str, values: np.ndarray) -> np.ndarray:
