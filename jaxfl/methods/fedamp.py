@@ -82,7 +82,8 @@ def fedamp(
         sigma: of distances, the squared one at which a model weighs 1 / e of one that is equal; of cosines, how much
             more a similar model weighs: 0 makes all equal.
         attraction: alpha, of distances; None is sigma / N, with which equal models have equal weights. At most
-            sigma / (N - 1): beyond, xi_ii is negative where models are equal.
+            sigma / (N - 1): beyond, xi_ii is negative where models are equal. N counts the clients with rows that are
+            not held out.
         own_share: xi_ii, of cosines, from 0 to 1; None is 1 / N.
         proximal_weight: lambda / alpha, the pull to u_i; the paper's lambda alone is not an option. Plain gradient
             steps need `learning_rate * (proximal_weight + curvature) < 2`.
@@ -104,9 +105,9 @@ def fedamp(
     local = optax.chain(proximal_pull(proximal_weight), optimizer)
     train = local_train(task, local, local_epochs=local_epochs, batch_size=batch_size)
 
-    def weights(models: Params, model: Params, others: Array) -> Array:
+    def weights(models: Params, model: Params, others: Array, data: FederatedData) -> Array:
         """Returns xi_ij `[N]`, 0 where `others` does not hold."""
-        count = others.shape[0]
+        count = base.takes_part(data).sum().astype(jnp.result_type(float))
         if similarity == "distance":
             alpha = sigma / count if attraction is None else attraction
             return jnp.where(others, alpha / sigma * jnp.exp(-squares(models, model) / sigma), 0)
@@ -126,7 +127,7 @@ def fedamp(
     def client(shared, client: Array, model: Params):
         key, (models, trained, round), data = shared
         others = trained.at[client].set(False)
-        cloud = mixed(models, model, weights(models, model, others))
+        cloud = mixed(models, model, weights(models, model, others, data))
         begin = model if start == "own" else cloud
         made, loss = train(key_for(key, Stream.BATCHES, round, client), begin, data, client, anchor=cloud)
         kept = tree.where(data.train.size[client] > 0, made, model)  # who makes no step does not move to the cloud

@@ -20,7 +20,8 @@ of the mixture.
 
 A client that is not sampled keeps its pi. One that never was, a held-out one for example, has 1 / K, unless
 `estimate="everybody"` makes a step of its pi in every round, with the new learners and without training; the official
-code does so for unseen clients whenever it evaluates. `method.join` does it once for the clients that it is given.
+code does so for unseen clients whenever it evaluates. `method.join` does it once for the clients that it is given;
+those of `result.evaluate`, who were in no round, have 1 / K.
 
 Where the official code differs: the average runs over all clients, and those that are not sampled still hold the old
 learners, so that a small cohort makes a small step (`mean_over="everybody"`). It keeps the optimisers' states from

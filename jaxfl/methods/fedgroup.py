@@ -27,6 +27,7 @@ step. Who has no rows is in no group (-1) and is served omega_0; clients held ou
 are, and so are those who join later (`join`, which must be given the run's key).
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -278,5 +279,5 @@ def _check(
             raise ValueError(f"{name} must be at least 1, got {value}.")
     if drawn < num_clusters:
         raise ValueError(f"first_clients must be at least num_clusters ({num_clusters}), got {drawn}.")
-    if not between_rate >= 0:
-        raise ValueError(f"between_rate must be at least 0, got {between_rate}; 0 keeps the groups apart.")
+    if not 0 <= between_rate < math.inf:
+        raise ValueError(f"between_rate must be at least 0 and finite, got {between_rate}; 0 keeps the groups apart.")

@@ -20,7 +20,8 @@ sigma = 1e-4 (`preset="official"`); it keeps Adam's state from round to round an
 sigma and tau could not be checked: its preset estimates a client's u whenever it trains, without smoothing.
 
 A client whose u was never made has 1 / K. One that has never trained, a held-out one for example, is served m_k, unless
-`newcomers="initial"` (the official code, whose models start untrained); with `estimate="everybody"` its u is its own.
+`newcomers="initial"` (the official code, whose models start untrained); with `estimate="everybody"` its u is its own,
+but not that of clients of `result.evaluate`, who were in no round.
 
 Random centres win rows at random, and all centres begin as nearly the same mean. If one of them wins every row,
 `info.extra["shares"]`, the mean of the cohort's u `[K]`, says so.
@@ -155,7 +156,7 @@ def fedsoft(
         model, loss = train(client_key, begin, data, client, anchor=anchor, pull_scale=u.sum())
         finite, some = tree.is_finite(model), data.train.size[client] > 0
         sent = aggregate.contribute_to_all(model, u * aggregate.client_weight(data, client, weighting).astype(u.dtype))
-        kept = jnp.where(finite, u, weights[client])  # who has diverged keeps what it had
+        kept = jnp.where(finite & some, u, weights[client])  # who has diverged, or no rows, keeps what it had
         return sent, (loss, kept, finite), tree.where(finite & some, model, own)
 
     def round(key: Key, state: FedSoftState, data: FederatedData, cohort: Cohort) -> tuple[FedSoftState, Info]:
@@ -163,7 +164,8 @@ def fedsoft(
         if everybody:
             due = ((state.round % rule["estimate_every"] == 0) | ~state.trained.any()) & cohort.mask.any()
             made = jax.lax.cond(due, lambda: of_everybody(weigh, state.centres, data, cohort), lambda: weights)
-            weights = jnp.where(base.present(data)[:, None], made, weights)  # who is to arrive sees no centres yet
+            able = base.present(data) & (data.train.size > 0)  # who is to arrive sees no centres yet
+            weights = jnp.where(able[:, None], made, weights)
         shared = key, (state.centres, weights, state.trained, state.round), data
         total, (loss, u, finite), models = over_owners(client, shared, cohort, state.models)
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere

@@ -26,6 +26,8 @@ so itself where it explains why FeSEM-MA is no better than FeSEM.
 2
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -78,8 +80,8 @@ def fesem_ma(
     Raises:
         ValueError: an option is out of range, the model is no chain of layers, or there are more clusters than clients.
     """
-    if not prior_weight >= 0:  # nor NaN
-        raise ValueError(f"prior_weight must be at least 0, got {prior_weight}; 0 is the plain mean.")
+    if not 0 <= prior_weight < math.inf:  # nor NaN
+        raise ValueError(f"prior_weight must be at least 0 and finite, got {prior_weight}; 0 is the plain mean.")
     layers = matching.chain(task)
 
     def distances(model: Params, centres: Params) -> Array:

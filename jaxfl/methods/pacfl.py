@@ -97,8 +97,8 @@ def pacfl(
         optimizer: the local optimiser.
         preset: `"paper"` or `"official"`; their values are in brackets below, in this order. What is given besides
             wins.
-        threshold: in degrees; clusters at exactly the threshold merge. From 90 on all are one (FedAvg); below 0
-            everybody is alone.
+        threshold: in degrees; clusters at exactly the threshold merge. From 90 on (180 for `angle="entry"`) all
+            are one (FedAvg); below 0 everybody is alone.
         num_clusters: so many clusters instead of a threshold.
         rank: p, vectors sent.
         vectors: that are sent: p for each `"client"`, or p for each `"label"` that it has (client, label).

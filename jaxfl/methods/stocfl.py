@@ -44,6 +44,7 @@ from jaxfl.methods.parts.joining import joining
 from jaxfl.methods.parts.memory import MEMORIES, StoCFLState, grow
 from jaxfl.methods.parts.regrouping import Rule, regrouping
 from jaxfl.methods.parts.representation import Kind, Representation, observing, represent
+from jaxfl.models.rewriting import programs_of
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -201,8 +202,10 @@ def clustered(
         model = solver.task.init(key_for(key, Stream.INIT))
         anchor = model if anchor_task is None else anchor_task.init(key_for(key, Stream.INIT))
         psi = jax.eval_shape(represented.psi, key, anchor, data, jnp.int32(0))
+        solved = solver.init(key, data)
+        _check_global(solver, solved)
         return StoCFLState(
-            solver=solver.init(key, data),
+            solver=solved,
             initial=model,
             anchor=anchor,
             models=tree.repeat(model, slots),
@@ -241,6 +244,18 @@ def clustered(
     reads = "everybody" if rule.threshold == "auto" else solver.reads  # everybody's rows are halved in one go
     join = joining(observe, rule.threshold, solver)
     return Method(init, round, client_params, solver.task, assign, grow, join, reads)
+
+
+def _check_global(solver: Method, state: Any) -> None:
+    """Raises ValueError where the model that a method serves depends on the client."""
+
+    def reads_ids(program: Any) -> bool:  # by an operation, here or in a function that is compiled by itself
+        program = getattr(program, "jaxpr", program)
+        steps = [step for step in program.eqns if any(program.invars[-1] is one for one in step.invars)]
+        return any(all(map(reads_ids, programs_of(step.params))) for step in steps)
+
+    if reads_ids(jax.make_jaxpr(solver.client_params)(state, jnp.arange(2, dtype=jnp.int32))):
+        raise ValueError("solver must be a method with one global model, such as fedprox, got one of several models.")
 
 
 def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:

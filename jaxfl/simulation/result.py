@@ -152,7 +152,9 @@ class Result(NamedTuple):
         """Returns the evaluation of clients who were not there: each is served as those held out of training are.
 
         `cluster` says which model each gets (of a method with a model for each client, a number beyond those of the
-        run), and `unseen_micro_accuracy` and so on how good it is. The pools of rows of both are joined in memory.
+        run), and `unseen_micro_accuracy` and so on how good it is. The pools of rows of both are joined in memory. What
+        a method makes of held-out clients in its rounds they do not have: FedEM and FedSoft with `estimate="everybody"`
+        serve them all models in equal parts.
 
         Args:
             data: the clients and their rows, from `federate`; they are scaled as those of the run were.

@@ -1,5 +1,7 @@
 """FedAMP and HeurFedAMP: their NumPy loops, who counts for whom, and the methods that they become."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +108,19 @@ def test_where_all_are_alike_it_is_fedavg(options, key):
     state = rounds(fedamp(start="cloud", proximal_weight=0.0, **options), data, key, cohort)
     mean = jax.tree.map(lambda leaf: leaf.mean(0), state.models)
     close(mean, rounds(fedavg, data, key, cohort).model)
+
+
+@pytest.mark.parametrize("options", [{}, {"similarity": "cosine"}], ids=["distance", "cosine"])
+def test_who_never_trains_weighs_nothing(options, key):
+    """Without rows, or held out: N of sigma / N and 1 / N counts the others."""
+    method = fedamp(**{"attraction": None, "own_share": None, "sigma": 2.0} | options)
+    found = []
+    for sizes, out in (((5, 3, 8, 4), ()), ((5, 3, 8, 4, 0, 6), (5,))):
+        data = problems.linear_federation(sizes=sizes, groups=(0, 1, 0, 1, 0, 0)[: len(sizes)])
+        data = replace(data, held_out=np.isin(np.arange(len(sizes)), out))
+        models = rounds(method, data, key, Cohort.of(range(4))).models
+        found.append(tree.take(models, np.arange(4)))
+    close(*found)
 
 
 def test_a_model_far_away_and_one_never_trained_count_for_nothing(key):

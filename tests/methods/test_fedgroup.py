@@ -212,7 +212,8 @@ def test_newcomers_join_by_their_first_update(key):
         ({"first_epochs": 0}, "first_epochs must be at least 1, got 0"),
         ({"sketch_size": 0}, "sketch_size must be at least 1, got 0"),
         ({"first_clients": 2}, r"first_clients must be at least num_clusters \(3\), got 2"),
-        ({"between_rate": -0.1}, "between_rate must be at least 0, got -0.1; 0 keeps the groups apart"),
+        ({"between_rate": -0.1}, "between_rate must be at least 0 and finite, got -0.1; 0 keeps the groups apart"),
+        ({"between_rate": np.inf}, "between_rate must be at least 0 and finite, got inf"),
         ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
     ],
 )

@@ -163,6 +163,15 @@ def test_who_diverges_keeps_its_weights_and_counts_in_no_share(options, key):
     close(info.extra["shares"], state.weights[np.array([0, 5])].mean(0))
 
 
+@pytest.mark.parametrize("options", [{}, {"estimate": "everybody"}])
+def test_who_has_lost_its_rows_keeps_its_weights(options, key):
+    method = fedsoft(estimate_every=1, **options)
+    state = method.init(key, DATA)
+    state = state._replace(weights=state.weights.at[1].set(jnp.array([0.2, 0.8])))
+    later, _ = method.round(key, state, DATA, Cohort.of((0, 1, 5)))
+    assert later.weights[1].tolist() == [0.2, 0.8] and DATA.train.size[1] == 0
+
+
 def test_newcomers_are_served_a_mixture_or_the_initial_model(key):
     everybody, method = jnp.arange(7), fedsoft()
     trained = np.array([0, 2, 4, 5])

@@ -204,6 +204,7 @@ def test_the_farthest_client_takes_the_empty_centre_along_in_its_own_order(key):
     close(tree.take(state.centres, 0), jax.tree.map(lambda *leaves: np.mean(leaves, 0), *others))
 
 
-def test_a_prior_needs_a_weight_that_is_not_negative():
-    with pytest.raises(ValueError, match=r"prior_weight must be at least 0, got -1; 0 is the plain mean"):
-        build(prior_weight=-1)
+@pytest.mark.parametrize("weight", [-1.0, np.inf, np.nan])
+def test_a_prior_needs_a_finite_weight_that_is_not_negative(weight):
+    with pytest.raises(ValueError, match=f"prior_weight must be at least 0 and finite, got {weight}; 0 is the plain"):
+        build(prior_weight=weight)

@@ -183,6 +183,14 @@ def test_a_model_of_undefined_loss_is_never_chosen(key):
     assert 0 not in clusters[data.train.size > 0]
 
 
+def test_who_has_lost_its_rows_keeps_its_cluster(key):
+    """Of no losses the first is the lowest."""
+    data, method = problems.linear_federation(), ifca()
+    state = method.init(key, data)._replace(cluster=jnp.full(7, 1, jnp.int32))
+    later, info = method.round(key, state, data, EVERYBODY)
+    assert later.cluster[1] == info.cluster[1] == 1 and data.train.size[1] == 0
+
+
 # The official code, at test time
 
 

@@ -477,6 +477,14 @@ def test_new_clients_get_rows_of_their_own_in_the_solver(solver, field, key):
         assert [client for client in range(10) if changed[client]] == [5, 9]
 
 
+@pytest.mark.parametrize("solver", [methods.local, methods.ditto, methods.ifca])
+def test_a_solver_of_several_models_is_refused(solver, key):
+    """All clusters would be pulled to the model of client 0."""
+    method = stocfl(solver=solver(TASK, optax.sgd(RATE)))
+    with pytest.raises(ValueError, match="solver must be a method with one global model, such as fedprox, got one of"):
+        jax.eval_shape(method.init, key, DATA)
+
+
 def test_a_solver_of_its_own_trains_omega(key):
     """FedProx as the solver: omega is FedProx's model, whatever the clusters do."""
     data = problems.linear_federation()

@@ -48,7 +48,8 @@ def choosing(losses: Losses, *, grouped_rounds: int) -> Choose:
     """
 
     def choose(state: Any, data: FederatedData, client: Array) -> Array:
-        return closest(losses(state.models, data, client))
+        found = closest(losses(state.models, data, client))
+        return jnp.where(data.train.size[client] > 0, found, state.cluster[client])  # who has no rows has no losses
 
     def after_warmup(state: Any, data: FederatedData, client: Array) -> Array:
         def own() -> Array:
