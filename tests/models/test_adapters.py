@@ -382,7 +382,7 @@ def test_losses_of_a_network_of_half_precision_are_in_float32(key):
     found = {}
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
         task = jaxfl.classification(Half(dtype), many)
-        method = jaxfl.methods.fedavg(task, optax.sgd(1e-4), local_epochs=100, batch_size=1)
+        method = jaxfl.methods.fedavg(task, optax.sgd(1e-4), local_epochs=100, batch_size=8)
         model = jax.jit(task.init)(key)
         models = jax.tree.map(lambda leaf: jnp.stack([leaf * (1 - 0.02 * number) for number in range(4)]), model)
         losses = jax.jit(mean_losses(task, block=100))(models, jax.tree.map(jnp.asarray, many), jnp.int32(1))
