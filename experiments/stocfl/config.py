@@ -58,6 +58,8 @@ SOME = (
     *("IFCA M=2", "IFCA M=3", "CFL", "FedAvg", "FedAvg, chain", "StoCFL tau=0.55", "StoCFL tau=0.60"),
     "StoCFL, official, tau=0.55",
 )
+PAPERS = ("FedAvg", "FedProx", "Ditto", "IFCA M=2", "StoCFL", "StoCFL, official")  # the methods of figure 4
+SHARES = (0.05, 0.1, 0.2, 0.5, 1.0)
 ONE = SEEDS[:1]
 
 EXPERIMENT = Experiment(
@@ -110,7 +112,7 @@ EXPERIMENT = Experiment(
                     shifted(row, MNIST_AS_CFL, "shifted-mnist", ("rows_per_client=1000", *SMALL), rounds=60)
                     for row in AS_CFL
                 ),
-                *sampled(("FedAvg", "StoCFL"), (0.05, 0.1), rounds=10),
+                *sampled(PAPERS, SHARES, rounds=10),
                 *batched(rounds=60),
             ),
             studies.of(
@@ -152,7 +154,7 @@ EXPERIMENT = Experiment(
                     )
                     for row in AS_CFL
                 ),
-                *sampled(tuple(METHODS), (0.05, 0.1, 0.2, 0.5, 1.0), rounds=200),
+                *sampled(tuple(METHODS), SHARES, rounds=200),
                 *ablation(),
             ),
             studies.of(

@@ -81,10 +81,10 @@ def fedamp(
         similarity: `"distance"` (FedAMP) or `"cosine"` (HeurFedAMP).
         sigma: of distances, the squared one at which a model weighs 1 / e of one that is equal; of cosines, how much
             more a similar model weighs: 0 makes all equal.
-        attraction: alpha, of distances; None is sigma / N, with which equal models have equal weights. At most
-            sigma / (N - 1): beyond, xi_ii is negative where models are equal. N counts the clients with rows that are
-            not held out.
-        own_share: xi_ii, of cosines, from 0 to 1; None is 1 / N.
+        attraction: alpha, of distances; None is sigma / N, with which equal models have equal weights, where N counts
+            the clients with rows that are not held out. At most sigma / (M - 1), M of all clients: beyond, xi_ii may be
+            negative where models are equal.
+        own_share: xi_ii, of cosines, from 0 to 1; None is 1 / N of the same N.
         proximal_weight: lambda / alpha, the pull to u_i; the paper's lambda alone is not an option. Plain gradient
             steps need `learning_rate * (proximal_weight + curvature) < 2`.
         start: what local training starts from: the client's `"own"` model, or that in the `"cloud"`.
@@ -118,7 +118,7 @@ def fedamp(
         count = data.num_clients
         if attraction is not None and attraction * (count - 1) > sigma:
             raise ValueError(
-                f"attraction must be at most sigma / (N - 1) = {sigma / (count - 1):g} with {count} clients, got "
+                f"attraction must be at most sigma / (M - 1) = {sigma / (count - 1):g} with M = {count} clients, got "
                 f"{attraction}; none takes sigma / N."
             )
         models = tree.repeat(task.init(key_for(key, Stream.INIT)), count)
