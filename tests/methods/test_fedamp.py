@@ -162,6 +162,6 @@ def test_refusals(options, message):
 def test_an_attraction_that_makes_negative_weights_is_refused(key):
     data = problems.linear_federation()
     method = methods.fedamp(TASK, optax.sgd(RATE), attraction=0.5, sigma=2.0)
-    with pytest.raises(ValueError, match=r"attraction must be at most sigma / \(N - 1\) = 0.333333 with 7 clients"):
+    with pytest.raises(ValueError, match=r"attraction must be at most sigma / \(M - 1\) = 0.333333 with M = 7"):
         method.init(key, data)
     assert jnp.isfinite(methods.fedamp(TASK, optax.sgd(RATE), attraction=0.3, sigma=2.0).init(key, data).round)
