@@ -130,7 +130,9 @@ def _yes_or_no(name: str, values: Any) -> np.ndarray:
     """Returns a bool for each client; raises if they are words: any word is true to numpy."""
     values = np.asarray(values)
     if values.dtype.kind not in "iub" or not np.isin(values, (0, 1)).all():
-        raise ValueError(f"{name} must be True or False for each client, got {values.dtype}; use values == 'True'.")
+        remedies = {"f": "use astype(bool)", "i": "ids of clients become np.isin(np.arange(N), ids)"}
+        remedy = remedies.get(values.dtype.kind, "compare them with the word for yes, values == 'True'")
+        raise ValueError(f"{name} must be True or False for each client, got {values.dtype}; {remedy}.")
     return values.astype(bool)
 
 

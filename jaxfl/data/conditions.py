@@ -108,7 +108,7 @@ def attack(data: FederatedData, kind: Kind, share: float, *, seed: int = 0, scal
     if data.held_out is not None:
         able &= ~np.asarray(data.held_out)
     if kind == "label-flip":
-        check_classes(f"attack={kind}", data.labels)
+        check_classes(f"attack={kind}", data.labels, "take attack=sign-flip or gaussian")
     candidates = np.flatnonzero(able)
     if len(candidates) < 2:
         raise ValueError(

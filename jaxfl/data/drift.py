@@ -74,9 +74,7 @@ def drift(
             f"drift must be one of {', '.join(KINDS)}, or arrive or leave a share of the clients, got none."
         )
     if not 1 <= round < 2**31:
-        raise ValueError(
-            f"drift_round must be at least 1, the rounds before the drift, got {round}; leave it out for none."
-        )
+        raise ValueError(f"drift_round must be at least 1, the rounds before the drift, got {round}; 50 is usual.")
     able = np.asarray(data.train.size) > 0
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
     absent = _come_and_go(able & ~held_out, arrive, leave, seed)
@@ -118,8 +116,8 @@ def _swapped(data: FederatedData, who: np.ndarray, seed: int) -> tuple[Federated
     """Deals what the clients `who` have out among them, so that everybody gets another group's."""
     if data.group is None:
         raise ValueError(
-            f"drift=swap needs data whose true groups are known, got {data.name!r}; take drift=new-group, or a "
-            "rotated, shifted or pathological data set."
+            f"drift=swap needs data whose true groups are known, got {data.name!r}; take drift=new-group (of "
+            "classes), a rotated, shifted or pathological data set, or give federate a group."
         )
     group = np.asarray(data.group)
     members = np.bincount(group[who])
@@ -182,7 +180,7 @@ def _regrouped(data: FederatedData, turned: np.ndarray) -> tuple[FederatedData, 
 
 def _renewed(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
     """Gives the clients `who` rows of one group with labels that nobody had."""
-    check_classes("drift=new-group", data.labels)
+    check_classes("drift=new-group", data.labels, "take drift=swap of data with true groups, arrive or leave")
     shifts = np.zeros(data.num_clients, np.int32) if data.label_shift is None else np.asarray(data.label_shift)
     free = np.setdiff1d(np.arange(data.num_classes), shifts)
     if not len(free):

@@ -19,6 +19,7 @@ from jaxfl.typing import AnyArray
 
 Kind = Literal["classification", "regression", "multilabel", "next_token"]
 COUNTED = {"classification": "class", "regression": "target", "multilabel": "label", "next_token": "token"}
+COLUMN = "labels[:, 0]"  # what makes classes of a column of them
 MASKED = -1  # in the place of a token that is not to be learned
 
 
@@ -68,13 +69,15 @@ def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) ->
     if kind in ("regression", "multilabel"):
         width = 1 if labels.ndim == 1 else labels.shape[1]
         if num_classes not in (None, width):
+            column = f"in a column are {COLUMN}" if width == 1 else "written as flags are labels.argmax(1)"
+            classes = "are integers: labels.astype(int)" if kind == "regression" else column
             raise ValueError(
                 f"num_classes must be {width}, the {kind} labels of a row, got {num_classes}; leave it out. Classes "
-                "are integers: labels.astype(int)."
+                f"{classes}."
             )
         num_classes = width
     if num_classes is None:
-        one = "; classes in a column are labels[:, 0]" if labels.ndim == 2 and labels.shape[1] == 1 else ""
+        one = f"; classes in a column are {COLUMN}" if labels.ndim == 2 and labels.shape[1] == 1 else ""
         raise ValueError(f"num_classes must be given: how many {_plural(kind)} there are{one}.")
     check_values(inputs, labels, num_classes)
     return labels if kind in ("regression", "multilabel") else labels.astype(np.int32), num_classes
@@ -119,7 +122,7 @@ def check_positions(inputs: AnyArray, labels: AnyArray) -> None:
         raise ValueError(
             f"labels [P, T] of whole numbers must have one for every position of inputs [P, T, ...], got "
             f"{labels.shape} for {inputs.shape}; multilabel are bool, regression float, classes [P]: of one column "
-            "labels[:, 0]."
+            f"{COLUMN}."
         )
 
 

@@ -119,6 +119,11 @@ def _makers(source: Source, by: str) -> np.ndarray:
     if by == "client" and source.clients is not None:
         return source.clients
     what = "who made its examples" if by == "client" else "the groups of those who made its examples"
+    if source.fit is not None:  # a table, whose columns have roles
+        raise ValueError(
+            f"{source.name} does not say {what}: set {by} to the column that does, or use another skew, such as "
+            "quantity."
+        )
     raise ValueError(
         f"{source.name} does not say {what}: mnist needs qmnist-train-labels-idx2-int.gz beside its files "
         "(https://github.com/facebookresearch/qmnist), your own file a column client (or group); or use another skew, "

@@ -16,7 +16,7 @@ linkage. Here clusters at exactly T merge; those of scikit-learn merge strictly 
 From a common start, models and updates have the same L1 and L2 distances, up to rounding, but other cosines. L1 and L2
 grow with the number of parameters, the learning rate and the epochs, and T has to follow; the cosine does not. On the
 rotated digits (20 to 40 clients of 60 to 80 rows), average linkage of 1 - cos merges the clients of a rotation below
-0.51 and rotations above 0.97 at n = 10, and below 0.63 and above 1 at n = 20; where all have one rotation, they merge
+0.51 and rotations above 0.90 at n = 10, and below 0.63 and above 1 at n = 20; where all have one rotation, they merge
 below 0.77 and 0.95: the longer the warm-up, the less their updates have in common.
 
 A client without rows, or whose model is not finite, has no D_i: it is in nobody's way, and in the largest cluster.

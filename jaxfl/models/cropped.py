@@ -55,7 +55,8 @@ class IFCACifarCNN(nn.Module):
         images = as_images(inputs)
         if min(images.shape[1:3]) < self.crop:
             raise ValueError(
-                f"crop must be at most the images' height and width {images.shape[1:3]}, got {self.crop}; set crop=20."
+                f"crop must be at most the images' height and width {images.shape[1:3]}, got {self.crop}; set "
+                f"crop={min(images.shape[1:3])}."
             )
         images = distorted(self.make_rng("dropout"), images, self.crop) if train else middle(images, self.crop)
         outputs = standardised(images)

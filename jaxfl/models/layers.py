@@ -73,7 +73,7 @@ def max_pool(inputs: Array, window: int = 2, padding: Padding = "VALID") -> Arra
     if padding == "VALID" and min(inputs.shape[1:3]) < window:
         raise ValueError(
             f"window must be at most the input's height and width {inputs.shape[1:3]} with padding 'VALID', "
-            f"got {window}; use larger images, fewer pooling layers or padding='SAME'."
+            f"got {window}; use larger images, fewer pooling layers, padding='SAME' or another network."
         )
     return nn.max_pool(inputs, (window, window), (window, window), padding)
 
@@ -108,7 +108,7 @@ class Conv(nn.Module):
         if self.padding == "VALID" and any(map(operator.gt, self.kernel_size, inputs.shape[1:3])):
             raise ValueError(
                 f"kernel_size must be at most the input's height and width {inputs.shape[1:3]} with padding 'VALID', "
-                f"got {self.kernel_size}; use larger images, a smaller kernel or padding='SAME'."
+                f"got {self.kernel_size}; use larger images, a smaller kernel, padding='SAME' or another network."
             )
         outputs = jax.lax.conv_general_dilated(inputs, kernel, (1, 1), self.padding, dimension_numbers=NUMBERS)
         return outputs + bias.reshape(1, 1, 1, -1)

@@ -259,9 +259,10 @@ def _numbers(path: Path, name: str, values: np.ndarray) -> np.ndarray:
     """Returns a column as numbers."""
     numbers, wrong = _read_numbers(values)
     if wrong is not None:
+        row, value = wrong
+        named = f", or name {name} in categories" if isinstance(value, str) and value else ""
         raise ValueError(
-            f"{path}: {name} must be numbers, got {wrong[1]!r} in row {wrong[0]}; fill the value, leave the row out, "
-            f"or name {name} in categories."
+            f"{path}: {name} must be numbers, got {value!r} in row {row}; fill the value, leave the row out{named}."
         )
     return numbers
 
