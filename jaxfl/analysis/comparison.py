@@ -94,16 +94,17 @@ class Comparison(NamedTuple):
         sent = [self._reached(line, COSTS["bytes"]) for line in self.lines]
         unit, size = ("GB", 1e9) if max((max(one) for one in sent if one), default=0.0) >= 1e8 else ("MB", 1e6)
         if self.target is not None:
-            header += [f"rounds to {self._in_words(self.target)}", f"{unit} until then"]
+            of = "" if self._title() == "micro" else f" of {self._title()}"
+            header += [f"rounds to {self._in_words(self.target)}{of}", f"{unit} until then"]
         header += [f"{self._title()} {MINUS} {self.lines[0].name}", "p"] if len(self.lines) > 1 else []
-        best = {title: self._best(how[0]) for title, how in measures.items() if title in BEST}
+        best = {title: self._best(how[0]) for title, how in measures.items() if title in (*BEST, self.metric)}
         several = any(len(line.runs) > 1 for line in self.lines)
         rows = []
         for line, until in zip(self.lines, sent, strict=True):
             row = [line.name, str(len(line.runs))]
             for title, (measure, factor, digits) in measures.items():
                 values = line.values(measure)
-                text = cell([factor * value for value in values], digits, spread=title in SPREAD)
+                text = cell([factor * value for value in values], digits, spread=title in (*SPREAD, self.metric))
                 marked = len(self.lines) > 1 and values and statistics.fmean(values) == best.get(title)
                 row.append(bold.format(text) if marked else text)
             if self.target is not None:
@@ -160,6 +161,8 @@ class Comparison(NamedTuple):
         main = self._main()
         factor, digits = (100, 2) if main.endswith(PERCENT) else (1, 4)
         measures = {title: (f"{name}_{main}", factor, digits) for title, name in METRICS.items()} | MEASURES
+        if self.metric not in [*COSTS["bytes"], *(how[0] for how in measures.values())]:
+            measures = {self.metric: (self.metric, self._factor(), 2 if self._factor() == 100 else 4)} | measures
         return {title: how for title, how in measures.items() if any(line.values(how[0]) for line in self.lines)}
 
     def _best(self, measure: str) -> float:

@@ -17,8 +17,8 @@ def csv(path: str | os.PathLike) -> Callback:
     """Returns a callback that writes each evaluation's numbers into a table: a row as soon as it exists.
 
     The columns are those of the first evaluation. Of a file that is there the columns count, and rows are added to it.
-    Rows of evaluations that a resumed run makes again, since it was stopped before their checkpoint, are removed. A row
-    is replaced where all rows are tested in the end (`Event.again`).
+    Rows of evaluations that a resumed run makes again, since it was stopped before their checkpoint, are removed; those
+    that it was killed before writing are added. A row is replaced where all rows are tested in the end (`Event.again`).
 
     Args:
         path: of the file.
@@ -55,11 +55,11 @@ class _Table:
             if not table.tell():
                 table.write(",".join(names) + "\n")
         if event.earlier and event.seed not in written:
-            last = event._replace(record=event.earlier[-1], round=event.earlier[-1]["round"])
-            _cut(file, _row(last, names), names)
-        row, before = _row(event, names), written.get(event.seed)
-        if event.again and before is not None:
-            write_text(file, file.read_text(encoding="utf-8").replace(f"\n{before}", f"\n{row}"))
+            before = [event._replace(record=one, round=one["round"]) for one in event.earlier]
+            _continue(file, [_row(one, names) for one in before], names)
+        row, last = _row(event, names), written.get(event.seed)
+        if event.again and last is not None:
+            write_text(file, file.read_text(encoding="utf-8").replace(f"\n{last}", f"\n{row}"))
         else:
             with file.open("a", encoding="utf-8") as table:
                 table.write(row)
@@ -74,6 +74,17 @@ def _row(event: Event, names: list[str]) -> str:
     """Returns the row of an evaluation in a table with these columns."""
     row = {"round": event.round, "seed": event.seed, **scalars(event)}
     return ",".join("" if row.get(name) is None else str(row[name]) for name in names) + "\n"
+
+
+def _continue(file: Path, earlier: list[str], names: list[str]) -> None:
+    """Ends a table with the rows of a run until now: one that was killed may not have written the last of them."""
+    _cut(file, earlier[-1], names)
+    rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    known = [_finite(row) for row in rows]
+    there = [place for place, row in enumerate(earlier) if _finite(row) in known]
+    if lacking := earlier[max(there, default=-1) + 1 :]:
+        whole = rows if rows[-1].endswith("\n") else rows[:-1]  # a crash may have cut the last one short
+        write_text(file, "".join([*whole, *lacking]))
 
 
 def _cut(file: Path, last: str, names: list[str]) -> None:

@@ -373,6 +373,20 @@ def test_differences_are_of_whatever_the_histories_have(runs):
     assert "no common seed" not in found.table()[2]
 
 
+def test_the_metric_that_runs_are_compared_by_is_shown(tmp_path):
+    """Chosen by validation rows, with test numbers beside them."""
+    for place, (method, validation) in enumerate((("fedavg", 0.5), ("ifca", 0.7))):
+        write(tmp_path / method, 0, FEDAVG[place], method)
+        for name in ("summary.json", "history.jsonl"):
+            lines = [json.loads(line) for line in (tmp_path / method / name).read_text().splitlines()]
+            told = [json.dumps(line | {"validation_micro_accuracy": validation}) + "\n" for line in lines]
+            (tmp_path / method / name).write_text("".join(told))
+    header, *rows = compare(kept.read([tmp_path])[0], metric="validation_micro_accuracy").table(bold="<{}>")
+    assert header[2:4] == ["validation_micro_accuracy", "micro"]
+    assert [row[2:4] for row in rows] == [["50.00", "60.00"], ["<70.00>", "<64.00>"]]
+    assert header[-4].endswith(" % of validation_micro_accuracy") and rows[1][-2] == "+20.00"
+
+
 def test_runs_on_other_files_are_other_settings(tmp_path):
     """The user's own files have no name that tells them apart."""
     small = {"rounds": 1, "cohort": 4, "model": "logistic"}

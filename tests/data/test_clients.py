@@ -130,8 +130,14 @@ def test_shared_split_stores_a_part_once():
         ({"train": replace(clients.Split.pack(TRAIN), max_size=1)}, "train: max_size must be"),
         ({"test": replace(clients.Split.pack(TEST), start=np.arange(4) + 9)}, "test: the range of client"),
         ({"held_out": np.array(["True", "False"] * 2)}, r"client, got <U5; compare them with the word for yes, values"),
-        ({"held_out": np.array([1.0, 0, 0, 1])}, r"held_out must be True or False for each client, got float64; use as"),
-        ({"held_out": np.array([0, 1, 2, 3])}, r"client, got int64; ids of clients become np.isin\(np.arange\(N\), ids\)"),
+        (
+            {"held_out": np.array([1.0, 0, 0, 1])},
+            r"held_out must be True or False for each client, got float64; use as",
+        ),
+        (
+            {"held_out": np.array([0, 1, 2, 3])},
+            r"client, got int64; ids of clients become np.isin\(np.arange\(N\), ids\)",
+        ),
         ({"group": [0, 0.5, 1, 1]}, r"group must be whole numbers, .* got float64; use astype\(int\)"),
         ({"rotation": [0, 90, 180, 270]}, "rotation must be quarter turns, -3 to 3, got 270; degrees are a tilt"),
         ({"tilt": [0, 1, np.nan, 1]}, "tilt must be finite degrees, one number for each client, got NaN or infinity"),

@@ -247,6 +247,10 @@ def test_a_table_of_a_resumed_run_has_each_evaluation_once(seeds, tmp_path):
     file.write_text(straight + "1")  # the crash cut a row short
     evaluations(callbacks.csv(file), 2)
     assert file.read_text() == straight
+    rows = straight.splitlines(True)
+    file.write_text("".join(rows[: 1 + len(seeds)]) + rows[2 * len(seeds)][:-2])  # killed before it had logged round 4
+    evaluations(callbacks.csv(file), 2)
+    assert sorted(file.read_text().splitlines(True)[1:]) == sorted(rows[1:])
     another = "".join(f"{row}9\n" for row in straight.splitlines()[1:])  # of a run that was added after it
     file.write_text(straight + another)
     evaluations(callbacks.csv(file), 2)
