@@ -235,11 +235,14 @@ def heading(result: Run) -> str:
 def described(result: Run) -> str:
     """Returns what has run, how many clusters were found, and how well they agree with the groups."""
     metrics = result.evaluation.metrics
-    sampled = f" ({metrics['eval_clients']:,} tested)" if "eval_clients" in metrics else ""
+    held_out = 0 if result.data.held_out is None else int(np.asarray(result.data.held_out).sum())
+    about = [f"{metrics['eval_clients']:,} tested"] if "eval_clients" in metrics else []
+    about += [f"{held_out:,} held out"] if held_out else []  # whose clusters are drawn, and in no number
+    apart = f" ({', '.join(about)})" if about else ""
     clients, found = (
         style.count(*one) for one in ((result.data.num_clients, "client"), (metrics["num_clusters"], "cluster"))
     )
-    words = f"{heading(result)}: {clients}{sampled}, {found} found"
+    words = f"{heading(result)}: {clients}{apart}, {found} found"
     if metrics.get("ari") is None:
         return words
     groups = len(np.unique(np.asarray(result.data.group)))

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.models.weights import save_weights
+from jaxfl.schema import check_type
 from jaxfl.simulation.evaluate import model_of
 from jaxfl.simulation.history import History
 from jaxfl.simulation.metrics import Evaluation, in_a_line
@@ -243,7 +244,10 @@ def chosen_client(
 
     Raises:
         ValueError: both or none are given, or there is no such client or cluster.
+        TypeError: it is no whole number.
     """
+    for name, number in (("client", client), ("cluster", cluster)):
+        check_type(name, number, int | None)
     if (client is None) == (cluster is None):
         raise ValueError(f"client or cluster must be given, and not both, got client={client}, cluster={cluster}.")
     if client is not None:

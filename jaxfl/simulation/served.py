@@ -14,6 +14,7 @@ from jaxfl.cohort import Plan
 from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.data.declared import array_fields
 from jaxfl.methods.base import Method
+from jaxfl.schema import check_type
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.metrics import Evaluation
 from jaxfl.simulation.program import initialiser, kept, shapes_of
@@ -98,7 +99,9 @@ def newcomers(
 
     Raises:
         ValueError: they have other rows, classes or scales, or the method kept nothing to place them by.
+        TypeError: they are no federation.
     """
+    check_type("data", new, FederatedData)
     check_learns(method.task, new)
     data, new = (one.at(int(state.round)) for one in (data, new))
     key = jax.random.key(seed)

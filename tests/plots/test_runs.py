@@ -157,6 +157,13 @@ def test_clusters_for_few_and_many(result, cluster, group, words):
     assert min(labels) >= 0
 
 
+def test_titles_say_who_is_in_no_number(result):
+    """Held-out clients are drawn, with clusters of their own where every client has one."""
+    found = having(result, np.arange(8), np.arange(8) % 4)
+    found = found._replace(data=dataclasses.replace(found.data, held_out=np.arange(8) < 2))
+    assert "data: 8 clients (2 held out), 8 clusters found, 4" in plots.clusters(found).texts[0].get_text()
+
+
 def test_colours_are_distinct_and_the_rest_is_grey(result):
     colors = plots.palette()
     assert len(set(colors)) == len(colors) > 20

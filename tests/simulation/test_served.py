@@ -98,6 +98,18 @@ def test_rows_of_another_kind_are_refused(change, says):
         result.predict(change(result.data.inputs[:4]), client=0)
 
 
+def test_one_client_is_asked_for_at_a_time():
+    result = trained("fedavg")
+    for given, says in (
+        ({"client": [1, 2]}, "client must be a whole number or none, got a list"),
+        ({"cluster": "1"}, ""),
+    ):
+        with pytest.raises(TypeError, match=says):
+            result.params(**given)
+    with pytest.raises(TypeError, match="data must be a FederatedData, got a list; jaxfl.data.load and"):
+        result.evaluate([1])
+
+
 PERSONAL = ("fedper",)  # a cluster is the number of a client, and the new ones have others
 
 
