@@ -82,7 +82,7 @@ def fedamp(
         sigma: of distances, the squared one at which a model weighs 1 / e of one that is equal; of cosines, how much
             more a similar model weighs: 0 makes all equal.
         attraction: alpha, of distances; None is sigma / N, with which equal models have equal weights, where N counts
-            the clients with rows that are not held out. At most sigma / (M - 1), M of all clients: beyond, xi_ii may be
+            the clients that are not held out. At most sigma / (M - 1), M of all clients: beyond, xi_ii may be
             negative where models are equal.
         own_share: xi_ii, of cosines, from 0 to 1; None is 1 / N of the same N.
         proximal_weight: lambda / alpha, the pull to u_i; the paper's lambda alone is not an option. Plain gradient
@@ -107,7 +107,9 @@ def fedamp(
 
     def weights(models: Params, model: Params, others: Array, data: FederatedData) -> Array:
         """Returns xi_ij `[N]`, 0 where `others` does not hold."""
-        count = base.takes_part(data).sum().astype(jnp.result_type(float))
+        # with rows or without: who diverges must leave the others as they are without its rows
+        count = others.shape[0] if data.held_out is None else others.shape[0] - jnp.asarray(data.held_out).sum()
+        count = jnp.asarray(count, jnp.result_type(float))
         if similarity == "distance":
             alpha = sigma / count if attraction is None else attraction
             return jnp.where(others, alpha / sigma * jnp.exp(-squares(models, model) / sigma), 0)
