@@ -161,8 +161,7 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
 
     Those who fail count for nothing, be it in averages, bytes or losses. They are who would be late under
     `conditions.straggle` with the same share, in every round: FedAvg with `dropouts(s)` is what FedProx is compared
-    with (Li et al., MLSys 2020, figure 1). Under both conditions, those who fail are
-    some of the stragglers, or with the larger share all of them, however slow.
+    with (Li et al., MLSys 2020, figure 1). Under both conditions, stragglers fail, however slow.
 
     Args:
         share: the probability, 0 to below 1; 0 is `sampler` itself.

@@ -95,7 +95,7 @@ def test_hybrid_tests_nobody_on_rows_of_which_nobody_knows_the_domain():
         skews.hybrid(unknown, num_clients=6)
     assert skews.hybrid(unknown, num_clients=6, test_share=0.2).test.size.tolist() == [16] * 3 + [8] * 3
     named = replace(both, domain_names=("low", "high", "none"))
-    with pytest.raises(ValueError, match="domains of made must have training rows, 'none' has none; leave it out"):
+    with pytest.raises(ValueError, match="domains must have training rows, 'none' has none; leave it out"):
         skews.hybrid(named, num_clients=6)
 
 
