@@ -160,16 +160,14 @@ def run_mapped(
         )
     data = data.at(rounds)
     # one program for all values; where a value reaches the task's loss or outputs, one for each
-    common = all(one.task is methods[0].task for one in methods)
-    mapped = evaluator(_evaluated(make, methods[0]), data, plan) if common else None
+    unlike = methods if any(one.task is not methods[0].task for one in methods) else methods[:1]
+    looks = [evaluator(_evaluated(make, one), data, plan) for one in unlike]
     results = []
     for place in np.ndindex(len(numbers), len(seeds)):
         number, drawn = numbers[place[0]], seeds[place[1]]
         state = _one(states, place if stacked.ndim else place[:1])
-        if mapped is not None:
-            evaluation = mapped(keys[place[1]], _Valued(jnp.float32(number), state))
-        else:
-            evaluation = evaluator(methods[place[0]], data, plan)(keys[place[1]], state)
+        look = looks[place[0] % len(looks)]
+        evaluation = look(keys[place[1]], _Valued(jnp.float32(number), state))
         left_out, sent = diverged[place], updates[place]  # [R]
         good = np.flatnonzero(left_out < sent)
         lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())
