@@ -24,6 +24,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import check_type
 from jaxfl.tasks import Averages, Task, without_averages
+from jaxfl.tasks.contract import averages_of
 from jaxfl.typing import Array, Key, Params
 
 LONGEST = 1024  # rows that a client has ready, and as many products of each with the others: 4 MB
@@ -67,8 +68,9 @@ def local_train(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}; None takes all of a client's rows at once.")
     optimizer = explained(optimizer)
-    descend = descent(optimizer, task.averages)
-    task = task if task.averages is None else task._replace(loss=task.averages.loss)
+    averages = averages_of(task)
+    descend = descent(optimizer, averages)
+    task = task if averages is None else task._replace(loss=averages.loss)
     if batch_size is None:
         run = _full_batch(task, optimizer, descend, local_epochs, block)
     else:
@@ -108,7 +110,11 @@ def explained(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages | None) -> Descend:
-    """Returns `(model, state, gradient, extra, rate) -> (model, state)`, one step; running averages get new values."""
+    """Returns `(model, state, gradient, extra, rate) -> (model, state)`, one step.
+
+    Running averages get new values, and the optimiser sees none of them: a pull or a decay of theirs would be in the
+    norm of the whole step, which may be clipped.
+    """
 
     def descend(model, state, gradient, extra, rate):
         gradient = _after_all(gradient) if jax.default_backend() == "cpu" else gradient
@@ -119,8 +125,13 @@ def descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages
         return descend
 
     def descend_beside(model, state, gradient, extra, rate):
-        chosen = averages.chosen(model)
-        moved, state = descend(model, state, without_averages(averages, gradient), extra, rate)
+        chosen, shape = averages.chosen(model), jax.tree.structure(model)
+
+        def hidden(values: Any) -> Any:
+            return without_averages(averages, values) if jax.tree.structure(values) == shape else values
+
+        extra = {name: hidden(values) for name, values in extra.items()}
+        moved, state = descend(hidden(model), state, hidden(gradient), extra, rate)
         return jax.tree.map(lambda one, value, leaf: value if one else leaf, chosen, gradient, moved), state
 
     return descend_beside

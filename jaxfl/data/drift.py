@@ -164,8 +164,9 @@ def _regrouped(data: FederatedData, turned: np.ndarray) -> tuple[FederatedData, 
     after = list(zip(turned.tolist(), *(one.tolist() for one in rest), strict=True))
     names, found = list(data.group_names), group.copy()
     names += [f"group {one}" for one in range(len(names), int(group.max()) + 1)]
-    # of "labels 0, 1; 90°", a group of a product, what stands before the angle stays
-    stays = [names[one].rpartition("; ")[0] for one in group.tolist()]
+    # of "labels 0, 1; 90°" and of "90°; shift 3", groups of products, what stands beside the angle stays
+    beside = ["; ".join(part for part in name.split("; ") if not part.endswith("°")) for name in names]
+    stays = [beside[one] for one in group.tolist()]
     pairs = set(zip(zip(stays, sights, strict=True), group.tolist(), strict=True))
     known: dict[Any, int] = dict(pairs)
     is_sight = len(known) == len(pairs) == len(set(group.tolist()))

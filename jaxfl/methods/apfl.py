@@ -25,7 +25,6 @@ Running averages of batch normalisation are not mixed: those of v_i are the mixt
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -43,9 +42,8 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Averages, Task
+from jaxfl.tasks.contract import Loss, averages_of, with_loss
 from jaxfl.typing import Array, Key, Params
-
-Loss = Callable[[Params, Batch, Key | None], Array]
 
 
 class Own(NamedTuple):
@@ -179,12 +177,11 @@ def joint(task: Task, adapts: bool) -> Task:
 
         return run
 
-    averages = task.averages
+    averages = averages_of(task)
     if averages is not None:
         names = frozenset(f"{part}/{name}" for part in ("v", "w") for name in averages.names)
         averages = Averages(names, of(averages.loss))
-    # what is known of a network's layers is not true of two of them
-    return task._replace(loss=of(task.loss), dense=None, averages=averages)
+    return with_loss(task, of(task.loss), averages)
 
 
 def kept_a_share(learning_rate: float) -> optax.GradientTransformationExtraArgs:

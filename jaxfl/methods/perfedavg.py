@@ -38,7 +38,6 @@ and delta are ours.
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -55,10 +54,10 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
+from jaxfl.tasks.contract import Loss, averages_of, with_loss
 from jaxfl.typing import Array, Key, Params
 
 Order = Literal["first", "exact", "hessian-free"]
-Loss = Callable[[Params, Batch, Key | None], Array]
 
 
 @checked
@@ -154,9 +153,10 @@ def adapted(task: Task, rate: float, order: Order, delta: float, parts: int) -> 
 
         return loss
 
-    averages = None if task.averages is None else task.averages._replace(loss=after_a_step(task.averages.loss))
+    averages = averages_of(task)
+    averages = None if averages is None else averages._replace(loss=after_a_step(averages.loss))
     # a task of rows that are wide has its gradients made of fewer at once
-    return task._replace(loss=after_a_step(task.loss), dense=None, averages=averages, widest=0)
+    return with_loss(task, after_a_step(task.loss), averages)._replace(widest=0)
 
 
 def dealt(batch: Batch, part: int, parts: int) -> Batch:

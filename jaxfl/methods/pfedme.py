@@ -43,6 +43,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
 from jaxfl.tasks import Averages, Task
+from jaxfl.tasks.contract import averages_of, with_loss
 from jaxfl.typing import Array, Key, Params
 
 PRESETS = {
@@ -158,9 +159,10 @@ def envelope(
         steps: K.
         warm_start: whether theta starts where it is, instead of at w.
     """
-    of_theta = task.loss if task.averages is None else task.averages.loss
+    averages = averages_of(task)
+    of_theta = task.loss if averages is None else averages.loss
     inner = explained(inner)
-    descend = descent(inner, task.averages)
+    descend = descent(inner, averages)
 
     def solve(model: Params, batch: Batch, key: Key | None) -> tuple[Array, Params]:
         anchor = model["w"]
@@ -174,8 +176,8 @@ def envelope(
         dtype = jax.eval_shape(of_theta, start, batch, key).dtype
         theta, _, total = jax.lax.fori_loop(0, steps, step, (start, inner.init(start), jnp.zeros((), dtype)))
         slope = jax.tree.map(lambda w, t: proximal_weight * (w - t), anchor, theta)
-        if task.averages is not None:
-            slope = jax.tree.map(lambda one, t, s: t if one else s, task.averages.chosen(theta), theta, slope)
+        if averages is not None:
+            slope = jax.tree.map(lambda one, t, s: t if one else s, averages.chosen(theta), theta, slope)
         return total / steps, {"w": slope, "theta": theta}
 
     @jax.custom_vjp  # nothing is differentiated through the steps
@@ -187,9 +189,9 @@ def envelope(
 
     loss.defvjp(solve, backwards)
     names = [f"theta/{name}" for name in tree.names(jax.eval_shape(task.init, jax.random.key(0)))]
-    names += [] if task.averages is None else [f"w/{name}" for name in task.averages.names]
+    names += [] if averages is None else [f"w/{name}" for name in averages.names]
     # a task of rows that are wide has its gradients made of fewer at once
-    return task._replace(loss=loss, dense=None, averages=Averages(frozenset(names), loss), widest=0)
+    return with_loss(task, loss, Averages(frozenset(names), loss))._replace(widest=0)
 
 
 def _check(outer_rate: float, inner_steps: int, decay: float) -> None:

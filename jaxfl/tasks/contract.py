@@ -14,6 +14,7 @@ from jaxfl.tasks import mixing
 from jaxfl.tasks.metrics import ACCURACY, Metrics
 from jaxfl.typing import Array, Key, Params
 
+Loss = Callable[[Params, Batch, Key | None], Array]
 Products = Mapping[str, Callable[[Array], Array]]  # in place of `x @ W`, by the name of W
 
 
@@ -42,7 +43,7 @@ class Averages(NamedTuple):
     """
 
     names: frozenset[str]
-    loss: Callable[[Params, Batch, Key | None], Array]
+    loss: Loss
 
     def chosen(self, model: Params) -> Params:
         """Returns which leaves of a model, or of a part of it, these are: a bool for every leaf."""
@@ -80,30 +81,48 @@ class Task(NamedTuple):
         mix: `(outputs [K, B, ...], log_weights [K]) -> [B, ...]`, the outputs of a mixture of K models, see
             `jaxfl.tasks.mixing`; None where they cannot be mixed.
         rows: those that it was made for; None takes any.
-        of: the loss that `dense` and `losses` belong to, which are not taken where `loss` was replaced by another one;
-            None takes them.
+        of: the loss that `dense`, `losses` and that of `averages` belong to, which are not taken where `loss` was
+            replaced by another one; None takes them.
         whole: whether the outputs for a row depend on the others of its batch, as with batch normalisation: a gradient
             is never put together from blocks of rows then.
     """
 
     init: Callable[[Key], Params]
-    loss: Callable[[Params, Batch, Key | None], Array]
+    loss: Loss
     outputs: Callable[[Params, Batch], Array]
     dense: DenseLayers | None = None
     replaced: tuple[tuple[str, int], ...] = ()
     widest: int = 0
     metrics: Metrics = ACCURACY
     averages: Averages | None = None
-    losses: Callable[[Params, Batch, Key | None], Array] | None = None
+    losses: Loss | None = None
     mix: mixing.Mix | None = None
     rows: Rows | None = None
-    of: Callable[[Params, Batch, Key | None], Array] | None = None
+    of: Loss | None = None
     whole: bool = False
 
 
 def dense_of(task: Task) -> DenseLayers | None:
     """Returns the dense layers of a task whose loss is theirs."""
     return task.dense if task.of in (None, task.loss) else None
+
+
+def averages_of(task: Task) -> Averages | None:
+    """Returns a task's running averages beside the loss that it has now."""
+    if task.averages is None or task.of in (None, task.loss):
+        return task.averages
+    return task.averages._replace(loss=moving(task.averages, task.loss))
+
+
+def with_loss(task: Task, loss: Loss, averages: Averages | None) -> Task:
+    """Returns the task for training under another loss, of which nothing is true that is known of its own.
+
+    Args:
+        task: what is learned.
+        loss: `(model, batch, key) -> []`.
+        averages: beside this loss.
+    """
+    return task._replace(loss=loss, losses=None, dense=None, averages=averages, of=None)
 
 
 def row_losses(task: Task) -> Callable[..., Array]:
@@ -155,8 +174,13 @@ def without_dropout(task: Task) -> Task:
     if dense is not None:
         with_products = dense.loss
         dense = dense._replace(loss=lambda model, batch, key, products: with_products(model, batch, None, products))
+    averages = averages_of(task)
+    if averages is not None:  # which stay as they are then
+        in_training = averages.loss
+        averages = averages._replace(loss=lambda model, batch, key=None: in_training(model, batch, None))
     losses = row_losses(task)
-    return task._replace(loss=loss, dense=dense, losses=lambda model, batch, key: losses(model, batch), of=None)
+    known = {"dense": dense, "averages": averages, "losses": lambda model, batch, key: losses(model, batch)}
+    return task._replace(loss=loss, of=None, **known)
 
 
 @jax.custom_vjp
@@ -166,6 +190,29 @@ def moved(before: Array, after: Array) -> Array:
 
 
 moved.defvjp(lambda before, after: (moved(before, after), after), lambda after, _: (after, jnp.zeros_like(after)))
+
+
+def moving(
+    averages: Averages, loss: Loss, over: Callable[[Callable[[Params], Array], Params], Array] | None = None
+) -> Loss:
+    """Returns the loss, but the gradients of running averages are the values that they get in training.
+
+    Args:
+        averages: of one model.
+        loss: `(model, batch, key) -> []`.
+        over: `(fn, model) -> []`, the sum of what `fn` makes of each model that `model` holds; None: it is one.
+    """
+
+    def under(model: Params, batch: Batch, key: Key | None = None) -> Array:
+        def values_of(one: Params) -> Array:
+            chosen = averages.chosen(one)
+            still = jax.tree.map(lambda own, leaf: leaf if own else jax.lax.stop_gradient(leaf), chosen, one)
+            return averages.loss(still, batch, key)
+
+        values, found = values_of(model) if over is None else over(values_of, model), loss(model, batch, key)
+        return found + (values - jax.lax.stop_gradient(values)).astype(found.dtype)
+
+    return under
 
 
 def without_averages(averages: Averages | None, values: Params) -> Params:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxfl.data.clients import Batch
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks.contract import Averages, Task, masked_mean, moved, row_losses
+from jaxfl.tasks.contract import Averages, Loss, Task, averages_of, masked_mean, moved, moving, row_losses, with_loss
 from jaxfl.typing import Array, Key, Params
 
 
@@ -25,7 +25,7 @@ def for_each(task: Task, fn: Callable[[Params], Any], models: Params) -> Any:
     return jax.lax.map(fn, models) if task.replaced else jax.vmap(fn)(models)
 
 
-def together(task: Task, loss: Callable[[Params, Batch, Key | None], Array]) -> Task:
+def together(task: Task, loss: Loss) -> Task:
     """Returns the task for training K models `[K, ...]` of a task as one, under a loss of all of them.
 
     Running averages of batch normalisation go on in each model, by the rows of the batch, whatever the loss makes of
@@ -35,8 +35,11 @@ def together(task: Task, loss: Callable[[Params, Batch, Key | None], Array]) -> 
         task: of one model.
         loss: `(models, batch, key) -> []`, see `Task.loss`.
     """
-    averages = None if task.averages is None else Averages(task.averages.names, _moving(task, loss))
-    return task._replace(loss=loss, losses=None, dense=None, averages=averages)
+    averages = averages_of(task)
+    if averages is not None:
+        of_all = moving(averages, loss, lambda fn, models: for_each(task, fn, models).sum())
+        averages = averages._replace(loss=of_all)
+    return with_loss(task, loss, averages)
 
 
 def mixture(task: Task, count: int) -> Task:
@@ -84,10 +87,10 @@ def mixture(task: Task, count: int) -> Task:
         each = for_each(task, lambda learner: task.outputs(learner, batch), model["learners"])  # [K, B, ...]
         return mix(each, weights_of(model, each))
 
-    names, learning = frozenset[str](), loss
-    if task.averages is not None:
-        names = frozenset(f"learners/{name}" for name in task.averages.names)
-        learning = _moving(task, loss, lambda model: model["learners"])
+    names, learning, running = frozenset[str](), loss, averages_of(task)
+    if running is not None:
+        names = frozenset(f"learners/{name}" for name in running.names)
+        learning = moving(running, loss, lambda fn, model: for_each(task, fn, model["learners"]).sum())
 
     def staying(model: Params, batch: Batch, key: Key | None = None) -> Array:
         found, weights = learning(model, batch, key), model["log_weights"]
@@ -96,24 +99,3 @@ def mixture(task: Task, count: int) -> Task:
 
     averages = Averages(names | {"log_weights"}, staying)
     return task._replace(init=init, loss=loss, losses=losses, outputs=outputs, dense=None, averages=averages, of=None)
-
-
-def _moving(
-    task: Task,
-    loss: Callable[[Params, Batch, Key | None], Array],
-    learners_of: Callable[[Params], Params] = lambda models: models,
-) -> Callable[[Params, Batch, Key | None], Array]:
-    """Returns the loss, but the gradients of the learners' running averages are the values that they get."""
-    averages = task.averages
-    assert averages is not None
-
-    def moving(model: Params, batch: Batch, key: Key | None = None) -> Array:
-        learners = learners_of(model)
-        still = jax.tree.map(
-            lambda chosen, leaf: leaf if chosen else jax.lax.stop_gradient(leaf), averages.chosen(learners), learners
-        )
-        values = for_each(task, lambda learner: averages.loss(learner, batch, key), still).sum()
-        found = loss(model, batch, key)
-        return found + (values - jax.lax.stop_gradient(values)).astype(found.dtype)
-
-    return moving

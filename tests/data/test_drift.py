@@ -90,6 +90,13 @@ def test_turned_clients_of_a_product_are_where_others_see_the_same():
     assert names == [f"{own}; {90 * turns}°" for own, turns in zip(classes, np.asarray(after.rotation), strict=True)]
 
 
+@pytest.mark.parametrize("name", ["shifted+rotated-digits", "rotated+shifted-digits"])
+def test_turned_clients_are_where_others_see_the_same_wherever_the_angle_is_named(name):
+    data = federations.load(name, num_clients=32, drift="rotate", drift_round=3, drift_share=0.5).at(3)
+    sights = [*zip(data.rotation.tolist(), data.label_shift.tolist(), strict=True)]
+    assert len({*zip(sights, data.group.tolist(), strict=True)}) == len({*sights}) == len({*data.group.tolist()})
+
+
 @pytest.mark.parametrize("name", ["rotated-digits", "pathological-digits", "shifted-digits"])
 def test_a_new_group_sees_one_thing_that_nobody_saw(name):
     data = federations.load(name, num_clients=8, drift="new-group", drift_round=3)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import jaxfl
 from jaxfl import classification, methods, models, tree
@@ -376,6 +377,24 @@ def test_nothing_is_dropped_where_clients_are_represented(kind, key):
         for task in (TASK._replace(loss=dropping), TASK)
     )
     close(dropped, plain)
+
+
+def test_nothing_is_dropped_beside_running_averages(key):
+    """A displacement is of training, whose loss has a network's averages beside it."""
+
+    class Dropping(nn.Module):
+        @nn.compact
+        def __call__(self, x, mask, train: bool = False):
+            x = nn.BatchNorm(use_running_average=not train)(x, mask=mask[:, None])
+            return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+
+    with jax.enable_x64(False):
+        data = clustered_linear(4, rows=8, features=4)
+        task = classification(Dropping(), data)
+        represented = representation.represent(task, optax.sgd(RATE), kind="displacement", epochs=2)
+        anchor, keys = task.init(key), jax.random.split(key)
+        one, other = (representation.of_clients(represented, own, anchor, data) for own in keys)
+    np.testing.assert_array_equal(one, other)
 
 
 def test_copies_join_and_a_stranger_opens_a_cluster_with_the_closest_model(trained, key):

@@ -13,12 +13,16 @@ from flax import nnx
 
 import jaxfl
 from jaxfl import tree
+from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.part import of_part
 from jaxfl.client.passes import mean_losses
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch
 from jaxfl.data.synthetic import clustered_linear
+from jaxfl.methods.apfl import joint
 from jaxfl.methods.parts.vectors import last_layer
+from jaxfl.methods.perfedavg import adapted
 from jaxfl.tasks import for_each, mixture, row_losses, together
 from jaxfl.testing.compare import assert_close
 from tests.problems import compiled
@@ -268,6 +272,54 @@ def test_running_averages_are_those_of_a_loop(data, make, sizes, key):
     decay = jax.jit(local_train(task, optimizer, local_epochs=3, batch_size=None, **sizes))
     decayed, _ = decay(key, model, ragged.on_device(), jnp.int32(1))
     assert_close(decayed["norm"]["mean"], found["norm"]["mean"], "no optimiser moves them")
+
+
+def test_no_optimiser_sees_the_running_averages(data, key):
+    """Neither their decay nor their pull is in the norm by which a step is cut: the batch has its own mean."""
+    task = jaxfl.classification(LinenNormalised(), data)
+    cut = optax.chain(optax.add_decayed_weights(0.1), proximal_pull(0.1), optax.clip_by_global_norm(0.1), optax.sgd(1.0))
+    train = jax.jit(local_train(task, cut, local_epochs=3, batch_size=None))
+    near = jax.jit(task.init)(key)
+    far = {**near, "norm": near["norm"] | {"mean": near["norm"]["mean"] + 1e3, "var": near["norm"]["var"] + 1e3}}
+    one, other, third = (
+        train(key, model, data.on_device(), jnp.int32(0), anchor=anchor)[0]
+        for model, anchor in ((near, near), (far, far), (near, far))
+    )
+    for found in (other, third):
+        jax.tree.map(np.testing.assert_array_equal, found["head"], one["head"])
+        np.testing.assert_array_equal(found["norm"]["scale"], one["norm"]["scale"])
+    np.testing.assert_array_equal(third["norm"]["mean"], one["norm"]["mean"])
+
+
+def test_running_averages_go_on_beside_a_loss_that_is_replaced(data, key, batch):
+    """The loss that is trained is the new one, whatever a method makes of it; the averages are those of the rows."""
+    task = jaxfl.classification(LinenNormalised(), data)
+    none = task._replace(loss=lambda model, batch, key=None: 0 * task.loss(model, batch, key))
+    model = jax.jit(task.init)(key)
+    pair = {"v": model, "w": model, "alpha": jnp.array(0.5)}
+    head, norm = tree.partition(model, tree.matching(model, "head/.*"))
+
+    @jax.jit
+    def slopes(model):
+        both = together(none, lambda models, batch, key=None: 0 * models["head"]["bias"].sum())
+        parts = (adapted(none, 0.1, "first", 0.1, 1), joint(none, True), both, of_part(none, head))
+        models = (model, pair, jax.tree.map(lambda leaf: leaf[None], model), norm)
+        return jax.grad(task.averages.loss)(model, batch, key), [
+            jax.grad(part.averages.loss)(one, batch, key) for part, one in zip(parts, models, strict=True)
+        ]
+
+    wanted, found = slopes(model)
+    for slope in (found[0], found[1]["v"], found[1]["w"], jax.tree.map(lambda leaf: leaf[0], found[2]), found[3]):
+        np.testing.assert_allclose(slope["norm"]["mean"], wanted["norm"]["mean"], rtol=1e-6)
+        assert not np.any(slope["norm"]["scale"]) and not any(np.any(leaf) for leaf in jax.tree.leaves(slope["head"]))
+    inner = jaxfl.methods.pfedme(none, optax.sgd(0.1), local_epochs=1, batch_size=None)
+    for method in (jaxfl.methods.fedavg(none, optax.sgd(0.1), local_epochs=1, batch_size=None), inner):
+        method = compiled(method)
+        state, info = method.round(key, method.init(key, data), data.on_device(), Cohort.of(range(8)))
+        assert not np.any(info.loss), "nothing is lost"
+        before = method.init(key, data).model
+        assert_close(state.model["head"], before["head"], "the mean of eight equal ones")
+        assert not np.allclose(state.model["norm"]["mean"], before["norm"]["mean"])
 
 
 def test_running_averages_of_a_mixture_are_those_of_each_learner(data, key, batch):
