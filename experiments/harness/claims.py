@@ -7,7 +7,7 @@ large differences only, and says `undecided` of the others; of one seed or two i
 import fnmatch
 from collections.abc import Sequence
 
-from experiments.harness import base
+from experiments.harness import base, results
 from experiments.harness.base import Claim, Experiment
 from experiments.harness.entries import EMPTY, Entry
 from jaxfl.analysis.lines import Difference, paired
@@ -60,7 +60,7 @@ def difference(better: Entry, worse: Entry) -> Difference | None:
     name, factor = better.cell.metric, base.UNITS[better.cell.unit]
     own, other = ({line["seed"]: line["summary"].get(name) for line in entry.lines} for entry in (better, worse))
     seeds = [seed for seed, value in own.items() if value is not None and other.get(seed) is not None]
-    return paired([(factor * own[seed], factor * other[seed]) for seed in seeds])
+    return paired([(factor * own[seed], factor * other[seed]) for seed in seeds], results.DIGITS)
 
 
 def table(experiment: Experiment, entries: Sequence[Entry]) -> page.Table | None:

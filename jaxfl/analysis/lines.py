@@ -33,8 +33,12 @@ class Difference(NamedTuple):
     seeds: int
 
 
-def paired(pairs: Sequence[tuple[float, float]]) -> Difference | None:
+def paired(pairs: Sequence[tuple[float, float]], digits: int | None = None) -> Difference | None:
     """Returns how far the first of each pair is ahead of the second, and Student's paired t-test; None of no pairs.
+
+    Args:
+        pairs: two numbers of each seed.
+        digits: decimal ones that the numbers were rounded to; None: to none.
 
     >>> found = paired([(2.0, 1.0), (4.0, 2.0), (6.0, 3.0)])
     >>> found.mean, found.std, round(found.p, 3), found.seeds
@@ -48,7 +52,8 @@ def paired(pairs: Sequence[tuple[float, float]]) -> Difference | None:
     std = deviation(differences)
     mean, count = statistics.fmean(differences), len(differences)
     # 0.82 - 0.80 and 0.92 - 0.90 are equal but for rounding
-    rounding = 4 * sys.float_info.epsilon * max(abs(value) for pair in pairs for value in pair)
+    share = 4 * sys.float_info.epsilon if digits is None else 10.0 ** (1 - digits)  # one of the last digit
+    rounding = share * max(abs(value) for pair in pairs for value in pair)
     p = float(2 * stats.t.sf(abs(mean) * math.sqrt(count) / std, count - 1)) if std and std > rounding else None
     return Difference(mean, std, p, count)
 

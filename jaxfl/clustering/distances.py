@@ -62,10 +62,11 @@ def cosine(x: Array, y: Array | None = None, *, block: int = BLOCK) -> Array:
 def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = BLOCK) -> Array:
     """Euclidean distance of every row of `x` from every row of `y`.
 
-    Computed as |x|^2 + |y|^2 - 2 x.y about the mean of `y`, by matrix products. A squared distance therefore has an
-    absolute error of about 1e-7 times the squared spread of the rows: two rows closer than about 3e-4 of the spread
-    are not told from equal ones. A common offset, however large (models near one initial model), costs nothing more
-    than its own float32 rounding.
+    Computed as |x|^2 + |y|^2 - 2 x.y about a centre, by matrix products. A squared distance therefore has an absolute
+    error of about 1e-7 times the squared distances of its two rows from the centre: two rows closer to each other than
+    about 3e-4 of these are not told from equal ones. The centre is the mean of the half of `y` that is nearest to the
+    mean of all, so that a few rows far away cost the others nothing. Nor does a common offset, however large (models
+    near one initial model), but for its own float32 rounding.
 
     Args:
         x: float `[N, d]`.
@@ -83,10 +84,9 @@ def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = 
     symmetric = y is None
     x, other = _rows(x, y)
     block = _block(block, x)
-    share = jnp.full((1, other.shape[0]), 1 / max(other.shape[0], 1), other.dtype)
-    centre = _product(share, other.T)[0]  # [d]; as a product: a mean over few long rows is slow on a CPU
-    shifted = other - centre[None]
-    lengths = jnp.square(shifted).sum(axis=1)  # [M]
+    centre, shifted, lengths = _about(other, jnp.ones(other.shape[0], bool))
+    if other.shape[0] > 2:
+        centre, shifted, lengths = _about(other, lengths <= jnp.median(lengths))
 
     def compare(rows: Array, row_lengths: Array, columns: Array, column_lengths: Array) -> Array:
         product = _product(rows, columns)
@@ -129,6 +129,15 @@ def l1(x: Array, y: Array | None = None, *, block: int = SMALL_BLOCK) -> Array:
         nothing = jnp.zeros(x.shape[:1], x.dtype)
         return _pairs(lambda rows, _, columns, __: _manhattan(rows, columns), (x, nothing), nothing, block)
     return lax.map(lambda vector: _manhattan(vector[None], other)[0], x, batch_size=block)  # [N, M]
+
+
+def _about(rows: Array, some: Array) -> tuple[Array, Array, Array]:
+    """Returns the mean of some of the rows `[M, d]`, all rows as seen from there, and their squared lengths `[M]`."""
+    weights = some.astype(rows.dtype)
+    share = weights[None] / jnp.maximum(weights.sum(), 1)
+    centre = _product(share, rows.T)[0]  # [d]; as a product: a mean over few long rows is slow on a CPU
+    shifted = rows - centre[None]
+    return centre, shifted, jnp.square(shifted).sum(axis=1)
 
 
 def _manhattan(rows: Array, columns: Array) -> Array:

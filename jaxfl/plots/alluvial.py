@@ -49,10 +49,10 @@ def alluvial(result: Run) -> "Figure":
     found, group = found[:, tested], None if group is None else group[tested]
     rounds = result.history.column("round")
     title, found = _title(result, found), found.copy()
-    drift = (getattr(result, "summary", None) or {}).get("drift_round", rounds[-1])
+    drift = (getattr(result, "summary", None) or {}).get("drift_round", rounds[-1] + 1)
     for data, then in (
-        (getattr(result, "began", None), np.array(rounds) <= drift),
-        (result.data, np.array(rounds) > drift),
+        (getattr(result, "began", None), np.array(rounds) < drift),
+        (result.data, np.array(rounds) >= drift),
     ):
         if data is not None and data.absent is not None:
             found[np.ix_(then, np.asarray(data.absent)[tested])] = -1

@@ -28,6 +28,7 @@ where its loss is not finite.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +39,11 @@ from jaxfl.clustering import scores
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Metrics
 
+# of whom or when an entry of a record is, what it is of their metrics, and the metric
+NAME = re.compile(
+    "((before_drift|at_drift|finetuned|validation|unseen|attackers|train)_)*"
+    r"((micro|macro|std|worst_decile|p\d+)_)?(?P<metric>.+?)"
+)
 COLUMNS = frozenset(("client", "name", "group", "held_out", "cluster", "train_rows", "test_rows", "loss"))  # of clients
 
 
@@ -87,8 +93,8 @@ def counting(data: FederatedData) -> np.ndarray:
 
 def known(evaluation: Evaluation, data: FederatedData) -> np.ndarray:
     """Returns whose cluster is known `[N]`: of a sample that was tested theirs alone, and nobody's who has left."""
-    some = "eval_clients" in evaluation.metrics or data.absent is not None
-    return evaluation.rows > 0 if some else np.ones(len(evaluation.cluster), bool)
+    seen = evaluation.rows > 0 if "eval_clients" in evaluation.metrics else np.ones(len(evaluation.cluster), bool)
+    return seen if data.absent is None else seen & ~np.asarray(data.absent)
 
 
 def main_metric(record: Mapping[str, Any]) -> str:
@@ -107,10 +113,11 @@ def is_lower_better(name: str, lower: Iterable[str]) -> bool:
         name: of the entry, such as `unseen_micro_mse`.
         lower: metrics that are, as `summary["lower_is_better"]` names them; a loss always is.
 
-    >>> is_lower_better("unseen_micro_mse", ["mse"]), is_lower_better("micro_accuracy", ["mse"])
+    >>> is_lower_better("unseen_micro_mse", ["mse"]), is_lower_better("micro_no_mse", ["mse"])
     (True, False)
     """
-    return any(name == one or name.endswith(f"_{one}") for one in ("loss", *lower))
+    found, named = {"loss", *lower}, NAME.fullmatch(name)
+    return name in found or (named is not None and named["metric"] in found)
 
 
 def in_a_line(numbers: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -90,6 +90,10 @@ def test_differences_are_paired(runs):
 def test_differences_that_are_equal_but_for_rounding_have_no_p(ahead):
     found = paired([(base + ahead, base) for base in (0.8, 0.9, 0.7, 0.35)])
     assert found.mean == pytest.approx(ahead) and found.p is None
+    cut = [tuple(float(f"{value / 0.9:.6g}") for value in (base + ahead, base)) for base in (0.8, 0.9, 0.7, 0.35)]
+    assert paired(cut, 6).p is None, "nor where the numbers were rounded before"
+    assert paired([(0.970001, 0.96), (0.970011, 0.96), (0.97, 0.96)], 6).p is None
+    assert paired([(0.97002, 0.96), (0.97, 0.96), (0.97, 0.96)], 6).p < 1e-4
     assert paired([(1e9 + 2.0, 1e9), (2e9 + 1.0, 2e9)]).p == pytest.approx(stats.ttest_1samp([2.0, 1.0], 0).pvalue)
 
 

@@ -101,6 +101,18 @@ def test_l2_keeps_its_precision_under_a_common_offset():
     )
 
 
+@pytest.mark.parametrize("far", [1, 4])
+def test_rows_far_away_cost_the_others_nothing(far):
+    """An outlier, or a client that has diverged without being infinite, has its own error alone."""
+    x = rows(0, 12, 50)
+    x[:far] *= 1e6
+    wanted = pairwise.euclidean_distances(x.astype(np.float64))
+    off = ~np.eye(12, dtype=bool)
+    off[:far, :far] = False  # among themselves they are as far from the centre as from each other
+    for found in (distances.l2(jnp.asarray(x)), distances.l2(jnp.asarray(x), jnp.asarray(x))):
+        np.testing.assert_allclose(np.asarray(found)[off], wanted[off], rtol=1e-4)
+
+
 def test_a_nan_row_touches_only_its_own_row_and_column():
     x = rows(1, 5, 7)
     x[2, 3] = np.nan

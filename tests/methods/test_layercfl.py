@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -13,6 +14,8 @@ from jaxfl import methods, models, tree
 from jaxfl.cohort import Cohort
 from jaxfl.data import federate
 from jaxfl.methods.layercfl import dense, kernels, layer_of, patterns
+from jaxfl.methods.parts import split_rule, split_state
+from jaxfl.methods.parts.split_rule import Rule
 from tests import problems, reference
 from tests.problems import compiled
 
@@ -225,3 +228,17 @@ def test_a_model_without_a_kernel_needs_layers(factory, key):
         factory(task, optax.sgd(0.1))
     method = factory(task, optax.sgd(0.1), layers="w")
     assert jax.eval_shape(method.init, key, problems.linear_federation()).vectors.shape == (7, 3)
+
+
+def test_who_has_sent_nothing_costs_the_others_no_digits(float32):
+    """AdaCFL compares weights, which are far from the zeros of a client that is held out, or has diverged."""
+    rule = Rule(True, 1.0, 0.0, 0.0, "single", "uniform", ".*", 0, 1, 2, "l2", "weights")
+    steps, group = np.random.default_rng(0).normal(size=(2, 64)) / 1e4, np.arange(8) % 2
+    weights = np.zeros((20, 64), np.float32)
+    weights[:8] = 5 + steps[group] * (1 + np.arange(8)[:, None] / 100)
+    norms = jnp.asarray((np.arange(20) < 8).astype(np.float32))
+    data = problems.linear_federation(np.ones(20, int).tolist(), np.zeros(20, int).tolist())
+    state = split_state.one_cluster(jnp.zeros(64), jax.ShapeDtypeStruct((64,), jnp.float32), data, 2)
+    state = state._replace(vectors=jnp.asarray(weights), update_norm=norms, layers_norm=norms)
+    after = jax.jit(split_rule.dividing(rule))(state, jnp.array([True, False]))
+    assert len({*zip(after.cluster[:8].tolist(), group.tolist(), strict=True)}) == 2

@@ -277,7 +277,8 @@ def test_running_averages_are_those_of_a_loop(data, make, sizes, key):
 def test_no_optimiser_sees_the_running_averages(data, key):
     """Neither their decay nor their pull is in the norm by which a step is cut: the batch has its own mean."""
     task = jaxfl.classification(LinenNormalised(), data)
-    cut = optax.chain(optax.add_decayed_weights(0.1), proximal_pull(0.1), optax.clip_by_global_norm(0.1), optax.sgd(1.0))
+    moves = (optax.add_decayed_weights(0.1), proximal_pull(0.1), optax.clip_by_global_norm(0.1), optax.sgd(1.0))
+    cut = optax.chain(*moves)
     train = jax.jit(local_train(task, cut, local_epochs=3, batch_size=None))
     near = jax.jit(task.init)(key)
     far = {**near, "norm": near["norm"] | {"mean": near["norm"]["mean"] + 1e3, "var": near["norm"]["var"] + 1e3}}

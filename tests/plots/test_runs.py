@@ -104,10 +104,10 @@ def test_a_drift_is_marked_once_a_round(result):
         assert {2: "drift", 3: marks[3]} == marks and marks[3].startswith("_"), "one entry in the legend"
 
 
-def test_clusters_leaves_out_who_has_left(result):
+def test_clusters_leaves_out_who_has_left_and_no_one_else(result):
     absent = np.arange(8) < 3
     left = result._replace(data=result.data.subset(np.arange(8)).replace(absent=absent))
-    tested = left.evaluation._replace(rows=np.where(absent, 0, left.evaluation.rows))
+    tested = left.evaluation._replace(rows=np.where(np.arange(8) < 4, 0, left.evaluation.rows))  # 3 has no test rows
     assert len(squares(plots.clusters(left._replace(evaluation=tested)))[0]) == 5
 
 
@@ -235,7 +235,7 @@ def test_alluvial_draws_who_moves(result):
 
 
 def test_alluvial_of_data_that_drift_counts_who_is_there(result):
-    """Client 0 has not arrived before the drift at round 2, client 3 has left behind it; both keep a cluster."""
+    """Client 0 arrives with the drift at round 2, and client 3 has left then; both keep a cluster."""
     made = moving(result, [[0, 1, 1, 1]] * 4, np.array([0, 1, 1, 1]))
     made = made._replace(evaluation=made.evaluation._replace(rows=np.array([5, 5, 5, 0])))
     began, ended = (dataclasses.replace(made.data, absent=np.arange(4) == away) for away in (0, 3))
@@ -248,7 +248,7 @@ def test_alluvial_of_data_that_drift_counts_who_is_there(result):
         )
         for x in range(4)
     ]
-    assert heights == [[1, 3], [1, 3], [1, 1, 2], [1, 1, 2]]
+    assert heights == [[1, 3], [1, 1, 2], [1, 1, 2], [1, 1, 2]], "the evaluation of round 2 is of who is there then"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["0 (1)", "1 (2)", "none (1)"]
 
 

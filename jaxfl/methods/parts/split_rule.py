@@ -80,7 +80,10 @@ def dividing(rule: Rule) -> Callable[[CFLState, Array], splitting.Division]:
 
     def divide(state: CFLState, ready: Array) -> splitting.Division:
         def compare_and_split() -> splitting.Division:
-            similarity, able = SIMILARITIES[rule.metric](state.vectors), comparable(state)
+            able = comparable(state)
+            # who has sent nothing is at zero, far from all weights, and would cost the others' distances their digits
+            vectors = jnp.where(able[:, None], state.vectors, state.vectors[jnp.argmax(able)])
+            similarity = SIMILARITIES[rule.metric](vectors)
             return splitting.split(similarity, state.cluster, able, ready, linkage=rule.linkage, accept=accept)
 
         unchanged = splitting.unchanged(state.cluster, ready.shape[0])
