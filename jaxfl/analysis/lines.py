@@ -70,10 +70,13 @@ class Line(NamedTuple):
     runs: dict[int, Run]
 
     def values(self, measure: str) -> list[float]:
-        """Returns an entry of the summaries, NaN of runs whose own is not finite; empty where none has it."""
+        """Returns an entry of the summaries, NaN of runs whose own is not finite; empty where none has it.
+
+        Where no summary has it, it is what stands last in the histories, as `train_loss`.
+        """
         found = [run.summary.get(measure) for run in self.runs.values()]
         if all(value is None for value in found):
-            return []
+            return [*self.last(measure).values()]
         return [math.nan if value is None else float(value) for value in found]  # as JSON says what is not finite
 
     def last(self, metric: str) -> dict[int, float]:

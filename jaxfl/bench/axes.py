@@ -45,7 +45,7 @@ class Point(NamedTuple):
         """10^9 operations of a round's local training, two for a multiplication and an addition.
 
         The forward pass, and the gradients of weights and inputs of both layers, but for the inputs of the first. What
-        a method does beside it (choosing among models, clustering) is not counted.
+        a method does beside it (choosing among models, clustering, inner steps, epochs of a head) is not counted.
         """
         multiplications = 2 * INPUTS * self.hidden + 3 * self.hidden * CLASSES
         passes = self.options.get("local_epochs", 1)

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 PICTURE, RECORD, PAGE = "scaling.png", "bench.json", "index.html"
 COUNTED = (
-    "Times are the median of the rounds, in ms. GFLOP/s counts the operations of local training (forward pass and "
-    "gradients), and what else a method does takes time and is not counted. The machine's float32 matrix product is "
-    "timed in turn with the rounds. Memory is the most that the point's own process held, Python and JAX included."
+    "Times are the median of the rounds, in ms. GFLOP/s counts the operations of local_epochs passes of training "
+    "(forward pass and gradients), and what else a method does (choosing, inner steps, epochs of a head) takes time "
+    "and is not counted. The machine's float32 matrix product is timed in turn with the rounds. Memory is the most "
+    "that the point's own process held, Python and JAX included."
 )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfl.data import partition
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.skews import pack
+from jaxfl.data.packing import pack
 from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
 from jaxfl.schema import checked

@@ -21,7 +21,7 @@ from jaxfl.data import partition
 from jaxfl.data.building import check_square, check_still
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.labels import check_classes
-from jaxfl.data.skews import pack
+from jaxfl.data.packing import pack
 from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
 

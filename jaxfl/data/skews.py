@@ -5,15 +5,14 @@ own rows (in `hybrid` of its domain's rows); or, with `test_share=None`, the off
 classes of the client's group where it has such.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from jaxfl.data import partition
-from jaxfl.data.building import federate
 from jaxfl.data.clients import FederatedData, Split
+from jaxfl.data.packing import pack
 from jaxfl.data.sources import Source
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
@@ -265,36 +264,3 @@ def _federation(
         inputs, labels = source.inputs, source.labels
         train, test = partition.train_test_split(parts, 0.2 if test_share is None else test_share, seed=seed)
     return pack(source, skew, inputs, labels, train, test, group, group_names)
-
-
-def pack(
-    source: Source,
-    skew: str,
-    inputs: np.ndarray,
-    labels: np.ndarray,
-    train: partition.Parts,
-    test: Split | partition.Parts,
-    group: np.ndarray | None,
-    group_names: tuple[str, ...],
-    held_out: np.ndarray | None = None,
-    client_names: Sequence[str] = (),
-) -> FederatedData:
-    """Builds a federation from its parts and what the source knows about the examples."""
-    if source.fit is not None:
-        inputs, labels = source.fit(inputs, labels, np.unique(np.concatenate(train)))
-    data = federate(
-        inputs,
-        labels,
-        train,
-        test,
-        num_classes=source.num_classes,
-        group=group,
-        held_out=held_out,
-        mean=source.mean,
-        std=source.std,
-        name=f"{skew}-{source.name}",
-        group_names=group_names,
-        class_names=source.class_names,
-        client_names=client_names,
-    )
-    return dataclasses.replace(data, fitted=source.fit is not None)

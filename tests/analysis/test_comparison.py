@@ -389,6 +389,13 @@ def test_the_metric_that_runs_are_compared_by_is_shown(tmp_path):
     assert header[2:4] == ["validation_micro_accuracy", "micro"]
     assert [row[2:4] for row in rows] == [["50.00", "60.00"], ["<70.00>", "<64.00>"]]
     assert header[-4].endswith(" % of validation_micro_accuracy") and rows[1][-2] == "+20.00"
+    for name in ("fedavg", "ifca"):  # what the histories alone have
+        file = tmp_path / name / "history.jsonl"
+        records = [json.loads(line) | {"train_loss": 0.5} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(one) + "\n" for one in records))
+    found = compare(kept.read([tmp_path])[0], metric="train_loss", columns=("train_loss", "seeds"))
+    assert found.table()[1:] == [["fedavg", "0.5000", "1"], ["ifca", "0.5000", "1"]]
+    assert "train_loss mean" in found.to_csv()
 
 
 def test_runs_on_other_files_are_other_settings(tmp_path):

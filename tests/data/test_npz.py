@@ -96,6 +96,19 @@ def test_a_name_that_was_asked_for_must_be_there(path, options, message):
         npz.load(path, **options)
 
 
+def test_a_test_set_of_other_names_is_not_left_out(path):
+    np.savez(path, **TESTED, client=LABELS, person=LABELS, test_client=TEST_LABELS)
+    assert npz.load(path).test_clients.tolist() == TEST_LABELS.tolist()
+    with pytest.raises(ValueError, match="must hold the array test_person, .* set client to one of them, or add it"):
+        npz.load(path, client="person")
+
+
+def test_names_in_bytes_are_texts(path):
+    np.savez(path, **PLAIN, group=[b"u", b"\xc3\xa4"] * 10, class_names=[b"c"] * 10, client=[b"ann"] * 20)
+    source = npz.load(path)
+    assert source.group_names == ("u", "ä") and source.class_names == ("c",) * 10 and source.clients[0] == "ann"
+
+
 def test_floats_are_left_alone(path):
     np.savez(path, x=IMAGES.astype(np.float32), y=LABELS)
     source = npz.load(path)
@@ -125,6 +138,8 @@ def test_floats_are_left_alone(path):
         (PLAIN | {"group": LABELS, "group_names": ["a", "b"]}, r"group must hold numbers 0\.\.1, .* got 2; correct"),
         (PLAIN | {"group": ["a"] * 20, "group_names": ["a"]}, "group must hold numbers 0..0, .* got 'a'"),
         (PLAIN | {"group": np.full(20, np.nan)}, "group must say the group of each client, got NaN; leave"),
+        (PLAIN | {"domain": np.full(20, np.nan)}, "domain must say the domain of each example, got NaN; leave"),
+        (PLAIN | {"group": [b"\xff"] * 20}, "must have its bytes in UTF-8"),
         (PLAIN | {"domain": LABELS, "domain_names": ["a"]}, "domain must hold numbers 0..0, .* domain_names, got 1"),
         (PLAIN | {"x": np.uint8(3)}, r"x must be \[P, ...\], a row for each example"),
         (PLAIN | {"num_classes": [2, 3]}, r"num_classes must be one whole number above 0, got \[2, 3\]"),

@@ -144,8 +144,9 @@ def test_groups_are_those_of_clients(tmp_path):
         with pytest.raises(ValueError, match=message):
             parquet.load(path, **options)
     assert parquet.load(path, client="town", label="town", group="town").group_names == ("0", "1", "2")
-    path = write(path, column("group", LABELS))
-    assert parquet.load(path).client_groups is None
+    for values in ([0.5] * len(LABELS), [[1]] * len(LABELS), [None, *LABELS[1:]], LABELS):
+        path = write(path, column("group", values))
+        assert parquet.load(path).client_groups is None, "nobody has asked for it"
     with pytest.raises(ValueError, match="group group must be .* no client is known: set client, too"):
         parquet.load(path, group="group")
 

@@ -59,6 +59,12 @@ def test_no_row_is_two_clients_and_no_test_row_is_trained_on(skew, members, seed
     assert np.array_equal(again.train.rows, fed.train.rows) and np.array_equal(again.test.rows, fed.test.rows)
 
 
+def test_groups_without_official_test_rows_are_warned_of():
+    few = replace(source(test_rows=4), test_labels=np.zeros(4, np.int32))
+    with pytest.warns(UserWarning, match=r"has no row for 1 of 2 groups \(labels 2, 3\), .* set test_share=0.2"):
+        skews.pathological(few, num_clients=2, label_groups=((0, 1), (2, 3)))
+
+
 @pytest.mark.parametrize("skew", ["iid", "quantity", "pathological", "hybrid"])
 def test_the_official_test_set_is_nobodys_training_row(skew):
     origin = source(80, 20)

@@ -97,11 +97,22 @@ def values(where: str, role: str, column: Any) -> np.ndarray:
     """
     from pyarrow import types
 
+    if not readable(column.type):
+        raise ValueError(
+            f"{where}: {role} must be integers or strings, got {column.type}; set {role} to another column."
+        )
     column = column.dictionary_decode() if types.is_dictionary(column.type) else column
     if types.is_string(column.type) or types.is_large_string(column.type):
         return np.array(column.to_pylist(), str)
     if types.is_boolean(column.type):
         return column.to_numpy(zero_copy_only=False).astype(np.int64)
-    if types.is_integer(column.type):
-        return column.to_numpy().astype(np.int64)
-    raise ValueError(f"{where}: {role} must be integers or strings, got {column.type}; set {role} to another column.")
+    return column.to_numpy().astype(np.int64)
+
+
+def readable(kind: Any) -> bool:
+    """Returns whether `values` reads columns of an Arrow type."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    of_texts = types.is_string(kind) or types.is_large_string(kind)
+    return of_texts or types.is_boolean(kind) or types.is_integer(kind)

@@ -77,15 +77,22 @@ def load(
         raise ValueError(f"{path} must hold arrays x and y, and is empty; write it with np.savez(path, x=..., y=...).")
     asked = {key for key, default in (("client", "client"), ("group", "group")) if own[key] != default}
     tested = {"test_x", "test_y"} if {own["test_x"], own["test_y"], own["test_client"]} & set(file) else set()
+    # a test set of other names would be left out
+    tested |= {key for key in ("test_x", "test_y", "test_client") if key in found and own[key] not in file}
     for key in sorted({"x", "y"} | asked | tested, key=list(own).index):
         if own[key] not in file:
-            option = {"x": "image", "y": "label"}.get(key.removeprefix("test_"), key)
+            option = key.removeprefix("test_")
+            option = {"x": "image", "y": "label"}.get(option, option)
             raise ValueError(
                 f"{path} must hold the array {own[key]}, found only {found}; set {option} to one of them, or add it "
                 f"with np.savez."
             )
     arrays = {key: file[name] for key, name in own.items() if name in file}
     arrays |= {key: file[key] for key in EXTRAS if key in file}
+    try:
+        arrays = {key: np.char.decode(one) if one.dtype.kind == "S" else one for key, one in arrays.items()}
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must have its bytes in UTF-8 ({error}); write texts.") from error
     return _source(path, arrays, own)
 
 
@@ -116,9 +123,13 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
     for key in ("group", "domain", "class_group"):
         for column in (column for column in (key, f"test_{key}") if column in arrays and key in names):
             checks.check_numbers(path, own.get(column, column), arrays[column], f"{key}_names", len(names[key]))
+    for key, of in {"group": "client", "domain": "example", "test_domain": "example"}.items():
+        if key in arrays and (arrays[key] != arrays[key]).any():
+            raise ValueError(
+                f"{path}: {own.get(key, key)} must say the {key.removeprefix('test_')} of each {of}, got NaN; leave "
+                "the array out."
+            )
     groups = arrays.get("group")
-    if groups is not None and (groups != groups).any():
-        raise ValueError(f"{path}: group must say the group of each client, got NaN; leave the array out.")
     if groups is not None and "group" not in names and origin is None:
         values, groups = np.unique(groups, return_inverse=True)
         names["group"] = tuple(map(str, values))

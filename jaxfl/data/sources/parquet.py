@@ -6,7 +6,7 @@ decoded batch by batch into one array that is allocated once.
 
 import io
 import json
-import re
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,11 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data import bounded
-from jaxfl.data.sources import arrow
+from jaxfl.data.sources import arrow, shards
 from jaxfl.data.sources.base import Folder, Row, Source, warn_of_gaps
 
-HELP = "give a .parquet file, or the folder of such files, as data_dir"
 BATCH = 256  # rows decoded at once
 MAGIC = b"PAR1"
-SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
-SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 CANDIDATES = {
     "image": ("image", "img", "x", "pixels", "pixel_values"),
     "label": ("label", "labels", "y", "character", "fine_label", "target"),
@@ -48,25 +45,26 @@ def load(
     Args:
         data_dir: a file, or a folder.
         image, label, client, group: names of columns; empty takes the first of `CANDIDATES` that is there, if any.
-            A detected group is ignored where it differs within a client; one that was asked for is refused.
+            A detected group is ignored where it differs within a client, is of another type, or is missing in a row;
+            one that was asked for is refused.
         split: the split to train on.
 
     Raises:
         FileNotFoundError: there is no parquet file, or a shard is missing.
         ValueError: a file is damaged, a column missing or of another type, a value missing, or images differ in shape.
     """
-    files = _files(data_dir)
-    train_files, test_files = (files, []) if files == [Path(data_dir or "")] else _shards(files, split, "test")
+    files = shards.files_in(data_dir)
+    train_files, test_files = (files, []) if files == [Path(data_dir or "")] else shards.of_splits(files, split, "test")
     schema = _schema(train_files[0])
     asked = {"image": image, "label": label, "client": client, "group": group}
-    columns = {role: _column(train_files[0], schema.names, role, name) for role, name in asked.items()}
+    columns = {role: _column(train_files, schema.names, role, name) for role, name in asked.items()}
     train = _read(train_files, {role: name for role, name in columns.items() if name})
     test: dict[str, np.ndarray] = {}
     if test_files:
         there = _schema(test_files[0]).names
         wanted = {role: name for role, name in columns.items() if role != "group" and name}
         for role in ("image", "label"):
-            _column(test_files[0], there, role, wanted[role])
+            _column(test_files, there, role, wanted[role])
         test = _read(test_files, {role: name for role, name in wanted.items() if name in there})
         first, second = ((part["image"].dtype, part["image"].shape[1:]) for part in (train, test))
         if first != second:
@@ -75,7 +73,7 @@ def load(
     groups, group_names = _groups(train_files[0], train, columns["group"], asked=bool(group))
     pixels = train["image"].dtype == np.uint8
     return Source(
-        Path(data_dir or "").stem,
+        Path(os.path.abspath(data_dir or "")).stem,  # of "." too
         train["image"],
         train["label"],
         num_classes,
@@ -89,47 +87,6 @@ def load(
         mean=0.0 if pixels else None,
         std=255.0 if pixels else None,
     )
-
-
-def _files(data_dir: Folder) -> list[Path]:
-    """Returns the parquet files of a file or a folder, sorted by name."""
-    if data_dir is None:
-        raise FileNotFoundError(f"parquet needs data_dir: none was given; {HELP}.")
-    top = Path(data_dir)
-    if top.is_file():
-        return [top]
-    if files := sorted(top.glob("*.parquet")):
-        return files
-    below = sorted({path.parent for path in top.glob("*/*.parquet")})
-    if len(below) > 1:
-        raise FileNotFoundError(f"{top} has parquet files in {[path.name for path in below]}; give one as data_dir.")
-    if not below:
-        raise FileNotFoundError(f"parquet needs *.parquet or data/*.parquet: not found in {top}; {HELP}.")
-    return sorted(below[0].glob("*.parquet"))
-
-
-def _shards(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
-    """Returns the files of the split to train on and those of the split to test on, which may be none."""
-    splits: dict[str, list[Path]] = {}
-    for path in files:
-        shard = SHARD.fullmatch(path.stem)
-        splits.setdefault(shard["split"] if shard else path.stem, []).append(path)
-    split, test = wanted
-    if split == "train" and not set(splits) & set(SPLITS):
-        return [list(files), []]
-    if split not in splits:
-        raise ValueError(
-            f"split must be one of {sorted(splits)} in {files[0].parent}, got {split!r}; set split to one."
-        )
-    for path in (path for name in {split, test} & set(splits) for path in splits[name]):
-        if (shard := SHARD.fullmatch(path.stem)) is None:
-            continue
-        if (count := len(splits[shard["split"]])) > int(shard["count"]):
-            raise ValueError(f"{path.parent} has {count} files of {shard['split']}, where {path.name} says how many.")
-        for number in range(int(shard["count"])):
-            if not (other := path.with_name(f"{shard['split']}-{number:05}-of-{shard['count']}.parquet")).is_file():
-                raise FileNotFoundError(f"{other.name} is not among the files in {path.parent}; get the missing shard.")
-    return [splits[split], splits.get(test, []) if test != split else []]
 
 
 def _damaged(path: Path, error: object) -> ValueError:
@@ -157,17 +114,26 @@ def _schema(path: Path) -> Any:
         raise _damaged(path, error) from error
 
 
-def _column(path: Path, found: Sequence[str], role: str, name: str) -> str:
-    """Returns the column of a role: the one that was asked for, or the first candidate; "" for no makers."""
+def _column(files: Sequence[Path], found: Sequence[str], role: str, name: str) -> str:
+    """Returns the column of a role: the one that was asked for, or the first candidate; "" for no makers or groups."""
     if name or role in ("image", "label"):
         candidates = (name,) if name else CANDIDATES[role]
         column = next((candidate for candidate in candidates if candidate in found), None)
         if column is None:
             raise ValueError(
-                f"{path} must have a column {' or '.join(candidates)}, found {list(found)}; set {role} to one of them."
+                f"{files[0]} must have a column {' or '.join(candidates)}, found {list(found)}; set {role} to one of "
+                "them."
             )
         return column
-    return next((candidate for candidate in CANDIDATES[role] if candidate in found), "")
+    there = (one for one in CANDIDATES[role] if one in found)
+    return next((one for one in there if role != "group" or _tells_groups(files, one)), "")
+
+
+def _tells_groups(files: Sequence[Path], column: str) -> bool:
+    """Returns whether a column that nobody asked for has an integer, a truth value or a text in every row."""
+    if not arrow.readable(_schema(files[0]).field(column).type):
+        return False
+    return not any(batch.column(0).null_count for path in files for _, batch in _batches(path, [column]))
 
 
 def _batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
@@ -279,7 +245,7 @@ def _groups(
 def _find(data_dir: Folder) -> Path | None:
     """Returns the file or the folder if it holds parquet files."""
     try:
-        files = _files(data_dir)
+        files = shards.files_in(data_dir)
     except FileNotFoundError:
         return None
     with files[0].open("rb") as file:
@@ -291,7 +257,7 @@ ROW = Row(
     find=_find,
     summary="images and labels[, client, group] in the .parquet files that data_dir names, as on Hugging Face's hub",
     licence="yours",
-    own=_files,
+    own=shards.files_in,
     num_bytes=0,
     num_classes=None,
     makers="client",

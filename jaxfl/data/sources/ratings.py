@@ -5,7 +5,7 @@ Reference: Bates et al., "Fitting linear mixed-effects models using lme4", Journ
 
 from pathlib import Path
 
-from jaxfl.data.sources import table
+from jaxfl.data.sources import columns, table
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Row, Source, folders, locate, require
 
 LAYOUTS = {"csv.gz": ("insteval.csv.gz",), "csv": ("insteval.csv",)}
@@ -28,7 +28,7 @@ def load(data_dir: Folder = None) -> Source:
     """
     layout, place = require("ratings", LAYOUTS, folders("ratings", data_dir), HELP)
     path = place / LAYOUTS[layout][0]
-    found = table.names_in(path)
+    found = columns.names_in(path)
     if missing := [name for name in COLUMNS if name not in found]:
         raise ValueError(f"{path} must have the columns {', '.join(COLUMNS)}: {missing[0]} is missing; {HELP}.")
     return table.source_of("ratings", path, ROLES, "number")

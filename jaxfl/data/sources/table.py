@@ -6,20 +6,18 @@ mean, and a category that only test rows have is all zeros. (The rows of held-ou
 for validation are training rows here. A real federation would add up sums and squares for the same numbers.)
 """
 
+import datetime
 import functools
-import io
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxfl.data import bounded
+from jaxfl.data.sources import columns as files
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Row, Source
 from jaxfl.schema import checked, did_you_mean
 
-PARQUET = b"PAR1"
 UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # what pandas calls a column without a name, such as a frame's index
 OF_CLASSES = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
 Kind = Literal["auto", "number", "class"]
@@ -80,7 +78,7 @@ def load(
             got = f"{data_dir} is a folder; name the file in it"
         raise FileNotFoundError(f"table needs data_dir, the path of a csv or parquet file with a header: {got}.")
     path = Path(data_dir)
-    columns = names_in(path)
+    columns = files.names_in(path)
     asked = Roles(target, client, group, _split(categories), _split(numbers))
     if not target:
         raise ValueError(f"target must be the column to predict, one of {', '.join(columns)}; set target.")
@@ -112,7 +110,7 @@ def source_of(name: str, path: Path, roles: Roles, target_kind: Kind = "auto", *
     if not roles.categories + roles.numbers:
         raise ValueError(f"{path} must have columns to predict from; name them in categories or numbers.")
     there = {one for part in roles for one in ((part,) if isinstance(part, str) else part) if one}
-    frame = _read(path, sorted(there))
+    frame = files.read(path, sorted(there))
     if not len(frame[roles.target]):
         raise ValueError(f"{path} must have rows, got none.")
     numbers = [_numbers(path, one, frame[one]) for one in roles.numbers]
@@ -122,7 +120,7 @@ def source_of(name: str, path: Path, roles: Roles, target_kind: Kind = "auto", *
     class_names: tuple[str, ...] = ()
     counts = target.dtype != bool and not _read_numbers(target)[1]  # truth values are names, as those of a csv file are
     if target_kind == "number" or (target_kind == "auto" and counts):
-        labels, num_classes = _numbers(path, roles.target, target), 1
+        labels, num_classes = _numbers(path, roles.target, target, or_else="leave target_kind=number out"), 1
         labels = labels if scale_target else labels.astype(np.float32)
     else:
         if scale_target:
@@ -177,70 +175,6 @@ def fitted(
     return np.concatenate(parts, 1, dtype=np.float32), labels
 
 
-def names_in(path: Path) -> list[str]:
-    """Returns the names of a table's columns."""
-    if _is_parquet(path):
-        from pyarrow import parquet
-
-        return [str(name) for name in _opened(path, lambda: parquet.read_schema(path).names)]
-    import pandas
-
-    content = _opened(path, lambda: bounded.content(path))
-
-    def first(**options: Any) -> pandas.DataFrame:
-        return _opened(path, lambda: pandas.read_csv(io.BytesIO(content), nrows=1, dtype=str, **options))
-
-    written = [name for name in first(header=None).iloc[0] if isinstance(name, str)]  # others have none
-    if twice := [name for name in written if written.count(name) > 1]:  # pandas would call the second another name
-        raise ValueError(f"{path} must have a name of its own for every column, got {twice[0]!r} twice; rename one.")
-    frame = first()
-    # of more fields than names, pandas takes the first for names of rows, or leaves the last out
-    if not isinstance(frame.index, pandas.RangeIndex):
-        raise ValueError(
-            f"{path} must have a name for every column: its rows have more fields than its first line, by a comma at "
-            "their end or by numbers of rows; name or remove these."
-        )
-    return [str(name) for name in frame.columns]
-
-
-def _read(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns columns of a table: texts of a csv file, and what they are of a parquet file."""
-    import pandas
-
-    if _is_parquet(path):
-        from pyarrow import parquet
-
-        def read() -> Any:
-            metadata = parquet.read_metadata(path)
-            said = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-            bounded.check(said, path.stat().st_size, f"{path}: ")
-            return parquet.read_table(path, columns=list(columns)).to_pandas(ignore_metadata=True)
-
-        frame = _opened(path, read)
-    else:
-
-        def read() -> Any:
-            # all columns: pandas counts the fields of no line where it is asked for some
-            return pandas.read_csv(io.BytesIO(bounded.content(path)), dtype=str, keep_default_na=False)
-
-        frame = _opened(path, read)
-    return {name: frame[name].to_numpy() for name in columns}
-
-
-def _opened(path: Path, read: Any) -> Any:
-    """Returns what is read, or says that the file is damaged."""
-    try:
-        return read()
-    except (OSError, ValueError, KeyError) as error:  # pandas and pyarrow raise kinds of these
-        raise ValueError(f"{path} is no csv or parquet file, or a damaged one ({error}); get it again.") from error
-
-
-def _is_parquet(path: Path) -> bool:
-    """Returns whether a file begins as parquet does."""
-    with path.open("rb") as file:
-        return file.read(4) == PARQUET
-
-
 def _split(names: str) -> tuple[str, ...]:
     """Returns the names between colons."""
     return tuple(name for name in names.split(":") if name)
@@ -255,12 +189,13 @@ def _read_numbers(values: np.ndarray) -> tuple[np.ndarray, tuple[int, Any] | Non
     return numbers, (int(np.argmax(wrong)), values[np.argmax(wrong)]) if wrong.any() else None
 
 
-def _numbers(path: Path, name: str, values: np.ndarray) -> np.ndarray:
-    """Returns a column as numbers."""
+def _numbers(path: Path, name: str, values: np.ndarray, or_else: str = "") -> np.ndarray:
+    """Returns a column as numbers; what else there is to do where a value is none, or else to name it a category."""
     numbers, wrong = _read_numbers(values)
     if wrong is not None:
         row, value = wrong
-        named = f", or name {name} in categories" if isinstance(value, str) and value else ""
+        of_words = isinstance(value, str | datetime.date) and value != ""
+        named = f", or {or_else or f'name {name} in categories'}" if of_words else ""
         raise ValueError(
             f"{path}: {name} must be numbers, got {value!r} in row {row}; fill the value, leave the row out{named}."
         )
@@ -271,6 +206,11 @@ def _words(path: Path, name: str, values: np.ndarray) -> np.ndarray:
     """Returns a column as texts."""
     import pandas
 
+    if lists := [row for row, value in enumerate(values) if isinstance(value, list | dict | np.ndarray)]:
+        raise ValueError(
+            f"{path}: {name} must have a text or a number in each row, got a {type(values[lists[0]]).__name__} in row "
+            f"{lists[0]}; take another column."
+        )
     missing = pandas.isna(values) | (values.astype(str) == "")
     if missing.any():
         raise ValueError(

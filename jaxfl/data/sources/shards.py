@@ -1,0 +1,52 @@
+"""Which parquet files of a folder are of which split, as Hugging Face's hub names them."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxfl.data.sources.base import Folder
+
+HELP = "give a .parquet file, or the folder of such files, as data_dir"
+SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
+SPLITS = ("train", "test", "validation", "valid", "val", "dev")
+
+
+def files_in(data_dir: Folder) -> list[Path]:
+    """Returns the parquet files of a file or a folder, sorted by name."""
+    if data_dir is None:
+        raise FileNotFoundError(f"parquet needs data_dir: none was given; {HELP}.")
+    top = Path(data_dir)
+    if top.is_file():
+        return [top]
+    if files := sorted(top.glob("*.parquet")):
+        return files
+    below = sorted({path.parent for path in top.glob("*/*.parquet")})
+    if len(below) > 1:
+        raise FileNotFoundError(f"{top} has parquet files in {[path.name for path in below]}; give one as data_dir.")
+    if not below:
+        raise FileNotFoundError(f"parquet needs *.parquet or data/*.parquet: not found in {top}; {HELP}.")
+    return sorted(below[0].glob("*.parquet"))
+
+
+def of_splits(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
+    """Returns the files of the split to train on and those of the split to test on, which may be none."""
+    splits: dict[str, list[Path]] = {}
+    for path in files:
+        shard = SHARD.fullmatch(path.stem)
+        splits.setdefault(shard["split"] if shard else path.stem, []).append(path)
+    split, test = wanted
+    if split == "train" and not set(splits) & set(SPLITS):
+        return [list(files), []]
+    if split not in splits:
+        raise ValueError(
+            f"split must be one of {sorted(splits)} in {files[0].parent}, got {split!r}; set split to one."
+        )
+    for path in (path for name in {split, test} & set(splits) for path in splits[name]):
+        if (shard := SHARD.fullmatch(path.stem)) is None:
+            continue
+        if (count := len(splits[shard["split"]])) > int(shard["count"]):
+            raise ValueError(f"{path.parent} has {count} files of {shard['split']}, where {path.name} says how many.")
+        for number in range(int(shard["count"])):
+            if not (other := path.with_name(f"{shard['split']}-{number:05}-of-{shard['count']}.parquet")).is_file():
+                raise FileNotFoundError(f"{other.name} is not among the files in {path.parent}; get the missing shard.")
+    return [splits[split], splits.get(test, []) if test != split else []]
