@@ -1,12 +1,16 @@
 """A method that is in no table of a paper gets a row in each: what it would have made there."""
 
 import dataclasses
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from experiments.harness.base import Cell, Experiment
+from jaxfl import files
 from jaxfl.settings import methods
 
+FILE = "methods.json"  # of a folder of results: those that have a row there, with their items
 TRAINING = ("local_epochs", "batch_size", "weighting")  # options of methods that a table sets for all of its rows
 
 
@@ -51,3 +55,22 @@ def with_method(experiment: Experiment, method: str, items: Sequence[str] = ()) 
         for name, scale in experiment.scales.items()
     }
     return dataclasses.replace(experiment, scales=scales)
+
+
+def remember(folder: Path, method: str, items: Sequence[str]) -> None:
+    """Notes that a method has a row in a folder of results; with other items it takes the place of its row."""
+    folder.mkdir(parents=True, exist_ok=True)
+    there = {**remembered(folder), method: [*items]}
+    files.write_text(folder / FILE, json.dumps(there, indent=1, sort_keys=True) + "\n")
+
+
+def remembered(folder: Path) -> dict[str, list[str]]:
+    """Returns the methods that have a row in a folder of results, and their items."""
+    return json.loads((folder / FILE).read_text(encoding="utf-8")) if (folder / FILE).is_file() else {}
+
+
+def with_remembered(experiment: Experiment, folder: Path) -> Experiment:
+    """Returns the experiment with a row for each method that has one in a folder of results."""
+    for method, items in remembered(folder).items():
+        experiment = with_method(experiment, method, items)
+    return experiment

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import base, claims, figures, results, studies
+from experiments.harness import base, claims, figures, others, results, studies
 from experiments.harness.base import Cell, Experiment, Study
 from experiments.harness.entries import EMPTY, Entry, collect, runs, tables
 from jaxfl.cli import page
@@ -221,7 +221,8 @@ def reports(name: str | None = None, scale: str | None = None, out: Path | None 
         for one in [scale] if scale is not None else made or ["laptop"]:
             experiment.scale(one)
             folder = experiment.results(one) if out is None else out
-            written, entries = write(experiment, one, folder), collect(experiment, one, folder)
+            whole = others.with_remembered(experiment, folder)
+            written, entries = write(whole, one, folder), collect(whole, one, folder)
             blocks = [block for table in tables(entries) for block in (page.Text(table), comparison(entries, table))]
             heading = page.Heading(1, f"{experiment.name}, {one}")
             said.append(page.markdown([heading, *blocks, page.Text(f"{written} and {HTML} beside it")]))

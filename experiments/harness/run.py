@@ -74,9 +74,11 @@ def reproduce(
     if method is not None:
         if out is None:
             raise ValueError(f"method {method!r} is no row of the paper's; add --out DIR, a folder for its results.")
-        experiment = others.with_method(experiment, method, items)
-        chosen = [cell for cell in experiment.scale(scale).cells if cell.row == method]
+        chosen = [
+            cell for cell in others.with_method(experiment, method, items).scale(scale).cells if cell.row == method
+        ]
         _beside(experiment.results(scale), out)
+        others.remember(out, method, items)
     elif items:
         raise ValueError("items are options of a method; add --method NAME.")
     chosen = base.select(chosen, only)
@@ -116,7 +118,7 @@ def reproduce(
         except Exception as error:  # as above
             failed += 1
             _say(console, f"{study.label} failed: {type(error).__name__}: {error}", style="red")
-    written = report.write(experiment, scale, folder)
+    written = report.write(others.with_remembered(experiment, folder), scale, folder)
     made = f"{len(missing) - failed} made, {len(wanted) - len(missing)} were there, {failed} failed"
     _say(console, f"{name}, {scale}: {made}; {written}", style="red" if failed else None)
     return 1 if failed else 0

@@ -327,6 +327,15 @@ def test_another_method_has_a_row_beside_what_was_made(small, tmp_path, monkeypa
     assert (mine / "results.jsonl").read_bytes().startswith(kept)
     text = (mine / "report" / "report.md").read_text(encoding="utf-8")
     assert "| fesem |" in text and "jaxfl run fesem --data" in text
+    assert run.reproduce("small", "paper", out=mine, method="fedprox") == 0
+    (mine / "report" / "report.md").unlink()
+    said = report.reports("small", "paper", mine)
+    text = (mine / "report" / "report.md").read_text(encoding="utf-8")
+    assert all(
+        f"| {name} |" in page and f"| {name} | – |" not in page
+        for name in ("fesem", "fedprox")
+        for page in (said, text)
+    )
 
 
 def test_failures_stop_nothing_and_are_tried_again(small, tmp_path, capsys):
