@@ -74,7 +74,7 @@ class Task(NamedTuple):
         dense: its dense layers, or None where none are known.
         replaced: kinds and counts of the network's convolutions and poolings that are computed in a fast form.
         widest: bytes of the largest array that a network with such operations makes of a row; 0 without them.
-        metrics: of the outputs, for test rows.
+        metrics: of the outputs, for test rows; accuracy and F1 of classes where none are given.
         averages: running averages of batch normalisation, or None where the model has none.
         losses: `(model, batch, key) -> [B]`, the loss of each row, whose mean `loss` is; None where it is not known,
             see `row_losses`.
