@@ -50,6 +50,15 @@ def let_in(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan
     unseen = dataclasses.replace(after, held_out=before.held_out)  # so that rules for unseen clients are theirs
     here = ids.astype(np.int32)
     found = assigned(method, plan, key, kept_rows.at_hand(state, here, plan.place), unseen, here)
+    return _in_clusters(state, found, ids, plan)
+
+
+def _in_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
+    """Returns the state with some clients in the clusters that were found; and so the state of a solver in it."""
     cluster = np.array(state.cluster)
     cluster[ids] = np.asarray(found.cluster)[ids]
-    return with_field(state, "cluster", tree.placed(jnp.asarray(cluster), plan.place))
+    state = with_field(state, "cluster", tree.placed(jnp.asarray(cluster), plan.place))
+    solver = getattr(state, "solver", None)
+    if not hasattr(solver, "cluster"):
+        return state
+    return with_field(state, "solver", _in_clusters(solver, found.solver, ids, plan))

@@ -115,6 +115,20 @@ def test_arrivals_are_let_in_by_join_or_else_like_unseen_clients(ifca):
     np.testing.assert_array_equal(cluster(ifca._replace(assign=keep_clusters)), 0)
 
 
+def test_the_solver_of_ditto_lets_in_as_it_does_alone():
+    task, late = linear_task(), drift.drift(clustered_linear(12, 2, 20, 4, 3), 6, arrive=0.34, seed=1)
+    cfl = methods.cfl(
+        *(task, optax.sgd(0.3)),
+        **{"local_epochs": 2, "relative": False, "eps1": 1e3, "eps2": 1e-6, "gamma_max": 0.0, "min_clients": 8},
+    )
+    options = {"rounds": 7, "cohort": 1.0, "eval_every": 7, "plan": Plan(chunk=1)}
+    alone = jaxfl.run(cfl, late, **options).state
+    within = jaxfl.run(methods.ditto(task, optax.sgd(0.3), solver=cfl, local_epochs=2), late, **options).state.solver
+    assert len({*np.asarray(alone.cluster)[arriving(late)].tolist()}) > 1, "they go to several clusters"
+    np.testing.assert_array_equal(within.cluster, alone.cluster)
+    assert_close(within.models, alone.models, "w does not know of the personal models")
+
+
 class Slots(NamedTuple):
     models: jax.Array  # [K]
     cluster: jax.Array
