@@ -15,7 +15,7 @@ open there is settled here:
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -131,10 +131,16 @@ def elbow(x: Sequence[float], y: Sequence[float]) -> int:
         x: ascending `[M]`.
         y: `[M]`.
 
+    Raises:
+        ValueError: they are not as many finite numbers.
+
     >>> elbow([1, 2, 3, 4], [10.0, 3.0, 2.0, 1.0])
     1
     """
-    across, down = (_scaled(np.asarray(values, float)) for values in (x, y))
+    points = [np.asarray(values, float) for values in (x, y)]
+    if points[0].ndim != 1 or points[0].shape != points[1].shape or not points[0].size or not np.isfinite(points).all():
+        raise ValueError(f"x and y must be as many finite numbers, one or more, got {x!r} and {y!r}.")
+    across, down = map(_scaled, points)
     chord = down[0] + (down[-1] - down[0]) * across
     return int(np.argmax(np.round(chord - down, 12)))
 
@@ -182,10 +188,10 @@ def _check(
             "data must have clients with at least 2 training rows, one to train on and one to set aside, that are not "
             "held out; got none."
         )
-    numbers = list(candidates)
+    numbers = list(candidates) if isinstance(candidates, Iterable) else [None]
     if not all(isinstance(number, (int, np.integer)) and number >= 1 for number in numbers):
         raise ValueError(f"candidates must be numbers of clusters, at least 1, got {candidates!r}.")
-    numbers = sorted(map(int, numbers))
+    numbers = sorted(int(number) for number in numbers if number is not None)
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"candidates must be one or more different numbers, got {candidates!r}; (1, 2, 4) is fine.")
     if numbers[-1] > sampled:

@@ -13,6 +13,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import host_rng
+from jaxfl.schema import check_type
 from jaxfl.simulation.finetune import FineTune, trainer
 from jaxfl.simulation.kept_rows import at_hand, shapes_whole
 from jaxfl.simulation.program import initialiser, shapes_of
@@ -89,6 +90,7 @@ def local_sketches(
     >>> sketches.points.shape, sketches.clients.shape
     ((6, 650), (6,))
     """
+    check_type("train", train, FineTune)
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}; the error of a distance is about 1 / sqrt(size).")
     data, state, key = result.data, result.state, jax.random.key(result.seed)

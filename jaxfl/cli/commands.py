@@ -220,6 +220,7 @@ def plan_command(
     with errors():
         settings = options.route(method, data, items or ())
         rounds, share = defaults(data, None, cohort)
+        several = 1 if seeds is None else len(seeds_of(seeds))
         drift = settings.data.get("drift_round") or 0
         job.check(wanted := job.Job(settings, max(rounds, drift + 1), share))
         console = stderr()
@@ -234,7 +235,7 @@ def plan_command(
                 plan=options.plan(settings),
                 devices=settings.run.get("devices"),
                 resident=settings.run.get("resident", "auto"),
-                seeds=1 if seeds is None else len(seeds_of(seeds)),
+                seeds=several,
             )
         print(taken)
         if time:

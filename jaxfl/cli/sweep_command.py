@@ -130,6 +130,10 @@ def _make(name: str, jobs: Sequence[job.Job], quiet: bool, html: bool) -> bool:
     """
     missing, console = [one for one in jobs if one.done() is None], stderr(quiet=quiet)
     said = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
+    kept = (one.evaluated() for one in jobs if one.done() is not None)
+    other = [every for every in kept if every is not None and every != jobs[0].eval_every]
+    if jobs[0].eval_every is not None and other:
+        said += f"; what is there was evaluated every {min(other)} rounds, in another --out it is evaluated anew"
     console.print(f"{name}: {said}", highlight=False, markup=False)
     for begun in (True, False):  # those that were begun are ended first
         if some := [one for one in missing if one.begun() is begun]:

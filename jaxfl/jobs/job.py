@@ -79,6 +79,11 @@ class Job(NamedTuple):
         summary = None if self.out is None else RunDirectory(self.out).summary()
         return summary if summary is not None and summary.get("rounds") == self.rounds else None
 
+    def evaluated(self) -> int | None:
+        """Returns the rounds between evaluations of what is kept of the run; None if nothing is."""
+        config = None if self.out is None else RunDirectory(self.out).config()
+        return None if config is None else Schedule.of(self.rounds, config.get("eval_every")).eval_every
+
     def identity(self) -> dict[str, Any]:
         """Returns what the numbers depend on: rounds may be added, and where the data lie does not matter.
 

@@ -55,6 +55,8 @@ def layer_gaps(
     layers = list(layers)
     if not panels or not layers:
         raise ValueError(f"gaps must be of at least one distance and layer, got {len(panels)} and {len(layers)}.")
+    for name in recommended if isinstance(recommended, Mapping) else ():
+        check_word("recommended", name, panels)
     marked = {name: recommended.get(name) if isinstance(recommended, Mapping) else recommended for name in panels}
     for name, values in panels.items():
         if len(values) != len(layers):

@@ -122,7 +122,7 @@ def run_mapped(
     [(0.0, 0), (0.0, 1), (0.1, 0), (0.1, 1)]
     """
     sampling.check_sampler(sampler)
-    numbers = [float(value) for value in values]
+    numbers = [math.nan if isinstance(value, str) else float(value) for value in values]
     if not numbers or not all(map(math.isfinite, numbers)):
         raise ValueError(f"values must be one or more finite numbers, got {values!r}; [0.0, 0.1, 1.0] is fine.")
     if rounds < 1:
@@ -132,7 +132,13 @@ def run_mapped(
         raise ValueError("data must have the same clients in all rounds, got some that arrive or leave; use jaxfl.run.")
     check_one_or_several(seed, seeds)
     size, seeds = cohort_size(cohort, data), check_seeds([seed or 0] if seeds is None else seeds)
-    methods = [make(number) for number in numbers]  # a value that is out of range is refused here
+    try:
+        methods = [make(number) for number in numbers]  # a value that is out of range is refused here
+    except TypeError as error:
+        raise ValueError(
+            f"make must return a method of any number, whole or not, which is computed with: {error} Run the values "
+            "one after the other with jaxfl.run."
+        ) from error
     if not isinstance(methods[0], Method):
         raise ValueError(f"make must return a method from a factory of jaxfl.methods, got {methods[0]!r}.")
     check_learns(methods[0].task, data)

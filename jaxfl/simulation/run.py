@@ -156,7 +156,7 @@ def run(
     check_learns(method.task, of_each[0])
     check_callbacks(callbacks)
     for one in of_each:
-        check_measured(callbacks, one)
+        check_measured(callbacks, one, tuned=finetune is not None)
     sampling.check_sampler(sampler)
     check_config(config)
     if checkpoint_dir == "":

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import keep_copy
+from jaxfl.schema import check_type
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.directory import CONFIG, PLACE, RunDirectory
 from jaxfl.simulation.loggers import OF_GROUPS
@@ -89,6 +90,7 @@ class EarlyStopping:
     """
 
     def __init__(self, patience: int, metric: str | None = None):
+        check_type("patience", patience, int)
         if patience < 1:
             raise ValueError(f"patience must be at least 1 evaluation, got {patience}.")
         self.patience, self._best = patience, _Best(metric)
@@ -102,19 +104,29 @@ class EarlyStopping:
         self._best.forget()
 
 
-def check_measured(callbacks: Sequence[Callback], data: FederatedData) -> None:
-    """Raises ValueError if a callback waits for a metric that is never known: of test rows or groups that are not."""
+def check_measured(callbacks: Sequence[Callback], data: FederatedData, *, tuned: bool) -> None:
+    """Raises ValueError if a callback waits for a metric that is never known: of rows, groups or models that are not.
+
+    Args:
+        callbacks: of the run.
+        data: that it runs on.
+        tuned: whether models are fine-tuned, too.
+    """
     for one in callbacks:
-        if isinstance(one, EarlyStopping | BestCheckpoint) and (lacking := _lacking(one._best.metric, data)):
+        if isinstance(one, EarlyStopping | BestCheckpoint) and (lacking := _lacking(one._best.metric, data, tuned)):
             raise ValueError(
                 f"{type(one).__name__} with metric={one._best.metric!r} needs {lacking}; give it metric='train_loss', "
                 "or 'validation_loss' where there are validation rows."
             )
 
 
-def _lacking(metric: str | None, data: FederatedData) -> str:
-    """Returns what data lack for a metric, in words; nothing where they lack nothing."""
+def _lacking(metric: str | None, data: FederatedData, tuned: bool) -> str:
+    """Returns what a run lacks for a metric, in words; nothing where it lacks nothing."""
     name = "loss" if metric is None else metric.removeprefix("finetuned_")
+    if metric not in (None, name) and not tuned:
+        return "models that are fine-tuned, and finetune is None"
+    if name.startswith("validation_"):
+        return "rows that are set apart (validation=0.1), and there are none" if data.validation is None else ""
     if name in OF_GROUPS:
         return "true groups, and the data name none" if data.group is None else ""
     tested = np.asarray(data.test.size) > 0
@@ -137,6 +149,7 @@ class TimeLimit:
     """
 
     def __init__(self, seconds: float):
+        check_type("seconds", seconds, float)
         if not seconds > 0:
             raise ValueError(f"seconds must be above 0, got {seconds}.")
         self.seconds = seconds

@@ -209,6 +209,9 @@ def test_the_elbow_is_farthest_below_the_chord(distances, place):
 def test_the_elbow_minds_how_far_apart_candidates_are():
     assert elbow([1, 2, 3, 4], [10, 6, 2.5, 1]) == 2
     assert elbow([1, 2, 16, 17], [10, 6, 2.5, 1]) == 1
+    for x, y in (([], []), ([1, 2, 3], [1.0, 2.0]), ([1, 2, 3], [1.0, np.nan, 0.0])):
+        with pytest.raises(ValueError, match="x and y must be as many finite numbers, one or more"):
+            elbow(x, y)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +221,7 @@ def test_the_elbow_minds_how_far_apart_candidates_are():
         ({"candidates": ()}, r"candidates must be one or more different numbers, got \(\)"),
         ({"candidates": (2, 2)}, r"candidates must be one or more different numbers, got \(2, 2\)"),
         ({"candidates": (0, 1)}, r"candidates must be numbers of clusters, at least 1, got \(0, 1\)"),
+        ({"candidates": 2}, "candidates must be numbers of clusters, at least 1, got 2"),
         ({"candidates": (1, 2.5)}, r"candidates must be numbers of clusters, at least 1, got \(1, 2.5\)"),
         ({"candidates": (1, 11)}, r"candidates must be at most the number of sampled clients \(10\), got 11"),
         ({"candidates": (1, 17), "num_clients": 99}, r"at most the number of sampled clients \(16\), got 17"),

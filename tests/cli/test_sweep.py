@@ -104,7 +104,9 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
     capsys.readouterr()
     assert sweep(*words, "num_clusters=2,3", "--seeds", "0") == 0
     told = capsys.readouterr()
-    assert "fedavg: done" in told.err
+    assert "fedavg: done\n" in told.err
+    assert sweep(*words, "num_clusters=2", "--seeds", "0", "--eval-every", "2") == 0
+    assert "fedavg: done; what is there was evaluated every 1 rounds, in another --out it" in capsys.readouterr().err
     assert "ifca-num_clusters=2: 1 of 1 runs to make" in told.err
     assert not (out / "ifca-num_clusters=2").exists(), "it is there, under the name that it was given"
     assert "ifca num_clusters=3" in told.out

@@ -266,6 +266,7 @@ def test_layer_gaps_of_one_distance_and_many_layers():
         (({}, ["a"]), {}, "at least one distance and layer, got 0 and 1"),
         (([], []), {}, "got 1 and 0"),
         (([1.0], ["a"]), {"recommended": "b"}, 'recommended must be "a", got "b"'),
+        (({"cos": [1.0]}, ["a"]), {"recommended": {"l2": "a"}}, 'recommended must be "cos", got "l2"'),
     ],
 )
 def test_layer_gaps_refuse(arguments, more, words):

@@ -370,10 +370,14 @@ def test_who_waits_for_test_rows_is_told_that_there_are_none(make, tmp_path):
     lacking |= {
         "ari": "true groups, and the data name none",
         "unseen_micro_accuracy": "test rows of clients that are held",
+        "validation_loss": r"rows that are set apart \(validation=0.1\), and there are none",
     }
+    tune = jaxfl.FineTune(optax.sgd(0.1))
     for metric, what in lacking.items():
         with pytest.raises(ValueError, match=f"needs {what}.*; give it metric='train_loss'"):
-            jaxfl.run(method, data, rounds=2, callbacks=[make(metric, tmp_path / "best")])
+            jaxfl.run(method, data, rounds=2, callbacks=[make(metric, tmp_path / "best")], finetune=tune)
+    with pytest.raises(ValueError, match="needs models that are fine-tuned, and finetune is None"):
+        jaxfl.run(method, data, rounds=2, callbacks=[make("finetuned_micro_f1", tmp_path / "best")])
     assert jaxfl.run(method, data, rounds=2, callbacks=[make("train_loss", tmp_path / "best")]).summary["rounds"] == 2
 
 
@@ -439,6 +443,10 @@ def test_seeds_wait_apart_and_a_loss_should_fall():
         callbacks.EarlyStopping(1, "accuracy")(events[0])
     with pytest.raises(ValueError, match="patience must be at least 1 evaluation, got 0"):
         callbacks.EarlyStopping(0)
+    with pytest.raises(TypeError, match='seconds must be a number, got "30m"'):
+        callbacks.TimeLimit("30m")
+    with pytest.raises(TypeError, match="patience must be a whole number, got 1.5"):
+        callbacks.EarlyStopping(1.5)
     with pytest.raises(ValueError, match="seconds must be above 0, got 0"):
         callbacks.TimeLimit(0)
 

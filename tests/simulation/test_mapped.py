@@ -150,6 +150,12 @@ def never(*args):
         (made("stocfl"), {"values": [0.1, -0.5]}, "proximal_weight must be at least 0 and finite, got -0.5"),
         (made("stocfl"), {"values": []}, "values must be one or more finite numbers"),
         (made("stocfl"), {"values": [np.nan]}, "values must be one or more finite numbers"),
+        (made("stocfl"), {"values": ["a"]}, "values must be one or more finite numbers"),
+        (
+            lambda epochs: methods.fedavg(linear_task(), optax.sgd(0.1), local_epochs=epochs),
+            {"values": [1, 2]},
+            "make must return a method of any number, .* local_epochs must be a whole number, got 1.0.* jaxfl.run",
+        ),
         (made("stocfl"), {"seeds": [0, 0]}, "seeds must be one or more different numbers"),
         (made("stocfl"), {"rounds": 0}, "rounds must be at least 1, got 0"),
         (made("stocfl"), {"cohort": 9}, "cohort must be from 1"),

@@ -28,7 +28,7 @@ from jaxfl.data.sources import (
     unipen,
 )
 from jaxfl.data.sources.base import Folder, Remote, Row, Source, home
-from jaxfl.schema import brought, installed
+from jaxfl.schema import brought, check_name, installed
 
 GROUP = "jaxfl.data"
 SOURCES: dict[str, Row] = {
@@ -52,13 +52,18 @@ SOURCES: dict[str, Row] = {
 
 
 def row(name: str) -> Row:
-    """Returns the row of a source; `tfds:<name>` reads what tensorflow-datasets has prepared, `saved` a federation."""
+    """Returns the row of a source; `tfds:<name>` reads what tensorflow-datasets has prepared, `saved` a federation.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
     if name == saved.NAME:
         return saved.ROW
     if name.startswith("tfds:"):
         return tfds.row(name.removeprefix("tfds:"))
     if name in SOURCES:
         return SOURCES[name]
+    check_name("source", name, names())
     found = brought(GROUP, name)
     if not isinstance(found, Row):
         raise ValueError(f"source {name} must be a jaxfl.data.sources.Row, got a {type(found).__name__}.")
