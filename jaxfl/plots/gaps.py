@@ -55,21 +55,19 @@ def layer_gaps(
     layers = list(layers)
     if not panels or not layers:
         raise ValueError(f"gaps must be of at least one distance and layer, got {len(panels)} and {len(layers)}.")
-    for name in recommended if isinstance(recommended, Mapping) else ():
-        check_word("recommended", name, panels)
-    marked = {name: recommended.get(name) if isinstance(recommended, Mapping) else recommended for name in panels}
     for name, values in panels.items():
         if len(values) != len(layers):
             raise ValueError(f"gaps must be one for each of the {len(layers)} layers, got {len(values)} for {name!r}.")
-        if marked[name] is not None:
-            check_word("recommended", marked[name], layers)
+    marked = dict(recommended) if isinstance(recommended, Mapping) else dict.fromkeys(panels, recommended)
+    for name, layer in marked.items():
+        check_word("recommended", name, panels)
+        check_word("recommended", layers[0] if layer is None else layer, layers)
 
     longest = max(map(len, layers))
     wide = float(np.clip(0.42 * len(layers), 3.4, 9.0))
     slanted = 0.075 * longest > wide / len(layers) - 0.05
     figure = style.figure((wide + 2.2, 2.1 * len(panels) + 0.35 + (0.05 * longest if slanted else 0)))
-    places = np.arange(len(layers))
-    kinds = [_kind(layer) for layer in layers]
+    places, kinds = np.arange(len(layers)), [_kind(layer) for layer in layers]
     rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (name, values) in zip(rows, panels.items(), strict=True):
         for place, value, kind in zip(places.tolist(), values.tolist(), kinds, strict=True):
@@ -86,8 +84,8 @@ def layer_gaps(
         axes.margins(x=0.02, y=0.16)
         axes.set_ylabel("Gap")
         axes.set_title(name, fontsize=10, loc="left")
-        if marked[name] in layers:
-            _mark(axes, layers.index(str(marked[name])), values)
+        if (layer := marked.get(name)) is not None:
+            _mark(axes, layers.index(layer), values)
     rows[-1].set_xticks(places, layers, fontsize=8)
     if slanted:
         rows[-1].tick_params(axis="x", rotation=90 if len(layers) > 8 else 30)
