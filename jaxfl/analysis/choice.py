@@ -188,10 +188,10 @@ def _check(
             "data must have clients with at least 2 training rows, one to train on and one to set aside, that are not "
             "held out; got none."
         )
-    numbers = list(candidates) if isinstance(candidates, Iterable) else [None]
+    numbers = list(candidates) if isinstance(candidates, Iterable) else [0]  # one number is no list of them
     if not all(isinstance(number, (int, np.integer)) and number >= 1 for number in numbers):
         raise ValueError(f"candidates must be numbers of clusters, at least 1, got {candidates!r}.")
-    numbers = sorted(int(number) for number in numbers if number is not None)
+    numbers = sorted(map(int, numbers))
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"candidates must be one or more different numbers, got {candidates!r}; (1, 2, 4) is fine.")
     if numbers[-1] > sampled:

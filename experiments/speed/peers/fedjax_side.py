@@ -4,6 +4,7 @@ The loop is that of `fedjax.algorithms.fed_avg` without its norms, with a sum of
 written with `jax.lax` and `jax.numpy`, as somebody who uses FedJAX would.
 """
 
+import importlib
 import importlib.metadata
 from typing import Any
 
@@ -14,9 +15,8 @@ import serve
 
 _jax: Any = jax
 _jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 asks for the name that JAX has since moved
-
-import fedjax  # noqa: E402 (behind the name that it asks for)
-from fedjax.algorithms import hyp_cluster  # noqa: E402 (as above)
+fedjax: Any = importlib.import_module("fedjax")  # behind that name
+hyp_cluster: Any = importlib.import_module("fedjax.algorithms.hyp_cluster")
 
 
 def logits(layers: list[list[str]], model: dict[str, Any], x: jax.Array) -> jax.Array:
