@@ -8,31 +8,31 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-def contingency(a: ArrayLike, b: ArrayLike) -> np.ndarray:
-    """Counts of clients by their two labels.
+def contingency(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Counts of clients by their two labels, of the P pairs of labels that occur: a table would have N x N cells.
 
     Args:
         a: integers `[N]`.
         b: integers `[N]`.
 
     Returns:
-        int64 `[labels of a, labels of b]`, labels in increasing order.
+        int64 `[P]` each: the counts, and the places of the two labels among those of `a` and of `b`, in increasing
+        order.
 
     Raises:
         ValueError: if the two are not vectors of one length.
 
-    >>> contingency([0, 0, 1], [5, 7, 7]).tolist()
-    [[1, 1], [0, 1]]
+    >>> [part.tolist() for part in contingency([0, 0, 1], [5, 7, 7])]
+    [[1, 1, 1], [0, 0, 1], [0, 1, 1]]
     """
     a, b = np.asarray(a), np.asarray(b)
     if a.ndim != 1 or a.shape != b.shape:
         raise ValueError(
             f"labels must be two vectors of one length, got shapes {a.shape} and {b.shape}; pass one each."
         )
-    rows, row = np.unique(a, return_inverse=True)
-    columns, column = np.unique(b, return_inverse=True)
-    counts = np.bincount(row * columns.size + column, minlength=rows.size * columns.size)
-    return counts.astype(np.int64).reshape(rows.size, columns.size)
+    row, column = (np.unique(labels, return_inverse=True)[1] for labels in (a, b))
+    (row, column), counts = np.unique([row, column], axis=1, return_counts=True)
+    return counts, row, column
 
 
 def adjusted_rand_index(a: ArrayLike, b: ArrayLike) -> float:
@@ -47,9 +47,9 @@ def adjusted_rand_index(a: ArrayLike, b: ArrayLike) -> float:
     >>> adjusted_rand_index([0, 0, 1, 1], [1, 1, 0, 0])
     1.0
     """
-    table = contingency(a, b)
-    total = _pairs(table.sum())
-    both, in_a, in_b = (_pairs(counts).sum() for counts in (table, table.sum(axis=1), table.sum(axis=0)))
+    counts, row, column = contingency(a, b)
+    total = _pairs(counts.sum())
+    both, in_a, in_b = (_pairs(part).sum() for part in (counts, np.bincount(row, counts), np.bincount(column, counts)))
     if in_a == both and in_b == both:  # the partitions are equal; also covers one cluster and all singletons
         return 1.0
     expected = in_a * in_b / total
@@ -69,10 +69,10 @@ def normalized_mutual_information(a: ArrayLike, b: ArrayLike) -> float:
     >>> round(normalized_mutual_information([0, 0, 1, 1], [0, 0, 1, 2]), 3)
     0.8
     """
-    table = contingency(a, b)
-    if max(table.shape) <= 1:  # both are one cluster: equal, though neither has any entropy
+    counts, row, column = contingency(a, b)
+    if len(counts) <= 1:  # both are one cluster: equal, though neither has any entropy
         return 1.0
-    joint, in_a, in_b = (_entropy(counts) for counts in (table, table.sum(axis=1), table.sum(axis=0)))
+    joint, in_a, in_b = (_entropy(part) for part in (counts, np.bincount(row, counts), np.bincount(column, counts)))
     mutual = max(0.0, in_a + in_b - joint)
     if mutual <= np.finfo(np.float64).eps:
         return 0.0
@@ -91,10 +91,12 @@ def purity(truth: ArrayLike, found: ArrayLike) -> float:
     >>> purity([0, 0, 1, 1], [0, 0, 0, 1])
     0.75
     """
-    table = contingency(truth, found)
-    if table.size == 0:
+    counts, _, cluster = contingency(truth, found)
+    if len(counts) == 0:
         return 1.0
-    return float(table.max(axis=0).sum() / table.sum())
+    largest = np.zeros(cluster.max() + 1, int)
+    np.maximum.at(largest, cluster, counts)
+    return float(largest.sum() / counts.sum())
 
 
 def _pairs(counts: np.ndarray) -> np.ndarray:
@@ -104,5 +106,5 @@ def _pairs(counts: np.ndarray) -> np.ndarray:
 
 
 def _entropy(counts: np.ndarray) -> float:
-    shares = counts[counts > 0] / counts.sum()
+    shares = counts / counts.sum()
     return float(-(shares * np.log(shares)).sum())

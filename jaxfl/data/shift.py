@@ -186,6 +186,10 @@ def _shift_names(shifts: Sequence[int], num_classes: int) -> tuple[str, ...]:
 
 def _check_distinct(argument: str, values: Sequence[float], modulus: int) -> None:
     """Raises unless the groups' shifts are numbers that differ from each other."""
+    if isinstance(values, numbers.Real):
+        raise ValueError(
+            f"{argument} must have a number for each group, got {values}; pass a list, such as [{values}]."
+        )
     if not all(isinstance(value, numbers.Real) and math.isfinite(value) for value in values):
         raise ValueError(f"{argument} must be finite numbers, got {tuple(values)}.")
     if not len(values) or len({value % modulus for value in values}) < len(values):

@@ -97,6 +97,11 @@ def test_same_seed_same_federation_other_seed_another():
         (lambda: data.rotated(source(), num_clients=200), r"there are 32 rows of a group \(8 more .*\) for 50 clients"),
         (lambda: data.shifted(source(), num_clients=4, test_share=1.0), "test_share must be between 0 and 1"),
         (lambda: data.rotated(source(), num_clients=4, angles=(0, 360)), r"angles must be different .* got \(0, 360\)"),
+        (
+            lambda: data.rotated(source(), num_clients=4, angles=90),
+            r"angles must have .* group, got 90; .* such as \[90\]",
+        ),
+        (lambda: data.shifted(source(), num_clients=4, shifts=3), r"shifts must have .* got 3; .* such as \[3\]"),
         (lambda: data.shifted(source(), num_clients=4, shifts=()), "shifts must be different"),
         (lambda: data.shifted(source(), num_clients=4, shifts=(0, 10)), r"\(modulo 10\), got \(0, 10\)"),
         (lambda: data.shifted(source(), num_clients=4, shifts=(0, 1, 1.5)), "shifts must be whole numbers, got"),

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from jaxfl.data import bounded
-
-PARQUET = b"PAR1"
+from jaxfl.data.sources import shards
 
 
 def names_in(path: Path) -> list[str]:
     """Returns the names of a table's columns."""
-    if _is_parquet(path):
+    if shards.is_parquet(path):
         from pyarrow import parquet
 
         return _distinct(path, [str(name) for name in _opened(path, lambda: parquet.read_schema(path).names)])
@@ -48,7 +47,7 @@ def read(path: Path, columns: Sequence[str]) -> dict[str, np.ndarray]:
     """Returns columns of a table: texts of a csv file, and what they are of a parquet file."""
     import pandas
 
-    if _is_parquet(path):
+    if shards.is_parquet(path):
         from pyarrow import parquet
 
         def read() -> Any:
@@ -74,9 +73,3 @@ def _opened(path: Path, read: Any) -> Any:
         return read()
     except (OSError, ValueError, KeyError) as error:  # pandas and pyarrow raise kinds of these
         raise ValueError(f"{path} is no csv or parquet file, or a damaged one ({error}); get it again.") from error
-
-
-def _is_parquet(path: Path) -> bool:
-    """Returns whether a file begins as parquet does."""
-    with path.open("rb") as file:
-        return file.read(4) == PARQUET

@@ -18,7 +18,6 @@ from jaxfl.data.sources import arrow, shards
 from jaxfl.data.sources.base import Folder, Row, Source, warn_of_gaps
 
 BATCH = 256  # rows decoded at once
-MAGIC = b"PAR1"
 CANDIDATES = {
     "image": ("image", "img", "x", "pixels", "pixel_values"),
     "label": ("label", "labels", "y", "character", "fine_label", "target"),
@@ -104,10 +103,10 @@ def _schema(path: Path) -> Any:
         size = stream.seek(0, io.SEEK_END)
         stream.seek(max(size - 4, 0))
         last = stream.read(4)
-    if first != MAGIC:
-        raise ValueError(f"{path} must start with {MAGIC!r}, got {first!r}; it is another file under this name.")
-    if last != MAGIC or size < 12:
-        raise ValueError(f"{path} is truncated: it must end with {MAGIC!r}, got {last!r}; get it again.")
+    if first != shards.MAGIC:
+        raise ValueError(f"{path} must start with {shards.MAGIC!r}, got {first!r}; it is another file under this name.")
+    if last != shards.MAGIC or size < 12:
+        raise ValueError(f"{path} is truncated: it must end with {shards.MAGIC!r}, got {last!r}; get it again.")
     try:
         return parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError) as error:
@@ -248,8 +247,7 @@ def _find(data_dir: Folder) -> Path | None:
         files = shards.files_in(data_dir)
     except FileNotFoundError:
         return None
-    with files[0].open("rb") as file:
-        return Path(data_dir or "") if file.read(len(MAGIC)) == MAGIC else None
+    return Path(data_dir or "") if shards.is_parquet(files[0]) else None
 
 
 ROW = Row(

@@ -1,4 +1,4 @@
-"""Which parquet files of a folder are of which split, as Hugging Face's hub names them."""
+"""Which files are parquet, and which of a folder are of which split, as Hugging Face's hub names them."""
 
 import re
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxfl.data.sources.base import Folder
 
+MAGIC = b"PAR1"  # first and last bytes of a parquet file
 HELP = "give a .parquet file, or the folder of such files, as data_dir"
 SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
@@ -50,3 +51,9 @@ def of_splits(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
             if not (other := path.with_name(f"{shard['split']}-{number:05}-of-{shard['count']}.parquet")).is_file():
                 raise FileNotFoundError(f"{other.name} is not among the files in {path.parent}; get the missing shard.")
     return [splits[split], splits.get(test, []) if test != split else []]
+
+
+def is_parquet(path: Path) -> bool:
+    """Returns whether a file begins as parquet does."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
