@@ -18,6 +18,7 @@ from jaxfl.data.clients import Batch
 from jaxfl.models import layers
 from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.metrics import Totals, summarise
+from jaxfl.simulation.tested import totals_of
 from jaxfl.tasks import ACCURACY, TASKS, Metrics, mixture, row_losses, without_dropout
 from jaxfl.tasks.metrics import of_targets
 
@@ -397,6 +398,25 @@ def test_a_network_that_looks_at_several_rows_is_given_all_of_them():
     model = tasks[0].init(jax.random.key(0))
     assert tasks[0].replaced and tasks[0].widest == 0 < tasks[1].widest
     assert rows_at_once(tasks[0], model, 1000) == 1000, "blocks would be batches with statistics of their own"
+
+
+def test_a_test_goes_through_the_network_once_and_has_what_was_replaced():
+    task = jaxfl.classification(jaxfl.models.Logistic(num_classes=3), FLOATS)
+    model = jax.tree.map(
+        lambda leaf: jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape), task.init(jax.random.key(0))
+    )
+
+    def totals(task, model):
+        return totals_of(jaxfl.methods.fedavg(task, optax.sgd(0.1)), model, FLOATS.on_device(None), jnp.int32(0))
+
+    assert str(jax.make_jaxpr(lambda model: totals(task, model))(model)).count("dot_general") == 1
+    straight = totals(task, model)
+    np.testing.assert_allclose(straight.loss, 6 * task.loss(model, jax.tree.map(lambda leaf: leaf[:6], BATCH), None))
+    twice = totals(task._replace(loss=lambda *args: 2 * task.loss(*args)), model)
+    np.testing.assert_allclose(twice.loss, 2 * straight.loss, rtol=1e-6)
+    turned = totals(task._replace(outputs=lambda *args: -task.outputs(*args)), model)
+    assert float(turned.loss) == float(straight.loss)
+    assert str(turned.sums) != str(straight.sums)
 
 
 def test_a_loss_that_is_replaced_is_the_one_that_is_trained():

@@ -15,6 +15,7 @@ from jaxfl.methods.base import Method
 from jaxfl.simulation.finetune import FineTune, trainer
 from jaxfl.simulation.metrics import Totals
 from jaxfl.simulation.program import kept
+from jaxfl.tasks.contract import outputs_and_loss
 from jaxfl.typing import Array, Key
 
 BLOCK = 1000  # test rows of a client taken at once
@@ -90,9 +91,9 @@ def _where_needed(real: Array, run: Callable[[], Any]) -> Any:
 
 def totals_of(method: Method, model: Any, data: FederatedData, client: Array) -> Totals:
     """Returns what is added up over a client's test rows under a model."""
-    task = method.task
+    task, both = method.task, outputs_and_loss(method.task)
 
-    def sums_of(batch: Batch) -> Any:
+    def sums_of(outputs: Array, batch: Batch) -> Any:
         def total(leaf: Array) -> Array:
             real = tree.along(batch.mask, leaf)
             if leaf.dtype == bool:
@@ -101,14 +102,14 @@ def totals_of(method: Method, model: Any, data: FederatedData, client: Array) ->
             wide = leaf.dtype if leaf.dtype.itemsize >= 4 else jnp.dtype("int32" if whole else "float32")
             return jnp.where(real, leaf, 0).sum(0, dtype=wide)  # a sum of uint8 would begin anew at 256
 
-        return jax.tree.map(total, task.metrics.counts(task.outputs(model, batch), batch))
+        return jax.tree.map(total, task.metrics.counts(outputs, batch))
 
     def step(carry: Totals, batch: Batch) -> Totals:
-        rows = batch.mask.sum()
-        loss = task.loss(model, batch, None).astype(carry.loss.dtype) * rows.astype(carry.loss.dtype)
-        sums = jax.tree.map(jnp.add, carry.sums, sums_of(batch))
+        rows, (outputs, loss) = batch.mask.sum(), both(model, batch)
+        loss = loss.astype(carry.loss.dtype) * rows.astype(carry.loss.dtype)
+        sums = jax.tree.map(jnp.add, carry.sums, sums_of(outputs, batch))
         return Totals(sums, carry.loss + loss, carry.rows + rows.astype(jnp.int32))
 
-    nothing = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), jax.eval_shape(sums_of, batch_shape(data)))
-    zero = Totals(nothing, jnp.float32(0), jnp.int32(0))
+    shapes = jax.eval_shape(lambda batch: sums_of(task.outputs(model, batch), batch), batch_shape(data))
+    zero = Totals(jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes), jnp.float32(0), jnp.int32(0))
     return fold_rows(step, zero, data, data.test, client, rows_at_once(task, model, BLOCK))

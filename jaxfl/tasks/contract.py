@@ -63,6 +63,22 @@ class Rows(NamedTuple):
         return f"inputs of shape {self.inputs} and {counted(self.kind, self.num_classes)}"
 
 
+class OnePass(NamedTuple):
+    """A test's outputs and loss in one pass over the network.
+
+    XLA does not see that two passes are the same where a network has arrays of its own, as for a resized image.
+
+    Attributes:
+        both: `(model, batch) -> (outputs [B, ...], loss [])`.
+        outputs: of the task that this belongs to; it is not taken where they were replaced,
+        loss: nor where the loss was.
+    """
+
+    both: Callable[[Params, Batch], tuple[Array, Array]]
+    outputs: Callable[[Params, Batch], Array]
+    loss: Loss
+
+
 class Task(NamedTuple):
     """A learning problem; three pure functions.
 
@@ -85,6 +101,7 @@ class Task(NamedTuple):
             replaced by another one; None takes them.
         whole: whether the outputs for a row depend on the others of its batch, as with batch normalisation: a gradient
             is never put together from blocks of rows then.
+        one_pass: its outputs and its loss together, or None, see `outputs_and_loss`.
     """
 
     init: Callable[[Key], Params]
@@ -100,6 +117,19 @@ class Task(NamedTuple):
     rows: Rows | None = None
     of: Loss | None = None
     whole: bool = False
+    one_pass: OnePass | None = None
+
+
+def outputs_and_loss(task: Task) -> Callable[[Params, Batch], tuple[Array, Array]]:
+    """Returns `(model, batch) -> (outputs [B, ...], loss [])` of a test: in one pass over the network if the task can.
+
+    Args:
+        task: what is learned.
+    """
+    known = task.one_pass
+    if known is not None and (known.outputs, known.loss) == (task.outputs, task.loss):
+        return known.both
+    return lambda model, batch: (task.outputs(model, batch), task.loss(model, batch, None))
 
 
 def dense_of(task: Task) -> DenseLayers | None:

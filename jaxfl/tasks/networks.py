@@ -16,7 +16,7 @@ from jaxfl.models import dense_layers, rewriting
 from jaxfl.models.adapters import TRAINING, Network, Running, functions_of
 from jaxfl.models.precision import Compute, check_products, in_bfloat16, with_whole_outputs
 from jaxfl.models.watching import watched
-from jaxfl.tasks.contract import Averages, DenseLayers, Products, Task, masked_mean, moved, rows_of
+from jaxfl.tasks.contract import Averages, DenseLayers, OnePass, Products, Task, masked_mean, moved, rows_of
 from jaxfl.tasks.metrics import Metrics
 from jaxfl.tasks.mixing import Mix
 from jaxfl.typing import Array, Key, Params
@@ -98,6 +98,10 @@ def of_network(
     def alone(model: Params, batch: Batch) -> Any:
         return forward(model, batch, None)
 
+    def both(model: Params, batch: Batch) -> tuple[Array, Array]:
+        outputs = alone(model, batch)
+        return outputs, mean_loss(outputs, batch)
+
     # who asks which rows are padding looks at all of a batch (batch normalisation): blocks would be other batches
     looks_around, in_training = (_reads_mask(apply, model, example, key) for key in (None, jax.random.key(0)))
     return Task(
@@ -114,6 +118,7 @@ def of_network(
         rows=rows_of(data),
         of=loss,
         whole=looks_around or in_training or running is not None,
+        one_pass=OnePass(both, alone, loss),
     )
 
 
