@@ -80,7 +80,10 @@ def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], l
     runs: dict[Path, Kept] = {}
     unfinished: set[Path] = set()
     for folder in map(Path, folders):
-        histories = sorted(folder.rglob(HISTORY))
+        # within a run is what the run itself keeps, its best round for example
+        histories = sorted(
+            one for one in folder.rglob(HISTORY) if one.parent == folder or not (one.parent.parent / HISTORY).exists()
+        )
         ended = {one.parent.resolve(): _kept(one.parent) for one in histories if (one.parent / SUMMARY).exists()}
         found = {place: run for place, run in ended.items() if not run.goes_on}
         if not found:
@@ -95,9 +98,7 @@ def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], l
                 "directory of jaxfl run --out, or one above it."
             )
         runs |= {place: run for place, run in found.items() if place not in runs}
-        # within a run is what the run itself keeps, its best round for example
-        whole = [one for one in histories if not (one.parent.parent / HISTORY).exists()]
-        unfinished |= {one.parent for one in whole if one.parent.resolve() not in found}
+        unfinished |= {one.parent for one in histories if one.parent.resolve() not in found}
     settings: dict[str, list[Kept]] = {}
     for run in runs.values():
         settings.setdefault(json.dumps(run.setting(), sort_keys=True), []).append(run)

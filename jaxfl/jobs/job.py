@@ -57,7 +57,7 @@ class Job(NamedTuple):
             "rounds": self.rounds,
             "eval_every": self.eval_every,
             "checkpoint_every": self.checkpoint_every,
-            "data_dir": self.data_dir,
+            "data_dir": None if self.data_dir is None else str(Path(self.data_dir).resolve()),
             **{f"{owner}_file": str(path.resolve()) for owner, path in self.settings.files().items()},
         }
 

@@ -16,6 +16,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job as jobs
 from jaxfl.methods.base import Method, served_model
 from jaxfl.models.weights import save_weights
+from jaxfl.schema import check_type
 from jaxfl.settings import options, own
 from jaxfl.simulation import checkpoint
 from jaxfl.simulation.checkpoint import Saved
@@ -46,7 +47,7 @@ class KeptRun:
         path: the folder.
         config: what was asked for; None where `jaxfl.run` began the run, which is given objects and no names.
         history: a record per evaluation.
-        summary: what came of it; None where it has not ended.
+        summary: what came of it; None where it has not ended, or goes on.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class KeptRun:
             below = sorted(one.parent.name for one in self.path.glob(f"*/{HISTORY}"))
             remedy = f"below it are {', '.join(below[:5])}" if below else "give what --out or checkpoint_dir was"
             raise ValueError(f"path must be the folder of a run, {str(path)!r} has none; {remedy}.")
-        self.config, self.summary = directory.config(), directory.summary()
+        self.config = directory.config()
+        self.summary = None if directory.goes_on() else directory.summary()  # of fewer rounds than were made since
         self.history = History(self.path / HISTORY) if (self.path / HISTORY).exists() else History()
 
     @functools.cached_property
@@ -203,8 +205,10 @@ class KeptRun:
 
         Raises:
             ValueError: `jaxfl.run` began the run, it has made more rounds, or somebody else goes on with it.
+            TypeError: rounds is no whole number.
         """
-        job = self.job if rounds is None else self.job._replace(rounds=rounds)
+        check_type("rounds", rounds, int | None)
+        job = self.job if rounds is None else self.job._replace(rounds=int(rounds))
         jobs.check(job)
         given = self.path, self._method, self._data, self._data_dir
         try:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxfl.data import bounded
 from jaxfl.typing import Params
 
-NAME, BEFORE = "checkpoint.npz", "checkpoint-before.npz"
+NAME, BEFORE, DAMAGED = "checkpoint.npz", "checkpoint-before.npz", "checkpoint-damaged.npz"
 SCHEMA = 1  # of the files; one of another number is refused
 _HEADER, _DIGEST, _KINDS = "header", "sha256", "kinds"
 
@@ -123,6 +123,17 @@ def newest(folder: Path) -> Saved | None:
     if refused is not None:
         raise refused
     return None
+
+
+def set_aside(saved: Saved) -> None:
+    """Renames a newest checkpoint that cannot be used: the next save would put it in place of the one before.
+
+    Args:
+        saved: what `newest` has found, of a run that goes on.
+    """
+    if saved.path.name == BEFORE:
+        with contextlib.suppress(FileNotFoundError):  # it was lost, or another process was first
+            os.replace(saved.path.with_name(NAME), saved.path.with_name(DAMAGED))
 
 
 def load(path: Path) -> Saved:

@@ -22,7 +22,7 @@ from jaxfl.typing import Params
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
 HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
-ELSEWHERE = ("run.resident", "run.devices")  # of a config and of an identity: where rows lie and clients are trained
+ELSEWHERE = ("run.resident", "run.devices", "run.chunk")  # of a config and an identity: where clients are trained
 FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir", *ELSEWHERE)  # of a config: may be others on resume
 PLACE = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
 
@@ -137,6 +137,7 @@ class RunDirectory:
                     f"{self.path / HISTORY} must hold {records} records of the first {rounds} rounds, found {found}; "
                     "put the file back as it was, or choose another directory."
                 )
+            checkpoint.set_aside(saved)
         return saved
 
     def check_identity(self, identity: dict[str, Any], *, resume: bool) -> Saved | None:

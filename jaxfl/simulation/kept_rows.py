@@ -13,6 +13,7 @@ as the process's memory once it is used, and a full disk is an error that can be
 """
 
 import contextlib
+import errno
 import math
 import os
 import shutil
@@ -33,6 +34,7 @@ from jaxfl.simulation.rows_here import RowsHere, places, sent
 from jaxfl.typing import AnyArray, Params
 
 NAME = "rows.bin"
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 ALIGNMENT = 64  # bytes, of what XLA takes on a CPU without a copy
 
 
@@ -174,7 +176,14 @@ class KeptRows(tree.Rows):
                 "directory."
             )
         with self._told():
-            return self._path.open("w+b" if new or found is None else "r+b", buffering=0)
+            if new or found is None:
+                return self._path.open("w+b", buffering=0)
+            try:
+                return self._path.open("r+b", buffering=0)
+            except OSError as error:
+                if error.errno not in READ_ONLY:
+                    raise
+            return self._path.open("rb", buffering=0)  # for who loads a run and trains nobody
 
     def _read(self, ids: np.ndarray, memory: list[np.ndarray]) -> Params:
         place, check = self.index.place[ids], self.index.check[ids]

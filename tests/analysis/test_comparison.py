@@ -116,6 +116,10 @@ def test_runs_that_were_ended_early_are_of_one_setting(tmp_path):
     (best / "history.jsonl").write_text((tmp_path / "seed-0" / "history.jsonl").read_text())
     settings, unfinished = kept.read([tmp_path])
     assert [len(same) for same in settings.values()] == [3] and not unfinished
+    shutil.copy(tmp_path / "seed-0" / "summary.json", best)  # somebody went on from it
+    settings, unfinished = kept.read([tmp_path])
+    assert [len(same) for same in settings.values()] == [3] and not unfinished
+    assert [len(same) for same in kept.read([best])[0].values()] == [1], "unless it is asked for itself"
 
 
 def test_a_run_that_was_given_more_rounds_is_not_finished_until_it_has_made_them(runs):

@@ -294,6 +294,41 @@ def test_a_run_that_was_killed_on_its_way_to_more_rounds_has_not_ended(finished,
     assert seeds.with_others([other._replace(rounds=8)], []) == []
 
 
+def test_a_run_that_goes_on_has_no_summary_yet_and_numbers_of_numpy_are_rounds(finished, tmp_path):
+    kept = jaxfl.load(shutil.copytree(finished[0], tmp_path / "a"))
+
+    def stop(event):
+        if event.round == 8:
+            raise RuntimeError("stopped here")
+
+    assert kept.summary["rounds"] == 4
+    with pytest.raises(RuntimeError, match="stopped here"):
+        kept.resume(rounds=8, callbacks=[stop])
+    assert kept.round == 8 and kept.summary is None and "not finished" in repr(kept)
+    with pytest.raises(TypeError, match="rounds must be a whole number or none, got 8.5"):
+        kept.resume(rounds=8.5)
+    assert kept.resume(rounds=np.int64(8)).summary["rounds"] == kept.summary["rounds"] == 8
+
+
+def test_a_run_goes_on_with_another_chunk_and_from_another_folder(tmp_path, monkeypatch):
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=10)
+    np.savez(
+        tmp_path / "my.npz",
+        x=data.inputs[:40],
+        y=data.labels[:40],
+        client=np.arange(40) // 10,
+    )
+    monkeypatch.chdir(tmp_path)
+    words = {"model": "logistic", "cohort": 4, "eval_every": 1}
+    jaxfl.run_named("fedavg", "npz", **words, rounds=1, data_dir="my.npz", out="a")
+    monkeypatch.chdir(Path(__file__).parent)
+    assert jaxfl.load(tmp_path / "a").data.num_clients == 4
+    found = jaxfl.run_named(
+        "fedavg", "npz", **words, rounds=2, data_dir=tmp_path / "my.npz", out=tmp_path / "a", chunk=1, resume=True
+    )
+    assert found.summary["rounds"] == 2
+
+
 def test_the_best_round_of_a_method_in_a_file_has_a_copy_of_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from jaxfl.simulation import directory, lock
+from jaxfl.simulation import checkpoint, directory, lock
 from jaxfl.simulation.checkpoint import NAME as CHECKPOINT
 from jaxfl.simulation.directory import CONFIG, HISTORY, SUMMARY, RunDirectory
 
@@ -101,6 +101,17 @@ def test_one_run_at_a_time(held, tmp_path):
         assert re.match(wait, elsewhere(lambda: held.check(CFG, resume=True)))
     assert elsewhere(lambda: held.check(CFG, resume=True)) == "None"
     assert (held.path / lock.NAME).read_text() == ""
+
+
+def test_a_damaged_checkpoint_does_not_push_out_the_one_before(held):
+    first = held.open({"seed": 0}, resume=True)
+    held.save(STATE, first.header | {"round": 3})
+    (held.path / checkpoint.NAME).write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match=r"the checkpoint before it \(round 2\), is used"):
+        assert held.open({"seed": 0}, resume=True).header["round"] == 2
+    held.save(STATE, first.header | {"round": 3})
+    assert checkpoint.load(held.path / checkpoint.BEFORE).header["round"] == 2
+    assert checkpoint.newest(held.path).header["round"] == 3
 
 
 def test_a_history_that_has_lost_records_is_refused(held):

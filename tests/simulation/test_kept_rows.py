@@ -1,6 +1,7 @@
 """A state's rows that stay on the host: bit for bit what the resident state gives; what was kept is not lost."""
 
 import errno
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -196,6 +197,23 @@ def test_clients_that_never_trained_have_the_first_row_and_no_place(tmp_path):
     assert kept.take(np.array([3, 2, 1]))["w"].ravel().tolist() == [0.5, 7, 0.5]
     assert (tmp_path / kept_rows.NAME).stat().st_size == kept.row_bytes == 4
     assert repr(kept) == "KeptRows(4 clients, 1 of them with a row of 4 bytes)"
+
+
+def test_who_may_only_read_can_load_a_run(tmp_path, monkeypatch):
+    options = {**OPTIONS, "checkpoint_dir": tmp_path, "resident": False}
+    result = jaxfl.run(DITTO, DATA, **{**options, "rounds": 2})
+    opened = Path.open
+
+    def read_only(path, mode="r", **options):
+        if path.name == kept_rows.NAME and mode != "rb":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    for client in range(DATA.num_clients):
+        assert_equal(
+            jaxfl.load(tmp_path, method=DITTO, data=DATA).params(client=client), result.params(client=client), ""
+        )
 
 
 def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
