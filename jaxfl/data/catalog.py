@@ -106,7 +106,7 @@ def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
         shifts=shifts,
         num_classes=origin.num_classes,
         needs_files=source != "digits",
-        defaults=DEFAULTS.get(source, USUAL if source in sources.SOURCES else SMALL)[skew],
+        defaults=DEFAULTS.get(source, USUAL if source in sources.SOURCES else SMALL).get(skew, {"num_clients": 100}),
         model=origin.model,
     )
 

@@ -1,8 +1,8 @@
 """The contract of a method: a few pure functions and what they return.
 
-To write a method, write a factory that returns a `Method`, add a `Row` to `jaxfl.methods.METHODS`, and run
-`jaxfl.testing.check_method(row)`: the battery that every method in jaxfl passes. `tests/methods/example_method.py` is
-the file to imitate.
+To write a method, write a factory that returns a `Method`, add a `Row` to `GLOBAL`, `PERSONAL` or `CLUSTERED` of
+`jaxfl.methods`, and run `jaxfl.testing.check_method(row)`: the battery that every method in jaxfl passes.
+`tests/methods/example_method.py` is the file to imitate.
 
 A state is a pytree of arrays whose shapes and dtypes never change while a run goes on. It holds what the next round
 needs, and by convention two fields that the simulator reads:

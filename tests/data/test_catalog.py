@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxfl import data
-from jaxfl.data import catalog
+from jaxfl.data import catalog, skews
 
 FILES = pathlib.Path(__file__).parents[3] / "shared" / "data"
 needs_mnist = pytest.mark.skipif(not (FILES / "mnist").is_dir(), reason="needs MNIST in ../shared/data/mnist")
@@ -46,6 +46,11 @@ def test_defaults_fit_what_a_source_has(name):
 
 def rows(split, client):
     return split.rows[split.start[client] : split.start[client] + split.size[client]]
+
+
+def test_a_skew_needs_no_more_than_its_row(monkeypatch):
+    monkeypatch.setitem(catalog.SKEWS, "mine", (skews.iid, "one of somebody's own"))
+    assert catalog._dataset("mine", "mnist").defaults == {"num_clients": 100}
 
 
 def test_the_quick_start_is_forty_clients_of_eighty_rows():
