@@ -14,6 +14,9 @@ with D_i = theta_i - theta what client i's training changes. eps2 is about |D_i^
 one start, |theta_i^p - theta_j^p| = |D_i^p - D_j^p|. `jaxfl.layer_profile` measures which layer tells the groups
 apart; `layers=profile.recommended()` takes it.
 
+A layer is told by the shape of its kernel: `[inputs, outputs]` is dense, more axes are a convolution. So the gates of a
+recurrent cell pass for dense layers, and the projections of flax's attention for convolutions: give `layers` there.
+
 In the printed Algorithm 2 the update is that of the global model, and the condition of the feature-skewed branch is
 missing; it must be the clients' updates, and a convolution.
 """

@@ -211,9 +211,8 @@ def test_who_may_only_read_can_load_a_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", read_only)
     for client in range(DATA.num_clients):
-        assert_equal(
-            jaxfl.load(tmp_path, method=DITTO, data=DATA).params(client=client), result.params(client=client), ""
-        )
+        loaded = jaxfl.load(tmp_path, method=DITTO, data=DATA)
+        assert_equal(loaded.params(client=client), result.params(client=client), f"the model of client {client}")
 
 
 def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
