@@ -13,6 +13,7 @@ import pytest
 from jaxfl.data import bounded
 from jaxfl.data.sources import idx, npz
 from jaxfl.simulation import checkpoint
+from tests.messages import mentions
 
 HUGE = 1 << 40
 
@@ -39,10 +40,10 @@ def little(monkeypatch):
 
 
 @contextlib.contextmanager
-def refused(message):
-    """A ValueError comes of it, and no megabyte of memory before."""
+def refused(*parts):
+    """Expect a ValueError that mentions `parts` (NumPy's own messages: none), and no megabyte of memory before it."""
     tracemalloc.start()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*parts) if parts else None):
         yield
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -57,10 +58,9 @@ def zeros(path):
 def test_a_zip_that_unpacks_to_too_much_is_refused_before_it_does(little, tmp_path):
     path = zeros(tmp_path / "bomb.npz")
     assert path.stat().st_size < 2000
-    words = r"its 1,\d+ bytes unpack to 1,000,280, more than 100,000 and more than 100 times .* without compression"
-    with refused(f"bomb.npz must be an .npz file .*{words}.*; write it with np.savez"):
+    with refused("bomb.npz", "1,000,280", "100,000", "100 times", "np.savez"):
         npz.load(path)
-    with refused(f"bomb.npz is not a checkpoint of jaxfl, .*{words}"):
+    with refused("bomb.npz", "checkpoint", "1,000,280", "100,000", "100 times"):
         checkpoint.load(path)
 
 
@@ -73,27 +73,27 @@ def test_what_is_written_without_compression_is_read(little, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header_of((HUGE,)) + bytes(8), "header says 4,398,046,511,104 bytes, 8 are there"),
-        (header_of((2,)) + bytes(4), "header says 8 bytes, 4 are there"),
-        (header_of((0, HUGE, HUGE)), "."),
-        (header_of((-2, -1)) + bytes(8), "."),
-        (header_of((HUGE,), "<U0"), "nothing at all"),
-        (header_of((1,), "|O") + bytes(8), "Python objects"),
-        (header_of((1,), version=(2, 0))[:6] + b"\x03\x00", "format"),
-        (b"\x93NUMPY\x01\x00\x10\x00" + b"{" * 16, "."),
-        (b"\x93NUMPY", "."),
-        (b"", "."),
+        (header_of((HUGE,)) + bytes(8), ("4,398,046,511,104 bytes", 8)),
+        (header_of((2,)) + bytes(4), ("8 bytes", 4)),
+        (header_of((0, HUGE, HUGE)), ()),
+        (header_of((-2, -1)) + bytes(8), ()),
+        (header_of((HUGE,), "<U0"), ("Python objects",)),
+        (header_of((1,), "|O") + bytes(8), ("Python objects",)),
+        (header_of((1,), version=(2, 0))[:6] + b"\x03\x00", ("format", "(3, 0)")),
+        (b"\x93NUMPY\x01\x00\x10\x00" + b"{" * 16, ()),
+        (b"\x93NUMPY", ()),
+        (b"", ()),
     ],
 )
 def test_an_array_that_lies_about_itself_is_refused(tmp_path, content, message):
     path = archive(tmp_path / "x.npz", content)
-    with refused(message):
+    with refused(*message):
         bounded.arrays(path)
 
 
 def test_compressions_that_numpy_does_not_write_are_refused(tmp_path):
     path = archive(tmp_path / "x.npz", header_of((2,)) + bytes(8), compression=zipfile.ZIP_LZMA)
-    with refused("x.npy is compressed as numpy does not; write it with np.savez"):
+    with refused("x.npy", "np.savez"):
         bounded.arrays(path)
 
 
@@ -120,17 +120,17 @@ def test_a_gzip_that_unpacks_to_too_much_is_refused_before_it_does(little, tmp_p
     (tmp_path / "images").write_bytes(
         gzip.compress(bytes([0, 0, 8, 1]) + (900_000).to_bytes(4, "big") + bytes(900_000))
     )
-    with refused("images: its .* bytes unpack to 900,000, more than 100,000"):
+    with refused("images", "900,000", "100,000"):
         idx.read(tmp_path / "images", num_axes=1)
 
 
 def test_json_is_bounded_in_length_and_depth(monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match="too deep"):
+    with pytest.raises(ValueError, match=mentions("deep")):
         bounded.parsed("[" * 100_000)
     monkeypatch.setattr(bounded, "TEXT", 10)
     (tmp_path / "a.json").write_text(json.dumps({"a": "long enough"}))
-    with pytest.raises(ValueError, match="longer than 10 bytes"):
+    with pytest.raises(ValueError, match=mentions("10 bytes")):
         bounded.table(tmp_path / "a.json")
     (tmp_path / "a.json").write_text("[1]")
-    with pytest.raises(ValueError, match="must be an object, and is a list"):
+    with pytest.raises(ValueError, match=mentions("object", "list")):
         bounded.table(tmp_path / "a.json")

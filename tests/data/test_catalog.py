@@ -8,6 +8,7 @@ import pytest
 
 from jaxfl import data
 from jaxfl.data import catalog, skews
+from tests.messages import mentions
 
 FILES = pathlib.Path(__file__).parents[3] / "shared" / "data"
 needs_mnist = pytest.mark.skipif(not (FILES / "mnist").is_dir(), reason="needs MNIST in ../shared/data/mnist")
@@ -133,44 +134,44 @@ def test_nothing_is_held_out_unless_asked():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("rotated-digit", {}, 'unknown data "rotated-digit"; did you mean "rotated-digits".* Skews: rotated, '),
-        ("xyz", {}, 'unknown data "xyz". A name is <skew>-<source>.* Sources: digits, mnist, '),
-        ("iid+rotated-digits", {}, r'unknown data "iid\+rotated-digits".* before another one rotated\+ or shifted\+'),
-        ("rotated+rotated-digits", {}, "unknown data"),
-        ("rotated-digits", {"angles": ("0", "90")}, r"angles must be finite numbers, got \('0', '90'\)"),
-        ("rotated-digits", {"angles": (0, 360)}, r"angles must be different for every group \(modulo 360\)"),
-        ("hybrid-digits", {"other": "fasion-mnist"}, 'unknown source for other "fasion-mnist"; did you mean "fashion'),
-        ("shards-digits", {"shards_per_client": 100}, "shards_per_client must leave a row .* got 100: 20 clients"),
-        ("quantity-digits", {"law": "pareto"}, 'law must be "lognormal" or "power", got "pareto"'),
-        ("writers-digits", {}, 'unknown data "writers-digits"'),
-        ("rotated-tfds:", {}, 'unknown data "rotated-tfds:"'),
-        ("rotated-digits", {"num_client": 8}, '"num_client"; did you mean "num_clients".* Known: num_clients, rows'),
-        ("rotated-digits", {"alpha": 1.0}, 'unknown option of rotated-digits "alpha"'),
-        ("rotated-digits", {"num_clients": 10}, "num_clients must be a multiple of the 4 groups, got 10; use 8 or 12"),
-        ("rotated-digits", {"num_clients": 0}, "num_clients must be a positive integer, got 0"),
-        ("rotated-digits", {"rows_per_client": 200}, "rows_per_client must be at most 143, got 200"),
-        ("rotated-digits", {"rows_per_client": -1}, "rows_per_client must be a positive integer, got -1"),
-        ("rotated-digits", {"held_out": 1.0}, "held_out must be a share .* got 1.0"),
-        ("rotated-digits", {"validation": 1.5}, "validation must be a share .* got 1.5"),
-        ("rotated-digits", {"held_out": -0.1}, "held_out must be a share .* got -0.1"),
-        ("dirichlet-digits", {"test_share": 0.0}, "test_share must be between 0 and 1"),
+        ("rotated-digit", {}, ("rotated-digit", "rotated-digits", "rotated")),
+        ("xyz", {}, ("xyz", "digits", "mnist")),
+        ("iid+rotated-digits", {}, ("iid+rotated-digits", "rotated+", "shifted+")),
+        ("rotated+rotated-digits", {}, ("data", "unknown")),
+        ("rotated-digits", {"angles": ("0", "90")}, ("angles", "('0', '90')")),
+        ("rotated-digits", {"angles": (0, 360)}, ("angles", 360)),
+        ("hybrid-digits", {"other": "fasion-mnist"}, ("other", "fasion-mnist", "fashion-mnist")),
+        ("shards-digits", {"shards_per_client": 100}, ("shards_per_client", 100, 20)),
+        ("quantity-digits", {"law": "pareto"}, ("law", "pareto")),
+        ("writers-digits", {}, ("data", "writers-digits")),
+        ("rotated-tfds:", {}, ("data", "rotated-tfds:")),
+        ("rotated-digits", {"num_client": 8}, ("num_client", "num_clients", "rows_per_client")),
+        ("rotated-digits", {"alpha": 1.0}, ("rotated-digits", "alpha")),
+        ("rotated-digits", {"num_clients": 10}, ("num_clients", 10, 4, 8, 12)),
+        ("rotated-digits", {"num_clients": 0}, ("num_clients", 0)),
+        ("rotated-digits", {"rows_per_client": 200}, ("rows_per_client", 200, 143)),
+        ("rotated-digits", {"rows_per_client": -1}, ("rows_per_client", -1)),
+        ("rotated-digits", {"held_out": 1.0}, ("held_out", 1.0)),
+        ("rotated-digits", {"validation": 1.5}, ("validation", 1.5)),
+        ("rotated-digits", {"held_out": -0.1}, ("held_out", -0.1)),
+        ("dirichlet-digits", {"test_share": 0.0}, ("test_share", 0.0)),
     ],
 )
 def test_refusals_name_argument_value_and_remedy(name, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         data.load(name, **options)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("rotated-digits", {"num_clients": "8"}, 'num_clients must be a whole number, got "8"'),
-        ("dirichlet-digits", {"alpha": "0.1"}, 'alpha must be a number, got "0.1"'),
-        (3, {}, "name must be a word, got 3"),
+        ("rotated-digits", {"num_clients": "8"}, ("num_clients", 8)),
+        ("dirichlet-digits", {"alpha": "0.1"}, ("alpha", 0.1)),
+        (3, {}, ("name", 3)),
     ],
 )
 def test_refusals_of_other_types(name, options, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=mentions(*message)):
         data.load(name, **options)
 
 
@@ -200,17 +201,17 @@ def test_npz_groups_are_those_of_the_clients(tmp_path):
     fed = data.load("npz", data_dir=tmp_path / "own.npz", min_rows=1)
     assert fed.group.tolist() == [1, 0, 1, 0] and fed.group_names == ("a", "b")
     save(tmp_path / "own.npz", group=np.repeat(["b", "a"], [7, 15]))
-    with pytest.raises(ValueError, match="group must be the same in all rows of a client"):
+    with pytest.raises(ValueError, match=mentions("group", "own")):
         data.load("npz", data_dir=tmp_path / "own.npz")
 
 
 def test_npz_without_clients_and_with_too_few_says_what_to_do(tmp_path):
     path = tmp_path / "own.npz"
     save(path)
-    with pytest.raises(ValueError, match="num_clients must be at most 3, .* got 4"):
+    with pytest.raises(ValueError, match=mentions("num_clients", 3, 4)):
         data.load("npz", data_dir=path, num_clients=4)
     np.savez(path, x=np.zeros((40, 2, 2), np.float32), y=np.arange(40) % 2)
-    with pytest.raises(ValueError, match="does not say who made its examples"):
+    with pytest.raises(ValueError, match=mentions("examples")):
         data.load("npz", data_dir=path)
     assert data.load("iid-npz", data_dir=path, num_clients=5).num_clients == 5
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 from jaxfl import models
 from jaxfl.data.sources import celeba
+from tests.messages import mentions
 
 NAMES = [f"{number:06d}.jpg" for number in range(1, 13)]
 KNOWN = ["5_o_Clock_Shadow", *(f"Attribute_{number}" for number in range(38)), "Smiling"]
@@ -114,15 +115,13 @@ def test_variants_of_the_folder(tmp_path, top, inner):
 @pytest.mark.parametrize("name", [celeba.ATTRIBUTES, celeba.IDENTITIES, celeba.IMAGES])
 def test_missing_file_says_which_where_and_how(folder, name):
     (folder / name).rename(folder / "elsewhere")
-    with pytest.raises(FileNotFoundError, match=f"celeba needs {name}: not found in .*celeba or .*mmlab.* as data_dir"):
+    with pytest.raises(FileNotFoundError, match=mentions("celeba", name, "data_dir")):
         celeba.load(folder)
     assert celeba.ROW.find(folder) is None
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match="celeba needs list_attr_celeba.txt, .*: not found in .*; get img_align"
-    ):
+    with pytest.raises(FileNotFoundError, match=mentions("celeba", "list_attr_celeba.txt", "img_align_celeba.zip")):
         celeba.load(tmp_path)
 
 
@@ -135,16 +134,14 @@ def test_missing_image(folder, monkeypatch):
         (folder / celeba.IMAGES / name).unlink()
     monkeypatch.setattr(celeba, "_decode", undecodable)
     # 7 has images 3 and 6 of these; the others belong to persons with too few.
-    with pytest.raises(
-        FileNotFoundError, match="celeba lacks 2 of 5 images, the first is 000003.jpg: not found in .*img_al"
-    ):
+    with pytest.raises(FileNotFoundError, match=mentions("2 of 5", "000003.jpg", "img_align_celeba")):
         celeba.load(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"<!doctype html>", jpeg_bytes(np.zeros((27, 22, 3), np.uint8))[:-40]])
 def test_damaged_image(folder, content):
     (folder / celeba.IMAGES / NAMES[2]).write_bytes(content)
-    with pytest.raises(ValueError, match="000003.jpg is a damaged JPEG image .*; unpack img_align_celeba.zip again"):
+    with pytest.raises(ValueError, match=mentions("000003.jpg", "JPEG", "img_align_celeba.zip")):
         celeba.load(folder)
 
 
@@ -156,7 +153,7 @@ def test_first_damaged_image_ends_the_reading(folder, monkeypatch):
     opened = []
     true_open = Image.open
     monkeypatch.setattr(Image, "open", lambda path, formats: opened.append(path) or true_open(path, formats=formats))
-    with pytest.raises(ValueError, match="000002.jpg is a damaged JPEG image"):
+    with pytest.raises(ValueError, match=mentions("000002.jpg", "JPEG")):
         celeba._decode(folder / celeba.IMAGES, names, 84)
     assert len(opened) < 1500
 
@@ -171,44 +168,47 @@ ROW_3 = attribute_lines()[2]
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "list_attr_celeba.txt must start with the number of images, got ''"),
-        (attribute_lines()[1:], "must start with the number of images, got '5_o_Clock_Shadow"),
-        (["12"], "list_attr_celeba.txt is truncated: it ends before the names"),
-        (changed(attribute_lines(), 1, "13"), "must list 13 images, as line 1 says, got 12; get img_align"),
-        (attribute_lines()[:-1], "must list 12 images, as line 1 says, got 11"),
-        (["0", " ".join(KNOWN)], "must list 0 images, as line 1 says, got 0"),
-        (changed(attribute_lines(), 3, ROW_3[:-4]), "line 3 must have a name and 40 values, got 40 words; it is trunc"),
-        (changed(attribute_lines(), 3, ROW_3 + " 1"), "line 3 must have a name and 40 values, got 42 words"),
-        (changed(attribute_lines(), 3, ROW_3[:-2] + " 0"), "line 3 must say 1 or -1 for Smiling, got '0'"),
-        (changed(attribute_lines(), 4, ROW_3), "line 4 names 000001.jpg a second time"),
+        ([], ("list_attr_celeba.txt", "number of images", "''")),
+        (attribute_lines()[1:], ("list_attr_celeba.txt", "5_o_Clock_Shadow")),
+        (["12"], ("list_attr_celeba.txt", "truncated", "line 2")),
+        (changed(attribute_lines(), 1, "13"), ("line 1", 13, 12)),
+        (attribute_lines()[:-1], ("line 1", 12, 11)),
+        (["0", " ".join(KNOWN)], ("list_attr_celeba.txt", "0 images")),
+        (changed(attribute_lines(), 3, ROW_3[:-4]), ("line 3", "40 words")),
+        (changed(attribute_lines(), 3, ROW_3 + " 1"), ("line 3", "42 words")),
+        (changed(attribute_lines(), 3, ROW_3[:-2] + " 0"), ("line 3", "Smiling", 0)),
+        (changed(attribute_lines(), 4, ROW_3), ("line 4", "000001.jpg")),
         (
             changed(changed(attribute_lines(), 14, None), 1, "11"),
-            "list_attr_celeba.txt must name every image of identi",
+            ("list_attr_celeba.txt", "identity_CelebA.txt", "000012.jpg"),
         ),
     ],
 )
 def test_damaged_attributes(folder, lines, message, monkeypatch):
     monkeypatch.setattr(celeba, "_decode", undecodable)
     (folder / celeba.ATTRIBUTES).write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         celeba.load(folder)
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([], "identity_CelebA.txt must name every image of list_attr_celeba.txt: 12 of 12 are not in it.* 000001.jpg"),
-        (identity_lines()[:-2], "must name every image of list_attr_celeba.txt: 2 of 12 are not in it.* is 000011.jpg"),
-        (changed(identity_lines(), 12, "000012.jpg"), "line 12 must be an image and the number .*, got '000012.jpg'"),
-        (changed(identity_lines(), 2, "000002.jpg -4"), "line 2 must be an image .*, got '000002.jpg -4'"),
-        (changed(identity_lines(), 2, "000002.jpg " + "9" * 30), "line 2 must be an image and the number of a person"),
-        (changed(identity_lines(), 2, "000001.jpg 4"), "line 2 names 000001.jpg a second time"),
+        ([], ("identity_CelebA.txt", "list_attr_celeba.txt", "12 of 12", "000001.jpg")),
+        (identity_lines()[:-2], ("list_attr_celeba.txt", "2 of 12", "000011.jpg")),
+        (changed(identity_lines(), 12, "000012.jpg"), ("line 12", "000012.jpg")),
+        (changed(identity_lines(), 2, "000002.jpg -4"), ("line 2", "000002.jpg -4")),
+        (
+            changed(identity_lines(), 2, "000002.jpg " + "9" * 30),
+            ("line 2", "000002.jpg 99999999999999999999999999999"),
+        ),
+        (changed(identity_lines(), 2, "000001.jpg 4"), ("line 2", "000001.jpg")),
     ],
 )
 def test_damaged_identities(folder, lines, message, monkeypatch):
     monkeypatch.setattr(celeba, "_decode", undecodable)
     (folder / celeba.IDENTITIES).write_text("\n".join(lines))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         celeba.load(folder)
 
 
@@ -217,19 +217,19 @@ def test_damaged_identities(folder, lines, message, monkeypatch):
     [
         (
             {"target": "smiling"},
-            'unknown target "smiling"; did you mean "Smiling".* Known, in line 2 of .*: 5_o_Clock',
+            ("target", "smiling", "Smiling", "5_o_Clock_Shadow"),
         ),
-        ({"target": "Smile"}, 'unknown target "Smile"; did you mean "Smiling"'),
-        ({"target": "xyz"}, 'unknown target "xyz". Known'),
-        ({"min_images": 6}, "min_images must be at most 5, the most images that a person in .* has, got 6; lower it"),
-        ({"min_images": 0}, "min_images must be a positive integer, got 0"),
-        ({"size": 0}, "size must be a positive integer, got 0"),
-        ({"size": 8.5}, "size must be a positive integer, got 8.5"),
+        ({"target": "Smile"}, ("Smile", "Smiling")),
+        ({"target": "xyz"}, ("target", "xyz")),
+        ({"min_images": 6}, ("min_images", 5, 6)),
+        ({"min_images": 0}, ("min_images", 0)),
+        ({"size": 0}, ("size", 0)),
+        ({"size": 8.5}, ("size", 8.5)),
     ],
 )
 def test_options_that_cannot_be(folder, options, message, monkeypatch):
     monkeypatch.setattr(celeba, "_decode", undecodable)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         celeba.load(folder, **options)
 
 

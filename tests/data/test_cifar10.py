@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from jaxfl.data.sources import cifar10
+from tests.messages import mentions
 
 FILES = pathlib.Path(__file__).parents[3] / "shared" / "data"
 needs_cifar10 = pytest.mark.skipif(not (FILES / "cifar10").is_dir(), reason="needs CIFAR-10 in ../shared/data/cifar10")
@@ -75,7 +76,7 @@ def test_pixels_lie_between_minus_one_and_one_if_asked(binary):
     half, usual = cifar10.load(binary, scaling="half"), cifar10.load(binary)
     assert [(pixel - half.mean) / half.std for pixel in (0, 255)] == [-1, 1]
     np.testing.assert_array_equal(half.inputs, usual.inputs)
-    with pytest.raises(ValueError, match='scaling must be "channels" or "half", got "none"'):
+    with pytest.raises(ValueError, match=mentions("scaling", "none")):
         cifar10.load(binary, scaling="none")
 
 
@@ -95,7 +96,7 @@ def test_class_names_come_from_the_files_and_may_be_absent(binary):
     (binary / "batches.meta.txt").unlink()
     assert cifar10.load(binary).class_names == cifar10.CLASSES
     (binary / "batches.meta.txt").write_text("cat\ndog\n")
-    with pytest.raises(ValueError, match=r"batches.meta.txt must name 10 classes, got 2: cat, dog; get the binary"):
+    with pytest.raises(ValueError, match=mentions("batches.meta.txt", 10, 2, "cat, dog")):
         cifar10.load(binary)
 
 
@@ -103,7 +104,7 @@ def test_sheets_without_names(sheets):
     save_labels(sheets, names=None)
     assert cifar10.load(sheets).class_names == cifar10.CLASSES
     save_labels(sheets, names=np.array(["cat"] * 10))
-    with pytest.raises(ValueError, match=r"labels.npz: names must name 10 classes"):
+    with pytest.raises(ValueError, match=mentions("labels.npz", "names", 10)):
         cifar10.load(sheets)
 
 
@@ -119,15 +120,13 @@ def test_batches_may_differ_in_length(binary):
 def test_missing_file_says_which_where_and_how(layout, name, request):
     folder = request.getfixturevalue(layout)
     (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"cifar10 needs {name}.*{folder.name}.*https://www.cs.toronto.edu"):
+    with pytest.raises(FileNotFoundError, match=mentions("cifar10", "https://www.cs.toronto.edu", name, folder.name)):
         cifar10.load(folder)
     assert cifar10.ROW.find(folder) is None
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"cifar10 needs data_batch_1.bin.* or data_batch_1.webp.*: not found in"
-    ):
+    with pytest.raises(FileNotFoundError, match=mentions("cifar10", "data_batch_1.bin", "data_batch_1.webp")):
         cifar10.load(tmp_path)
 
 
@@ -135,9 +134,7 @@ def test_nothing_there(tmp_path):
 def test_pickles_are_not_read(tmp_path, inner):
     (tmp_path / inner).mkdir(exist_ok=True)
     (tmp_path / inner / "data_batch_1").write_bytes(b"\x80\x02}q\x01.")
-    with pytest.raises(
-        FileNotFoundError, match="pickled version in .* is not read, because unpickling runs code .*tar"
-    ):
+    with pytest.raises(FileNotFoundError, match=mentions("cifar10", "pickled")):
         cifar10.load(tmp_path)
     assert cifar10.ROW.find(tmp_path) is None
 
@@ -145,59 +142,59 @@ def test_pickles_are_not_read(tmp_path, inner):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "data_batch_3.bin is empty; get the binary version"),
-        (batch_bytes("data_batch_3")[:-1], "data_batch_3.bin is truncated.*: 18437 bytes, no multiple of the 3073"),
-        (b"<!doctype html>", "data_batch_3.bin is truncated, or no binary batch: 15 bytes"),
-        (b"\x03" + bytes(3072) + b"\x0a" + bytes(3072), r"data_batch_3.bin must hold classes 0\.\.9, got 10 in row 1"),
+        (b"", ("data_batch_3.bin", "empty")),
+        (batch_bytes("data_batch_3")[:-1], ("data_batch_3.bin", 18437, 3073)),
+        (b"<!doctype html>", ("data_batch_3.bin", 15)),
+        (b"\x03" + bytes(3072) + b"\x0a" + bytes(3072), ("data_batch_3.bin", "0..9", 10, "row 1")),
     ],
 )
 def test_damaged_binary_batch(binary, content, message):
     (binary / "data_batch_3.bin").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         cifar10.load(binary)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "test_batch.webp is a damaged WebP image"),
-        (b"<!doctype html> and no image", "test_batch.webp is a damaged WebP image"),
-        (sheet_bytes(sheet("test_batch"))[:2000], "test_batch.webp is a damaged WebP image"),
-        (sheet_bytes(sheet("test_batch"), quality=90), "test_batch.webp must be a lossless WebP image"),
-        (sheet_bytes(sheet("test_batch")[:, :90]), "whole tiles of 32 x 32 pixels, got 90 x 64 pixels"),
-        (sheet_bytes(sheet("test_batch")[:50]), "whole tiles of 32 x 32 pixels, got 96 x 50 pixels"),
-        (sheet_bytes(sheet("test_batch")[:32]), r"test_y must be \[3\], .* test_batch.webp, got shape \(6,\)"),
-        (sheet_bytes(RNG.integers(0, 256, (64, 96, 4), np.uint8)), "must be an RGB image, got mode RGBA"),
+        (b"", ("test_batch.webp", "damaged")),
+        (b"<!doctype html> and no image", ("test_batch.webp", "damaged")),
+        (sheet_bytes(sheet("test_batch"))[:2000], ("test_batch.webp", "damaged")),
+        (sheet_bytes(sheet("test_batch"), quality=90), ("test_batch.webp", "lossless")),
+        (sheet_bytes(sheet("test_batch")[:, :90]), ("32 x 32", "90 x 64")),
+        (sheet_bytes(sheet("test_batch")[:50]), ("32 x 32", "96 x 50")),
+        (sheet_bytes(sheet("test_batch")[:32]), ("test_y", "[3]", "(6,)", "test_batch.webp")),
+        (sheet_bytes(RNG.integers(0, 256, (64, 96, 4), np.uint8)), ("test_batch.webp", "RGB", "RGBA")),
     ],
 )
 def test_damaged_sheet(sheets, content, message):
     (sheets / "test_batch.webp").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         cifar10.load(sheets)
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"train_y": None}, r"labels.npz must hold the array train_y, found only \['names', 'test_y'\]"),
-        ({"train_y": train_labels()[:-1]}, r"train_y must be \[30\], .*data_batch_1.webp.* got shape \(29,\)"),
-        ({"test_y": LABELS["test_batch"][:, None]}, r"test_y must be \[6\], .* got shape \(6, 1\)"),
-        ({"test_y": np.arange(5, 11)}, r"test_y must hold classes 0\.\.9, got 10 in row 5"),
-        ({"test_y": np.arange(-1, 5)}, r"test_y must hold classes 0\.\.9, got -1 in row 0"),
-        ({"test_y": np.arange(6) / 2}, "test_y must be integers, got float64"),
-        ({"test_y": np.array([None] * 6)}, "labels.npz must be an .npz file of plain arrays"),
+        ({"train_y": None}, ("labels.npz", "train_y", "['names', 'test_y']")),
+        ({"train_y": train_labels()[:-1]}, ("train_y", "[30]", "data_batch_1.webp", "(29,)")),
+        ({"test_y": LABELS["test_batch"][:, None]}, ("test_y", "[6]", "(6, 1)")),
+        ({"test_y": np.arange(5, 11)}, ("test_y", 10, "0..9", "row 5")),
+        ({"test_y": np.arange(-1, 5)}, ("test_y", -1, "0..9", "row 0")),
+        ({"test_y": np.arange(6) / 2}, ("test_y", "float64")),
+        ({"test_y": np.array([None] * 6)}, ("labels.npz", "arrays")),
     ],
 )
 def test_damaged_labels_of_sheets(sheets, arrays, message):
     save_labels(sheets, **arrays)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         cifar10.load(sheets)
 
 
 def test_labels_cut_off(sheets):
     content = (sheets / "labels.npz").read_bytes()
     (sheets / "labels.npz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"labels.npz must be an .npz file of plain arrays.*truncated"):
+    with pytest.raises(ValueError, match=mentions("labels.npz", "truncated")):
         cifar10.load(sheets)
 
 

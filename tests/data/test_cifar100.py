@@ -5,6 +5,7 @@ import pytest
 
 from jaxfl import data
 from jaxfl.data.sources import cifar100, npz
+from tests.messages import mentions
 
 RNG = np.random.Generator(np.random.PCG64(0))
 COARSE = RNG.permutation(np.repeat(np.arange(20), 5))  # of each class
@@ -57,20 +58,20 @@ def test_a_group_of_clients_has_the_classes_of_a_superclass(binary):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "test.bin").write_bytes(b""), "test.bin is empty; get the binary version from"),
+        (lambda folder: (folder / "test.bin").write_bytes(b""), ("test.bin", "empty")),
         (
             lambda folder: (folder / "test.bin").write_bytes(bytes(3075)),
-            "test.bin is truncated, .* the 3074 bytes of one",
+            ("test.bin", 3074),
         ),
-        (lambda folder: write(folder, "test", np.full(100, 20)), r"superclasses 0\.\.19, got 20 in row 0"),
-        (lambda folder: write(folder, "test", (COARSE + 1) % 20), "has class 0 .fine_0. in two superclasses"),
+        (lambda folder: write(folder, "test", np.full(100, 20)), ("superclasses", "0..19", 20, "row 0")),
+        (lambda folder: write(folder, "test", (COARSE + 1) % 20), ("class 0", "fine_0")),
         (
             lambda folder: (folder / "fine_label_names.txt").write_text("apple"),
-            "must hold 100 names, .* got 1; get the",
+            ("100 names", 1),
         ),
     ],
 )
 def test_damaged_files(binary, damage, message):
     damage(binary)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         cifar100.load(binary)

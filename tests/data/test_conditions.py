@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jaxfl import data as federations
 from jaxfl.data import conditions, describe, drift, stored
 from jaxfl.data.synthetic import clustered_linear
+from tests.messages import mentions
 
 DATA = clustered_linear(20, rows=4)
 
@@ -48,28 +49,28 @@ def test_nobody_is_no_condition():
 @pytest.mark.parametrize(
     ("impose", "message"),
     [
-        (lambda: conditions.straggle(DATA, 1.1), "stragglers must be a share of the cohort, from 0 to 1, got 1.1"),
-        (lambda: conditions.straggle(DATA, float("nan")), "stragglers .* got nan"),
+        (lambda: conditions.straggle(DATA, 1.1), ("stragglers", 1.1)),
+        (lambda: conditions.straggle(DATA, float("nan")), ("stragglers", "nan")),
         (
             lambda: conditions.attack(DATA, "flip", 0.1),
-            'kind must be "label-flip", .* got "flip"; did you mean',
+            ("kind", "label-flip", "flip"),
         ),
-        (lambda: conditions.attack(DATA, "sign-flip", 1.0), "attackers must be a share .* below 1, got 1.0"),
-        (lambda: conditions.attack(DATA, "sign-flip", -0.1), "attackers must be .* got -0.1"),
-        (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=0), "attack_scale must be above 0 .* got 0"),
-        (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=float("inf")), "attack_scale .* got inf"),
+        (lambda: conditions.attack(DATA, "sign-flip", 1.0), ("attackers", 1.0)),
+        (lambda: conditions.attack(DATA, "sign-flip", -0.1), ("attackers", -0.1)),
+        (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=0), ("attack_scale", 0)),
+        (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=float("inf")), ("attack_scale", "inf")),
         (
             lambda: conditions.attack(conditions.attack(DATA, "gaussian", 0.1), "sign-flip", 0.1),
-            "attack must be on a federation without attackers, got one with gaussian",
+            ("attack", "gaussian"),
         ),
         (
             lambda: conditions.attack(replace(DATA, held_out=np.arange(20) > 0), "sign-flip", 0.1),
-            "attackers must leave somebody honest, but 1 of 20 clients take part",
+            ("attackers", "1 of 20"),
         ),
     ],
 )
 def test_bad_conditions_are_named(impose, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         impose()
 
 
@@ -105,16 +106,16 @@ def test_the_catalogue_imposes_them():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attackers": 0.2}, "attack must be given with attackers=0.2: one of label-flip, sign-flip, gaussian"),
-        ({"attackers": 1.0}, "attack must be given with attackers=1.0"),
-        ({"attack_scale": 4.0}, "attack must be given with attack_scale=4.0: one of label-flip, sign-flip, gaussian"),
-        ({"attack": "sign-flip"}, "attackers must be given with attack=sign-flip"),
-        ({"attack": "sign-flip", "attackers": 2.0}, "attackers must be a share"),
-        ({"stragglers": -1.0}, "stragglers must be a share"),
+        ({"attackers": 0.2}, ("attack", "attackers=0.2", "label-flip", "sign-flip", "gaussian")),
+        ({"attackers": 1.0}, ("attack", "attackers=1.0")),
+        ({"attack_scale": 4.0}, ("attack", "attack_scale=4.0", "label-flip", "sign-flip", "gaussian")),
+        ({"attack": "sign-flip"}, ("attackers", "attack=sign-flip")),
+        ({"attack": "sign-flip", "attackers": 2.0}, ("attackers", 2.0)),
+        ({"stragglers": -1.0}, ("stragglers", -1.0)),
     ],
 )
 def test_the_catalogue_refuses_halves(settings, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         federations.load("rotated-digits", num_clients=8, rows_per_client=20, **settings)
 
 
@@ -123,7 +124,7 @@ def test_who_is_held_out_already_is_one_of_the_share():
         data = replace(DATA, held_out=np.arange(DATA.num_clients) == 0)
         assert conditions.hold_out(data, 0.5, seed).held_out.sum() == round(0.5 * DATA.num_clients)
         assert not conditions.hold_out(data, 1.0, seed).held_out.all()
-    with pytest.raises(ValueError, match="held-out clients must be of data that do not drift, .* let them drift last"):
+    with pytest.raises(ValueError, match=mentions("held-out", "clustered-linear", "round 3")):
         conditions.hold_out(drift.drift(DATA, 3, kind="swap"), 0.5, 0)
 
 

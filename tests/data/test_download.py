@@ -8,7 +8,6 @@ import hashlib
 import http.server
 import io
 import os
-import re
 import shutil
 import socket
 import stat
@@ -23,6 +22,7 @@ import pytest
 
 from jaxfl.data.sources import download as module
 from jaxfl.data.sources.base import Remote, folders
+from tests.messages import mentions
 
 CONTENT = np.random.Generator(np.random.PCG64(0)).bytes(400_000)
 
@@ -169,7 +169,7 @@ def test_a_cut_connection_is_resumed_within_the_call(server, tmp_path, lengths):
 
 def test_a_connection_cut_too_often_fails_and_keeps_what_came(server, tmp_path):
     server.cuts = [50_000] * 4
-    with pytest.raises(FileNotFoundError, match=r"images.bin cannot be downloaded: .* cut, 4 times; 200,000 bytes are"):
+    with pytest.raises(FileNotFoundError, match=mentions("images.bin", "4 times", "200,000 bytes")):
         module.download("set", [remote(server)], tmp_path)
     module.download("set", [remote(server)], tmp_path)
     assert server.asked[-1] == "bytes=200000-" and (tmp_path / "set" / "images.bin").read_bytes() == CONTENT
@@ -180,11 +180,11 @@ def test_a_busy_server_is_asked_again_and_an_absent_file_is_not(server, tmp_path
     module.download("set", [remote(server)], tmp_path)
     assert len(server.asked) == 3
     server.statuses = [404]
-    with pytest.raises(FileNotFoundError, match=r"other.bin cannot be downloaded: HTTP 404 Not Found; download it els"):
+    with pytest.raises(FileNotFoundError, match=mentions("other.bin", "HTTP 404")):
         module.download("set", [remote(server, "other.bin")], tmp_path)
     assert len(server.asked) == 4
     server.statuses = [503] * 4
-    with pytest.raises(FileNotFoundError, match=r"HTTP 503 Service Unavailable, 4 times; 0 bytes are kept"):
+    with pytest.raises(FileNotFoundError, match=mentions("HTTP 503", "4 times", "0 bytes")):
         module.download("set", [remote(server, "other.bin")], tmp_path)
 
 
@@ -234,8 +234,7 @@ def test_a_wrong_checksum_is_named_and_nothing_stays(server, tmp_path, start):
     server.content = CONTENT[::-1]
     leave_partial(tmp_path, CONTENT[:start])
     got = hashlib.sha256(CONTENT[:start] + CONTENT[::-1][start:]).hexdigest()
-    message = f"{one.url} must have the checksum {one.checksum}, got {got}; try again"
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=mentions(one.url, one.checksum, got)):
         module.download("set", [one], tmp_path)
     assert names(tmp_path / "set") == []
 
@@ -243,7 +242,7 @@ def test_a_wrong_checksum_is_named_and_nothing_stays(server, tmp_path, start):
 @pytest.mark.parametrize("size, got", [(399_999, "more"), (400_001, "400,000"), (10, "more")])
 def test_a_wrong_size_is_named_and_nothing_stays(server, tmp_path, size, got):
     one = remote(server)._replace(num_bytes=size)
-    with pytest.raises(ValueError, match=rf"images.bin must have {size:,} bytes, got {got}; try again"):
+    with pytest.raises(ValueError, match=mentions("images.bin", f"{size:,} bytes", got)):
         module.download("set", [one], tmp_path)
     assert names(tmp_path / "set") == [] and len(server.asked) == 1
 
@@ -252,7 +251,7 @@ def test_a_file_under_the_name_survives_a_failed_download(server, tmp_path):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "images.bin").write_text("mine")
     server.statuses = [404]
-    with pytest.raises(FileNotFoundError, match="the file of this name there has another size or checksum"):
+    with pytest.raises(FileNotFoundError, match=mentions("size", "checksum")):
         module.download("set", [remote(server)], tmp_path)
     assert (tmp_path / "set" / "images.bin").read_text() == "mine"
 
@@ -261,10 +260,10 @@ def test_no_server_and_no_network_are_named(server, tmp_path, monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: refused
         away = remote(server)._replace(url=f"http://127.0.0.1:{closed.getsockname()[1]}/images.bin")
-        with pytest.raises(FileNotFoundError, match=r"no connection \(connection refused\); .* put it into .*/set\.$"):
+        with pytest.raises(FileNotFoundError, match=mentions("connection refused", "/set")):
             module.download("set", [away], tmp_path)
         monkeypatch.setenv("http_proxy", away.url.removesuffix("/images.bin"))
-        with pytest.raises(FileNotFoundError, match="the proxy that the environment names does not answer"):
+        with pytest.raises(FileNotFoundError, match=mentions("proxy")):
             module.download("set", [away._replace(url="http://example.invalid/images.bin")], tmp_path)
         monkeypatch.delenv("http_proxy")
 
@@ -272,9 +271,9 @@ def test_no_server_and_no_network_are_named(server, tmp_path, monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unresolved)
-    with pytest.raises(FileNotFoundError, match=r"its name cannot be resolved \(is there a network\?\)"):
+    with pytest.raises(FileNotFoundError, match=mentions("resolved")):
         module.download("set", [away._replace(url="http://example.invalid/images.bin")], tmp_path)
-    with pytest.raises(FileNotFoundError, match="No connection adapters"):
+    with pytest.raises(FileNotFoundError, match=mentions("No connection adapters")):
         module.download("set", [away._replace(url="gopher://example.invalid/images.bin")], tmp_path)
 
 
@@ -282,33 +281,33 @@ def test_what_the_disk_refuses_is_named(server, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: usage(0, 0, 300_000))
-        with pytest.raises(ValueError, match=r"set needs 0.4 MB in .*/set, and 0.3 MB are free"):
+        with pytest.raises(ValueError, match=mentions("set", "0.4 MB", "0.3 MB")):
             module.download("set", [remote(server)], tmp_path)
         (tmp_path / "set" / "images.bin.partial").write_bytes(CONTENT[:200_000])
         module.download("set", [remote(server)], tmp_path)  # the other half fits
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot hold the files of set: Not a directory; give a data_dir"):
+    with pytest.raises(ValueError, match=mentions("set", "Not a directory", "data_dir")):
         module.download("set", [remote(server)], tmp_path / "file")
 
     def full(name, done, total):
         if done:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(ValueError, match="cannot hold the files of set: No space left on device; free some space"):
+    with pytest.raises(ValueError, match=mentions("set", "No space left on device")):
         module.download("set", [remote(server, "more.bin")], tmp_path, progress=full)
     assert (tmp_path / "set" / "more.bin.partial").stat().st_size > 0
 
 
 def test_what_cannot_be_downloaded_is_said_before_anything_is_asked(server, tmp_path):
-    with pytest.raises(ValueError, match=r"set cannot be downloaded by a program; .* put them into .*/set\.$"):
+    with pytest.raises(ValueError, match=mentions("set", "downloaded", "/set")):
         module.download("set", [], tmp_path)
     for bad, message in [
-        (remote(server)._replace(checksum="sha1:00"), 'the checksum must be "md5:" and 32 or "sha256:" and 64'),
-        (remote(server)._replace(checksum=""), "the checksum must be"),
-        (remote(server, ".."), "must end with the name of a file"),
-        (remote(server, "a.rar", members=["*"]), "must be one of .zip, .tar.gz, .tgz, .tar.bz2 to have members"),
+        (remote(server)._replace(checksum="sha1:00"), ("md5:", 32, "sha256:", 64)),
+        (remote(server)._replace(checksum=""), ("checksum", "md5:", "sha256:")),
+        (remote(server, ".."), ("name of a file",)),
+        (remote(server, "a.rar", members=["*"]), ("a.rar", ".zip", ".tar.gz", ".tgz", ".tar.bz2")),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=mentions(*message)):
             module.download("set", [bad], tmp_path)
     assert server.asked == [] and names(tmp_path) == []
 
@@ -400,7 +399,7 @@ def test_an_interrupted_unpacking_downloads_nothing_again(server, tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", full)
-        with pytest.raises(ValueError, match="No space left on device; free some space"):
+        with pytest.raises(ValueError, match=mentions("No space left on device")):
             module.download("set", [one], tmp_path)
     assert names(tmp_path / "set") == ["all.zip.partial"]
     module.download("set", [one], tmp_path)
@@ -410,14 +409,14 @@ def test_an_interrupted_unpacking_downloads_nothing_again(server, tmp_path, monk
 def test_a_pattern_without_a_member_is_named(server, tmp_path, archive):
     server.content = ARCHIVES[archive](MEMBERS)
     for pattern in ("*.csv", "*link*"):  # a link is no file
-        with pytest.raises(ValueError, match=rf"{archive} must have a member {re.escape(pattern)}, and has none"):
+        with pytest.raises(ValueError, match=mentions(archive, pattern)):
             module.download("set", [remote(server, archive, members=["*.json", pattern])], tmp_path)
     assert names(tmp_path / "set") == [f"{archive}.partial"]
 
 
 def test_two_members_of_one_name_are_refused(server, tmp_path, archive):
     server.content = ARCHIVES[archive]({"train/a.json": b"1", "test/a.json": b"2"})
-    with pytest.raises(ValueError, match=f"{archive} has two members called a.json"):
+    with pytest.raises(ValueError, match=mentions("a.json", archive)):
         module.download("set", [remote(server, archive, members=["*.json"])], tmp_path)
     module.download("set", [remote(server, archive, members=["test/*.json"])], tmp_path)
     assert (tmp_path / "set" / "a.json").read_bytes() == b"2"
@@ -440,6 +439,6 @@ def test_a_damaged_archive_is_named(server, tmp_path, archive, how):
     one = remote(server, archive, members=["*.json"])
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / archive).write_bytes(server.content)
-    with pytest.raises(ValueError, match=rf"{archive} cannot be unpacked: .*; its checksum is right"):
+    with pytest.raises(ValueError, match=mentions(archive, "unpacked", "checksum")):
         module.download("set", [one], tmp_path)
     assert names(tmp_path / "set") == [archive]

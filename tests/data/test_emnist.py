@@ -8,6 +8,7 @@ import pytest
 
 from jaxfl.data import sources
 from jaxfl.data.sources import emnist, idx
+from tests.messages import mentions
 
 RNG = np.random.Generator(np.random.PCG64(0))
 IMAGES = RNG.integers(0, 256, (9, 5, 4), np.uint8)  # higher than wide, so that a transposed image shows
@@ -102,7 +103,7 @@ def test_missing_file_says_which_where_and_how(tmp_path, missing):
     stem = "emnist-byclass-" + missing.replace("_", "-")
     with pytest.raises(
         FileNotFoundError,
-        match=f"emnist-byclass needs {stem}.*not found in .*/emnist-byclass.*; unpack https://biometrics.nist.gov/.*zip",
+        match=mentions("emnist-byclass", "https://biometrics.nist.gov/", stem),
     ):
         emnist.load("byclass", tmp_path)
     assert emnist.ROWS["emnist-byclass"].find(tmp_path) is None
@@ -117,33 +118,31 @@ def one_label(split, label):
 @pytest.mark.parametrize(
     ("split", "changed", "message"),
     [
-        ("letters", {"train_labels": one_label("letters", 0)}, r"train-labels.* classes 1\.\.26, got 0; it is another"),
-        ("letters", {"train_labels": one_label("letters", 27)}, r"train-labels.* classes 1\.\.26, got 27"),
-        ("byclass", {"train_labels": one_label("byclass", 62)}, r"classes 0\.\.61, got 62"),
-        ("bymerge", {"test_labels": np.array([1, 47, 2])}, r"test-labels.* classes 0\.\.46, got 47"),
-        ("balanced", {"test_labels": np.array([1, 255, 2])}, r"classes 0\.\.46, got 255"),
-        ("digits", {"train_labels": one_label("digits", 10)}, r"classes 0\.\.9, got 10"),
-        ("letters", {"train_labels": labels_of("letters", 8)}, "one label for each of the 9 images .* got 8"),
-        ("letters", {"test_labels": labels_of("letters", 4)}, "one label for each of the 3 images .* got 4"),
-        ("letters", {"train_images": labels_of("letters", 9)}, "magic number 0x00000803"),
-        ("letters", {"test_labels": TEST_IMAGES}, "magic number 0x00000801"),
-        ("letters", {"test_images": TEST_IMAGES}, r"training images are \(5, 4\), test images \(4, 5\); the files"),
+        ("letters", {"train_labels": one_label("letters", 0)}, ("train-labels", "1..26", 0)),
+        ("letters", {"train_labels": one_label("letters", 27)}, ("train-labels", "1..26", 27)),
+        ("byclass", {"train_labels": one_label("byclass", 62)}, (62, "0..61")),
+        ("bymerge", {"test_labels": np.array([1, 47, 2])}, ("test-labels", "0..46", 47)),
+        ("balanced", {"test_labels": np.array([1, 255, 2])}, (255, "0..46")),
+        ("digits", {"train_labels": one_label("digits", 10)}, (10, "0..9")),
+        ("letters", {"train_labels": labels_of("letters", 8)}, ("label", "9 images", 8)),
+        ("letters", {"test_labels": labels_of("letters", 4)}, ("label", "3 images", 4)),
+        ("letters", {"train_images": labels_of("letters", 9)}, ("0x00000803", "0x00000801")),
+        ("letters", {"test_labels": TEST_IMAGES}, ("0x00000801", "0x00000803")),
+        ("letters", {"test_images": TEST_IMAGES}, ("(5, 4)", "(4, 5)")),
     ],
 )
 def test_files_that_do_not_fit_each_other(tmp_path, split, changed, message):
     write(tmp_path, split, **changed)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         emnist.load(split, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("end", "message"), [("", "is truncated: its header says"), (".gz", "is a damaged gzip file .* download it again")]
-)
+@pytest.mark.parametrize(("end", "message"), [("", ("truncated", "header")), (".gz", ("damaged", "gzip"))])
 def test_truncated_file(tmp_path, end, message):
     write(tmp_path, "letters", end)
     path = tmp_path / f"emnist-letters-train-images-idx3-ubyte{end}"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=f"{path.name} {message}"):
+    with pytest.raises(ValueError, match=mentions(path.name, *message)):
         emnist.load("letters", tmp_path)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from jaxfl.data.sources import femnist, leaf
 from tests.data import leaf_files
+from tests.messages import mentions
 
 ONE = leaf_files.users({"f0000_14": 3, "f0001_41": 1})
 TWO = leaf_files.users({"f2100_05": 4}, seed=50)
@@ -86,9 +87,9 @@ def test_layout_chooses_between_files_that_lie_together(tmp_path):
     leaf_files.write_json(tmp_path / "data/test/all_data_0_test_9.json", TWO)
     assert len(femnist.load(tmp_path).labels) == len(femnist.load(tmp_path, layout="leaf").labels) == 8
     assert len(femnist.load(tmp_path, layout="leaf-split").labels) == 4
-    with pytest.raises(FileNotFoundError, match="femnist needs fed_emnist_train.h5, fed_emnist_test.h5: not found"):
+    with pytest.raises(FileNotFoundError, match=mentions("femnist", "fed_emnist_train.h5", "fed_emnist_test.h5")):
         femnist.load(tmp_path, layout="tff")
-    with pytest.raises(ValueError, match='layout must be "auto", "leaf", "leaf-split" or "tff", got "json"'):
+    with pytest.raises(ValueError, match=mentions("layout", "json")):
         femnist.load(tmp_path, layout="json")
 
 
@@ -128,13 +129,20 @@ def test_fractions_of_any_kind_do_not_fill_the_memory(tmp_path, monkeypatch):
 def test_missing_files_say_which_where_and_how(tmp_path):
     with pytest.raises(
         FileNotFoundError,
-        match=r"femnist needs all_data\*.json or train/\*.json, test/\*.json or fed_emnist_train.h5, .*"
-        r"not found in .*/femnist or .*; run data/femnist/preprocess.sh of https://github.com/TalwalkarLab/leaf",
+        match=mentions(
+            "femnist",
+            "all_data*.json",
+            "train/*.json",
+            "test/*.json",
+            "fed_emnist_train.h5",
+            "data/femnist/preprocess.sh",
+            "https://github.com/TalwalkarLab/leaf",
+        ),
     ):
         femnist.load(tmp_path)
     assert femnist.ROW.find(tmp_path) is None
     leaf_files.write_hdf5(tmp_path / "fed_emnist_train.h5", ONE)
-    with pytest.raises(FileNotFoundError, match="femnist needs fed_emnist_test.h5, and it is not among the files in"):
+    with pytest.raises(FileNotFoundError, match=mentions("femnist", "fed_emnist_test.h5")):
         femnist.load(tmp_path)
     assert femnist.ROW.find(tmp_path) is None
 
@@ -167,39 +175,39 @@ GOOD = json.dumps(leaf_files.content(ONE))
     [
         (
             GOOD[: len(GOOD) // 2],
-            r"all_data_0.json is truncated: it ends before its closing brace \(.*\); make or copy",
+            ("all_data_0.json", "truncated"),
         ),
-        ("", "is truncated"),
-        (GOOD.replace(", ", ", ,", 1), r"all_data_0.json is no valid json \(.*line 1 column.*\); make it again"),
-        ("[1, 2]", "must be LEAF.s json with the keys users, num_samples, user_data: users is not in a list"),
-        (damaged(lambda content: content.pop("users")), "users is not in .'num_samples', 'user_data'"),
-        (damaged(lambda content: content.pop("num_samples")), "num_samples is not in"),
-        (damaged(lambda content: content.pop("user_data")), "user_data is not in"),
-        (damaged(put("users", value={"f0000_14": 1})), "users must be a json list, got a dict"),
-        (damaged(put("num_samples", value=[3])), "one number for each of the 2 users, got 1"),
-        (damaged(put("num_samples", 0, value=4)), "'f0000_14' must have 4 rows, .* got 3 images and 3 labels"),
-        (damaged(put(*X, value=[[1.0] * 784] * 2)), "must have 3 rows, .* got 2 images and 3 labels"),
-        (damaged(put(*Y, value=[1])), "must have 3 rows, .* got 3 images and 1 labels"),
-        (damaged(lambda content: content["user_data"].pop("f0001_41")), "lists user 'f0001_41', and user_data has no"),
-        (damaged(put("user_data", "f0001_41", value={"x": []})), "'f0001_41', and user_data has no lists x and y"),
-        (damaged(put("users", 1, value="f0000_14")), "the same user twice.*'f0000_14'"),
-        (damaged(put(*X, 1, value=[0.5] * 783)), "row 1 of user 'f0000_14' must be a list of 784 pixels, got 783"),
-        (damaged(put(*X, 1, value="text")), "must be a list of 784 pixels, got a str"),
-        (damaged(put(*X, 2, 5, value=1.5)), "row 2 of user 'f0000_14' must have pixels from 0 to 1, got 1.5; divide"),
-        (damaged(put(*X, 2, 5, value=-0.25)), "pixels from 0 to 1, got -0.25"),
-        (damaged(put(*X, 2, 5, value=float("nan"))), "pixels from 0 to 1, got nan"),
-        (damaged(put(*X, 2, 5, value=255)), "pixels from 0 to 1, got 255"),
-        (damaged(put(*X, 2, 5, value=None)), "pixels from 0 to 1, got None"),
-        (damaged(put(*Y, 1, value=62)), r"labels must be integers 0\.\.61, got 62 in row 1 of user 'f0000_14'"),
-        (damaged(put(*Y, 1, value=-1)), r"0\.\.61, got -1"),
-        (damaged(put(*Y, 1, value=0.0)), r"0\.\.61, got 0\.0"),
-        (damaged(put(*Y, 1, value=2.5)), r"0\.\.61, got 2\.5"),
-        (damaged(put(*Y, 1, value="a")), r"0\.\.61, got a"),
+        ("", ("all_data_0.json", "truncated")),
+        (GOOD.replace(", ", ", ,", 1), ("all_data_0.json", "json", "line 1 column")),
+        ("[1, 2]", ("num_samples", "user_data", "users is not in")),
+        (damaged(lambda content: content.pop("users")), ("users is not in", "['num_samples', 'user_data']")),
+        (damaged(lambda content: content.pop("num_samples")), ("num_samples is not in", "['user_data', 'users']")),
+        (damaged(lambda content: content.pop("user_data")), ("user_data is not in", "['num_samples', 'users']")),
+        (damaged(put("users", value={"f0000_14": 1})), ("users", "dict")),
+        (damaged(put("num_samples", value=[3])), ("num_samples", "2 users", 1)),
+        (damaged(put("num_samples", 0, value=4)), ("f0000_14", "4 rows", "3 images", "3 labels")),
+        (damaged(put(*X, value=[[1.0] * 784] * 2)), ("3 rows", "2 images", "3 labels")),
+        (damaged(put(*Y, value=[1])), ("3 rows", "3 images", "1 labels")),
+        (damaged(lambda content: content["user_data"].pop("f0001_41")), ("f0001_41", "user_data")),
+        (damaged(put("user_data", "f0001_41", value={"x": []})), ("f0001_41", "user_data", "x and y")),
+        (damaged(put("users", 1, value="f0000_14")), ("f0000_14", "twice")),
+        (damaged(put(*X, 1, value=[0.5] * 783)), ("f0000_14", 783, "row 1", 784)),
+        (damaged(put(*X, 1, value="text")), ("784 pixels", "str")),
+        (damaged(put(*X, 2, 5, value=1.5)), ("row 2", "f0000_14", "pixels", 1.5, 255)),
+        (damaged(put(*X, 2, 5, value=-0.25)), ("pixels", -0.25)),
+        (damaged(put(*X, 2, 5, value=float("nan"))), ("pixels", "nan")),
+        (damaged(put(*X, 2, 5, value=255)), ("pixels", "got 255")),
+        (damaged(put(*X, 2, 5, value=None)), ("pixels", "None")),
+        (damaged(put(*Y, 1, value=62)), ("labels", "f0000_14", 62, "0..61", "row 1")),
+        (damaged(put(*Y, 1, value=-1)), (-1, "0..61")),
+        (damaged(put(*Y, 1, value=0.0)), (0.0, "0..61")),
+        (damaged(put(*Y, 1, value=2.5)), (2.5, "0..61")),
+        (damaged(put(*Y, 1, value="a")), ("0..61", "got a in")),
     ],
 )
 def test_damaged_json(tmp_path, text, message):
     (tmp_path / "all_data_0.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         femnist.load(tmp_path)
 
 
@@ -208,22 +216,20 @@ def test_user_without_rows(tmp_path):
     content = leaf_files.content(ONE)
     content["num_samples"][1], content["user_data"]["f0001_41"] = 0, {"x": [], "y": []}
     (tmp_path / "all_data_0.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="all_data_0.json lists user 'f0001_41' without rows"):
+    with pytest.raises(ValueError, match=mentions("all_data_0.json", "f0001_41", "rows")):
         femnist.load(tmp_path)
 
 
 def test_binary_file_under_the_name_of_json(tmp_path):
     (tmp_path / "all_data_0.json").write_bytes(b"\x89PNG\xff\xfe")
-    with pytest.raises(ValueError, match="all_data_0.json is not text .* it is another file under this name"):
+    with pytest.raises(ValueError, match=mentions("all_data_0.json", "utf-8")):
         femnist.load(tmp_path)
 
 
 def test_user_in_two_files(tmp_path):
     leaf_files.write_json(tmp_path / "all_data_0.json", ONE)
     leaf_files.write_json(tmp_path / "all_data_1.json", TWO | {"f0001_41": ONE["f0001_41"]})
-    with pytest.raises(
-        ValueError, match="all_data_1.json holds the same user twice, or one that all_data_0.json holds"
-    ):
+    with pytest.raises(ValueError, match=mentions("all_data_1.json", "all_data_0.json", "twice")):
         femnist.load(tmp_path)
 
 
@@ -238,7 +244,7 @@ def hdf5(tmp_path):
 def test_hdf5_truncated_empty_or_another_file(hdf5, damage):
     path = hdf5 / "fed_emnist_test.h5"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match="fed_emnist_test.h5 is no HDF5 file or a damaged one .* download it again"):
+    with pytest.raises(ValueError, match=mentions("fed_emnist_test.h5", "HDF5")):
         femnist.load(hdf5)
 
 
@@ -258,27 +264,27 @@ WHITE = np.ones((3, 28, 28), np.float32)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (replace("examples", None), r"must have a group examples .* found only \[\]"),
-        (replace("examples", WHITE), r"must have a group examples .* found only \['examples'\]"),
-        (replace(PIXELS, None), "client 'f0000_14' has no pixels"),
-        (replace(LABEL, None), "client 'f0000_14' has no label"),
-        (replace("examples/f0000_14", WHITE), "client 'f0000_14' has no pixels"),
-        (replace(PIXELS, WHITE[:2]), r"pixels \[n, 28, 28\] and label \[n\], got \[2, 28, 28\] and \[3\]"),
-        (replace(PIXELS, WHITE[:, :27]), r"got \[3, 27, 28\] and \[3\]"),
-        (replace(LABEL, np.zeros((3, 2), np.int32)), r"got \[3, 28, 28\] and \[3, 2\]"),
-        (replace(LABEL, np.int32(3)), r"got \[3, 28, 28\] and \[\]"),
-        (replace(LABEL, np.array([0, 62, 1])), r"integer labels 0\.\.61, got int64 0\.\.62"),
-        (replace(LABEL, np.array([0, -1, 1])), r"got int64 -1\.\.1"),
-        (replace(LABEL, np.zeros(3, np.float32)), r"integer labels 0\.\.61, got float32"),
-        (replace(PIXELS, WHITE * 255), r"pixels from 0 to 1, got 255\.0\.\.255\.0; divide"),
-        (replace(PIXELS, WHITE - 2), r"pixels from 0 to 1, got -1\.0\.\.-1\.0"),
-        (replace(PIXELS, WHITE * np.float32("nan")), r"pixels from 0 to 1, got nan\.\.nan"),
+        (replace("examples", None), ("examples", "[]")),
+        (replace("examples", WHITE), ("examples", "['examples']")),
+        (replace(PIXELS, None), ("f0000_14", "pixels")),
+        (replace(LABEL, None), ("f0000_14", "label")),
+        (replace("examples/f0000_14", WHITE), ("f0000_14", "pixels")),
+        (replace(PIXELS, WHITE[:2]), ("pixels", "label", "[2, 28, 28] and [3]")),
+        (replace(PIXELS, WHITE[:, :27]), ("[3, 27, 28] and [3]",)),
+        (replace(LABEL, np.zeros((3, 2), np.int32)), ("[3, 28, 28] and [3, 2]",)),
+        (replace(LABEL, np.int32(3)), ("[3, 28, 28] and []",)),
+        (replace(LABEL, np.array([0, 62, 1])), ("labels", "0..61", "int64 0..62")),
+        (replace(LABEL, np.array([0, -1, 1])), ("int64", "-1..1")),
+        (replace(LABEL, np.zeros(3, np.float32)), ("labels", "0..61", "float32")),
+        (replace(PIXELS, WHITE * 255), ("pixels", "255.0..255.0")),
+        (replace(PIXELS, WHITE - 2), ("pixels", "-1.0..-1.0")),
+        (replace(PIXELS, WHITE * np.float32("nan")), ("pixels", "nan..nan")),
     ],
 )
 def test_hdf5_with_wrong_content(hdf5, change, message):
     with h5py.File(hdf5 / "fed_emnist_train.h5", "a") as file:
         change(file)
-    with pytest.raises(ValueError, match=f"fed_emnist_train.h5.*{message}"):
+    with pytest.raises(ValueError, match=mentions("fed_emnist_train.h5", *message)):
         femnist.load(hdf5)
 
 
@@ -286,7 +292,7 @@ def test_hdf5_client_without_rows(hdf5):
     with h5py.File(hdf5 / "fed_emnist_train.h5", "a") as file:
         replace(PIXELS, WHITE[:0])(file)
         replace(LABEL, np.zeros(0, np.int32))(file)
-    with pytest.raises(ValueError, match="client 'f0000_14' is without rows"):
+    with pytest.raises(ValueError, match=mentions("f0000_14", "rows")):
         femnist.load(hdf5)
 
 
@@ -307,7 +313,7 @@ def test_hdf5_flipped_byte_in_a_compressed_image(hdf5):
     content = bytearray(path.read_bytes())
     content[place + 20] ^= 0xFF
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="fed_emnist_train.h5 is no HDF5 file or a damaged one"):
+    with pytest.raises(ValueError, match=mentions("fed_emnist_train.h5", "HDF5")):
         femnist.load(hdf5)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 from dataclasses import replace
 
 import jax
@@ -12,6 +11,7 @@ import pytest
 from jaxfl.data import Split, divide, load, stored
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation.identity import LOOKED_AT, fingerprint
+from tests.messages import mentions
 
 DATA = clustered_linear(6, rows=8, features=4, ragged=True)
 SAVED = {
@@ -95,39 +95,42 @@ def announce(folder, name="train.start", shape=(10**12,)):
 
 
 DAMAGED = {
-    "no header": (lambda folder: (folder / "federation.json").unlink(), "holds no federation.json"),
-    "no JSON": (lambda folder: (folder / "federation.json").write_text("{"), "federation.json is not what jaxfl wrote"),
-    "a list": (lambda folder: (folder / "federation.json").write_text("[]"), "federation.json is not what jaxfl wrote"),
+    "no header": (lambda folder: (folder / "federation.json").unlink(), ("no federation.json",)),
+    "no JSON": (lambda folder: (folder / "federation.json").write_text("{"), ("federation.json",)),
+    "a list": (lambda folder: (folder / "federation.json").write_text("[]"), ("federation.json",)),
     "another format": (
         lambda folder: change_header(folder, schema=9),
-        "it has format 9, and this version of jaxfl reads 1",
+        ("format 9",),
     ),
     "classes of text": (
         lambda folder: change_header(folder, num_classes="3"),
-        "num_classes and max_size must be numbers",
+        ("num_classes",),
     ),
-    "an unknown attack": (lambda folder: change_header(folder, attack="worm"), "attack is 'worm'"),
-    "no such array": (lambda folder: change_header(folder, arrays={"../x": {"dtype": "int32", "shape": []}}), "../x"),
-    "arrays left out": (lambda folder: change_header(folder, arrays={}), "must name all arrays of a federation"),
-    "a file is missing": (lambda folder: (folder / "labels.npy").unlink(), "labels.npy is missing"),
-    "a pickle": (pickled, "inputs.npy is not what jaxfl wrote"),
-    "objects": (objects, "inputs.npy is not what jaxfl wrote"),
-    "cut off": (shorten("inputs", -4), "inputs.npy is not what jaxfl wrote"),
-    "too long": (shorten("labels", 4), "labels.npy is not what jaxfl wrote, or is damaged (it is 4 bytes longer"),
-    "more than there is": (announce, "train.start.npy is not what jaxfl wrote"),
-    "another type": (put("labels", DATA.labels.astype(np.int64)), "labels.npy must hold int32"),
-    "columns": (put("inputs", np.asfortranarray(DATA.inputs)), "do not lie one after the other"),
-    "no such class": (number("labels", 1, 3), "labels must be in 0..2, got 3"),
-    "a class below 0": (number("labels", 1, -1), "labels must be in 0..2, got -1"),
-    "no such row": (number("train.rows", 0, 10**6), "train must index the"),
-    "a range beyond": (number("test.start", 2, 10**6), "test: the range of client 2 must lie within"),
-    "a range below 0": (number("train.size", 2, -1), "train: the range of client 2 must lie within"),
-    "a range that wraps": (number("train.start", 2, 2**31 - 1), "train: the range of client 2 must lie within"),
+    "an unknown attack": (lambda folder: change_header(folder, attack="worm"), ("attack", "worm")),
+    "no such array": (
+        lambda folder: change_header(folder, arrays={"../x": {"dtype": "int32", "shape": []}}),
+        ("../x",),
+    ),
+    "arrays left out": (lambda folder: change_header(folder, arrays={}), ("arrays",)),
+    "a file is missing": (lambda folder: (folder / "labels.npy").unlink(), ("labels.npy", "missing")),
+    "a pickle": (pickled, ("inputs.npy",)),
+    "objects": (objects, ("inputs.npy",)),
+    "cut off": (shorten("inputs", -4), ("inputs.npy",)),
+    "too long": (shorten("labels", 4), ("labels.npy", "4 bytes")),
+    "more than there is": (announce, ("train.start.npy",)),
+    "another type": (put("labels", DATA.labels.astype(np.int64)), ("labels.npy", "int32")),
+    "columns": (put("inputs", np.asfortranarray(DATA.inputs)), ("inputs.npy",)),
+    "no such class": (number("labels", 1, 3), ("labels", "0..2", 3)),
+    "a class below 0": (number("labels", 1, -1), ("labels", "0..2", -1)),
+    "no such row": (number("train.rows", 0, 10**6), ("train", 10**6)),
+    "a range beyond": (number("test.start", 2, 10**6), ("test", "client 2")),
+    "a range below 0": (number("train.size", 2, -1), ("train", "client 2")),
+    "a range that wraps": (number("train.start", 2, 2**31 - 1), ("train", "client 2")),
     "another maximum": (
         lambda folder: change_header(folder, max_size={"train": 1, "test": 1}),
-        "train: max_size must be",
+        ("train", "max_size"),
     ),
-    "no such group": (number("group", 0, 2), "group must be from 0 to 1, got"),
+    "no such group": (number("group", 0, 2), ("group", 2)),
 }
 
 
@@ -137,14 +140,14 @@ def test_what_is_damaged_is_refused_by_its_name(tmp_path, name):
     folder = tmp_path / "a"
     stored.save(replace(DATA, group_names=("one", "two")), folder)
     damage(folder)
-    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(words)) as refused:
+    with pytest.raises((ValueError, FileNotFoundError), match=mentions(*words)) as refused:
         stored.load(folder)
     assert str(folder) in str(refused.value)
 
 
 def test_nothing_is_written_over(tmp_path):
     (tmp_path / "kept").write_text("mine")
-    with pytest.raises(ValueError, match="save must be a folder that is not there yet, or is empty"):
+    with pytest.raises(ValueError, match=mentions("save", "folder")):
         stored.save(DATA, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
@@ -154,7 +157,7 @@ def test_half_a_federation_is_none(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(np, "save", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match=mentions("no space left")):
         stored.save(DATA, tmp_path / "a")
-    with pytest.raises(FileNotFoundError, match=re.escape("holds no federation.json")):
+    with pytest.raises(FileNotFoundError, match=mentions("federation.json")):
         stored.load(tmp_path / "a")

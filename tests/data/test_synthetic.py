@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfl.data import synthetic
+from tests.messages import mentions
 
 
 def rows(split, client):
@@ -60,12 +61,12 @@ def test_dtype_is_kept(dtype):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_groups": 17, "features": 8, "num_classes": 3}, r"between 1 and features \* .* = 16, got 17"),
-        ({"num_clients": 0}, "num_clients must be a positive integer, got 0"),
-        ({"rows": 0}, "rows must be a positive integer, got 0"),
-        ({"num_classes": 1}, "num_classes must be 2 or more, got 1"),
+        ({"num_groups": 17, "features": 8, "num_classes": 3}, (17, 16)),
+        ({"num_clients": 0}, ("num_clients", 0)),
+        ({"rows": 0}, ("rows", 0)),
+        ({"num_classes": 1}, ("num_classes", 1)),
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         synthetic.clustered_linear(**options)

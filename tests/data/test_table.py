@@ -10,6 +10,7 @@ from pyarrow import parquet
 
 from jaxfl import data
 from jaxfl.data.sources import npz, ratings, table
+from tests.messages import mentions
 
 RNG = np.random.Generator(np.random.PCG64(0))
 FRAME = pd.DataFrame(
@@ -87,49 +88,49 @@ def test_classes_of_a_table(tmp_path):
     options = {"data_dir": written(tmp_path), "target": "sold", "numbers": "size"}
     fed = data.load("dirichlet-table", **options, num_clients=2, alpha=100)
     assert (fed.kind, fed.num_classes, fed.input_shape) == ("classification", 2, (1,))
-    with pytest.raises(ValueError, match="does not say who made its examples: set client to the column that does"):
+    with pytest.raises(ValueError, match=mentions("client", "column")):
         data.load("writers-table", **options)
 
 
 def test_a_table_is_written_as_a_federation_and_not_before_it_is_dealt(tmp_path):
     source = table.load(written(tmp_path), **ROLES)
-    with pytest.raises(ValueError, match="goods cannot be written before it is dealt: .* Save a federation"):
+    with pytest.raises(ValueError, match=mentions("goods", "federation")):
         npz.save(source, tmp_path / "goods.npz")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": ""}, "target must be the column to predict, one of who, site, colour"),
-        ({"client": "hwo"}, "must have the column hwo; did you mean"),
-        ({"categories": "price"}, "price must have one role, got two"),
-        ({"categories": ""}, "colour must be numbers, got 'red' in row 0|colour must be numbers, got"),
+        ({"target": ""}, ("target", "who, site, colour")),
+        ({"client": "hwo"}, ("hwo", "who")),
+        ({"categories": "price"}, ("price", "role")),
+        ({"categories": ""}, ("colour", "numbers")),
         (
             {"target": "sold", "categories": "colour", "target_kind": "number"},
-            "sold must be numbers, got '(no|yes)' in row 0; .* or leave target_kind=number out.$",
+            ("sold", "row 0", "target_kind=number"),
         ),
     ],
 )
 def test_refusals(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         table.load(written(tmp_path), **(ROLES | options))
 
 
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("size", "", "size must be numbers, got '' in row 3; fill the value, leave the row out.$"),
-        ("size", "inf", "size must be numbers, got 'inf' in row 3"),
-        ("colour", "", "colour has no value in row 3"),
-        ("weight", pd.NaT, "weight must be numbers, got .*NaT.* in row 3"),
-        ("who", "", "who has no value in row 3"),
+        ("size", "", ("size", "''", "row 3")),
+        ("size", "inf", ("size", "inf", "row 3")),
+        ("colour", "", ("colour", "row 3")),
+        ("weight", pd.NaT, ("weight", "NaT", "row 3")),
+        ("who", "", ("who", "row 3")),
     ],
 )
 def test_missing_values_are_named(tmp_path, column, value, message):
     times = value is pd.NaT
     frame = FRAME.assign(weight=pd.to_datetime("2020-01-01")) if times else FRAME.astype(str)
     frame.loc[3, column] = value
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         table.load(written(tmp_path, "parquet" if times else "csv", frame), **ROLES)
 
 
@@ -137,19 +138,19 @@ def test_parquet_values_that_are_none(tmp_path):
     """Lists, a day, and two columns of one name: what is wrong is said, and what helps."""
     frame = FRAME.assign(sold=[[1]] * 29 + [[1, 2]], size=pd.Timestamp("2020-01-01").date())
     path = written(tmp_path, "parquet", frame)
-    with pytest.raises(ValueError, match="sold must have a text or a number in each row, got a ndarray in row 0; take"):
+    with pytest.raises(ValueError, match=mentions("sold", "ndarray", "row 0")):
         table.load(path, **(ROLES | {"numbers": "weight"}))
-    with pytest.raises(ValueError, match="size must be numbers, got .*date.* in row 0; .* or name size in categories"):
+    with pytest.raises(ValueError, match=mentions("size", "datetime.date", "row 0", "categories")):
         table.load(path, **(ROLES | {"categories": "colour"}))
     parquet.write_table(pyarrow.Table.from_arrays([pyarrow.array([1.0])] * 2, names=["price", "price"]), path)
-    with pytest.raises(ValueError, match="must have a name of its own for every column, got 'price' twice; rename one"):
+    with pytest.raises(ValueError, match=mentions("goods.parquet", "price", "twice")):
         table.load(path, target="price")
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"\x1f\x8b and no more", b'who,price\n"a'])
 def test_damaged_tables(tmp_path, content):
     (tmp_path / "goods.csv").write_bytes(content)
-    with pytest.raises(ValueError, match="goods.csv is no csv or parquet file, or a damaged one"):
+    with pytest.raises(ValueError, match=mentions("goods.csv", "damaged")):
         table.load(tmp_path / "goods.csv", target="price", client="who", categories="who:price")
 
 
@@ -170,7 +171,7 @@ def test_ratings_are_by_lecturer(tmp_path):
     fed = data.load("ratings", data_dir=tmp_path, test_share=0.5)
     assert (fed.kind, fed.num_clients, fed.inputs.dtype) == ("regression", 2, np.float32)
     (tmp_path / "ratings" / "insteval.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n"))
-    with pytest.raises(ValueError, match=r"must have the columns .*: s is missing; write it in R"):
+    with pytest.raises(ValueError, match=mentions("columns", "s is missing")):
         ratings.load(tmp_path)
 
 
@@ -179,14 +180,14 @@ def test_ratings_are_by_lecturer(tmp_path):
 )
 def test_a_csv_with_more_fields_than_names_is_refused(tmp_path, text):
     (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(ValueError, match="a.csv must have a name for every column"):
+    with pytest.raises(ValueError, match=mentions("a.csv", "column")):
         table.load(tmp_path / "a.csv", target="price")
 
 
 def test_a_name_that_is_there_twice_is_refused(tmp_path):
     """Or a copy of the target would be a feature."""
     (tmp_path / "a.csv").write_text("size,price,price\n1,5,5\n2,7,7\n")
-    with pytest.raises(ValueError, match="a.csv must have a name of its own for every column, got 'price' twice"):
+    with pytest.raises(ValueError, match=mentions("a.csv", "price", "twice")):
         table.load(tmp_path / "a.csv", target="price")
 
 
@@ -194,7 +195,7 @@ def test_a_line_with_more_fields_than_names_is_refused(tmp_path):
     """An unquoted comma in a number shifts all that is behind it."""
     rows = [f"{who},{size},{size}" for who, size in zip("aabb", range(4), strict=True)]
     (tmp_path / "a.csv").write_text("\n".join(["who,size,price", *rows, "b,1,240,7", ""]))
-    with pytest.raises(ValueError, match=r"damaged one \(.*Expected 3 fields in line 6, saw 4"):
+    with pytest.raises(ValueError, match=mentions("damaged", "line 6")):
         table.load(tmp_path / "a.csv", target="price", client="who")
 
 
@@ -235,5 +236,5 @@ def test_times_with_a_zone_are_numbers_as_those_without_are(tmp_path):
 
 
 def test_classes_are_not_scaled(tmp_path):
-    with pytest.raises(ValueError, match="scale_target needs numbers to predict, colour has classes; leave it out"):
+    with pytest.raises(ValueError, match=mentions("scale_target", "colour")):
         table.load(written(tmp_path), target="colour", numbers="size", scale_target=True)

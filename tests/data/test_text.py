@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxfl import data
 from jaxfl.data.sources import fortunes, shakespeare, text
+from tests.messages import mentions
 
 TEXTS = {
     ("de", "witze"): ["Zwei Häuser\nstehen da.", "Noch einer."],
@@ -96,22 +97,22 @@ def test_english_and_portuguese_lie_at_debians_top(tmp_path):
 @pytest.mark.parametrize(
     ("write", "options", "message"),
     [
-        (lambda path: path.write_bytes(b"no gzip"), {}, "de.jsonl.gz: line 1 must be an object"),
+        (lambda path: path.write_bytes(b"no gzip"), {}, ("de.jsonl.gz", "line 1")),
         (
             lambda path: path.write_bytes(gzip.compress(b"{}" * 999)[:-9]),
             {},
-            "de.jsonl.gz cannot be read .it is a damaged gzip file",
+            ("de.jsonl.gz", "gzip"),
         ),
-        (lambda path: path.write_bytes(gzip.compress(b'{"text": "a"}')), {}, "line 1 must be an object .*'collection'"),
-        (lambda path: path.write_bytes(gzip.compress(b"[1]")), {}, "line 1 must be an object"),
-        (lambda path: write_json_lines(path.parent, "de"), {"languages": "de:fr"}, "languages must be .* de, got fr"),
-        (lambda path: write_json_lines(path.parent, "de"), {"length": 0}, "length must be at least 1, got 0"),
-        (lambda path: write_json_lines(path.parent, "de"), {"tokens": 1}, "tokens must be at least 2, got 1"),
+        (lambda path: path.write_bytes(gzip.compress(b'{"text": "a"}')), {}, ("line 1", "'collection'")),
+        (lambda path: path.write_bytes(gzip.compress(b"[1]")), {}, ("de.jsonl.gz", "line 1")),
+        (lambda path: write_json_lines(path.parent, "de"), {"languages": "de:fr"}, ("languages", "fr")),
+        (lambda path: write_json_lines(path.parent, "de"), {"length": 0}, ("length", 0)),
+        (lambda path: write_json_lines(path.parent, "de"), {"tokens": 1}, ("tokens", 1)),
     ],
 )
 def test_fortunes_that_cannot_be_read(tmp_path, write, options, message):
     write(tmp_path / "de.jsonl.gz")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         fortunes.load(tmp_path, **options)
 
 
@@ -167,19 +168,19 @@ def test_leafs_own_split_of_shakespeare(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (roles(num_samples=[52, 3, 1]), "'ROMEO_AND_JULIET_NURSE' must have 1 rows, .* got 2 texts and 2 characters"),
-        (roles(users=["HAMLET_OSRIC"] * 3, num_samples=[3, 3, 3]), "the same user twice.*'HAMLET_OSRIC'"),
+        (roles(num_samples=[52, 3, 1]), ("ROMEO_AND_JULIET_NURSE", "1 rows", "2 texts", "2 characters")),
+        (roles(users=["HAMLET_OSRIC"] * 3, num_samples=[3, 3, 3]), ("HAMLET_OSRIC", "twice")),
         (
             roles(users=["A"], num_samples=[1], user_data={"A": {"x": ["short"], "y": ["a"]}}),
-            "x must be texts of 80 characters, got 'short' in row 0 of user 'A'",
+            ("x", "A", "short", 80, "row 0"),
         ),
         (
             roles(users=["A"], num_samples=[1], user_data={"A": {"x": ["a" * 80], "y": [7]}}),
-            "y must be texts of 1 characters, got 7 in row 0 of user 'A'",
+            ("y", "A", 7, "row 0"),
         ),
     ],
 )
 def test_damaged_shakespeare(tmp_path, content, message):
     write(tmp_path / "all_data_0.json", content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         shakespeare.load(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from jaxfl.data.sources import tfds
+from tests.messages import mentions
 
 library = pytest.importorskip("tensorflow_datasets", reason="tensorflow-datasets is not installed")
 
@@ -38,12 +39,12 @@ def test_the_librarys_own_sets(name, shape, num_classes):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cats_vs_dogs", "tfds:cats_vs_dogs must have images of one shape, got .* in row 1 of split train; resize"),
-        ("imdb_reviews", r"one feature of images and one of class labels, found images \[\] and labels \['label'\]"),
+        ("cats_vs_dogs", ("tfds:cats_vs_dogs", "shape", "row 1", "train")),
+        ("imdb_reviews", ("images []", "labels ['label']")),
     ],
 )
 def test_sets_that_will_not_do(name, message):
-    with library.testing.mock_data(num_examples=4), pytest.raises(ValueError, match=message):
+    with library.testing.mock_data(num_examples=4), pytest.raises(ValueError, match=mentions(*message)):
         tfds.load(name)
 
 
@@ -120,12 +121,12 @@ def test_a_real_set_is_read_from_its_folder_or_by_name(tmp_path):
         assert source.test_clients.tolist() == ["pen 0", "pen 0", "pen 1", "pen 1"]
     assert tfds.load("crockery", tmp_path, client="number").clients.tolist() == [row // 3 for row in range(9)]
     for client, message in (
-        ("maker", "must have the feature maker, found .*'pen'"),
-        ("box", "box must be a number or"),
+        ("maker", ("maker", "'pen'")),
+        ("box", ("tfds:crockery", "box")),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=mentions(*message)):
             tfds.load("crockery", tmp_path, client=client)
-    with pytest.raises(ValueError, match=r"tfds:mnist cannot be read .*1.0.0 holds crockery/1.0.0"):
+    with pytest.raises(ValueError, match=mentions("tfds:mnist", "crockery/1.0.0")):
         tfds.load("mnist", folder)
     assert "tensorflow" not in sys.modules
 
@@ -142,7 +143,7 @@ def test_grey_images_and_the_newest_version(tmp_path):
 def test_a_config(tmp_path):
     folder = prepare(tmp_path, Kind({"train": colour(3)}), config="blue")
     assert len(tfds.load("crockery/blue", tmp_path).inputs) == len(tfds.load("crockery/blue", folder).inputs) == 3
-    with pytest.raises(ValueError, match="holds crockery/blue/1.0.0"):
+    with pytest.raises(ValueError, match=mentions("tfds:crockery/red", "holds crockery/blue/1.0.0")):
         tfds.load("crockery/red", folder)
 
 
@@ -151,50 +152,50 @@ def test_the_usual_names_are_taken_where_no_keys_are_supervised(tmp_path):
     prepare(tmp_path / "usual", Kind(images, "image", "label", supervised=False))
     assert tfds.load("crockery", tmp_path / "usual").num_classes == 2
     prepare(tmp_path / "other", Kind(images, supervised=False))
-    with pytest.raises(ValueError, match=r"found images \['picture'\] and labels \['kind', 'second'\] among"):
+    with pytest.raises(ValueError, match=mentions("['picture']", "['kind', 'second']")):
         tfds.load("crockery", tmp_path / "other")
 
 
 def test_images_and_splits_that_do_not_fit_each_other(tmp_path):
     prepare(tmp_path / "mixed", Kind({"train": [*colour(2), *colour(2, side=7)]}))
-    with pytest.raises(ValueError, match=r"one shape, got \(6, 5, 3\) and \(7, 5, 3\) in row 2 of split train; resize"):
+    with pytest.raises(ValueError, match=mentions("(6, 5, 3)", "(7, 5, 3)", "row 2")):
         tfds.load("crockery", tmp_path / "mixed")
     prepare(tmp_path / "sizes", Kind({"train": colour(2), "test": colour(2, side=7)}))
-    with pytest.raises(ValueError, match=r"test images are \(7, 5, 3\), training images \(6, 5, 3\)"):
+    with pytest.raises(ValueError, match=mentions("(7, 5, 3)", "(6, 5, 3)")):
         tfds.load("crockery", tmp_path / "sizes")
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content[: len(content) // 2], "is damaged: row 0 of split train cannot be read .*delete"),
-        (lambda content: content[:-10], "is damaged: row 0 of split train cannot be read .*Riegeli"),
-        (lambda content: b"", "is damaged: .*ArrayRecord file should be at least 64KB"),
-        (lambda content: content[:500] + bytes(100) + content[600:], "is damaged: .*prepare it again"),
+        (lambda content: content[: len(content) // 2], ("damaged", "row 0", "train")),
+        (lambda content: content[:-10], ("damaged", "row 0", "train", "Riegeli")),
+        (lambda content: b"", ("damaged", "ArrayRecord")),
+        (lambda content: content[:500] + bytes(100) + content[600:], ("damaged", "prepare it again")),
     ],
 )
 def test_a_damaged_set(tmp_path, damage, message):
     path = prepare(tmp_path, Kind({"train": colour(9)})) / f"crockery-{SHARD}"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=f"tfds:crockery {message}"):
+    with pytest.raises(ValueError, match=mentions("tfds:crockery", *message)):
         tfds.load("crockery", tmp_path)
 
 
 def test_a_set_without_its_files(tmp_path):
     folder = prepare(tmp_path, Kind({"train": colour(3)}))
     (folder / f"crockery-{SHARD}").unlink()
-    with pytest.raises(ValueError, match="is damaged: row 0 .*No such file"):
+    with pytest.raises(ValueError, match=mentions("row 0", "No such file")):
         tfds.load("crockery", tmp_path)
     (folder / "features.json").unlink()
-    with pytest.raises(ValueError, match="tfds:crockery cannot be read"):
+    with pytest.raises(ValueError, match=mentions("tfds:crockery", "read")):
         tfds.load("crockery", tmp_path)
     shutil.rmtree(folder)
-    with pytest.raises(ValueError, match="tfds:crockery cannot be read .*download_and_prepare"):
+    with pytest.raises(ValueError, match=mentions("tfds:crockery", "download_and_prepare")):
         tfds.load("crockery", tmp_path)
 
 
 def test_a_set_that_is_not_prepared_says_how(tmp_path):
-    with pytest.raises(ValueError, match="tfds:kmnist cannot be read .*download_and_prepare"):
+    with pytest.raises(ValueError, match=mentions("tfds:kmnist", "download_and_prepare")):
         tfds.load("kmnist", tmp_path)
 
 
@@ -202,7 +203,7 @@ def test_the_wrong_split(tmp_path):
     prepare(tmp_path, Kind({"train": colour(1)} | {"test": colour(2)}))
     (info,) = tmp_path.rglob("dataset_info.json")
     info.write_text(info.read_text().replace('"name": "train"', '"name": "all"'))
-    with pytest.raises(ValueError, match=r"tfds:crockery must have a split train, found \['all', 'test'\]"):
+    with pytest.raises(ValueError, match=mentions("tfds:crockery", "['all', 'test']")):
         tfds.load("crockery", tmp_path)
 
 
@@ -215,7 +216,7 @@ def test_coarse_labels_group_the_classes(monkeypatch):
 
     read = tfds._read
     with library.testing.mock_data(num_examples=6):
-        with pytest.raises(ValueError, match="coarse_label must be the same in all rows of a class"):
+        with pytest.raises(ValueError, match=mentions("tfds:cifar100", "coarse_label", "class 3")):
             tfds._class_groups("cifar100", 100, [(np.array([3, 3]), np.array([1, 2]))])
         monkeypatch.setattr(tfds, "_read", consistent)
         source = tfds.load("cifar100")
