@@ -74,7 +74,11 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
 
 
 def check_sampler(sampler: object) -> None:
-    """Raises TypeError unless a sampler is a function."""
+    """Refuses a sampler that is not a function.
+
+    Raises:
+        TypeError: the sampler cannot be called.
+    """
     if not callable(sampler):
         raise TypeError(f"sampler must be a function such as jaxfl.sampling.uniform, got {sampler!r}.")
 
@@ -136,7 +140,7 @@ def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, si
 
     Raises:
         TypeError: the sampler returns something else.
-        ValueError: the sampler draws more clients, or fewer, or its mask is none.
+        ValueError: the sampler draws more or fewer than `size` clients, or its mask is not bool `[size]`.
     """
     cohort = sampler(root, round, data, size, plan)
     if not isinstance(cohort, Cohort):
@@ -159,9 +163,12 @@ def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, si
 def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
     """Returns the sampler whose clients fail with a probability: they are sampled, and nothing comes of it.
 
-    Those who fail count for nothing, be it in averages, bytes or losses. They are who would be late under
-    `conditions.straggle` with the same share, in every round: FedAvg with `dropouts(s)` is what FedProx is compared
-    with (Li et al., MLSys 2020, figure 1). Under both conditions, stragglers fail, however slow.
+    Clients that fail count for nothing: neither in averages, nor in bytes, nor in losses. In every round they are the
+    clients that would be late under `conditions.straggle` with the same share: FedAvg with `dropouts(s)` is the FedAvg
+    that FedProx is compared with, which drops its stragglers (Li et al., MLSys 2020, figure 1). Where a run has both,
+    one random number of each client decides both. With `dropouts` below `stragglers`, the clients that fail are some of
+    the stragglers, and the others train for fewer epochs; otherwise all stragglers fail. How late a straggler is plays
+    no part.
 
     Args:
         share: the probability, 0 to below 1; 0 is `sampler` itself.

@@ -31,6 +31,7 @@ SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "iid": (skews.iid, "clients differ by chance only"),
     "writers": (natural.writers, "one client for each writer, person or site"),
 }
+
 # What goes before another skew with a plus: a federation in, the federation with shifted clients out.
 SHIFTS: dict[str, Callable[..., FederatedData]] = {"rotated": shift.rotate, "shifted": shift.relabel}
 
@@ -60,10 +61,14 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "rotated": {"num_clients": 200, "rows_per_client": 500, "angles": (0, 180)},  # IFCA and StoCFL
         "shifted": {"num_clients": 20, "rows_per_client": 8000},  # StoCFL
     },
-    # The scarcest of these classes would not do for 1,000 rows each.
-    **dict.fromkeys(("unipen", "unipen-letters", "emnist-balanced"), USUAL | {"dominant": {"num_clients": 20}}),
     "cifar100": USUAL | {"rotated": {"num_clients": 200, "rows_per_client": 500}, "dominant": {"num_clients": 20}},
-    **dict.fromkeys(("npz", "parquet", "table"), SMALL),
+    # The scarcest of their classes would not do for 1,000 rows of each client.
+    "emnist-balanced": USUAL | {"dominant": {"num_clients": 20}},
+    "unipen": USUAL | {"dominant": {"num_clients": 20}},
+    "unipen-letters": USUAL | {"dominant": {"num_clients": 20}},
+    "npz": SMALL,
+    "parquet": SMALL,
+    "table": SMALL,
 }
 # The other domain of `hybrid`, a source or "negative".
 OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # StoCFL

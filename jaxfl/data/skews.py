@@ -201,12 +201,14 @@ def hybrid(
         seed: of all choices.
 
     Raises:
-        ValueError: the source has one domain only, or test rows of unknown domain, or there are too few rows.
+        ValueError: the source has one domain only, one of its domains has no training rows, the domains of its official
+            test set are not known, or there are too few rows.
     """
     if source.domains is None:
         raise ValueError(f"source must have several domains, got {source.name} alone; combine it with another.")
     if len(empty := np.setdiff1d(np.arange(len(source.domain_names)), source.domains)):
-        raise ValueError(f"domains must have training rows, {source.domain_names[empty[0]]!r} has none; leave it out.")
+        name = source.domain_names[empty[0]]
+        raise ValueError(f"domains of {source.name} must have training rows, {name!r} has none; leave it out.")
     members = partition.group_members(num_clients, len(source.domain_names))
     inputs, labels, official = source.pool if test_share is None else (source.inputs, source.labels, None)
     if official is not None and source.test_domains is None:

@@ -61,13 +61,15 @@ def layer_gaps(
     marked = dict(recommended) if isinstance(recommended, Mapping) else dict.fromkeys(panels, recommended)
     for name, layer in marked.items():
         check_word("recommended", name, panels)
-        check_word("recommended", layers[0] if layer is None else layer, layers)
+        if layer is not None:
+            check_word("recommended", layer, layers)
 
     longest = max(map(len, layers))
     wide = float(np.clip(0.42 * len(layers), 3.4, 9.0))
     slanted = 0.075 * longest > wide / len(layers) - 0.05
     figure = style.figure((wide + 2.2, 2.1 * len(panels) + 0.35 + (0.05 * longest if slanted else 0)))
-    places, kinds = np.arange(len(layers)), [_kind(layer) for layer in layers]
+    places = np.arange(len(layers))
+    kinds = [_kind(layer) for layer in layers]
     rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (name, values) in zip(rows, panels.items(), strict=True):
         for place, value, kind in zip(places.tolist(), values.tolist(), kinds, strict=True):

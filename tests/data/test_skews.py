@@ -102,7 +102,7 @@ def test_hybrid_tests_nobody_on_rows_of_which_nobody_knows_the_domain():
         skews.hybrid(unknown, num_clients=6)
     assert skews.hybrid(unknown, num_clients=6, test_share=0.2).test.size.tolist() == [16] * 3 + [8] * 3
     named = replace(both, domain_names=("low", "high", "none"))
-    with pytest.raises(ValueError, match=mentions("domains", "none")):
+    with pytest.raises(ValueError, match=mentions("domains", "made", "none")):
         skews.hybrid(named, num_clients=6)
 
 

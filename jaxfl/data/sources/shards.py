@@ -46,7 +46,10 @@ def of_splits(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
         if (shard := SHARD.fullmatch(path.stem)) is None:
             continue
         if (count := len(splits[shard["split"]])) > int(shard["count"]):
-            raise ValueError(f"{path.parent} has {count} files of {shard['split']}, where {path.name} says how many.")
+            raise ValueError(
+                f"{path.parent} has {count} files of {shard['split']}, but {path.name} is one of "
+                f"{int(shard['count'])}; keep the files of one download alone."
+            )
         for number in range(int(shard["count"])):
             if not (other := path.with_name(f"{shard['split']}-{number:05}-of-{shard['count']}.parquet")).is_file():
                 raise FileNotFoundError(f"{other.name} is not among the files in {path.parent}; get the missing shard.")
