@@ -6,6 +6,7 @@ import pytest
 
 from jaxfl.files import keep_copy, write_text
 from jaxfl.models.weights import save_weights
+from tests.messages import mentions
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(write, tmp_
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)  # bytes that never reach the disk
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=mentions("No space")):
         write(path)
     assert [one.name for one in tmp_path.iterdir()] == ["file"] and path.read_text() == "older"
 

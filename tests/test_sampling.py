@@ -20,6 +20,7 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods import fedavg
 from jaxfl.random import Stream, key_for
 from jaxfl.sampling import availability, cohort_of, cohort_size, dropouts, name_of, uniform
+from tests.messages import mentions
 
 DATA = clustered_linear(10, rows=2)
 HELD_OUT = replace(DATA, held_out=np.arange(10) >= 7)
@@ -28,21 +29,21 @@ HELD_OUT = replace(DATA, held_out=np.arange(10) >= 7)
 @pytest.mark.parametrize(
     ("cohort", "data", "message"),
     [
-        (0, DATA, r"cohort must be from 1 .*\(10\), got 0; give a share"),
-        (-3, DATA, r"got -3"),
-        (11, DATA, r"got 11; give a share in \(0, 1\] or a count from 1 to 10"),
-        (8, HELD_OUT, r"participating clients \(7\), got 8"),
-        (0.0, DATA, r"cohort must be a share in \(0, 1\], got 0.0"),
-        (1.5, DATA, r"got 1.5"),
-        (-0.1, DATA, r"got -0.1"),
-        (float("nan"), DATA, r"got nan"),
-        (True, DATA, r"cohort must be a number, got True"),
-        ("all", DATA, r"cohort must be a number, got 'all'"),
-        (None, DATA, r"cohort must be a number, got None"),
+        (0, DATA, ("cohort", 0, 10)),
+        (-3, DATA, ("cohort", -3)),
+        (11, DATA, ("cohort", 11, 10)),
+        (8, HELD_OUT, ("cohort", 8, 7)),
+        (0.0, DATA, ("cohort", 0.0)),
+        (1.5, DATA, ("cohort", 1.5)),
+        (-0.1, DATA, ("cohort", -0.1)),
+        (float("nan"), DATA, ("cohort", "nan")),
+        (True, DATA, ("cohort", "True")),
+        ("all", DATA, ("cohort", "all")),
+        (None, DATA, ("cohort", "None")),
     ],
 )
 def test_bad_cohorts_are_named(cohort, data, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         cohort_size(cohort, data)
 
 
@@ -243,16 +244,16 @@ def test_random_availability_has_every_probability(key):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: dropouts(1.0), "dropouts must be a share of the cohort, 0 or more and below 1, got 1.0"),
-        (lambda: dropouts(-0.2), "got -0.2"),
-        (lambda: availability("nightly"), 'pattern must be "always", "diurnal" or "random", got "nightly"'),
-        (lambda: availability("diurnal", period=0), "availability_period must be a number of rounds above 0, got 0"),
-        (lambda: availability("diurnal", threshold=1), "threshold must be above -1 and below 1, got 1"),
-        (lambda: availability("random", lowest=1.5), "lowest must be a probability, from 0 to 1, got 1.5"),
+        (lambda: dropouts(1.0), ("dropouts", 1.0)),
+        (lambda: dropouts(-0.2), ("dropouts", -0.2)),
+        (lambda: availability("nightly"), ("pattern", "nightly")),
+        (lambda: availability("diurnal", period=0), ("availability_period", 0)),
+        (lambda: availability("diurnal", threshold=1), ("threshold", 1, -1)),
+        (lambda: availability("random", lowest=1.5), ("lowest", 1.5)),
     ],
 )
 def test_bad_samplers_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         make()
 
 
@@ -282,14 +283,14 @@ def test_a_run_is_resumed_under_a_sampler_made_anew(tmp_path):
     assert name_of(mine(2)) == "drawn(power=2, within=dropouts(0.1, uniform))"
     jaxfl.run(method, DATA, rounds=1, sampler=mine(), **seen)
     assert jaxfl.run(method, DATA, rounds=2, sampler=mine(), resume=True, **seen).summary["rounds"] == 2
-    with pytest.raises(ValueError, match=r"holds a run with sampler=.*power=1, .* got .*power=2, "):
+    with pytest.raises(ValueError, match=mentions("sampler", "power=1", "power=2")):
         jaxfl.run(method, DATA, rounds=3, sampler=mine(2), resume=True, **seen)
 
 
 def test_a_sampler_without_a_name_is_refused_where_a_run_is_kept(tmp_path):
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=DATA.num_classes), DATA)
     method, sampler = fedavg(task, optax.sgd(0.1)), Drawing()
-    with pytest.raises(ValueError, match="sampler must have a name .* got <.*Drawing object at 0x.*; set its __name__"):
+    with pytest.raises(ValueError, match=mentions("sampler", "Drawing object", "__name__")):
         jaxfl.run(method, DATA, rounds=1, cohort=2, sampler=sampler, checkpoint_dir=tmp_path)
     sampler.__name__ = "drawing"
     jaxfl.run(method, DATA, rounds=1, cohort=2, sampler=sampler, checkpoint_dir=tmp_path)
@@ -301,27 +302,27 @@ def test_a_sampler_that_draws_others_than_asked_for_is_refused():
 
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=DATA.num_classes), DATA)
     for ids, said in (
-        ((0, 1, 2), r"sampler must draw ids \[2\], .* got the shape \[3\]"),
-        ((0, 10), "from 0 to 9, got 10"),
-        ((4, 4), "must draw a client once in a round, got 4 twice"),
-        ((3, 1), "must draw clients that take part, got 1, which is held out"),
+        ((0, 1, 2), ("sampler", "[2]", "[3]")),
+        ((0, 10), ("sampler", 10, 9)),
+        ((4, 4), ("sampler", "4 twice")),
+        ((3, 1), ("sampler", 1, "held out")),
     ):
         data = replace(DATA, held_out=np.arange(DATA.num_clients) == 1)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=mentions(*said)):
             jaxfl.run(fedavg(task, optax.sgd(0.1)), data, rounds=1, cohort=2, sampler=drawing(ids))
-    with pytest.raises(TypeError, match=r"sampler must return a Cohort, got a list; give Cohort.of\(ids, plan\)"):
+    with pytest.raises(TypeError, match=mentions("sampler", "list")):
         jaxfl.run(fedavg(task, optax.sgd(0.1)), DATA, rounds=1, cohort=2, sampler=lambda *_: [0, 1])
 
     def masking(mask):
         return lambda key, round, data, size, plan: Cohort(jnp.arange(size), jnp.array(mask), plan)
 
     for mask, said in (
-        ([2, 0], r"a mask of bools \[2\], who takes part, got int32 \[2\]; use .astype\(bool\)"),
-        ([True], r"got bool \[1\]"),
+        ([2, 0], ("sampler", "int32", "[2]")),
+        ([True], ("sampler", "bool", "[1]")),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=mentions(*said)):
             jaxfl.run(fedavg(task, optax.sgd(0.1)), DATA, rounds=1, cohort=2, sampler=masking(mask))
-    with pytest.raises(TypeError, match="sampler must be a function such as jaxfl.sampling.uniform, got 5"):
+    with pytest.raises(TypeError, match=mentions("sampler", 5, "jaxfl.sampling.uniform")):
         dropouts(0.3, 5)
     sampling.check_drawn(np.array([[3, 3, 3, 1]]), np.array([[True, False, False, False]]), data)  # padding is anybody
 

@@ -16,6 +16,7 @@ import pytest
 from jaxfl import schema
 from jaxfl.methods import METHODS
 from jaxfl.testing.small import linear_task
+from tests.messages import mentions
 
 Linkage = Literal["single", "complete", "average"]
 
@@ -96,7 +97,7 @@ def test_words_are_refused_by_place_too():
     def client_weight(data, weighting: Literal["rows", "uniform"]):
         raise AssertionError("called")
 
-    with pytest.raises(ValueError, match='weighting must be "rows" or "uniform", got "size"'):
+    with pytest.raises(ValueError, match=mentions("weighting", "size")):
         client_weight([], "size")
 
 
@@ -114,23 +115,23 @@ def learn(method: Method, *, epochs: int = 1, rate: float | None = 0.1, solver: 
 @pytest.mark.parametrize(
     ("args", "given", "message"),
     [
-        ([0.1], {}, "method must be a Method, got 0.1; jaxfl.methods.fedavg.* is one."),
-        (["fedavg"], {}, 'method must be a Method, got "fedavg"; '),
-        ([[1]], {}, "method must be a Method, got a list; "),
-        ([None], {}, "method must be a Method, got None; "),
-        ([], {"solver": learn}, "solver must be a Method or none, got a function; "),
-        ([], {"epochs": 2.5}, r"epochs must be a whole number, got 2\.5\."),
-        ([], {"epochs": np.float64(2)}, r"epochs must be a whole number, got np\.float64\(2\.0\)\."),
-        ([], {"epochs": "5"}, 'epochs must be a whole number, got "5".'),
-        ([], {"epochs": True}, "epochs must be a whole number, got True."),
-        ([], {"epochs": None}, "epochs must be a whole number, got None."),
-        ([], {"epochs": Method}, "epochs must be a whole number, got a type."),
-        ([], {"rate": "fast"}, 'rate must be a number or none, got "fast".'),
-        ([], {"rate": [0.1]}, "rate must be a number or none, got a list."),
+        ([0.1], {}, ("method", 0.1, "jaxfl.methods.fedavg")),
+        (["fedavg"], {}, ("method", "fedavg")),
+        ([[1]], {}, ("method", "list")),
+        ([None], {}, ("method", "None")),
+        ([], {"solver": learn}, ("solver", "function")),
+        ([], {"epochs": 2.5}, ("epochs", 2.5)),
+        ([], {"epochs": np.float64(2)}, ("epochs", "np.float64(2.0)")),
+        ([], {"epochs": "5"}, ("epochs", 5)),
+        ([], {"epochs": True}, ("epochs", "True")),
+        ([], {"epochs": None}, ("epochs", "None")),
+        ([], {"epochs": Method}, ("epochs", "type")),
+        ([], {"rate": "fast"}, ("rate", "fast")),
+        ([], {"rate": [0.1]}, ("rate", "list")),
     ],
 )
 def test_other_types_are_refused_by_name(args, given, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=mentions(*message)):
         schema.checked(learn)(*(args or [Method(1, 2)]), **given)
 
 
@@ -145,9 +146,9 @@ def test_what_may_be_of_the_type_is_passed_on():
 @pytest.mark.parametrize("name", METHODS)
 def test_every_factory_names_what_is_no_task_and_no_optimizer(name):
     task, factory = linear_task(), METHODS[name].factory
-    with pytest.raises(TypeError, match=r"optimizer must be a GradientTransformation, got 0\.1; optax\.sgd"):
+    with pytest.raises(TypeError, match=mentions("optimizer", 0.1, "optax.sgd")):
         factory(task, 0.1)
-    with pytest.raises(TypeError, match=r"task must be a Task, got a GradientTr.*; jaxfl\.classification"):
+    with pytest.raises(TypeError, match=mentions("task", "GradientTransformationExtraArgs", "jaxfl.classification")):
         factory(optax.sgd(0.1), task)
 
 
@@ -158,7 +159,7 @@ def test_every_factory_refuses_nan(name):
     needed = {word: 2 for word, option in options.items() if option.default is schema.REQUIRED}
     for word, option in options.items():
         if float in schema.parts_of(option.hint) and word != "min_share":  # IFCA reads it with start="balanced" alone
-            with pytest.raises(ValueError, match=word):
+            with pytest.raises(ValueError, match=mentions(word, "nan")):
                 factory(task, optax.sgd(0.1), **{**needed, word: math.nan})
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxfl import tree
+from tests.messages import mentions
 
 MODEL = {
     "Dense_0": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)},
@@ -42,18 +43,18 @@ def test_patterns_match_whole_keys(patterns, wanted):
 
 @pytest.mark.parametrize("pattern", ["Dense", "kern", "Dense_2", ""])
 def test_a_pattern_that_matches_nothing_names_what_there_is(pattern):
-    with pytest.raises(ValueError, match=r"matches none of .*Dense_0/bias, .*scale"):
+    with pytest.raises(ValueError, match=mentions(f"'{pattern}'", "Dense_0/bias", "scale")):
         tree.matching(MODEL, ["scale", pattern])
 
 
 def test_a_broken_pattern_is_refused():
-    with pytest.raises(ValueError, match=r"regular expression, got 'Dense_\('"):
+    with pytest.raises(ValueError, match=mentions("pattern", "Dense_(")):
         tree.matching(MODEL, "Dense_(")
 
 
 @pytest.mark.parametrize("patterns", [3, ["Dense_0", 1]])
 def test_patterns_are_texts(patterns):
-    with pytest.raises(TypeError, match="patterns must be text or a list of texts, got"):
+    with pytest.raises(TypeError, match=mentions("patterns", patterns)):
         tree.matching(MODEL, patterns)
 
 
@@ -85,5 +86,5 @@ def test_ravel_is_the_leaves_one_after_another(key):
 
 def test_parameters_of_half_precision_are_refused():
     """A mean of a thousand bfloat16 models was a third of them."""
-    with pytest.raises(ValueError, match="float32 or float64, got bfloat16 for kernel: a server adds up many"):
+    with pytest.raises(ValueError, match=mentions("module", "bfloat16", "kernel")):
         tree.check_floats("module", {"kernel": jnp.ones(2, jnp.bfloat16)})

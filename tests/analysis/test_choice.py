@@ -16,6 +16,7 @@ from jaxfl.analysis.choice import choose_num_clusters, elbow
 from jaxfl.data import conditions, divide, federate
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.testing.small import linear_task
+from tests.messages import mentions
 from tests.problems import batch_of
 
 DATA = clustered_linear(16, rows=40, features=4)
@@ -210,47 +211,47 @@ def test_the_elbow_minds_how_far_apart_candidates_are():
     assert elbow([1, 2, 3, 4], [10, 6, 2.5, 1]) == 2
     assert elbow([1, 2, 16, 17], [10, 6, 2.5, 1]) == 1
     for x, y in (([], []), ([1, 2, 3], [1.0, 2.0]), ([1, 2, 3], [1.0, np.nan, 0.0])):
-        with pytest.raises(ValueError, match="x and y must be as many finite numbers, one or more"):
+        with pytest.raises(ValueError, match=mentions("x", "y", x, y)):
             elbow(x, y)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": fesem(2)}, "method must be a function of the number of clusters, got a Method; write lambda k"),
-        ({"candidates": ()}, r"candidates must be one or more different numbers, got \(\)"),
-        ({"candidates": (2, 2)}, r"candidates must be one or more different numbers, got \(2, 2\)"),
-        ({"candidates": (0, 1)}, r"candidates must be numbers of clusters, at least 1, got \(0, 1\)"),
-        ({"candidates": 2}, "candidates must be numbers of clusters, at least 1, got 2"),
-        ({"candidates": (1, 2.5)}, r"candidates must be numbers of clusters, at least 1, got \(1, 2.5\)"),
-        ({"candidates": (1, 11)}, r"candidates must be at most the number of sampled clients \(10\), got 11"),
-        ({"candidates": (1, 17), "num_clients": 99}, r"at most the number of sampled clients \(16\), got 17"),
-        ({"num_clients": 0}, "num_clients must be at least 1, got 0"),
-        ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"criterion": "loss"}, 'criterion must be "accuracy" or "distance", got "loss"'),
-        ({"criterion": "distance", "candidates": (1, 2)}, r'at least 3 for criterion="distance".*got \(1, 2\)'),
-        ({"criterion": "distance", "method": fedavg}, 'criterion must be "accuracy" for a method without'),
-        ({"validation": 0.0}, "validation must be a share .* got 0.0"),
-        ({"validation": 1}, "validation must be a share .* got 1"),
-        ({"data": clustered_linear(8, rows=1)}, "data must have clients with at least 2 training rows"),
-        ({"data": replace(DATA, held_out=np.ones(16, bool))}, "data must have clients .* not held out"),
+        ({"method": fesem(2)}, ("method", "Method")),
+        ({"candidates": ()}, ("candidates", "()")),
+        ({"candidates": (2, 2)}, ("candidates", "(2, 2)")),
+        ({"candidates": (0, 1)}, ("candidates", "(0, 1)")),
+        ({"candidates": 2}, ("candidates", 2)),
+        ({"candidates": (1, 2.5)}, ("candidates", "(1, 2.5)")),
+        ({"candidates": (1, 11)}, ("candidates", 11, 10)),
+        ({"candidates": (1, 17), "num_clients": 99}, ("candidates", 17, 16)),
+        ({"num_clients": 0}, ("num_clients", 0)),
+        ({"rounds": 0}, ("rounds", 0)),
+        ({"criterion": "loss"}, ("criterion", "loss")),
+        ({"criterion": "distance", "candidates": (1, 2)}, ("candidates", 'criterion="distance"', "(1, 2)")),
+        ({"criterion": "distance", "method": fedavg}, ("criterion", "accuracy")),
+        ({"validation": 0.0}, ("validation", 0.0)),
+        ({"validation": 1}, ("validation", 1)),
+        ({"data": clustered_linear(8, rows=1)}, ("data", "2 training rows")),
+        ({"data": replace(DATA, held_out=np.ones(16, bool))}, ("data", "held out")),
     ],
 )
 def test_refusals_come_before_anything_runs(change, message, monkeypatch):
     monkeypatch.setattr(choice, "run", lambda *_, **__: pytest.fail("something ran"))
     options = {"method": fesem, "data": DATA, "candidates": (1, 2, 3), **OPTIONS} | change
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         choose_num_clusters(**options)
 
 
 def test_a_sample_of_attackers_alone_is_refused():
     attacked = conditions.attack(DATA, "sign-flip", 0.9)
-    with pytest.raises(ValueError, match="all of the 1 sampled clients attack; sample more"):
+    with pytest.raises(ValueError, match=mentions("num_clients", "1 sampled", "attack")):
         choose_num_clusters(fedavg, attacked, (1,), num_clients=1)
 
 
 def test_rates_at_which_every_model_diverges_are_refused():
-    with pytest.raises(RuntimeError, match="with K = 2 clusters the run has diverged: .* Lower the learning rate"):
+    with pytest.raises(RuntimeError, match=mentions("K = 2", "diverged", "learning rate")):
         choose_num_clusters(lambda k: fesem(k, 1e38), DATA, (2,), **OPTIONS)
 
 

@@ -15,6 +15,7 @@ from jaxfl.data import federate
 from jaxfl.models.layers import Conv, Dense, as_images, as_vectors, max_pool
 from jaxfl.tasks import Task, masked_mean
 from tests import problems, reference
+from tests.messages import mentions
 
 DATA = problems.linear_federation()  # client 1 has no rows
 TASK = problems.softmax_task()  # the layers are "bias" and "kernel"
@@ -202,24 +203,24 @@ def huge():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": DATA.replace(group=None)}, r"data.group must hold the true groups, got None.*federate"),
-        ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"distances": ("cos", "l1")}, r"distances must be some of cos, l2, .*got \('cos', 'l1'\)"),
-        ({"distances": "cos"}, "distances must be some of .*got 'cos'; give a tuple"),
-        ({"distances": ()}, "distances must be some of"),
-        ({"task": huge()}, r"data must have few enough clients.*7 of them.*take 1847\d\d\.\d GB.*fewer clients or"),
-        ({"weighting": "size"}, "weighting must be"),
-        ({"local_epochs": 0}, "local_epochs must be at least 1"),
+        ({"data": DATA.replace(group=None)}, ("data.group", "None")),
+        ({"rounds": 0}, ("rounds", 0)),
+        ({"distances": ("cos", "l1")}, ("distances", "('cos', 'l1')")),
+        ({"distances": "cos"}, ("distances", "cos")),
+        ({"distances": ()}, ("distances", "()")),
+        ({"task": huge()}, ("data", "7 of them", "GB", "fewer clients")),
+        ({"weighting": "size"}, ("weighting", "size")),
+        ({"local_epochs": 0}, ("local_epochs", 0)),
     ],
 )
 def test_refusals(change, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         profiled(**change)
 
 
 def test_refusals_of_a_profile():
     found = profiled(rounds=1, distances=("l2",))
-    with pytest.raises(ValueError, match=r'distance must be one that was profiled \(l2\), got "delta_cos"; give it'):
+    with pytest.raises(ValueError, match=mentions("distance", "delta_cos")):
         found.recommended()
-    with pytest.raises(ValueError, match='form must be "all_pairs" or "bipartition", got "pairs"'):
+    with pytest.raises(ValueError, match=mentions("form", "pairs")):
         found.gaps("l2", "pairs")

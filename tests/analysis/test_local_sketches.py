@@ -17,6 +17,7 @@ from jaxfl.clustering import sketch
 from jaxfl.cohort import Plan
 from jaxfl.data import conditions
 from jaxfl.random import Stream, key_for
+from tests.messages import mentions
 
 TRAIN = jaxfl.FineTune(optax.sgd(0.1, momentum=0.5), epochs=2, batch_size=7)
 ROUNDS, SEED = 3, 5
@@ -80,7 +81,7 @@ def test_a_model_that_diverges_is_given_up_for_the_one_served(ran):
     assert not found.trained.any()
     served = [tree.ravel(tree.take(result.state.centres, int(slot))) for slot in found.cluster]
     np.testing.assert_allclose(found.points, np.stack(served), rtol=1e-6)
-    with pytest.raises(ValueError, match="sketches must hold the models of at least 2 clients .*got 0"):
+    with pytest.raises(ValueError, match=mentions("sketches", 0)):
         plots.models(found)
 
 
@@ -103,26 +104,26 @@ def test_clients_never_sampled_are_assigned(ran):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"size": 0}, "size must be at least 1, got 0"),
-        ({"clients": 0}, r"clients must be from 1 to the number of clients with training rows \(11\), got 0"),
-        ({"clients": 12}, "got 12; None takes them all"),
-        ({"clients": [0, 12]}, "clients must be ids from 0 to 11, got 12"),
-        ({"clients": [-1]}, "clients must be ids from 0 to 11, got -1"),
-        ({"clients": []}, "clients must be a number, or a list of at least one id"),
-        ({"clients": [0.5]}, "clients must be a number, or a list of at least one id"),
-        ({"layers": "Conv"}, "'Conv' matches none of"),
+        ({"size": 0}, ("size", 0)),
+        ({"clients": 0}, ("clients", 0, 11)),
+        ({"clients": 12}, ("clients", 12)),
+        ({"clients": [0, 12]}, ("clients", 12, 11)),
+        ({"clients": [-1]}, ("clients", -1, 11)),
+        ({"clients": []}, ("clients", "[]")),
+        ({"clients": [0.5]}, ("clients", "[0.5]")),
+        ({"layers": "Conv"}, ("Conv", "Dense_0/kernel")),
     ],
 )
 def test_refusals(ran, arguments, words):
     method, result = ran
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions(*words)):
         local_sketches(method, result, TRAIN, **arguments)
 
 
 def test_a_result_of_another_method_is_refused(ran):
     method, result = ran
     other = methods.fedavg(method.task, optax.sgd(0.1))
-    with pytest.raises(ValueError, match="result must be of a run of this method.*got FeSEMState"):
+    with pytest.raises(ValueError, match=mentions("result", "FeSEMState")):
         local_sketches(other, result, TRAIN)
 
 

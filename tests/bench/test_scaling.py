@@ -9,6 +9,7 @@ import pytest
 from jaxfl import bench
 from jaxfl.bench import axes
 from jaxfl.bench.machine import spread_of
+from tests.messages import mentions
 
 module = importlib.import_module("jaxfl.bench.scaling")
 MACHINE = {"versions": {"jax": "1"}, "cores": 2, "device": "cpu", "platform": "cpu", "load": 0.0}
@@ -85,7 +86,7 @@ def test_other_programs_are_told(processes):
 
 
 def test_what_is_refused_ends_it(processes):
-    with pytest.raises(ValueError, match="hidden must not be 7"):
+    with pytest.raises(ValueError, match=mentions("hidden", 7)):
         bench.scaling("width", [7, 9])
     late = bench.scaling("width", [5, 7])  # the first point is not lost
     assert late.points[1]["error"].startswith("hidden must not be 7") and "seconds" in late.points[0]
@@ -94,28 +95,28 @@ def test_what_is_refused_ends_it(processes):
 def test_devices_are_those_of_the_machine(processes):
     bench.scaling("devices")
     assert [(point["devices"], point["cores"]) for point in processes] == [(1, 1), (2, 2), (4, 4), (6, 6)]
-    with pytest.raises(ValueError, match="at most 6, the devices of this machine, got 7"):
+    with pytest.raises(ValueError, match=mentions("values", 7, 6)):
         bench.scaling("devices", [1, 7])
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"over": "cohorts"}, 'unknown axis "cohorts"; did you mean "cohort"'),
-        ({"over": "cohort", "values": []}, "values must be .* 10, 30, 100, 300, 1000 are usual"),
-        ({"over": "cohort", "values": [10, 10]}, "each larger than the one before, got .10, 10."),
-        ({"over": "devices", "values": [0]}, "values must be whole numbers from 1 on"),
-        ({"over": "cohort", "method": "fedavgg"}, 'unknown method "fedavgg"; did you mean "fedavg"'),
+        ({"over": "cohorts"}, ("cohorts", "cohort")),
+        ({"over": "cohort", "values": []}, ("values", 10, 30, 100, 300, 1000)),
+        ({"over": "cohort", "values": [10, 10]}, ("values", "(10, 10)")),
+        ({"over": "devices", "values": [0]}, ("values", "(0,)")),
+        ({"over": "cohort", "method": "fedavgg"}, ("fedavgg", "fedavg")),
         (
             {"over": "cohort", "options": {"epochs": 1}},
-            'unknown option of fedavg "epochs"; did you mean "local_epochs"',
+            ("epochs", "local_epochs"),
         ),
-        ({"over": "cohort", "rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"over": "width", "hidden": 0}, "hidden must be at least 1, got 0"),
+        ({"over": "cohort", "rounds": 0}, ("rounds", 0)),
+        ({"over": "width", "hidden": 0}, ("hidden", 0)),
     ],
 )
 def test_bad_arguments_are_refused(processes, given, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions(*words)):
         bench.scaling(**given)
     assert processes == []
 
@@ -176,7 +177,7 @@ def test_the_picture_has_what_was_measured(processes):
     np.testing.assert_allclose(memory.get_lines()[1].get_ydata(), 200)
     assert list(share.get_lines()[0].get_ydata()) == [75, 75]
     assert len(plots.scaling(result, result).axes) == 6
-    with pytest.raises(ValueError, match="none for cohort"):
+    with pytest.raises(ValueError, match=mentions("results", "cohort")):
         plots.scaling(result._replace(points=result.points[1:2]))
-    with pytest.raises(ValueError, match="at least one scaling"):
+    with pytest.raises(ValueError, match=mentions("results", "none")):
         plots.scaling()

@@ -15,6 +15,7 @@ from jaxfl.data import conditions
 from jaxfl.tasks import Averages, Task, masked_mean
 from jaxfl.testing.small import linear_task
 from tests import problems
+from tests.messages import mentions
 from tests.reference import close
 
 DATA = problems.linear_federation()  # sizes 5, 0, 3, 8, 1, 6, 4
@@ -94,7 +95,7 @@ def test_kernels_and_biases_are_told_apart_by_their_axes():
     )
     close(displacement(task, by_axes)(jnp.int32(3), None), {"bias": 0.03, "kernel": 0.3})
     by_inputs = optax.stateless(lambda slopes, model: jax.tree.map(lambda leaf: leaf / leaf.shape[0] ** 0.5, slopes))
-    with pytest.raises(ValueError, match="optimizer must treat an array alike whatever its size"):
+    with pytest.raises(ValueError, match=mentions("optimizer", "shapes")):
         displacement(task, optax.chain(by_inputs, optax.sgd(0.1)))
 
 
@@ -105,6 +106,6 @@ def test_what_does_more_than_add_and_scale_is_refused(optimizer):
     # Adam counts in int32 and multiplies by floats: not for the tests' promotion
     with (
         jax.numpy_dtype_promotion("standard"),
-        pytest.raises(ValueError, match="optimizer must only add and scale gradients"),
+        pytest.raises(ValueError, match=mentions("optimizer", "Adam")),
     ):
         displacement(TASK, optimizer)

@@ -20,6 +20,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.server import optimizers
 from jaxfl.tasks import Task, masked_mean
 from tests import problems
+from tests.messages import mentions
 from tests.reference import batches
 
 DATA = problems.linear_federation()  # sizes 5, 0, 3, 8, 1, 6, 4
@@ -357,12 +358,12 @@ def test_blocks_are_as_long_as_each_other():
 @pytest.mark.parametrize(("name", "value"), [("local_epochs", 0), ("batch_size", 0), ("batch_size", -2)])
 def test_bad_options_are_named(name, value):
     options = {"local_epochs": 1, "batch_size": None, name: value}
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
+    with pytest.raises(ValueError, match=mentions(name, value)):
         local_train(SOFTMAX, optax.sgd(0.1), **options)
 
 
 def test_what_is_no_optimiser_is_named():
-    with pytest.raises(TypeError, match="optimizer must be a GradientTransformation, got 0.1"):
+    with pytest.raises(TypeError, match=mentions("optimizer", 0.1)):
         local_train(SOFTMAX, 0.1, local_epochs=1, batch_size=None)  # pyright: ignore[reportArgumentType]
 
 
@@ -370,15 +371,15 @@ def test_what_is_no_optimiser_is_named():
 @pytest.mark.parametrize(
     ("optimizer", "said"),
     [
-        (optax.polyak_sgd(1.0), "'value'. A step has the gradient, its state and the model, anchor"),
-        (optax.lookahead(optax.sgd(0.1), 5, 0.5), "no attribute 'fast'. A step has"),
+        (optax.polyak_sgd(1.0), ("'value'", "anchor")),
+        (optax.lookahead(optax.sgd(0.1), 5, 0.5), ("'fast'",)),
     ],
     ids=["polyak", "lookahead"],
 )
 def test_an_optimiser_that_needs_more_than_a_step_has_is_named(optimizer, said, batch_size, key):
     train = local_train(SOFTMAX, optimizer, local_epochs=1, batch_size=batch_size)
     model = SOFTMAX.init(key)
-    with pytest.raises(TypeError, match=f"optimizer makes no local step: .*{said}"):
+    with pytest.raises(TypeError, match=mentions("optimizer", *said)):
         train(key, model, jax.device_put(DATA), jnp.int32(0), anchor=model)
 
 
@@ -387,9 +388,9 @@ def test_an_optimiser_with_random_numbers_is_refused(key):
     noisy = optax.chain(optax.sgd(0.1), optax.add_noise(1.0, 0.0, 0))
     for batch_size in (None, 2):
         train = local_train(SOFTMAX, noisy, local_epochs=1, batch_size=batch_size)
-        with pytest.raises(ValueError, match="optimizer must draw no random numbers"):
+        with pytest.raises(ValueError, match=mentions("optimizer", "random numbers", "optax.add_noise")):
             train(key, SOFTMAX.init(key), jax.device_put(DATA), jnp.int32(0))
-    with pytest.raises(ValueError, match="server_optimizer must draw no random numbers"):
+    with pytest.raises(ValueError, match=mentions("server_optimizer", "random numbers", "optax.add_noise")):
         optimizers.init(noisy, SOFTMAX.init(key))
 
 
@@ -404,14 +405,14 @@ STEPS_OF_THEIR_OWN = {
 @pytest.mark.parametrize(
     ("optimizer", "error", "said"),
     [
-        (optax.add_noise(1.0, 0.0, 0), ValueError, "optimizer must draw no random numbers"),
-        (optax.polyak_sgd(), TypeError, "optimizer makes no local step: .*'value'"),
+        (optax.add_noise(1.0, 0.0, 0), ValueError, ("optimizer", "random numbers", "optax.add_noise")),
+        (optax.polyak_sgd(), TypeError, ("optimizer", "'value'")),
     ],
     ids=["noise", "loss"],
 )
 def test_steps_outside_of_local_training_need_no_more(name, optimizer, error, said):
     method = methods.METHODS[name].factory(SOFTMAX, optimizer, **STEPS_OF_THEIR_OWN[name])
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=mentions(*said)):
         jaxfl.run(method, DATA, rounds=1)
 
 

@@ -14,6 +14,7 @@ from sklearn.cluster import KMeans
 from jaxfl.clustering import kmeans, scores
 from jaxfl.clustering.kmeans import farthest_first, lloyd, plus_plus
 from jaxfl.clustering.kmeans import kmeans as cluster
+from tests.messages import mentions
 
 KEY = jax.random.key(0)
 SEEDS = st.integers(0, 999)
@@ -172,16 +173,16 @@ def test_whole_numbers_are_points_as_floats_are(dtype):
 @pytest.mark.parametrize(
     ("points", "got"),
     [
-        ([[0.0], [1.0]], "a list"),
-        (np.zeros(3), r"shape \(3,\)"),
-        (np.zeros((0, 2)), r"shape \(0, 2\)"),
-        (None, "a None"),
+        ([[0.0], [1.0]], "list"),
+        (np.zeros(3), "(3,)"),
+        (np.zeros((0, 2)), "(0, 2)"),
+        (None, "NoneType"),
     ],
 )
 def test_what_are_no_points_is_refused_by_name(points, got):
-    with pytest.raises(ValueError, match=rf"points must be an array of two axes, with a row or more, got {got}"):
+    with pytest.raises(ValueError, match=mentions("points", got)):
         cluster(KEY, points, 2)
-    with pytest.raises(ValueError, match=rf"centres must be an array of two axes, with a row or more, got {got}"):
+    with pytest.raises(ValueError, match=mentions("centres", got)):
         lloyd(jnp.zeros((3, 1)), points)
 
 
@@ -325,17 +326,17 @@ def test_farthest_first_is_greedy(seed):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"trimmed": 1.0}, "trimmed must be at least 0 and below 1, got 1.0"),
-        ({"trim": "some"}, 'trim must be "all" or "cluster", got "some"'),
-        ({"centre": "mode"}, 'centre must be "mean", "median" or "geometric_median", got "mode"'),
-        ({"max_iterations": -1}, "max_iterations must be at least 0, got -1"),
-        ({"weights": jnp.ones(3), "centre": "median"}, "weights must be None with trimmed=0.0 and centre='median'"),
-        ({"restarts": 0}, "restarts and num_clusters must be at least 1, got 0 and 2"),
-        ({"trimmed": np.nan}, "trimmed must be at least 0 and below 1, got nan"),
+        ({"trimmed": 1.0}, ("trimmed", 1.0)),
+        ({"trim": "some"}, ("trim", "some")),
+        ({"centre": "mode"}, ("centre", "mode")),
+        ({"max_iterations": -1}, ("max_iterations", -1)),
+        ({"weights": jnp.ones(3), "centre": "median"}, ("weights", "trimmed=0.0", "centre='median'")),
+        ({"restarts": 0}, ("restarts", "num_clusters", "0 and 2")),
+        ({"trimmed": np.nan}, ("trimmed", "nan")),
     ],
 )
 def test_refusals(options, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=mentions(*complaint)):
         cluster(KEY, jnp.zeros((3, 1)), 2, **options)
 
 

@@ -13,6 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from jaxfl.clustering import merging
 from jaxfl.clustering.linkage import bipartition, cut_by_number, cut_by_threshold, linkage
+from tests.messages import mentions
 
 METHODS = ("single", "complete", "average", "ward")
 SIZES = (7, 24)  # few sizes, few compilations
@@ -348,11 +349,11 @@ def test_a_diverged_member_is_split_off():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match='method must be "single", .* "ward" or "weighted", got "median"'):
+    with pytest.raises(ValueError, match=mentions("method", "median")):
         linkage(jnp.ones((3, 3)), "median")
-    with pytest.raises(ValueError, match=r"at least one point, got shape \(0, 0\)"):
+    with pytest.raises(ValueError, match=mentions("distances", "(0, 0)")):
         linkage(jnp.ones((0, 0)))
-    with pytest.raises(ValueError, match='linkage must be "single", "complete" or "average", got "ward"'):
+    with pytest.raises(ValueError, match=mentions("linkage", "ward")):
         bipartition(jnp.ones((3, 3)), jnp.ones(3, bool), linkage="ward")
     for matrix in (jnp.ones(3), jnp.ones((3, 2))):
         with pytest.raises(AssertionError):

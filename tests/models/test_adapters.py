@@ -25,6 +25,7 @@ from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.methods.perfedavg import adapted
 from jaxfl.tasks import for_each, mixture, row_losses, together
 from jaxfl.testing.compare import assert_close
+from tests.messages import mentions
 from tests.problems import compiled
 
 
@@ -156,9 +157,10 @@ class Switched(Fixed):
 
 @pytest.mark.parametrize("attends", [False, True])
 def test_dropout_that_nobody_can_switch_is_refused(data, attends):
-    for off, words in ((True, "off in training"), (False, "on in a test")):
+    for off, words in ((True, ("off in training",)), (False, ("on in a test",))):
         with pytest.raises(
-            ValueError, match=f"got {'Multi' if attends else 'Drop'}.* that is {words}; .* or leave det"
+            ValueError,
+            match=mentions("MultiHeadAttention" if attends else "Dropout", *words, "deterministic"),
         ):
             jaxfl.classification(lambda rngs, off=off: Fixed(rngs, off, attends), data)
     assert jaxfl.classification(lambda rngs: Switched(rngs, attends=attends), data).dense is not None
@@ -177,7 +179,7 @@ def test_tokens_without_an_embedding_are_refused():
     parts = np.split(np.arange(12), 2)
     texts = jaxfl.data.federate(np.arange(48).reshape(12, 4), np.arange(12) % 3, parts, parts, num_classes=3)
     assert jaxfl.classification(Embedded, texts).rows is not None
-    with pytest.raises(ValueError, match=r"each of the 48 tokens of data, got 47; .* Embed\(48, ...\)"):
+    with pytest.raises(ValueError, match=mentions("48 tokens", 47, "Embed(48, ...)")):
         jaxfl.classification(lambda rngs: Embedded(rngs, 47), texts)
 
 
@@ -208,23 +210,23 @@ class HalfMasked(nn.Module):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: NNX(rngs=nnx.Rngs(0)), "Give the class, NNX, or a function: lambda rngs: NNX"),
-        (lambda: NoMask, "keeps running averages, which padding rows must not be part of; give __call__ an argument"),
-        (lambda: Unmasked(), "keeps running averages, which padding rows must not be part of; .* pass mask=mask"),
-        (lambda: HalfMasked(), "keeps running averages, which padding rows must not be part of; .* pass mask=mask"),
-        (lambda: LinenNormalised(True), "must bring its running averages up to date while clients train, and use them"),
+        (lambda: NNX(rngs=nnx.Rngs(0)), ("module", "NNX", "lambda rngs: NNX")),
+        (lambda: NoMask, ("module", "running averages", "__call__", "mask")),
+        (lambda: Unmasked(), ("module", "running averages", "mask=mask")),
+        (lambda: HalfMasked(), ("module", "running averages", "mask=mask")),
+        (lambda: LinenNormalised(True), ("module", "running averages")),
         (
             lambda: LinenNormalised(False),
-            "must bring its running averages up to date while clients train, and use them",
+            ("module", "running averages"),
         ),
-        (lambda: Counting(), r"must keep no other variables, got \['counts', 'params'\]; a client's model is"),
-        (lambda: Counting, r"must be an instance, got the class Counting; give Counting\(\.\.\.\)"),
-        (lambda: 3, "a module of flax.linen, the class of one of flax.nnx"),
-        (lambda: lambda rngs: Listed(rngs, 3), "one logit for each of the 10 classes"),
+        (lambda: Counting(), ("module", "['counts', 'params']")),
+        (lambda: Counting, ("module", "class", "Counting(...)")),
+        (lambda: 3, ("flax.linen", "flax.nnx")),
+        (lambda: lambda rngs: Listed(rngs, 3), ("10 classes", "(1, 3)")),
     ],
 )
 def test_other_networks_are_refused(data, make, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=mentions(*said)):
         jaxfl.classification(make(), data)
 
 
@@ -382,7 +384,7 @@ def test_the_server_averages_running_averages_or_a_client_keeps_them(data, key):
     assert_close(states["fedadam"].model["norm"]["mean"], average["norm"]["mean"], "not Adam's")
     assert not np.allclose(states["fedadam"].model["head"]["kernel"], average["head"]["kernel"])
     for refused in (jaxfl.methods.fedsgd, jaxfl.methods.feddane):
-        with pytest.raises(ValueError, match="cannot bring running averages up to date: its clients send gradients"):
+        with pytest.raises(ValueError, match=mentions(refused.__name__, "running averages")):
             refused(task, optax.sgd(0.1))
 
 
@@ -415,9 +417,12 @@ def test_a_network_that_casts_to_float32_is_refused_in_bfloat16(data):
         def __call__(self, x):
             return nn.Dense(10, dtype=jnp.float32)(x.reshape(x.shape[0], -1))
 
-    with pytest.raises(ValueError, match="some of its products are in float32; leave out what casts to it"):
+    with pytest.raises(ValueError, match=mentions("module", "compute='bfloat16'", "float32")):
         jaxfl.classification(Casts(), data, compute="bfloat16")
-    with jax.numpy_dtype_promotion("standard"), pytest.raises(ValueError, match="flax.nnx dtype=jnp.bfloat16"):
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(ValueError, match=mentions("flax.nnx", "dtype=jnp.bfloat16")),
+    ):
         jaxfl.classification(Normalised, data, compute="bfloat16")
 
 
@@ -480,31 +485,31 @@ def test_adapters_start_at_the_base_and_are_all_that_is_trained_and_sent(data, k
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rank": 0}, "rank must be at least 1, got 0"),
-        ({"rank": 9}, r"rank must be at most 8, the highest that a chosen kernel can have \(.*/kernel\), got 9; lower"),
-        ({"alpha": 0.0}, "alpha must be above 0 and finite, got 0.0; None counts the adapters once"),
-        ({"alpha": np.nan}, "alpha must be above 0 and finite, got nan"),
-        ({"alpha": np.inf}, "alpha must be above 0 and finite, got inf"),
+        ({"rank": 0}, ("rank", 0)),
+        ({"rank": 9}, ("rank", 8, 9)),
+        ({"alpha": 0.0}, ("alpha", 0.0)),
+        ({"alpha": np.nan}, ("alpha", "nan")),
+        ({"alpha": np.inf}, ("alpha", "inf")),
         (
             {"base": {"params": {"stem": {"kernel": jnp.zeros((64, 8))}}}},
-            r"got the variables \['params'\]; give base\[",
+            ("base", "['params']"),
         ),
-        ({"base": None}, "base must have parameters, and there are none"),
-        ({"base": {"stem": {"kernel": np.zeros((64, 8), int)}}}, "base must have .* floats, got int64 for stem/kernel"),
-        ({"layers": "bias"}, "layers must name a kernel, got 'bias', and all that it names are vectors"),
-        ({"base": {"stem": {"kernel": jnp.zeros((2, 2))}}}, "base must be parameters of the module, but only one of"),
-        ({"module": LinenNormalised()}, "module must have no running averages"),
+        ({"base": None}, ("base", "parameters", "none")),
+        ({"base": {"stem": {"kernel": np.zeros((64, 8), int)}}}, ("base", "int64")),
+        ({"layers": "bias"}, ("layers", "bias")),
+        ({"base": {"stem": {"kernel": jnp.zeros((2, 2))}}}, ("base", "head/bias", "(10,)")),
+        ({"module": LinenNormalised()}, ("module", "running averages")),
     ],
 )
 def test_adapters_refuse(data, key, change, said):
     arguments = {"module": Linen(), "base": Linen().init(key, jnp.zeros((1, 8, 8)))["params"], **change}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=mentions(*said)):
         jaxfl.classification(jaxfl.models.lora(**arguments), data)
 
 
 @pytest.mark.parametrize(("option", "value"), [("rank", 2.5), ("rank", True), ("alpha", "high"), ("layers", 3)])
 def test_options_of_adapters_are_refused_by_type(option, value):
-    with pytest.raises(TypeError, match=f"{'patterns' if option == 'layers' else option} must be"):
+    with pytest.raises(TypeError, match=mentions("patterns" if option == "layers" else option)):
         jaxfl.models.lora(Linen(), {"stem": {"kernel": jnp.zeros((64, 8))}}, **{option: value})
 
 
@@ -532,18 +537,18 @@ def product(model, batch, key):
         (
             product,
             linear,
-            r"init must be a function key -> model, got <function product.*give .*Functions\(init, apply\)",
+            ("init", "<function product", "Functions(init, apply)"),
         ),
-        (None, product, "init must be a function key -> model, got None"),
-        (linear, lambda model, x: x, r"apply must be a function \(model, batch, key\) -> outputs, got"),
-        (lambda key: linear(key) | {"steps": jnp.int32(0)}, product, "floats, got int32 for steps; keep constants out"),
-        (lambda key: linear(key) | {"steps": 3}, product, "module must have parameters that are floats, got int32"),
-        (lambda key: None, product, "module must have parameters, and there are none"),
-        (linear, lambda *all: (product(*all), 0), r"module must return one array of outputs \[B, ...\], got a tuple"),
+        (None, product, ("init", "None")),
+        (linear, lambda model, x: x, ("apply", "(model, batch, key)")),
+        (lambda key: linear(key) | {"steps": jnp.int32(0)}, product, ("module", "int32", "steps")),
+        (lambda key: linear(key) | {"steps": 3}, product, ("module", "int32")),
+        (lambda key: None, product, ("module", "parameters", "none")),
+        (linear, lambda *all: (product(*all), 0), ("module", "tuple", "[B, ...]")),
     ],
 )
 def test_functions_that_are_no_network_are_refused(data, init, apply, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=mentions(*said)):
         jaxfl.classification(jaxfl.models.Functions(init, apply), data)
 
 
@@ -569,7 +574,7 @@ def test_adapters_of_a_list_of_layers(data):
 
 def test_a_part_of_a_class_is_a_function_of_rngs(data):
     assert jaxfl.classification(functools.partial(Listed, outputs=10), data).rows.inputs == (8, 8)
-    with pytest.raises(ValueError, match="one logit for each of the 10 classes"):
+    with pytest.raises(ValueError, match=mentions("10 classes", "(1, 3)")):
         jaxfl.classification(functools.partial(Listed, outputs=3), data)
 
 

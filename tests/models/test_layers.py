@@ -8,6 +8,7 @@ from flax import linen as nn
 from hypothesis import strategies as st
 
 from jaxfl.models import layers
+from tests.messages import mentions
 
 PADDINGS = st.sampled_from(["SAME", "VALID"])
 
@@ -113,15 +114,15 @@ def test_batch_norm_of_padding_alone_is_finite(key):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: layers.max_pool(x, 2, "same"), 'padding must be .* got "same"; did you mean "SAME"'),
-        (lambda x: layers.max_pool(x, 2, "CROP"), 'padding must be "SAME" or "VALID", got "CROP"'),
+        (lambda x: layers.max_pool(x, 2, "same"), ("padding", "SAME", "same")),
+        (lambda x: layers.max_pool(x, 2, "CROP"), ("padding", "CROP")),
         (
             lambda x: layers.Conv(1, (5, 1), "VALID").init(jax.random.key(0), x),
-            r"kernel_size must be at most .*\(4, 4\).*got \(5, 1\)",
+            ("kernel_size", "(4, 4)", "(5, 1)"),
         ),
-        (lambda x: layers.max_pool(x, 5), "window must be at most .*got 5"),
+        (lambda x: layers.max_pool(x, 5), ("window", 5)),
     ],
 )
 def test_errors_name_argument_value_and_remedy(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         call(jnp.zeros((1, 4, 4, 1)))

@@ -7,6 +7,7 @@ import pytest
 
 from jaxfl import models
 from jaxfl.models import networks
+from tests.messages import mentions
 
 
 def vgg16(channels, width, hidden, classes):
@@ -145,25 +146,25 @@ def test_stocfl_femnist_weights_start_xavier_uniform(key):
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("lenet", 10), {}, 'unknown model "lenet"; did you mean "lenet-emnist". Known: logistic, mlp, '),
-        (("mlp", 10), {"hiden": 3}, 'unknown option of model mlp "hiden"; did you mean "hidden". Known: hidden'),
-        (("logistic", 10), {"hidden": 3}, 'unknown option of model logistic "hidden". Known: none'),
-        (("mlp", 0), {}, "num_classes must be at least 1, got 0"),
-        (("stocfl-femnist-cnn", 62), {"dropout": (0.3,)}, r"dropout must be 2 rates, one for each place, got \(0\.3"),
-        (("stocfl-femnist-cnn", 62), {"dropout": (0.2, 0.5, 0.9)}, "dropout must be 2 rates, one for each place, got "),
-        (("char-rnn", 80), {"embedding": 0}, "embedding must be at least 1"),
-        (("char-rnn", 80), {"vocabulary": -3}, "vocabulary must be at least 1, got -3; 0 stands for num_classes"),
-        (("transformer", 80), {"layers": 0}, "layers must be at least 1"),
+        (("lenet", 10), {}, ("lenet", "lenet-emnist")),
+        (("mlp", 10), {"hiden": 3}, ("hiden", "hidden")),
+        (("logistic", 10), {"hidden": 3}, ("logistic", "hidden")),
+        (("mlp", 0), {}, ("num_classes", 0)),
+        (("stocfl-femnist-cnn", 62), {"dropout": (0.3,)}, ("dropout", 0.3)),
+        (("stocfl-femnist-cnn", 62), {"dropout": (0.2, 0.5, 0.9)}, ("dropout", "(0.2, 0.5, 0.9)")),
+        (("char-rnn", 80), {"embedding": 0}, ("embedding", 0)),
+        (("char-rnn", 80), {"vocabulary": -3}, ("vocabulary", -3)),
+        (("transformer", 80), {"layers": 0}, ("layers", 0)),
     ],
 )
 def test_create_errors_name_argument_value_and_remedy(arguments, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         models.create(*arguments, **options)
 
 
 @pytest.mark.parametrize("hidden", ["20", 20.0, (20, "20")])
 def test_widths_are_whole_numbers(hidden):
-    with pytest.raises(TypeError, match="hidden must be a whole number or a list of them, got .*20"):
+    with pytest.raises(TypeError, match=mentions("hidden", hidden)):
         models.MLP(hidden=hidden, num_classes=10)
 
 
@@ -174,7 +175,7 @@ def test_a_single_width_may_be_numpys(make, key):
 
 
 def test_convolution_on_vectors_says_what_to_do(key):
-    with pytest.raises(ValueError, match=r"inputs must be images .*\(2, 64\).*'mlp' or 'logistic'"):
+    with pytest.raises(ValueError, match=mentions("inputs", "(2, 64)", "mlp", "logistic")):
         models.create("lenet-emnist", 10).init(key, jnp.zeros((2, 64)))
 
 
@@ -199,17 +200,17 @@ def test_networks_of_tokens_look_back_alone(cell, key):
 
 def test_networks_of_tokens_refuse_what_is_none(key):
     for name in networks.SEQUENCES:
-        with pytest.raises(ValueError, match=r"inputs must be tokens \[B, T\], whole numbers, got float32 of shape"):
+        with pytest.raises(ValueError, match=mentions("inputs", "float32", "[B, T]")):
             models.create(name, 10).init(key, jnp.zeros((2, 64)))
-    with pytest.raises(ValueError, match='unknown cell "rnn". Known: lstm, gru'):
+    with pytest.raises(ValueError, match=mentions("cell", "rnn", "lstm", "gru")):
         models.CharRNN(cell="rnn")
-    with pytest.raises(ValueError, match="width must be a multiple of heads=4, got 6"):
+    with pytest.raises(ValueError, match=mentions("width", 6, "heads=4")):
         models.create("transformer", 10, width=6)
 
 
 def test_weights_keep_the_shape_of_a_scalar(tmp_path):
     model = {"kernel": np.ones((2, 3), np.float32).T, "scale": np.float32(2.0)}
-    with pytest.raises(ValueError, match="path must be in a folder that is there, got .*none"):
+    with pytest.raises(ValueError, match=mentions("path", "none/a.safetensors")):
         models.save_weights(tmp_path / "none" / "a.safetensors", model)
     models.save_weights(tmp_path / "a.safetensors", model)
     again = models.load_weights(tmp_path / "a.safetensors", model)

@@ -11,6 +11,7 @@ from matplotlib.colors import to_hex
 
 from jaxfl import plots
 from jaxfl.plots import distances, gaps, style
+from tests.messages import mentions
 
 
 def similarity(group, intra=0.75, cross=0.25, noise=0.0, seed=0):
@@ -193,27 +194,27 @@ def test_of_many_clients_some_are_drawn_and_the_gap_is_of_all(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (({},), "at least one matrix"),
-        (({"a": np.ones((3, 2))},), r"as many rows as the first has rows \(3\), got shape \(3, 2\) for 'a'"),
-        (({"a": np.ones((3, 3)), "b": np.ones((2, 2))},), r"got shape \(2, 2\) for 'b'"),
-        (({"a": np.ones((3, 3))}, [0, 1]), r"as many rows as group has clients \(2\), got shape \(3, 3\)"),
-        (({"a": np.ones((0, 0))},), r"got shape \(0, 0\)"),
+        (({},), ("matrices", "none")),
+        (({"a": np.ones((3, 2))},), ("matrices", "(3, 2)", "'a'")),
+        (({"a": np.ones((3, 3)), "b": np.ones((2, 2))},), ("matrices", "(2, 2)", "'b'")),
+        (({"a": np.ones((3, 3))}, [0, 1]), ("matrices", "(3, 3)")),
+        (({"a": np.ones((0, 0))},), ("matrices", "(0, 0)")),
     ],
 )
 def test_heatmaps_refuse(arguments, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions(*words)):
         plots.heatmaps(*arguments)
 
 
 @pytest.mark.parametrize(
     ("of", "words"),
     [
-        ("cosine", 'of must be "similarity" or "distance", got "cosine"'),
-        ({"b": "distance"}, 'of "a" must be "similarity" or "distance", got None'),
+        ("cosine", ("of", "cosine")),
+        ({"b": "distance"}, ("of", '"a"', "None")),
     ],
 )
 def test_heatmaps_ask_what_the_numbers_are(of, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions(*words)):
         plots.heatmaps({"a": np.ones((2, 2))}, of=of)
 
 
@@ -261,16 +262,16 @@ def test_layer_gaps_of_one_distance_and_many_layers():
 @pytest.mark.parametrize(
     ("arguments", "more", "words"),
     [
-        (([1.0], ["a", "b"]), {}, "one for each of the 2 layers, got 1"),
-        (({"cos": [1.0, 2.0, 3.0]}, ["a", "b"]), {}, "got 3 for 'cos'"),
-        (({}, ["a"]), {}, "at least one distance and layer, got 0 and 1"),
-        (([], []), {}, "got 1 and 0"),
-        (([1.0], ["a"]), {"recommended": "b"}, 'recommended must be "a", got "b"'),
-        (({"cos": [1.0]}, ["a"]), {"recommended": {"l2": "a"}}, 'recommended must be "cos", got "l2"'),
+        (([1.0], ["a", "b"]), {}, ("gaps", "2 layers", 1)),
+        (({"cos": [1.0, 2.0, 3.0]}, ["a", "b"]), {}, ("gaps", 3, "cos")),
+        (({}, ["a"]), {}, ("gaps", "0 and 1")),
+        (([], []), {}, ("gaps", "1 and 0")),
+        (([1.0], ["a"]), {"recommended": "b"}, ("recommended", "b")),
+        (({"cos": [1.0]}, ["a"]), {"recommended": {"l2": "a"}}, ("recommended", "l2")),
     ],
 )
 def test_layer_gaps_refuse(arguments, more, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions(*words)):
         plots.layer_gaps(*arguments, **more)
 
 
@@ -338,15 +339,15 @@ def test_bars_stand_in_groups_and_a_cross_says_never():
 @pytest.mark.parametrize(
     ("x", "values", "words"),
     [
-        ([1, 2], {"a": [1.0]}, "one for each of the 2 x, got 1 for 'a'"),
-        ([1, 2], {"p": {"a": [1.0, 2.0, 3.0]}}, "got 3 for 'a'"),
-        ([], {"a": []}, "one for each of the 0 x"),
-        ([1], {}, "at least one label"),
-        ([1], {"p": {"a": [1.0]}, "q": {}}, "at least one label in every panel"),
+        ([1, 2], {"a": [1.0]}, ("values", "2 x", 1, "'a'")),
+        ([1, 2], {"p": {"a": [1.0, 2.0, 3.0]}}, ("values", 3, "'a'")),
+        ([], {"a": []}, ("values", "0 x")),
+        ([1], {}, ("values", "label", "none")),
+        ([1], {"p": {"a": [1.0]}, "q": {}}, ("values", "label", "none")),
     ],
 )
 def test_curves_and_bars_refuse(draw, x, values, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions(*words)):
         draw(x, values)
 
 

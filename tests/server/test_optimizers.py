@@ -11,6 +11,7 @@ import pytest
 from jaxfl import methods, server
 from jaxfl.cohort import Cohort
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import average, combine
 
@@ -123,7 +124,7 @@ LINE_SEARCH = optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch
 
 @pytest.mark.parametrize("optimizer", [optax.polyak_sgd(), LINE_SEARCH], ids=["value", "value_fn"])
 def test_an_optimiser_that_needs_the_loss_is_refused(optimizer):
-    with pytest.raises(TypeError, match="server_optimizer makes no step: .*'value'.* the model; what needs more"):
+    with pytest.raises(TypeError, match=mentions("server_optimizer", "'value'")):
         server.init(optimizer, {"w": jnp.zeros(3)})
 
 
@@ -185,14 +186,14 @@ def test_a_schedule_is_injected(make):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"b1": 1.0}, r"b1 must be at least 0 and below 1, got 1\.0"),
-        ({"b2": -0.1}, r"b2 must be at least 0 and below 1, got -0\.1"),
-        ({"tau": 0.0}, r"tau must be above 0, got 0\.0"),
-        ({"learning_rate": -1.0}, r"learning_rate must be a number, at least 0 and finite, got -1\.0"),
-        ({"learning_rate": np.nan}, "learning_rate must be a number, at least 0 and finite, got nan"),
-        ({"learning_rate": optax.constant_schedule(0.1)}, "learning_rate must be a number, .* into optax.inject_hyper"),
+        ({"b1": 1.0}, ("b1", 1.0)),
+        ({"b2": -0.1}, ("b2", -0.1)),
+        ({"tau": 0.0}, ("tau", 0.0)),
+        ({"learning_rate": -1.0}, ("learning_rate", -1.0)),
+        ({"learning_rate": np.nan}, ("learning_rate", "nan")),
+        ({"learning_rate": optax.constant_schedule(0.1)}, ("learning_rate", "optax.inject_hyperparams")),
     ],
 )
 def test_refusals(make, options, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions(*words)):
         make(**options)

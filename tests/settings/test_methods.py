@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from jaxfl import load, schema
 from jaxfl.cli.app import app
 from jaxfl.settings import methods, options, own
+from tests.messages import mentions
 from tests.methods import example_method
 
 MINE = (
@@ -260,9 +261,9 @@ def test_an_installed_package_brings_what_it_names(package):
     data = options.load(settings)
     assert (data.num_clients, data.num_classes, settings.model_name) == (4, 3, "brought-net")
     assert options.build(settings, data).task is not None
-    with pytest.raises(ValueError, match="broken of brought-by-us .* cannot be imported: AttributeError.*uninstall"):
+    with pytest.raises(ValueError, match=mentions("broken", "brought-by-us", "AttributeError")):
         methods.row("broken")
-    with pytest.raises(ValueError, match='unknown method "brougt"; did you mean "brought"?'):
+    with pytest.raises(ValueError, match=mentions("method", "brougt", "brought")):
         methods.row("brougt")
     listed = jaxfl("methods")
     assert "A method to imitate" in listed.stdout

@@ -1,7 +1,6 @@
 """Options are parsed safely, checked against their types and given to whoever knows them."""
 
 import inspect
-import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,6 +17,7 @@ from jaxfl.methods import METHODS, Row, fedavg
 from jaxfl.schema import Option
 from jaxfl.settings import literals, options
 from jaxfl.tasks import ACCURACY
+from tests.messages import mentions
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_values(text, hint, default, value):
     ],
 )
 def test_wrong_types_are_refused(text, hint):
-    with pytest.raises(ValueError, match="key must be"):
+    with pytest.raises(ValueError, match=mentions("key", text)):
         options.convert("key", text, Option("key", None, hint))
 
 
@@ -78,7 +78,7 @@ def test_an_option_of_two_owners_needs_its_owner(monkeypatch):
         raise AssertionError("not built")
 
     monkeypatch.setitem(METHODS, "both", Row(both, "", ""))
-    with pytest.raises(ValueError, match="ambiguous; write data.num_clients or method.num_clients"):
+    with pytest.raises(ValueError, match=mentions("data.num_clients", "method.num_clients")):
         options.route("both", "rotated-digits", ["num_clients=8"])
     settings = options.route("both", "rotated-digits", ["method.num_clients=8", "optimizer.learning_rate=0.2"])
     assert (settings.method, settings.data, settings.optimizer) == ({"num_clients": 8}, {}, {"learning_rate": 0.2})
@@ -91,7 +91,7 @@ def test_an_option_without_default_must_be_given(monkeypatch):
         raise AssertionError("not built")
 
     monkeypatch.setitem(METHODS, "needy", Row(needy, "", ""))
-    with pytest.raises(ValueError, match="groups must be given"):
+    with pytest.raises(ValueError, match=mentions("groups", "needy", "--set groups=...")):
         options.route("needy", "rotated-digits")
     assert options.route("needy", "rotated-digits", ["groups=3"]).method == {"groups": 3}
 
@@ -109,9 +109,9 @@ def test_values_need_no_text():
     settings = options.route("stocfl", "rotated-digits", **given)
     assert settings.method == {"threshold": "auto"} and settings.data == {"angles": (0, 90)}
     assert settings.optimizer_name == "adam" and settings.optimizer == {"learning_rate": 1.0}
-    with pytest.raises(ValueError, match="finetune must be a whole number or none, got 1.5; its default is None."):
+    with pytest.raises(ValueError, match=mentions("finetune", 1.5)):
         options.route("fedavg", "rotated-digits", finetune=1.5)
-    with pytest.raises(ValueError, match="finetune_batch_size needs finetune, got 5 without it; give --finetune 1."):
+    with pytest.raises(ValueError, match=mentions("finetune_batch_size", 5, "--finetune")):
         options.finetune(options.route("fedavg", "rotated-digits", ["finetune_batch_size=5"]))
 
 
@@ -138,13 +138,13 @@ def test_a_schedule_is_of_the_method_that_is_built():
     assert [float(rates(np.float32(number))) for number in (0, 1, 2)] == pytest.approx([1, 0.5, 0.25])
     assert options.schedule(options.route("fedavg", "rotated-digits")) is None
     for wrong, message in {
-        "schedule=cosine": "schedule_rounds must be given with schedule=cosine",
-        "schedule_rounds=5": "schedule_rounds needs a schedule, got 5 without it",
-        "schedule=step schedule_rounds=0": "schedule_rounds must be at least 1, got 0",
-        "schedule=step schedule_rounds=3 schedule_factor=2": "schedule_factor must be from 0 to 1, .* got 2.0 of step",
-        "schedule=linear": "schedule",
+        "schedule=cosine": ("schedule_rounds", "schedule=cosine"),
+        "schedule_rounds=5": ("schedule_rounds", 5),
+        "schedule=step schedule_rounds=0": ("schedule_rounds", 0),
+        "schedule=step schedule_rounds=3 schedule_factor=2": ("schedule_factor", 2.0),
+        "schedule=linear": ("schedule", "linear"),
     }.items():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=mentions(*message)):
             options.schedule(options.route("fedavg", "rotated-digits", wrong.split()))
 
 
@@ -175,21 +175,21 @@ def test_plain_averaging_is_stored_as_such(items):
 @pytest.mark.parametrize(
     ("method", "items", "words"),
     [
-        ("fedsgd", ["server_optimizer=fedadam"], 'method fedsgd takes no server_optimizer, got "fedadam"; .* fedavg, '),
-        ("fedavg", ["server_optimizer=fedadm"], 'unknown server_optimizer "fedadm"; did you mean "fedadam"'),
-        ("fedavg", ["server.tau=1"], r"server\.tau is an option of a server optimiser; add --set server_optimizer="),
-        ("fedavg", ["server_optimizer=fedavgm", "server.tau=1"], r'unknown option "server\.tau"'),
-        ("fedavg", ["server_optimiser=fedavgm"], 'did you mean "server_optimizer"'),
+        ("fedsgd", ["server_optimizer=fedadam"], ("fedadam", "server_optimizer")),
+        ("fedavg", ["server_optimizer=fedadm"], ("fedadm", "fedadam", "server_optimizer")),
+        ("fedavg", ["server.tau=1"], ("server.tau", "--set", "server_optimizer")),
+        ("fedavg", ["server_optimizer=fedavgm", "server.tau=1"], ("server.tau", "fedavg", "fedadam")),
+        ("fedavg", ["server_optimiser=fedavgm"], ("server_optimiser", "server_optimizer")),
         (
             "fedavg",
             ["server_optimizer=fedavgm", "learning_rate=1"],
-            r"optimizer\.learning_rate or server\.learning_rate",
+            ("optimizer.learning_rate", "server.learning_rate"),
         ),
-        ("fedavg", ["server_optimizer=fedadam", "server.b1=much"], 'server.b1 must be a number, got "much"'),
+        ("fedavg", ["server_optimizer=fedadam", "server.b1=much"], ("server.b1", "much")),
     ],
 )
 def test_server_optimizers_are_refused(method, items, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions(*words)):
         options.route(method, "rotated-digits", items)
 
 
@@ -292,30 +292,30 @@ def test_a_network_of_ones_own(name, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("model=mine.py:Nnx", 'has no "Nnx"; did you mean "NNX"'),
-        ("model=mine.py:shape", "must be a class or a function that makes a network, got 3"),
-        ("model=gone.py:NNX", "there is no file 'gone.py'"),
-        ("model=broken.py:NNX", "cannot be executed: ZeroDivisionError"),
-        ("model=mine.py", 'unknown model "mine.py"'),
-        ("task=regresion", 'unknown task "regresion"; did you mean "regression"'),
-        ("task=mine.py:parity", 'has no "parity"'),
-        ("task=mine.py:shape", "must be a function that makes a task, got 3"),
-        ("compute=float16", 'compute must be "float32" or "bfloat16", got "float16"'),
-        ("seed=3", "seed is no option of method fedavg"),
+        ("model=mine.py:Nnx", ("mine.py", "Nnx", "NNX")),
+        ("model=mine.py:shape", ("mine.py:shape", "network", 3)),
+        ("model=gone.py:NNX", ("gone.py",)),
+        ("model=broken.py:NNX", ("broken.py", "ZeroDivisionError")),
+        ("model=mine.py", ("model", "mine.py")),
+        ("task=regresion", ("task", "regresion", "regression")),
+        ("task=mine.py:parity", ("mine.py", "parity")),
+        ("task=mine.py:shape", ("mine.py:shape", "task", 3)),
+        ("compute=float16", ("compute", "float16")),
+        ("seed=3", ("seed", "fedavg")),
     ],
 )
 def test_a_network_that_is_not_there_is_refused(text, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=mentions(*said)):
         options.route("fedavg", "rotated-digits", [text])
 
 
 def test_an_option_that_is_missing_is_that_of_its_owner(tmp_path):
     path = tmp_path / "needs.py"
     path.write_text("from flax import linen as nn\n\n\nclass Needs(nn.Module):\n    width: int\n")
-    with pytest.raises(ValueError, match=r"width must be given for model .*needs.py:Needs; add --set width=..."):
+    with pytest.raises(ValueError, match=mentions("width", "needs.py", "--set", "width=")):
         options.route("fedavg", "rotated-digits", [f"model={path}:Needs"])
 
 
@@ -347,10 +347,10 @@ def test_the_task_is_that_of_the_labels_or_the_one_that_is_asked_for(tmp_path):
 
     assert task(of_digits).metrics is ACCURACY
     assert task(numbers).metrics.lower == task(numbers, "task=regression", "compute=bfloat16").metrics.lower != ()
-    with pytest.raises(ValueError, match="multilabel needs other labels .* float32 .*; jaxfl.regression is the task"):
+    with pytest.raises(ValueError, match=mentions("multilabel", "jaxfl.regression")):
         task(numbers, "task=multilabel")
     assert task(of_digits, f"task={tmp_path / 'mine.py'}:parity").metrics.pooled
-    with pytest.raises(ValueError, match="must return a task, such as jaxfl.supervised"):
+    with pytest.raises(ValueError, match=mentions("mine.py:nothing", "jaxfl.supervised", "Logistic")):
         task(of_digits, f"task={tmp_path / 'mine.py'}:nothing")
     settings = options.route("fedavg", "rotated-digits", [f"task={tmp_path / 'mine.py'}:parity"])
     before = settings.complete()
@@ -362,7 +362,7 @@ def test_the_task_is_that_of_the_labels_or_the_one_that_is_asked_for(tmp_path):
 def test_what_a_task_of_ones_own_is_not_told_is_refused(asked, tmp_path):
     (tmp_path / "mine.py").write_text(TASK)
     settings = options.route("fedavg", "rotated-digits", ["num_clients=4", f"task={tmp_path}/mine.py:parity", asked])
-    with pytest.raises(ValueError, match=f"{asked} is for jaxfl's own tasks; leave it out, and say it in"):
+    with pytest.raises(ValueError, match=mentions(asked, "mine.py:parity")):
         options.build(settings, options.load(settings))
 
 
