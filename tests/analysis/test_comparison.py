@@ -230,20 +230,20 @@ def test_files_hold_the_table(runs, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--plot", "curves"], "--plot must end with .png, .pdf, .svg, got 'curves'; write --plot curves.png"),
-        (["--csv", "y.csv", "--plot", "curves.xyz"], "--plot must end with .png, .pdf, .svg, got 'curves.xyz'"),
-        (["--target", "85"], "target must be a share of 1 for micro_accuracy, got 85; 0.85 is 85 %"),
-        (["--latex", "."], "--latex must be a file, got the folder '.'; name a file in it"),
-        (["--latex", "none/a.tex"], "--latex must be a file in a folder that is there, got 'none/a.tex'; make"),
-        (["--csv", "x", "--latex", "./x"], "--csv must be another file than --latex, got 'x'; rename one of them"),
+        (["--plot", "curves"], ("--plot", "curves")),
+        (["--csv", "y.csv", "--plot", "curves.xyz"], ("--plot", "curves.xyz")),
+        (["--target", "85"], ("target", 85, "micro_accuracy", 0.85)),
+        (["--latex", "."], ("--latex", "folder", "'.'")),
+        (["--latex", "none/a.tex"], ("--latex", "none/a.tex")),
+        (["--csv", "x", "--latex", "./x"], ("--csv", "x", "--latex")),
         (
             ["--columns", "micro,auc"],
-            "columns must be some of seeds, micro, macro, clusters, seconds, rounds, bytes, diff",
+            ("columns", "auc", "micro"),
         ),
-        (["--columns", ","], "difference, p, got none."),
-        (["--label", "ifca=IFCA"], "--label must be ROW=TEXT, got 'ifca=IFCA'; ROW is one of 'fedavg', 'stocfl', or"),
-        (["--label", "stocfl= "], "--label must be ROW=TEXT, got 'stocfl= '"),
-        (["--label", "stocfl=fedavg"], "--label must tell rows apart, got 'fedavg' for several"),
+        (["--columns", ","], ("columns", "none")),
+        (["--label", "ifca=IFCA"], ("--label", "ifca=IFCA", "ROW=TEXT")),
+        (["--label", "stocfl= "], ("--label", "stocfl= ", "ROW=TEXT")),
+        (["--label", "stocfl=fedavg"], ("--label", "fedavg")),
     ],
 )
 def test_files_that_cannot_be_are_refused_before_anything_is_written(runs, capsys, monkeypatch, words, said):
@@ -252,7 +252,7 @@ def test_files_that_cannot_be_are_refused_before_anything_is_written(runs, capsy
     with pytest.raises(SystemExit) as ended:
         main(["compare", str(runs), *words])
     told = capsys.readouterr()
-    assert ended.value.code == 2 and said in told.err and not told.out
+    assert ended.value.code == 2 and re.search(mentions(*said), told.err) and not told.out
     assert list(runs.iterdir()) == before
 
 

@@ -27,6 +27,7 @@ from jaxfl.simulation.callbacks import ProgressBar
 from jaxfl.simulation.loggers import Logger
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Event
+from tests.messages import mentions
 
 pytestmark = pytest.mark.usefixtures("shared_tools", "empty_pictures")  # not of `finished`
 
@@ -65,137 +66,137 @@ def refused(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["stocfll", *SMALL], 'unknown method "stocfll"; did you mean "stocfl". Known: .*ifca'),
-        (["stocfl", "--data", "rotated-digit"], 'did you mean "rotated-digits".*Sources: .*mnist'),
+        (["stocfll", *SMALL], ("method", "stocfll", "stocfl", "ifca")),
+        (["stocfl", "--data", "rotated-digit"], ("rotated-digit", "rotated-digits", "mnist")),
         (
             ["stocfl", *SMALL, "--set", "threshhold=1"],
-            'unknown option "threshhold".*did you mean "threshold".*weighting',
+            ("option", "threshhold", "threshold", "weighting"),
         ),
-        (["stocfl", *SMALL, "--set", "hidden=9"], 'unknown option "hidden".*; it belongs to model mlp, .* Known: data'),
+        (["stocfl", *SMALL, "--set", "hidden=9"], ("hidden", "mlp")),
         (
             ["stocfl", *SMALL, "--set", "momentum=0.9"],
-            "; it belongs to optimizer momentum, server_optimizer fedavgm. Kn",
+            ("momentum", "server_optimizer", "fedavgm"),
         ),
-        (["stocfl", *SMALL, "--set", "data.threshold=1"], 'unknown option "data.threshold"'),
-        (["stocfl", *TINY, "--set", "model=mpl"], 'unknown model "mpl"; did you mean "mlp"'),
-        (["stocfl", *SMALL, "--set", "optimizer=sdg"], 'unknown optimizer "sdg"; did you mean "sgd"'),
-        (["stocfl", *SMALL, "--set", "threshold"], '--set must be key=value, got "threshold"'),
+        (["stocfl", *SMALL, "--set", "data.threshold=1"], ("option", "data.threshold")),
+        (["stocfl", *TINY, "--set", "model=mpl"], ("model", "mpl", "mlp")),
+        (["stocfl", *SMALL, "--set", "optimizer=sdg"], ("optimizer", "sdg", "sgd")),
+        (["stocfl", *SMALL, "--set", "threshold"], ("--set", "threshold", "key=value")),
         (
             ["stocfl", *SMALL, "--set", "threshold=high"],
-            'threshold must be a number or "auto", got "high"; its default is 0.5',
+            ("threshold", "high", 0.5),
         ),
         (
             ["stocfl", *SMALL, "--set", "local_epochs=1.5"],
-            'local_epochs must be a whole number, got "1.5"; its default is 5',
+            ("local_epochs", 1.5, 5),
         ),
-        (["stocfl", *SMALL, "--set", "local_epochs=0"], "local_epochs must be at least 1, got 0"),
-        (["stocfl", *SMALL, "--set", "weighting=equal"], 'weighting .*"equal"'),
-        (["stocfl", *SMALL, "--set", "learning_rate=1e999"], 'learning_rate must be a number, got "1e999"'),
-        (["stocfl", *SMALL, "--set", "chunk=0"], "chunk must be at least 1, got 0"),
-        (["stocfl", *SMALL, "--set", "num_clients=0"], "num_clients .*0"),
-        (["stocfl", *SMALL, "--set", "angles=__import__('os')"], "angles must be a list.*got"),
-        (["stocfl", *SMALL, "--cohort", "0"], "cohort must be at least 1, got 0"),
-        (["stocfl", *SMALL, "--cohort", "0.0"], "cohort must be a share in .0, 1. or a count, got 0.0"),
-        (["stocfl", *SMALL, "--cohort", "-3"], "cohort must be at least 1, got -3"),
-        (["stocfl", *SMALL, "--cohort", "1.5"], "cohort must be a share in .0, 1. or a count, got 1.5"),
+        (["stocfl", *SMALL, "--set", "local_epochs=0"], ("local_epochs", 0)),
+        (["stocfl", *SMALL, "--set", "weighting=equal"], ("weighting", "equal")),
+        (["stocfl", *SMALL, "--set", "learning_rate=1e999"], ("learning_rate", "1e999")),
+        (["stocfl", *SMALL, "--set", "chunk=0"], ("chunk", 0)),
+        (["stocfl", *SMALL, "--set", "num_clients=0"], ("num_clients", 0)),
+        (["stocfl", *SMALL, "--set", "angles=__import__('os')"], ("angles", "__import__")),
+        (["stocfl", *SMALL, "--cohort", "0"], ("cohort", 0)),
+        (["stocfl", *SMALL, "--cohort", "0.0"], ("cohort", 0.0)),
+        (["stocfl", *SMALL, "--cohort", "-3"], ("cohort", -3)),
+        (["stocfl", *SMALL, "--cohort", "1.5"], ("cohort", 1.5)),
         (
             ["stocfl", *SMALL, "--cohort", "9"],
-            "cohort must be from 1 to the number of participating clients .8., got 9",
+            ("cohort", 9, 8),
         ),
         (
             ["stocfl", *SMALL, "--cohort", "half"],
-            'cohort must be a whole number or a number, got "half"; write --cohort 0.1 or --cohort 120',
+            ("cohort", "half", "--cohort"),
         ),
-        (["stocfl", *SMALL, "--html"], "html is a page in the folder of the run; add --out DIR"),
-        (["stocfl", *SMALL, "--rounds", "0"], "rounds must be at least 1, got 0"),
-        (["stocfl", *SMALL, "--eval-every", "0"], "eval_every must be at least 1, got 0"),
+        (["stocfl", *SMALL, "--html"], ("html", "--out")),
+        (["stocfl", *SMALL, "--rounds", "0"], ("rounds", 0)),
+        (["stocfl", *SMALL, "--eval-every", "0"], ("eval_every", 0)),
         (
             ["stocfl", *SMALL, "--seeds", "0,one"],
-            'seeds must be a list, each entry a whole number, got "0,one"; write --seeds 0,1,2 or 0-4',
+            ("seeds", "0,one", "--seeds"),
         ),
-        (["stocfl", *SMALL, "--seeds", "4-0"], 'seeds must be ranges of 1 to 1000, got "4-0"; write --seeds 0-4'),
-        (["stocfl", *SMALL, "--seeds", "0-4000000000"], "seeds must be ranges of 1 to 1000"),
-        (["stocfl", *SMALL, "--seeds", "0-2,1"], "seeds must differ"),
-        (["stocfl", *SMALL, "--seeds", "1,1"], 'seeds must differ, got "1,1"; name each once'),
+        (["stocfl", *SMALL, "--seeds", "4-0"], ("seeds", "4-0", "--seeds")),
+        (["stocfl", *SMALL, "--seeds", "0-4000000000"], ("seeds", "0-4000000000")),
+        (["stocfl", *SMALL, "--seeds", "0-2,1"], ("seeds", "0-2,1")),
+        (["stocfl", *SMALL, "--seeds", "1,1"], ("seeds", "1,1")),
         (
             ["stocfl", *SMALL, "--seed", "0", "--seeds", "1,2"],
-            "seed must not be given beside seeds=1,2, got 0; name it",
+            ("seed", 0, "seeds=1,2"),
         ),
-        (["stocfl", *SMALL, "--seed", "-1"], "seed must be from 0 to 4294967295, got -1"),
-        (["stocfl", *SMALL, "--seed", "9" * 20], f"seed must be from 0 to 4294967295, got {'9' * 20}"),
-        (["stocfl", *SMALL, "--seeds", f"0,{2**32}"], f"seed must be from 0 to 4294967295, got {2**32}"),
-        (["stocfl", *SMALL, "--set", f"local_epochs={'9' * 20}"], "local_epochs must be at most 2147483647, got 9999"),
+        (["stocfl", *SMALL, "--seed", "-1"], ("seed", -1, 4294967295)),
+        (["stocfl", *SMALL, "--seed", "9" * 20], ("seed", 4294967295, "9" * 20)),
+        (["stocfl", *SMALL, "--seeds", f"0,{2**32}"], ("seed", 2**32, 4294967295)),
+        (["stocfl", *SMALL, "--set", f"local_epochs={'9' * 20}"], ("local_epochs", 2147483647, "9" * 20)),
         (
             ["stocfl", "--data", "shifted-digits", "--set", f"shifts=(0,{'9' * 20})"],
-            "shifts must be at most 2147483647, got",
+            ("shifts", 2147483647),
         ),
-        (["fedavg", *TINY, "--set", "model=mlp", "--set", "hidden=0"], "hidden must be at least 1 .* got .0,.; 64"),
-        (["fedavg", *TINY, "--set", "hidden=(8,-5)"], r"hidden must be at least 1 in every layer, got \(8, -5\)"),
+        (["fedavg", *TINY, "--set", "model=mlp", "--set", "hidden=0"], ("hidden", "(0,)")),
+        (["fedavg", *TINY, "--set", "hidden=(8,-5)"], ("hidden", "(8, -5)")),
         (
             ["fedavg", *TINY, "--set", "model=vgg16", "--set", "dropout=1.5"],
-            "dropout must be at least 0 and below 1, got 1.5",
+            ("dropout", 1.5),
         ),
-        (["fedavg", *SMALL, "--set", "learning_rate=-1"], "learning_rate must be above 0, got -1.0"),
-        (["fedavg", *SMALL, "--set", "learning_rate=1e39"], "learning_rate must be at most 3.4e.38, got 1e.39"),
-        (["fedavg", *SMALL, "--set", "learning_rate=0"], "learning_rate must be above 0, got 0.0"),
+        (["fedavg", *SMALL, "--set", "learning_rate=-1"], ("learning_rate", -1.0)),
+        (["fedavg", *SMALL, "--set", "learning_rate=1e39"], ("learning_rate", "1e+39")),
+        (["fedavg", *SMALL, "--set", "learning_rate=0"], ("learning_rate", 0.0)),
         (
             ["fedavg", *SMALL, "--set", "optimizer=momentum", "--set", "momentum=1"],
-            "momentum must be at least 0 and below 1, got 1.0",
+            ("momentum", 1.0),
         ),
         (
             ["fedavg", *SMALL, "--set", "server_optimizer=fedavgm", "--set", "server.momentum=-1"],
-            "server.momentum must be at least 0 and below 1, got -1.0",
+            ("server.momentum", -1.0),
         ),
         (
             ["fedavg", *SMALL, "--set", "server_optimizer=fedadam", "--set", "server.learning_rate=-1"],
-            "server.learning_rate must be 0 or more, got -1.0",
+            ("server.learning_rate", -1.0),
         ),
         (
             ["fedavg", *SMALL, "--set", "local_epochs=1", "--set", "local_epochs=2"],
-            'local_epochs must be set once, got "1" and "2"',
+            ("local_epochs", 1, 2),
         ),
         (
             ["fedavg", *SMALL, "--set", "data.num_clients=9"],
-            "num_clients must be set once, got it with and without data",
+            ("num_clients", "once", "data"),
         ),
-        (["fedavg", *SMALL, "--finetune", "1", "--set", "finetune=2"], 'finetune must be set once, got "2" and "1"'),
-        (["fedavg", *SMALL, "--checkpoint-every", "1"], "checkpoint_every needs out, the directory of the checkpoints"),
+        (["fedavg", *SMALL, "--finetune", "1", "--set", "finetune=2"], ("finetune", 2, 1)),
+        (["fedavg", *SMALL, "--checkpoint-every", "1"], ("checkpoint_every", "out")),
         (
             ["fedavg", "--data", "mnist"],
-            'data "mnist" is a source, and who has what of it is open; choose one of rotated-mnist, .*iid-mnist, ',
+            ("mnist", "source", "rotated-mnist", "iid-mnist"),
         ),
-        (["stocfl", *SMALL, "--resume"], "resume needs out"),
+        (["stocfl", *SMALL, "--resume"], ("resume", "out")),
         (
             ["fedavg", *SMALL, "--set", "attack=sign-flop"],
-            'attack must be .*"sign-flip", "gaussian" or none, got "sign-flop"; did you mean "sign-flip"',
+            ("attack", "sign-flop", "sign-flip"),
         ),
-        (["fedavg", *SMALL, "--set", "attack=sign-flip"], "attackers must be given with attack=sign-flip.*such as 0.2"),
-        (["fedavg", *SMALL, "--set", "attackers=0.2"], "attack must be given with attackers=0.2: one of label-flip"),
+        (["fedavg", *SMALL, "--set", "attack=sign-flip"], ("attackers", "attack=sign-flip", 0.2)),
+        (["fedavg", *SMALL, "--set", "attackers=0.2"], ("attack", "attackers=0.2")),
         (
             ["fedavg", *SMALL, "--set", "attack=gaussian", "--set", "attackers=1"],
-            "attackers must be .* below 1, got 1.0; 0.2 is usual",
+            ("attackers", 1.0),
         ),
-        (["fedavg", *SMALL, "--set", "stragglers=2"], "stragglers must be a share .* got 2.0; FedProx has 0.5"),
+        (["fedavg", *SMALL, "--set", "stragglers=2"], ("stragglers", 2.0)),
         (
             ["fedavg", *SMALL, "--rounds", "9", "--set", "drift=swap", "--set", "drift_round=9"],
-            r"drift_round must be below rounds \(9\), .* got 9; lower it",
+            ("drift_round", "rounds", 9),
         ),
-        (["fedavg", *SMALL, "--set", "drift=swap"], "drift_round must be given with drift=swap"),
-        (["fedavg", *SMALL, "--set", "dropouts=1"], "dropouts must be a share .* got 1.0"),
+        (["fedavg", *SMALL, "--set", "drift=swap"], ("drift_round", "drift=swap")),
+        (["fedavg", *SMALL, "--set", "dropouts=1"], ("dropouts", 1.0)),
         (
             ["fedavg", *SMALL, "--set", "availability=nightly"],
-            'availability must be "always", "diurnal" or "random", got "nightly"',
+            ("availability", "nightly"),
         ),
-        (["fedavg", *SMALL, "--set", "availability_period=0"], "availability_period must be .* above 0, got 0.0; 24"),
+        (["fedavg", *SMALL, "--set", "availability_period=0"], ("availability_period", 0.0)),
         (
             ["fedavg", *SMALL, "--set", "availability_period=12"],
-            "availability_period is of availability=diurnal, got 12.0 with always; add --set availability=diurnal",
+            ("availability_period", 12.0, "always", "--set availability=diurnal"),
         ),
-        (["ifca", *SMALL, "--set", "num_clusters=9"], "num_clusters must be at most the number of clients .8., got 9"),
+        (["ifca", *SMALL, "--set", "num_clusters=9"], ("num_clusters", 9, 8)),
     ],
 )
 def test_bad_arguments_are_refused(never_compiles, arguments, words):
-    assert re.search(words, refused("run", *arguments))
+    assert re.search(mentions(*words), refused("run", *arguments))
 
 
 def write_idx(folder, kind, images, labels, *, cut=0, magic=0x803):
@@ -208,10 +209,10 @@ def write_idx(folder, kind, images, labels, *, cut=0, magic=0x803):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("missing", "mnist needs train-images-idx3-ubyte.*not found in .*https://"),
-        ("truncated", "train-images-idx3-ubyte"),
-        ("wrong", "train-images-idx3-ubyte"),
-        ("other labels", "must hold classes 0..9, got 12"),
+        ("missing", ("mnist", "train-images-idx3-ubyte", "https://")),
+        ("truncated", ("train-images-idx3-ubyte",)),
+        ("wrong", ("train-images-idx3-ubyte",)),
+        ("other labels", (12, "0..9")),
     ],
 )
 def test_bad_files_are_named(never_compiles, tmp_path, damage, words):
@@ -221,17 +222,17 @@ def test_bad_files_are_named(never_compiles, tmp_path, damage, words):
         write_idx(tmp_path, "train", images, labels, cut=9 * (damage == "truncated"), magic=0x803 + (damage == "wrong"))
         write_idx(tmp_path, "t10k", images, labels)
     line = refused("run", "fedavg", "--data", "rotated-mnist", "--data-dir", tmp_path)
-    assert re.search(words, line) and str(tmp_path) in line
+    assert re.search(mentions(*words), line) and str(tmp_path) in line
 
 
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": np.full((40, 4), np.nan, np.float32), "y": np.arange(40) % 2}, "NaN or infinity in row 0"),
-        ({"x": np.zeros((40, 4), np.float32), "y": np.arange(40) % 2 - 1}, "y must be classes from 0, got -1"),
-        ({"x": np.zeros((40, 4), np.float32)}, "must hold the array y"),
-        ({"x": np.zeros((0, 4), np.float32), "y": np.zeros(0, int)}, "x must have at least one row, got shape .0, 4."),
-        ({}, "own.npz must hold arrays x and y, and is empty; write it with np.savez"),
+        ({"x": np.full((40, 4), np.nan, np.float32), "y": np.arange(40) % 2}, ("NaN", "row 0")),
+        ({"x": np.zeros((40, 4), np.float32), "y": np.arange(40) % 2 - 1}, ("y", -1)),
+        ({"x": np.zeros((40, 4), np.float32)}, ("own.npz", "array y")),
+        ({"x": np.zeros((0, 4), np.float32), "y": np.zeros(0, int)}, ("x", "(0, 4)")),
+        ({}, ("own.npz", "x and y", "np.savez")),
     ],
 )
 def test_bad_arrays_are_refused(never_compiles, tmp_path, arrays, words):
@@ -240,13 +241,12 @@ def test_bad_arrays_are_refused(never_compiles, tmp_path, arrays, words):
         "run", "fedavg", "--data", "iid-npz", "--data-dir", tmp_path / "own.npz", "--set", "num_clients=4",
         "--set", "model=logistic",
     )  # fmt: skip
-    assert re.search(words, line)
+    assert re.search(mentions(*words), line)
 
 
 def test_a_folder_is_no_array_file(never_compiles, tmp_path):
-    assert f"{tmp_path} is a folder; name the file in it" in refused(
-        "run", "fedavg", "--data", "iid-npz", "--data-dir", tmp_path
-    )
+    line = refused("run", "fedavg", "--data", "iid-npz", "--data-dir", tmp_path)
+    assert re.search(mentions(tmp_path, "folder"), line)
 
 
 @pytest.mark.filterwarnings("default")
@@ -254,7 +254,7 @@ def test_classes_without_rows_are_told(never_compiles, tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((40, 4), np.float32), y=np.arange(40) % 2 * 1000)
     result = jaxfl("data", "iid-npz", "--data-dir", tmp_path / "own.npz")
     told = " ".join(result.stderr.split())
-    assert "warning: " in told and "own.npz: y holds 2 of the 1001 classes 0 to 1000; number them without gaps" in told
+    assert re.search(mentions("warning: ", "own.npz", "y", "2 of the 1001 classes"), told)
 
 
 @pytest.fixture(scope="module")
@@ -299,10 +299,10 @@ def test_a_run_whose_tested_clients_do_not_count_says_so(tmp_path):
     words = ["--data", "npz", "--data-dir", tmp_path / "a.npz", "--set", "test_share=none", "--set", "model=logistic"]
     result = jaxfl("run", "fedavg", *words, "--rounds", 2, "--html", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    assert "note: nobody who is trained on was tested; what there is of others is in summary.json." in result.stderr
+    assert re.search(mentions("note: ", "tested", "summary.json"), result.stderr)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["unseen_micro_accuracy"] is not None
     stopped = jaxfl("run", "fedavg", *words, "--rounds", 2, "--stop-early", 1)
-    assert stopped.exit_code == 2 and "needs test rows, and no client that counts has any" in stopped.stderr
+    assert stopped.exit_code == 2 and re.search(mentions("error: ", "test rows"), stopped.stderr)
 
 
 def test_a_page_needs_nothing_beside_it(finished):
@@ -359,19 +359,21 @@ def test_another_run_is_not_overwritten(never_compiles, finished):
     _, out = finished
     same = ["run", "stocfl", *SMALL, "--rounds", "3", "--cohort", "4", "--out", out]
     before = (out / "config.json").read_bytes()
-    assert re.search("holds a run already.*--resume", refused(*same))
-    assert "method.threshold=0.5, got 0.6" in refused(*same, "--resume", "--set", "threshold=0.6")
-    assert "method='stocfl', got 'fedavg'" in refused("run", "fedavg", *same[2:], "--resume")
-    assert "seed=0, got 1" in refused(*same, "--resume", "--seed", "1")
-    assert "cohort=4, got 3" in refused(*same, "--resume", "--cohort", "3")
-    assert "rounds must be at least 3, which" in refused(*same, "--resume", "--rounds", "2")
-    assert "out must be a directory" in refused(*same[:-1], out / "config.json")
+    assert re.search(mentions("run already", "--resume"), refused(*same))
+    line = refused(*same, "--resume", "--set", "threshold=0.6")
+    assert re.search(mentions("method.threshold=0.5", 0.6), line)
+    line = refused("run", "fedavg", *same[2:], "--resume")
+    assert re.search(mentions("method='stocfl'", "'fedavg'"), line)
+    assert re.search(mentions("seed=0", 1), refused(*same, "--resume", "--seed", "1"))
+    assert re.search(mentions("cohort=4", 3), refused(*same, "--resume", "--cohort", "3"))
+    assert re.search(mentions("rounds", 2, 3), refused(*same, "--resume", "--rounds", "2"))
+    assert re.search(mentions("out", out / "config.json"), refused(*same[:-1], out / "config.json"))
     assert (out / "config.json").read_bytes() == before
 
 
 def test_a_refused_run_does_not_block_its_directory(tmp_path):
     command = ["run", "fedavg", *SMALL, "--rounds", "1", "--out", tmp_path / "a"]
-    assert "cohort must be from 1 to" in refused(*command, "--cohort", "9")
+    assert re.search(mentions("cohort", 9), refused(*command, "--cohort", "9"))
     assert jaxfl(*command).exit_code == 0
 
 
@@ -390,15 +392,15 @@ def test_interrupted_runs_go_on(tmp_path, monkeypatch):
         result = jaxfl(*command)
         alone = jaxfl(*command[:-6], "--seeds", "0,1")
     assert result.exit_code == alone.exit_code == 130
-    assert f"interrupted after round 2 of 3; it is saved in {tmp_path / 'a'}, and the same" in result.stderr
-    assert "after round 2 of 3; nothing was kept; --out DIR would" in alone.stderr and "seed 1" not in alone.stderr
+    assert re.search(mentions("round 2 of 3", tmp_path / "a"), result.stderr)
+    assert re.search(mentions("round 2 of 3", "nothing", "--out"), alone.stderr) and "seed 1" not in alone.stderr
     (tmp_path / "a" / "checkpoint-before.npz").write_bytes((tmp_path / "a" / "checkpoint.npz").read_bytes())
     (tmp_path / "a" / "checkpoint.npz").write_bytes(b"")
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         resumed = jaxfl(*command, "--resume")
     assert resumed.exit_code == 0, resumed.output
-    assert re.search(r"^warning: .*checkpoint.npz is not .*\(round 2\), is used.$", resumed.stderr, re.MULTILINE)
+    assert re.search(mentions("warning: ", "checkpoint.npz is not", "round 2"), resumed.stderr)
     rounds = [json.loads(line)["round"] for line in (tmp_path / "a" / "history.jsonl").read_text().splitlines()]
     assert rounds == [1, 2, 3]
 
@@ -421,7 +423,7 @@ def test_a_run_that_is_whole_is_told_and_the_next_is_not_begun(tmp_path, monkeyp
             result = jaxfl(*command)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert result.exit_code == 130 and "the run before is whole, and no other was begun" in result.stderr
+    assert result.exit_code == 130 and re.search(mentions("whole", "no other"), result.stderr)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["seed-0"]
     assert (tmp_path / "a" / "seed-0" / "summary.json").exists()
 
@@ -429,7 +431,7 @@ def test_a_run_that_is_whole_is_told_and_the_next_is_not_begun(tmp_path, monkeyp
 def test_a_directory_that_cannot_be_made_is_one_line(never_compiles, tmp_path):
     (tmp_path / "file").touch()
     line = refused("run", "fedavg", *SMALL, "--out", tmp_path / "file" / "a")
-    assert re.search(r"out '.*' cannot be written to \(Not a directory\); nothing was begun; set it right", line)
+    assert re.search(mentions("out", tmp_path / "file" / "a", "Not a directory"), line)
     (tmp_path / "folder.npz").mkdir()
     saved = jaxfl("data", "iid-digits", "--save", tmp_path / "folder.npz")
     assert saved.exit_code == 2 and re.match("error: .*Is a directory", saved.stderr.splitlines()[-1])
@@ -476,14 +478,14 @@ def test_a_folder_is_of_one_run_or_of_seeds(tmp_path, never_compiles):
     command = ["run", "fedavg", *SMALL, "--rounds", "1"]
     for again in ([], ["--resume"]):
         assert re.search(
-            r"several seeds, got '.*single', which holds a single run \(history.jsonl\); leave --seeds out",
+            mentions("several seeds", single, "history.jsonl", "--seeds"),
             refused(*command, "--seeds", "0-1", "--out", single, *again),
         )
         assert re.search(
-            "out must be the folder of one run, got '.*both', in which are seed-0, seed-1; give one of these",
+            mentions("out", both, "seed-0, seed-1"),
             refused(*command, "--out", both, *again),
         )
-    assert "resume it" in refused(*command, "--seeds", "0-1", "--out", both)
+    assert re.search(mentions("--resume"), refused(*command, "--seeds", "0-1", "--out", both))
     assert not (single / "summary.json").exists() and not (both / "config.json").exists()
 
 
@@ -565,8 +567,8 @@ def test_divergence_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(job, "execute", diverge)
     result = jaxfl("run", "fedavg", *SMALL, "--rounds", "1", "--seeds", "1,0")
     assert result.exit_code == 1, result.output
-    assert "error: seed 1: the run has diverged: none." in result.stderr
-    assert "warning: 2 of 4 updates of clients were not finite" in result.stderr
+    assert re.search(mentions("error: ", "seed 1", "diverged"), result.stderr)
+    assert re.search(mentions("warning: ", "2 of 4 updates", "finite"), result.stderr)
     rows = [line.split() for line in result.stdout.splitlines()]
     assert rows[1][rows[1].index("diverged") :][0] == "diverged" and rows[2][0] == "0" and len(finished) == 1
     assert rows[2][6] == "2"
@@ -590,7 +592,7 @@ def test_lists():
     assert data["rotated-mnist"]["classes"] == 10
     for command in (["methods"], ["methods", "ifca"], ["data"], ["data", "rotated-digits"]):
         assert jaxfl(*command).exit_code == 0
-    assert 'did you mean "ifca"' in refused("methods", "ifka")
+    assert re.search(mentions("ifka", "ifca"), refused("methods", "ifka"))
 
 
 def test_plan_says_what_it_takes():
@@ -613,23 +615,23 @@ def test_a_quiet_run_says_results_alone_and_logs_them(tmp_path):
     rows = (tmp_path / "a" / "log.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["round", "1", "2", "3"]
     told = jaxfl("run", "fedavg", *small, "--resume", "--stop-early", 1)  # the evaluations of before count
-    assert "note: ended after round 4 of 6; the same command goes on." in told.stderr
+    assert re.search(mentions("note: ", "round 4 of 6"), told.stderr)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--log", "tensorbord"], 'unknown log "tensorbord"; did you mean "tensorboard"?'),
-        (["--log", "csv"], "log=csv writes into the folder of the run; add --out DIR"),
-        (["--log", "wandb"], "the wandb callback needs wandb: pip install 'jaxfl[wandb]'"),
-        (["--stop-early", "0"], "stop_early must be at least 1 evaluation, got 0; leave it out"),
-        (["--time-limit", "soon"], 'time_limit must be a time above 0, got "soon"; write 30m, 2h'),
-        (["--time-limit", "1h30"], 'time_limit must be a time above 0, got "1h30"; write 30m, 2h'),  # 30 of what?
+        (["--log", "tensorbord"], ("log", "tensorbord", "tensorboard")),
+        (["--log", "csv"], ("log=csv", "--out")),
+        (["--log", "wandb"], ("wandb", "pip install", "jaxfl[wandb]")),
+        (["--stop-early", "0"], ("stop_early", 0)),
+        (["--time-limit", "soon"], ("time_limit", "soon")),
+        (["--time-limit", "1h30"], ("time_limit", "1h30")),  # 30 of what?
     ],
 )
 def test_what_cannot_look_on_is_refused(never_compiles, monkeypatch, words, said):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert said in refused("run", "fedavg", *SMALL, *words)
+    assert re.search(mentions(*said), refused("run", "fedavg", *SMALL, *words))
 
 
 def test_a_log_of_one_seed_has_plain_names(monkeypatch):

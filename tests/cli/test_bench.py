@@ -11,6 +11,7 @@ from docs import notebooks
 from experiments.speed import bench as kit
 from jaxfl.cli import bench_works
 from jaxfl.cli.app import app
+from tests.messages import mentions
 
 
 def jaxfl(*arguments):
@@ -47,22 +48,22 @@ def test_a_page_of_two_points(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--over", "chort"], 'unknown axis "chort"; did you mean "cohort"'),
-        (["--values", "ten"], 'values must be a list, .* got "ten"; write --values 10,100'),
-        (["--values", "100,10"], "each larger than the one before"),
-        (["--values", "1", "--over", "cohort", "--over", "width"], "values must be those of one axis, got 2"),
-        (["--values", "1", "--over", "all"], "values must be those of one axis, got 5"),
-        (["--method", "fedavgg"], 'did you mean "fedavg"'),
-        (["--set", "local_epochs=x"], "local_epochs must be a whole number"),
-        (["--set", "server_optimizer=fedadam"], 'unknown option "server_optimizer" for method fedavg'),
-        (["--rounds", "0"], "rounds must be at least 1"),
+        (["--over", "chort"], ("axis", "chort", "cohort")),
+        (["--values", "ten"], ("values", "ten", "--values", "10,100")),
+        (["--values", "100,10"], ("values", "(100, 10)")),
+        (["--values", "1", "--over", "cohort", "--over", "width"], ("values", 2)),
+        (["--values", "1", "--over", "all"], ("values", 5)),
+        (["--method", "fedavgg"], ("fedavgg", "fedavg")),
+        (["--set", "local_epochs=x"], ("local_epochs", "x")),
+        (["--set", "server_optimizer=fedadam"], ("server_optimizer", "fedavg")),
+        (["--rounds", "0"], ("rounds", 0)),
     ],
 )
 def test_bad_arguments_are_refused(arguments, words):
     result = jaxfl("scaling", *arguments)
     assert result.exit_code == 2 and result.stdout == ""
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ") and re.search(words, line), line
+    assert line.startswith("error: ") and re.search(mentions(*words), line), line
 
 
 def test_workloads_are_those_of_the_scripts():
@@ -97,7 +98,7 @@ def test_a_workload_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatc
 
 
 def test_bad_workloads_are_refused():
-    assert "unknown workload" in jaxfl("w1", "w9").stderr
-    assert "rounds must be at least 1, got 0" in jaxfl("w1", "--rounds", "0").stderr
-    assert "clients must be" in jaxfl("w1", "--clients", "many").stderr
+    assert re.search(mentions("workload", "w9"), jaxfl("w1", "w9").stderr)
+    assert re.search(mentions("rounds", 0), jaxfl("w1", "--rounds", "0").stderr)
+    assert re.search(mentions("clients", "many"), jaxfl("w1", "--clients", "many").stderr)
     assert jaxfl("--help").exit_code == 0

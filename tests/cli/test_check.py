@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from jaxfl.cli.app import app
 from jaxfl.testing import CHECKS
+from tests.messages import mentions
 from tests.methods import example_method
 
 MINE = (
@@ -77,17 +78,17 @@ def test_errors_are_told_once_and_with_their_line(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["mine.py:counts_in_floats"], "num_clusters must be given for method mine.py:counts_in_floats; add --set"),
-        (["mine.py:example", "--set", "num_clusters=x"], 'num_clusters must be a whole number, got "x"'),
+        (["mine.py:counts_in_floats"], ("num_clusters", "mine.py:counts_in_floats", "--set")),
+        (["mine.py:example", "--set", "num_clusters=x"], ("num_clusters", "x")),
         (
             ["mine.py:example", "--set", "clusters=2"],
-            'unknown option "clusters" for method mine.py:example; did you mean "num_clusters"? Known: num',
+            ("clusters", "mine.py:example", "num_clusters"),
         ),
-        (["mine.py:exampel"], 'mine.py has no "exampel"; did you mean "example"?'),
-        (["fedavgg"], 'unknown method "fedavgg"'),
+        (["mine.py:exampel"], ("mine.py", "exampel", "example")),
+        (["fedavgg"], ("method", "fedavgg")),
     ],
 )
 def test_what_cannot_be_checked_is_refused(words, said):
     code, told, error = check(*words)
     assert (code, told) == (2, "")
-    assert said in error and error.count("\n") == 1
+    assert re.search(mentions(*said), error) and error.count("\n") == 1

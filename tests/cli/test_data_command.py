@@ -17,6 +17,7 @@ from jaxfl.cli.app import app
 from jaxfl.cli.tables.federations import _bars
 from jaxfl.data import federate, stored
 from jaxfl.data.sources import SOURCES, Remote, download, npz
+from tests.messages import mentions
 
 SMALL = ["rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20"]
 
@@ -128,9 +129,9 @@ def test_pictures_are_written(tmp_path):
     np.savez(vectors, x=np.zeros((40, 4), np.float32), y=np.arange(40) % 2)
     result = jaxfl("iid-npz", "--set", "num_clients=2", "--data-dir", vectors, "--plot", "--out", tmp_path / "c")
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["iid-npz-labels.png"]
-    assert "no montage: the inputs are (4,)" in result.stderr
-    assert "out must be a directory" in refused(*SMALL, "--plot", "--out", vectors)
-    assert "got c without it; add --plot" in refused(*SMALL, "--out", "c")
+    assert re.search(mentions("montage", "(4,)"), result.stderr)
+    assert re.search(mentions("out", vectors), refused(*SMALL, "--plot", "--out", vectors))
+    assert re.search(mentions("c", "--plot"), refused(*SMALL, "--out", "c"))
 
 
 def test_what_has_no_classes_is_drawn_if_it_is_images(tmp_path):
@@ -142,7 +143,7 @@ def test_what_has_no_classes_is_drawn_if_it_is_images(tmp_path):
     result = jaxfl("saved", "--data-dir", tmp_path / "images", *out)
     assert f"pictures: {tmp_path / 'saved-montage.png'}\n" in result.stderr and "no montage" not in result.stderr
     told = refused("saved", "--data-dir", tmp_path / "text", *out)
-    assert "saved has neither: its inputs are (5,), its labels those of next_token; without --plot it is told" in told
+    assert re.search(mentions("saved", "(5,)", "next_token", "--plot"), told)
 
 
 def test_names_of_pictures_suit_any_disk(tmp_path):
@@ -154,29 +155,29 @@ def test_names_of_pictures_suit_any_disk(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["rotated-digit"], 'unknown data "rotated-digit"; did you mean "rotated-digits"'),
-        (["mnst"], 'unknown data "mnst"'),
+        (["rotated-digit"], ("data", "rotated-digit", "rotated-digits")),
+        (["mnst"], ("data", "mnst")),
         (
             ["rotated-digits", "--set", "num_client=8"],
-            '"num_client" for data rotated-digits; did you mean "num_clients"',
+            ("num_client", "rotated-digits", "num_clients"),
         ),
         (
             ["rotated-digits", "--set", "threshold=1"],
-            'unknown option "threshold" for data rotated-digits. Known: data: num_clients, ',
+            ("threshold", "rotated-digits", "num_clients"),
         ),
-        (["rotated-digits", "--set", "num_clients"], '--set must be key=value, got "num_clients"'),
-        (["rotated-digits", "--set", "num_clients=few"], 'num_clients must be a whole number, got "few"'),
-        (["mnist", "--plot"], "--plot needs a data set, got the source mnist.* Try iid-mnist"),
-        (["rotated-mnist", "--plot"], "mnist needs train-images"),
-        (["mnist", "--save", "mnist.npz"], "mnist needs train-images"),
-        (["celeba", "--download"], "celeba cannot be downloaded by a program"),
-        *[([option], f"{option} needs the NAME of a data set") for option in ("--plot", "--download")],
-        (["--save", "a.npz"], "--save needs the NAME"),
-        (["--set", "alpha=1"], "--set needs the NAME"),
+        (["rotated-digits", "--set", "num_clients"], ("--set", "num_clients", "key=value")),
+        (["rotated-digits", "--set", "num_clients=few"], ("num_clients", "few")),
+        (["mnist", "--plot"], ("--plot", "mnist", "iid-mnist")),
+        (["rotated-mnist", "--plot"], ("mnist", "train-images-idx3-ubyte")),
+        (["mnist", "--save", "mnist.npz"], ("mnist", "train-images-idx3-ubyte")),
+        (["celeba", "--download"], ("celeba", "downloaded")),
+        *[([option], (option, "NAME")) for option in ("--plot", "--download")],
+        (["--save", "a.npz"], ("--save", "NAME")),
+        (["--set", "alpha=1"], ("--set", "NAME")),
     ],
 )
 def test_refusals(arguments, words):
-    assert re.search(words, refused(*arguments))
+    assert re.search(mentions(*words), refused(*arguments))
 
 
 def test_download_says_size_and_licence_first(monkeypatch, tmp_path):
@@ -236,12 +237,13 @@ def test_a_saved_federation_is_data_and_runs(tmp_path):
     assert "rotated-digits: 8 clients (3 tested), 1 rounds of 2" in run.stdout
     assert "note: the clients' rows stayed on the host" in run.stderr
     assert "note: the clients' own models stayed on the host" in run.stderr
-    assert refused(*SMALL, "--save", folder).startswith("error: save must be a folder that is not there yet")
-    assert "--save must be a folder for data saved" in refused("saved", "--data-dir", folder, "--save", "a.npz")
-    assert "--save DIR needs a data set, got the source digits" in refused("digits", "--save", tmp_path / "other")
-    assert "saved needs the folder of a federation" in refused("saved", "--save", tmp_path / "other")
+    assert re.search(mentions("error: ", "save", folder), refused(*SMALL, "--save", folder))
+    line = refused("saved", "--data-dir", folder, "--save", "a.npz")
+    assert re.search(mentions("--save", "folder", "a.npz"), line)
+    assert re.search(mentions("--save", "source digits"), refused("digits", "--save", tmp_path / "other"))
+    assert re.search(mentions("saved", "folder of a federation"), refused("saved", "--save", tmp_path / "other"))
 
 
 def test_a_source_without_downloads_says_what_to_put_where(tmp_path):
     line = refused("celeba", "--download", "--data-dir", tmp_path)
-    assert line.startswith("error: celeba cannot be downloaded by a program: celeba needs list_attr_celeba.txt")
+    assert re.search(mentions("error: ", "celeba", "downloaded", "list_attr_celeba.txt"), line)

@@ -8,6 +8,7 @@ import pytest
 
 from jaxfl.cli import grid, run_command, run_page
 from jaxfl.cli.app import main
+from tests.messages import mentions
 
 DIGITS = ["--data", "rotated-digits", "--rounds", "2", "--set", "num_clients=8", "--set", "rows_per_client=20"]
 DIGITS += ["--set", "model=logistic"]
@@ -106,7 +107,7 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
     told = capsys.readouterr()
     assert "fedavg: done\n" in told.err
     assert sweep(*words, "num_clusters=2", "--seeds", "0", "--eval-every", "2") == 0
-    assert "fedavg: done; what is there was evaluated every 1 rounds, in another --out it" in capsys.readouterr().err
+    assert re.search(mentions("fedavg: done", "every 1 rounds", "--out"), capsys.readouterr().err)
     assert "ifca-num_clusters=2: 1 of 1 runs to make" in told.err
     assert not (out / "ifca-num_clusters=2").exists(), "it is there, under the name that it was given"
     assert "ifca num_clusters=3" in told.out
@@ -143,48 +144,48 @@ def test_an_interrupted_sweep_names_no_option_that_it_lacks(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fedavg,ivca", *DIGITS], 'did you mean "ifca"'),
-        (["fedavg,fedavg", *DIGITS], "methods must be one or more different ones"),
-        (["fedavg"], "data must be given"),
-        (["fedavg", *DIGITS, "--set", "ifca.num_clusters=2"], "none of the sweep's methods"),
-        (["fedavg", *DIGITS, "--set", "thresold=0.1,0.2"], 'unknown option "thresold"'),
-        (["fedavg", *DIGITS, "--set", "learning_rate=0.1,-1"], "learning_rate must be above 0"),
+        (["fedavg,ivca", *DIGITS], ("ivca", "ifca")),
+        (["fedavg,fedavg", *DIGITS], ("methods", "fedavg")),
+        (["fedavg"], ("data",)),
+        (["fedavg", *DIGITS, "--set", "ifca.num_clusters=2"], ("ifca",)),
+        (["fedavg", *DIGITS, "--set", "thresold=0.1,0.2"], ("option", "thresold")),
+        (["fedavg", *DIGITS, "--set", "learning_rate=0.1,-1"], ("learning_rate", -1.0)),
         (
             ["fedavg", *DIGITS, "--set", "learning_rate=0.1,0.10"],
-            "values must differ, got 'fedavg-learning_rate=0.1' and",
+            ("values", "fedavg-learning_rate=0.1"),
         ),
-        (["fedavg", *DIGITS, "--set", "learning_rate"], "--set must be KEY=VALUE"),
+        (["fedavg", *DIGITS, "--set", "learning_rate"], ("--set", "KEY=VALUE")),
         (
             ["fedavg", *DIGITS, "--set", "learning_rate=0.3", "--set", "learning_rate=0.4"],
-            "must be set once, got it twice; write all values in one, learning_rate=0.3,0.4.",
+            ("learning_rate", "once", "learning_rate=0.3,0.4"),
         ),
-        (["gone.toml"], "gone.toml cannot be read (No such file or directory); give a TOML file that is there, or"),
+        (["gone.toml"], ("gone.toml", "TOML")),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(words, said, tmp_path, capsys):
     assert sweep(*words, "--out", tmp_path / "runs") == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert re.search(mentions(*said), " ".join(capsys.readouterr().err.split()))
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("methods = [", "must be TOML"),
-        ("method = 'ifca'", 'did you mean "methods"'),
-        ("set = 1", r"set must be a table in .*, got 1; write \[set\], and its options below"),
-        ("fedavg = 3", r"fedavg must be a table in .*, got 3; write \[fedavg\]"),
-        ("[set]\nlearning_rate = []", r"learning_rate in \[set\] of .* must have a value, got \[\]; give one"),
-        ("[ifca]\nnum_clusters = []", r"num_clusters in \[ifca\] of .* must have a value"),
-        ("cohort = [1]", r"cohort must be one value in .*, got \[1\]; a sweep varies what is in \[set\]"),
-        ("methods = []", r"methods must be one value or a list of some in .*, got \[\]"),
-        ("[data]\nnum_clients = 8", "data must be one value in .*, got {'num_clients': 8}"),
+        ("methods = [", ("sweep.toml", "TOML")),
+        ("method = 'ifca'", ("method", "methods")),
+        ("set = 1", ("set", 1)),
+        ("fedavg = 3", ("fedavg", 3)),
+        ("[set]\nlearning_rate = []", ("learning_rate", "[set]", "[]")),
+        ("[ifca]\nnum_clusters = []", ("num_clusters", "[ifca]")),
+        ("cohort = [1]", ("cohort", "[1]")),
+        ("methods = []", ("methods", "[]")),
+        ("[data]\nnum_clients = 8", ("data", "{'num_clients': 8}")),
     ],
 )
 def test_a_file_of_something_else_is_refused(text, said, tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=mentions(*said)):
         grid.from_file(path)
 
 
@@ -192,6 +193,6 @@ def test_a_setting_that_is_refused_takes_no_other_with_it(tmp_path, capsys, empt
     out = tmp_path / "runs"
     assert sweep("fedavg", *DIGITS, "--out", out, "--set", "local_epochs=0,1") == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "fedavg-local_epochs=0: error: local_epochs must be at least 1, got 0." in said
+    assert re.search(mentions("fedavg-local_epochs=0: error: ", "local_epochs", 0), said)
     assert (out / "fedavg-local_epochs=1" / "seed-0" / "summary.json").exists()
     assert sweep("fedavg", *DIGITS, "--out", tmp_path / "none", "--set", "local_epochs=0,-1") == 2

@@ -31,6 +31,7 @@ from jaxfl.schema import Option
 from jaxfl.settings import options, tasks
 from jaxfl.simulation.history import History
 from jaxfl.simulation.result import Result
+from tests.messages import mentions
 
 pytestmark = pytest.mark.usefixtures("shared_tools", "empty_pictures")  # of runs alone
 
@@ -94,21 +95,21 @@ def test_doctests(module):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": "fedavgg"}, 'unknown method "fedavgg"; did you mean "fedavg"'),
-        ({"items": ("clusters=4",)}, 'unknown option "clusters"'),
-        ({"items": ("local_epochs=many",)}, 'local_epochs must be a whole number, got "many"'),
-        ({"items": ("availability=never",)}, "availability"),
-        ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"cohort": 1.5}, "cohort must be a share"),
-        ({"seeds": ()}, "seeds must be one or more"),
-        ({"seeds": (1, 1)}, "seeds must be one or more, and differ"),
-        ({"metric": "finetuned_macro_f1"}, "finetuned_macro_f1 needs an item that asks for it, such as finetune=1"),
-        ({"metric": "accuracy"}, 'unknown metric "accuracy"; did you mean ".*_accuracy"'),
-        ({"unit": "points"}, 'unknown unit "points"'),
+        ({"method": "fedavgg"}, ("fedavgg", "fedavg")),
+        ({"items": ("clusters=4",)}, ("option", "clusters")),
+        ({"items": ("local_epochs=many",)}, ("local_epochs", "many")),
+        ({"items": ("availability=never",)}, ("availability",)),
+        ({"rounds": 0}, ("rounds", 0)),
+        ({"cohort": 1.5}, ("cohort", "share")),
+        ({"seeds": ()}, ("seeds",)),
+        ({"seeds": (1, 1)}, ("seeds", "differ")),
+        ({"metric": "finetuned_macro_f1"}, ("finetuned_macro_f1", "finetune=1")),
+        ({"metric": "accuracy"}, ("metric", "accuracy")),
+        ({"unit": "points"}, ("unit", "points")),
     ],
 )
 def test_cells_that_cannot_be(changes, words):
-    with pytest.raises(ValueError, match=f"T / FedAvg / C: .*{words}"):
+    with pytest.raises(ValueError, match=mentions("T / FedAvg / C", *words)):
         cell(**changes)
 
 
@@ -116,17 +117,17 @@ def test_error_in_a_config_is_one_of_its_import(tmp_path):
     source = (base.HERE / "ifca" / "config.py").read_text(encoding="utf-8")
     (tmp_path / "config.py").write_text(source.replace("num_clusters=4", "clusters=4"), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("broken_config", tmp_path / "config.py")
-    with pytest.raises(ValueError, match='Digits / IFCA / m=8, n=80: unknown option "clusters".*num_clusters'):
+    with pytest.raises(ValueError, match=mentions("Digits / IFCA / m=8, n=80", "clusters", "num_clusters")):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_scales_and_places_are_checked():
-    with pytest.raises(ValueError, match="each there once, got T / FedAvg / C"):
+    with pytest.raises(ValueError, match=mentions("cells", "T / FedAvg / C")):
         Scale("", (cell(), cell(rounds=3)))
-    with pytest.raises(ValueError, match="scales of small must be smoke, laptop, paper"):
+    with pytest.raises(ValueError, match=mentions("scales", "small", "smoke, laptop, paper")):
         Experiment("small", "", "", {"paper": PAPER["paper"]})
     small = Experiment("small", "", "", PAPER)
-    with pytest.raises(ValueError, match="must be where targets.json has a number, got T / IFCA / C;"):
+    with pytest.raises(ValueError, match=mentions("targets.json", "T / IFCA / C")):
         base.check_places(small, PRINTED)
     base.check_places(small, {})  # a paper of figures alone
 
@@ -134,12 +135,12 @@ def test_scales_and_places_are_checked():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rows": {"A": ["1"]}}, "row 'A' of T must have 2 numbers, one a column, got 1"),
-        ({"rows": {"A": ["1", "2 +- 1"]}}, "got '2 \\+- 1'"),
-        ({"notes": {"B": ""}}, "notes of T must be about its rows, got B"),
-        ({"missing": {"B": ""}}, "missing of T must be about its rows, got B"),
-        ({"row": {}}, "a table must have caption, columns, name, rows, unit"),
-        ({"columns": ["x", "x"]}, "T / A / x must be in targets.json once"),
+        ({"rows": {"A": ["1"]}}, ("'A'", "T", "2 numbers", 1)),
+        ({"rows": {"A": ["1", "2 +- 1"]}}, ("number", "2 +- 1")),
+        ({"notes": {"B": ""}}, ("notes", "T", "B")),
+        ({"missing": {"B": ""}}, ("missing", "T", "B")),
+        ({"row": {}}, ("table", "caption", "columns", "name", "rows", "unit")),
+        ({"columns": ["x", "x"]}, ("T / A / x", "targets.json")),
     ],
 )
 def test_targets_that_cannot_be(tmp_path, changes, words):
@@ -148,7 +149,7 @@ def test_targets_that_cannot_be(tmp_path, changes, words):
     path.write_text(json.dumps({"tables": [table]}), encoding="utf-8")
     assert [(one.value, one.std) for one in targets.read(path).values()] == [(1.0, None), (2.0, 1.0)]
     path.write_text(json.dumps({"tables": [table | changes]}), encoding="utf-8")
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions(*words)):
         targets.read(path)
 
 
@@ -313,9 +314,9 @@ def test_lines_are_added_and_broken_ones_left_out(tmp_path):
 def test_another_method_has_a_row_beside_what_was_made(small, tmp_path, monkeypatch):
     _, made = small
     monkeypatch.setattr(base, "HERE", tmp_path)
-    with pytest.raises(ValueError, match="method 'fesem' is no row of the paper's; add --out DIR"):
+    with pytest.raises(ValueError, match=mentions("fesem", "--out")):
         run.reproduce("small", "paper", method="fesem", items=["num_clusters=2"])
-    with pytest.raises(ValueError, match="add --method NAME"):
+    with pytest.raises(ValueError, match=mentions("items", "--method")):
         run.reproduce("small", "paper", out=tmp_path, items=["num_clusters=2"])
     own = base.load("small").results("paper")
     assert run.reproduce("small", "paper", out=own, only="ifca") == 0
@@ -472,7 +473,7 @@ def test_many_tests_are_adjusted_for_each_other():
 def test_claims_are_of_rows():
     one = Cell("T", "A", "C", "ifca", "rotated-digits", (), rounds=1, cohort=1)
     scales = {name: Scale("", (one,)) for name in base.SCALES}
-    with pytest.raises(ValueError, match="claims of x must be of its rows, got 'E' of 'T'"):
+    with pytest.raises(ValueError, match=mentions("claims", "x", "'E' of 'T'")):
         Experiment("x", "X", "X", scales, (Claim("T", "*", "A", "E"),))
 
 
@@ -544,7 +545,7 @@ def test_studies_are_made_once_and_shown(with_studies, tmp_path):
     assert run.reproduce("small", "paper", out=tmp_path, only="figure*2") == 0
     assert run.reproduce("small", "paper", out=tmp_path) == 0
     assert made == [("Figure 1", None)], "what is there is not made again"
-    with pytest.raises(ValueError, match="only 'figure 3' matches no cell; there are: T / FedAvg / C; .*; Figure 2"):
+    with pytest.raises(ValueError, match=mentions("only", "figure 3", "T / FedAvg / C", "Figure 2")):
         run.reproduce("small", "paper", out=tmp_path, only="figure 3")
 
 
@@ -559,7 +560,7 @@ def test_a_checkout_that_nobody_installed_keeps_its_results(with_studies, tmp_pa
 
 
 def test_labels_of_studies_and_cells_differ():
-    with pytest.raises(ValueError, match="each there once, got T / FedAvg / C"):
+    with pytest.raises(ValueError, match=mentions("cells", "T / FedAvg / C")):
         Scale("", (cell(),), (Study("T / FedAvg / C", lambda data_dir: Made("")),))
 
 
@@ -626,7 +627,7 @@ def test_select():
     cells = base.load("stocfl").scales["paper"].cells
     assert [one.row for one in base.select(cells, "ifca m=* / cifar*100 %")] == ["IFCA M=2", "IFCA M=4", "IFCA M=6"]
     assert base.select(cells, None) == list(cells)
-    with pytest.raises(ValueError, match="only 'fesem' matches no cell; there are: Table 1 / FedAvg"):
+    with pytest.raises(ValueError, match=mentions("only", "fesem", "Table 1 / FedAvg")):
         base.select(cells, "fesem")
 
 
@@ -703,18 +704,18 @@ def test_smoke_of_stocfl(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["reproduce", "ifac"], 'unknown experiment "ifac"; did you mean "ifca"'),
-        (["reproduce", "ifca", "--scale", "huge"], 'unknown scale "huge". Known: smoke, laptop, paper'),
-        (["reproduce", "ifca", "--only", "fesem"], "only 'fesem' matches no cell"),
-        (["reproduce", "ifca", "--seeds", "7,8"], "seeds must be some of 0, which the chosen cells have, got 7, 8"),
-        (["reproduce", "ifca", "--seeds", "first"], "write --seeds 0,1,2 or 0-4"),
-        (["report", "ifca", "--out", "."], "out needs the experiment's name and --scale"),
+        (["reproduce", "ifac"], ("experiment", "ifac", "ifca")),
+        (["reproduce", "ifca", "--scale", "huge"], ("scale", "huge", "smoke, laptop, paper")),
+        (["reproduce", "ifca", "--only", "fesem"], ("only", "fesem")),
+        (["reproduce", "ifca", "--seeds", "7,8"], ("seeds", 7, 8)),
+        (["reproduce", "ifca", "--seeds", "first"], ("first", "--seeds")),
+        (["report", "ifca", "--out", "."], ("out", "--scale")),
     ],
 )
 def test_refusals(arguments, words):
     result = jaxfl(*arguments)
     assert result.exit_code == 2
-    assert re.fullmatch(f"error: .*{re.escape(words)}.*\n", result.stderr)
+    assert re.fullmatch(f"error: {mentions(*words)}.*\n", result.stderr)
 
 
 def test_where_the_experiments_are(tmp_path, monkeypatch):
@@ -726,7 +727,7 @@ def test_where_the_experiments_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     alone = jaxfl("reproduce", "ifca")
     assert alone.exit_code == 2
-    assert "run this inside a clone, or give --experiments DIR" in alone.stderr
+    assert "--experiments" in alone.stderr
     assert jaxfl("report", "ifca", "--experiments", tmp_path).exit_code == 2
     named = jaxfl("report", "ifca", "--scale", "laptop", "--out", tmp_path, "--experiments", ROOT)
     assert named.exit_code == 0, named.output

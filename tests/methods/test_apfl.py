@@ -15,6 +15,7 @@ from jaxfl.data import conditions
 from jaxfl.data.clients import Batch
 from jaxfl.methods.apfl import joint
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal, follow
 
@@ -163,12 +164,12 @@ def test_what_belongs_to_others_changes_nothing(eager, key):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mixture": 1.5}, r"mixture must be from 0 .* to 1 .*, got 1.5"),
-        ({"mixture": float("nan")}, "mixture must be from 0"),
-        ({"mixture_rate": -0.1}, "mixture_rate must be at least 0 and finite, got -0.1"),
-        ({"local_epochs": 0}, "local_epochs must be at least 1, got 0"),
+        ({"mixture": 1.5}, ("mixture", 1.5)),
+        ({"mixture": float("nan")}, ("mixture", "nan")),
+        ({"mixture_rate": -0.1}, ("mixture_rate", -0.1)),
+        ({"local_epochs": 0}, ("local_epochs", 0)),
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         apfl(**options)

@@ -22,6 +22,7 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.cfl import PRESETS
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 
 RATE, EPOCHS = 0.4, 2
@@ -507,30 +508,30 @@ def test_the_baseline_of_fesem_splits_20_clients_every_30_rounds(key):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"preset": "sattler"}, 'preset must be "paper", "official" or "fesem", got "sattler"'),
-        ({"linkage": "ward"}, 'linkage must be "single", "complete", "average" or none, got "ward"'),
-        ({"weighting": "size"}, 'weighting must be "rows", "uniform" or none, got "size"'),
-        ({"metric": "l1"}, 'metric must be "cosine" or "l2", got "l1"'),
-        ({"compare": "gradients"}, 'compare must be "updates" or "weights", got "gradients"'),
-        ({"layers": "Conv_0"}, "'Conv_0' matches none of bias, kernel; name a layer"),
-        ({"eps1": -0.1}, "eps1 must be at least 0, got -0.1"),
-        ({"eps2": np.nan}, "eps2 must be at least 0, got nan"),
-        ({"gamma_max": -1.0}, r"gamma_max must be at least 0, got -1\.0"),
+        ({"preset": "sattler"}, ("preset", "sattler")),
+        ({"linkage": "ward"}, ("linkage", "ward")),
+        ({"weighting": "size"}, ("weighting", "size")),
+        ({"metric": "l1"}, ("metric", "l1")),
+        ({"compare": "gradients"}, ("compare", "gradients")),
+        ({"layers": "Conv_0"}, ("Conv_0", "bias, kernel")),
+        ({"eps1": -0.1}, ("eps1", -0.1)),
+        ({"eps2": np.nan}, ("eps2", "nan")),
+        ({"gamma_max": -1.0}, ("gamma_max", -1.0)),
         (
             {"relative": False, "eps1": 0.1, "eps2": 0.1},
-            "gamma_max must be given with relative=False; .* 1.1, is relative",
+            ("gamma_max", "relative=False", 1.1),
         ),
-        ({"preset": "official", "relative": True}, "eps1 must be given with relative=True; .* 0.4, is absolute"),
-        ({**ABSOLUTE, "gamma_max": 1.5}, "gamma_max must be at most 1, got 1.5; relative=True takes a multiple"),
-        ({"warmup_rounds": -1}, "warmup_rounds must be at least 0, got -1"),
-        ({"rounds_between": 0}, "rounds_between must be at least 1, got 0"),
-        ({"min_clients": 1}, "min_clients must be at least 2, got 1"),
-        ({"sketch_size": 0}, "sketch_size must be at least 1, got 0"),
-        ({"slots": 0}, "slots must be at least 1, got 0"),
+        ({"preset": "official", "relative": True}, ("eps1", "relative=True", 0.4)),
+        ({**ABSOLUTE, "gamma_max": 1.5}, ("gamma_max", 1.5, "relative=True")),
+        ({"warmup_rounds": -1}, ("warmup_rounds", -1)),
+        ({"rounds_between": 0}, ("rounds_between", 0)),
+        ({"min_clients": 1}, ("min_clients", 1)),
+        ({"sketch_size": 0}, ("sketch_size", 0)),
+        ({"slots": 0}, ("slots", 0)),
     ],
 )
 def test_refusals(options, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=mentions(*complaint)):
         cfl(**options)
 
 
@@ -551,5 +552,5 @@ def test_absolute_bounds_of_l2_need_none_for_the_split():
     """Every split is kept."""
     task = jaxfl.testing.small.linear_task()
     methods.adacfl(task, optax.sgd(0.1), relative=False, eps1=0.1, eps2=0.2)
-    with pytest.raises(ValueError, match="eps2 must be given with relative=False"):
+    with pytest.raises(ValueError, match=mentions("eps2", "relative=False")):
         methods.adacfl(task, optax.sgd(0.1), relative=False, eps1=0.1)

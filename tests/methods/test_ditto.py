@@ -17,6 +17,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Split
 from jaxfl.data.divide import divide_rows
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal, follow
 
@@ -253,19 +254,19 @@ def test_validation_rows_train_nothing(solver, key):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
-        ({"proximal_weight": float("inf")}, "proximal_weight must be at least 0 and finite, got inf"),
-        ({"proximal_weight": (0.1, -2.0)}, "proximal_weight must be at least 0 and finite, got -2.0"),
-        ({"proximal_weight": ()}, r"at least one, got \(\)"),
-        ({"personal_epochs": 0}, "personal_epochs must be at least 1, got 0"),
-        ({"validation_share": 1.0}, "validation_share must be above 0 and below 1, got 1.0"),
-        ({"newcomers": "none"}, 'newcomers must be "global" or "initial", got "none"'),
-        ({"weighting": "size"}, "weighting must be"),
-        ({"solver": methods.fedsgd(problems.softmax_task(), optax.sgd(1.0))}, "solver must be a method that learns"),
+        ({"proximal_weight": -1.0}, ("proximal_weight", -1.0)),
+        ({"proximal_weight": float("inf")}, ("proximal_weight", "inf")),
+        ({"proximal_weight": (0.1, -2.0)}, ("proximal_weight", -2.0)),
+        ({"proximal_weight": ()}, ("proximal_weight", "()")),
+        ({"personal_epochs": 0}, ("personal_epochs", 0)),
+        ({"validation_share": 1.0}, ("validation_share", 1.0)),
+        ({"newcomers": "none"}, ("newcomers", "none")),
+        ({"weighting": "size"}, ("weighting", "size")),
+        ({"solver": methods.fedsgd(problems.softmax_task(), optax.sgd(1.0))}, ("solver", "ditto", "task")),
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         ditto(**options)
 
 

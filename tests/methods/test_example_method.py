@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from jaxfl.cli.app import app
 from jaxfl.methods import METHODS, Row, base
 from jaxfl.testing import check_method
+from tests.messages import mentions
 from tests.methods import example_method
 from tests.methods.example_method import example
 
@@ -27,7 +28,7 @@ def test_it_is_short_and_named():
 
 
 def test_words_are_checked():
-    with pytest.raises(ValueError, match='weighting must be "rows" or "uniform", got "row"; did you mean "rows"?'):
+    with pytest.raises(ValueError, match=mentions("weighting", "row", "rows")):
         example(None, None, weighting="row")
 
 

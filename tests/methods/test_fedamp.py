@@ -11,6 +11,7 @@ import pytest
 from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal, follow
 
@@ -145,23 +146,23 @@ def test_a_model_far_away_and_one_never_trained_count_for_nothing(key):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sigma": 0.0}, "sigma must be above 0 and finite, got 0.0"),
-        ({"similarity": "cosine", "sigma": -1.0}, "sigma must be at least 0 and finite, got -1.0"),
-        ({"attraction": -0.1}, "attraction must be at least 0, got -0.1"),
-        ({"similarity": "cosine", "attraction": 0.1}, 'attraction is an option of similarity="distance", got 0.1'),
-        ({"own_share": 0.5}, 'own_share is an option of similarity="cosine", got 0.5'),
-        ({"similarity": "cosine", "own_share": 1.5}, "own_share must be from 0 to 1, got 1.5"),
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
+        ({"sigma": 0.0}, ("sigma", 0.0)),
+        ({"similarity": "cosine", "sigma": -1.0}, ("sigma", -1.0)),
+        ({"attraction": -0.1}, ("attraction", -0.1)),
+        ({"similarity": "cosine", "attraction": 0.1}, ("attraction", 0.1, 'similarity="distance"')),
+        ({"own_share": 0.5}, ("own_share", 0.5, 'similarity="cosine"')),
+        ({"similarity": "cosine", "own_share": 1.5}, ("own_share", 1.5)),
+        ({"proximal_weight": -1.0}, ("proximal_weight", -1.0)),
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         fedamp(**options)
 
 
 def test_an_attraction_that_makes_negative_weights_is_refused(key):
     data = problems.linear_federation()
     method = methods.fedamp(TASK, optax.sgd(RATE), attraction=0.5, sigma=2.0)
-    with pytest.raises(ValueError, match=r"attraction must be at most sigma / \(M - 1\) = 0.333333 with M = 7"):
+    with pytest.raises(ValueError, match=mentions("attraction", 0.333333, "M = 7")):
         method.init(key, data)
     assert jnp.isfinite(methods.fedamp(TASK, optax.sgd(RATE), attraction=0.3, sigma=2.0).init(key, data).round)

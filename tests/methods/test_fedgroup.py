@@ -18,6 +18,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.methods.fedgroup import attracted, decomposed_cosines, draw, fedgroup, nearest
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 
 RATE = 0.4
@@ -208,15 +209,15 @@ def test_newcomers_join_by_their_first_update(key):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
-        ({"first_epochs": 0}, "first_epochs must be at least 1, got 0"),
-        ({"sketch_size": 0}, "sketch_size must be at least 1, got 0"),
-        ({"first_clients": 2}, r"first_clients must be at least num_clusters \(3\), got 2"),
-        ({"between_rate": -0.1}, "between_rate must be at least 0 and finite, got -0.1; 0 keeps the groups apart"),
-        ({"between_rate": np.inf}, "between_rate must be at least 0 and finite, got inf"),
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
+        ({"num_clusters": 0}, ("num_clusters", 0)),
+        ({"first_epochs": 0}, ("first_epochs", 0)),
+        ({"sketch_size": 0}, ("sketch_size", 0)),
+        ({"first_clients": 2}, ("first_clients", 2, "num_clusters", 3)),
+        ({"between_rate": -0.1}, ("between_rate", -0.1)),
+        ({"between_rate": np.inf}, ("between_rate", "inf")),
+        ({"proximal_weight": -1.0}, ("proximal_weight", -1.0)),
     ],
 )
 def test_refusals(options, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=mentions(*complaint)):
         fedgroup(TASK, optax.sgd(RATE), **options)

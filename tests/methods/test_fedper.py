@@ -17,6 +17,7 @@ from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.models import networks
 from jaxfl.tasks import Task
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal, follow
 
@@ -212,7 +213,7 @@ def test_an_array_in_no_layer_is_one_by_itself():
 
 def test_a_model_without_names_needs_a_choice():
     task = Task(lambda key: list(TASK.init(key).values()), TASK.loss, TASK.outputs)
-    with pytest.raises(ValueError, match="personal must be given for a model that is a list .* 0, 1"):
+    with pytest.raises(ValueError, match=mentions("personal", "0, 1")):
         methods.fedper(task, sgd())
     assert personal_names(task, "1") == ["1"]
 
@@ -220,12 +221,12 @@ def test_a_model_without_names_needs_a_choice():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"personal": "Dense_7"}, "'Dense_7' matches none of bias, kernel"),
-        ({"personal": ("bias", "bia")}, "'bia' matches none of bias, kernel"),
-        ({"weighting": "size"}, "weighting must be"),
-        ({"local_epochs": 0}, "local_epochs must be at least 1, got 0"),
+        ({"personal": "Dense_7"}, ("Dense_7", "bias, kernel")),
+        ({"personal": ("bias", "bia")}, ("bia", "bias, kernel")),
+        ({"weighting": "size"}, ("weighting", "size")),
+        ({"local_epochs": 0}, ("local_epochs", 0)),
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         methods.fedper(TASK, sgd(), **options)

@@ -16,6 +16,7 @@ from jaxfl.data import conditions
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, masked_mean
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal
 
@@ -149,9 +150,9 @@ def test_who_is_late_is_late_in_both_phases(key):
 
 def test_refusals():
     for options, message in {
-        ("head_epochs", 0): "head_epochs must be at least 1, got 0; 10 is usual",
-        ("local_epochs", 0): "local_epochs must be at least 1, got 0",
-        ("personal", "Dense_7"): "'Dense_7' matches none of bias, kernel",
+        ("head_epochs", 0): ("head_epochs", 0),
+        ("local_epochs", 0): ("local_epochs", 0),
+        ("personal", "Dense_7"): ("Dense_7", "bias, kernel"),
     }.items():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=mentions(*message)):
             fedrep(**dict([options]))

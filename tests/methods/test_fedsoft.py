@@ -14,6 +14,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.methods.fedsoft import importance, mixed
 from jaxfl.testing import CHECKS
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal
 
@@ -219,13 +220,13 @@ def test_a_mixture_is_a_product_of_the_centres():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
-        ({"estimate_every": 0}, "estimate_every must be at least 1, got 0"),
-        ({"smoother": -0.1}, "smoother must be at least 0 and finite, got -0.1; 0 switches"),
-        ({"smoother": float("inf")}, "smoother must be at least 0 and finite, got inf"),
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
+        ({"num_clusters": 0}, ("num_clusters", 0)),
+        ({"estimate_every": 0}, ("estimate_every", 0)),
+        ({"smoother": -0.1}, ("smoother", -0.1)),
+        ({"smoother": float("inf")}, ("smoother", "inf")),
+        ({"proximal_weight": -1.0}, ("proximal_weight", -1.0)),
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         methods.fedsoft(TASK, optax.sgd(RATE), **options)

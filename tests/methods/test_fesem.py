@@ -24,6 +24,7 @@ from jaxfl.testing import CHECKS
 from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import linear_task
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import equal
 
@@ -421,30 +422,30 @@ def test_variants_keep_the_laws(variant, law):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
-        ({"restarts": 0}, "restarts must be at least 1, got 0"),
-        ({"sketch_size": 0}, "sketch_size must be at least 1, got 0"),
-        ({"first_epochs": 0}, "first_epochs must be at least 1, got 0"),
-        ({"preset": "code"}, 'preset must be "paper" or "official", got "code"'),
-        ({"distance": "l3"}, 'distance must be "squared_l2", "l1" or "cosine", got "l3"'),
-        ({"empty": "drop"}, 'empty must be "keep" or "farthest", got "drop"'),
-        ({"weighting": "size"}, "weighting must be"),
-        ({"loss_weighting": "size"}, 'loss_weighting must be "rows" or "uniform", got "size"'),
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0 and finite, got -1.0"),
-        ({"layers": "Dense_9"}, "matches none of bias, kernel"),
+        ({"num_clusters": 0}, ("num_clusters", 0)),
+        ({"restarts": 0}, ("restarts", 0)),
+        ({"sketch_size": 0}, ("sketch_size", 0)),
+        ({"first_epochs": 0}, ("first_epochs", 0)),
+        ({"preset": "code"}, ("preset", "code")),
+        ({"distance": "l3"}, ("distance", "l3")),
+        ({"empty": "drop"}, ("empty", "drop")),
+        ({"weighting": "size"}, ("weighting", "size")),
+        ({"loss_weighting": "size"}, ("loss_weighting", "size")),
+        ({"proximal_weight": -1.0}, ("proximal_weight", -1.0)),
+        ({"layers": "Dense_9"}, ("Dense_9", "bias, kernel")),
     ],
 )
 def test_refusals(options, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=mentions(*complaint)):
         build(**options)
 
 
 def test_more_clusters_than_clients_are_refused(key):
-    with pytest.raises(ValueError, match="num_clusters must be at most the number of clients"):
+    with pytest.raises(ValueError, match=mentions("num_clusters", 8)):
         build(num_clusters=8).init(key, problems.linear_federation())
 
 
 def test_a_model_without_kernels_has_no_last_one():
     task = TASK._replace(init=lambda key: {"w": jnp.zeros(3)})
-    with pytest.raises(ValueError, match="last layer has no kernel"):
+    with pytest.raises(ValueError, match=mentions("layers", "last kernel")):
         fesem(task, optax.sgd(RATE), preset="official")

@@ -23,6 +23,7 @@ from jaxfl.methods.parts.agglomerated import cluster
 from jaxfl.random import Stream, key_for
 from jaxfl.testing import small
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 
 RATE, ROUNDS, WARMUP, COHORT = 0.4, 6, 2, 5
@@ -305,33 +306,33 @@ def test_without_anybody_known_there_is_one_cluster():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"warmup_rounds": -1}, "warmup_rounds must be at least 0, got -1"),
-        ({"threshold": -0.1}, "threshold must be at least 0, got -0.1"),
-        ({"threshold": np.nan}, "threshold must be at least 0, got nan"),
-        ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
-        ({"sketch_size": 0}, "sketch_size must be at least 1, got 0"),
-        ({"slots": 0}, "slots must be at least 1, got 0"),
-        ({"metric": "l3"}, 'metric must be "l1", "l2" or "cosine", got "l3"'),
-        ({"linkage": "centroid"}, 'linkage must be "single", "complete", "average", "ward" or "weighted", got'),
-        ({"compare": "models"}, 'compare must be "updates" or "weights", got "models"'),
-        ({"linkage": "ward"}, "metric must be 'l2' with linkage='ward', got 'cosine'; take it, or another linkage"),
-        ({"metric": "l1", "threshold": 1.0, "sketch_size": 10}, "sketch_size must be None with metric='l1', got 10"),
-        ({"threshold": 0.5, "num_clusters": 2}, "threshold must be None with num_clusters=2, got 0.5"),
-        ({"metric": "l2"}, "threshold must be given with metric='l2'.*or give num_clusters"),
-        ({"weighting": "size"}, "weighting must be"),
+        ({"warmup_rounds": -1}, ("warmup_rounds", -1)),
+        ({"threshold": -0.1}, ("threshold", -0.1)),
+        ({"threshold": np.nan}, ("threshold", "nan")),
+        ({"num_clusters": 0}, ("num_clusters", 0)),
+        ({"sketch_size": 0}, ("sketch_size", 0)),
+        ({"slots": 0}, ("slots", 0)),
+        ({"metric": "l3"}, ("metric", "l3")),
+        ({"linkage": "centroid"}, ("linkage", "centroid")),
+        ({"compare": "models"}, ("compare", "models")),
+        ({"linkage": "ward"}, ("metric", "cosine", "linkage='ward'")),
+        ({"metric": "l1", "threshold": 1.0, "sketch_size": 10}, ("sketch_size", 10, "metric='l1'")),
+        ({"threshold": 0.5, "num_clusters": 2}, ("threshold", 0.5, "num_clusters=2")),
+        ({"metric": "l2"}, ("threshold", "metric='l2'", "num_clusters")),
+        ({"weighting": "size"}, ("weighting", "size")),
     ],
 )
 def test_refusals(options, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=mentions(*complaint)):
         flhc(**options)
 
 
 def test_more_clusters_than_clients_are_refused(key):
-    with pytest.raises(ValueError, match=r"num_clusters must be at most the number of clients \(7\), got 8"):
+    with pytest.raises(ValueError, match=mentions("num_clusters", 8, 7)):
         flhc(num_clusters=8).init(key, problems.linear_federation())
 
 
 @pytest.mark.parametrize(("method", "options"), [(methods.flhc, {}), (methods.kfed, {"num_clusters": 2})])
 def test_layers_that_match_nothing_are_refused_at_once(method, options):
-    with pytest.raises(ValueError, match="'Conv_0' matches none of"):
+    with pytest.raises(ValueError, match=mentions("Conv_0", "bias, kernel")):
         method(small.linear_task(), optax.sgd(0.1), layers="Conv_0", **options)

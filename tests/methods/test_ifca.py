@@ -19,6 +19,7 @@ from jaxfl.methods.parts.choosing import assigning
 from jaxfl.testing import CHECKS
 from jaxfl.testing.small import linear_task
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import equal
 
@@ -377,24 +378,24 @@ def test_variants_keep_the_laws(variant, law):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"average": "updates"}, 'average must be "models" or "gradients", got "updates"'),
-        ({"weighting": "size"}, 'weighting must be "rows" or "uniform", got "size"'),
-        ({"choose": "validation"}, 'choose must be "train" or "test"'),
-        ({"start": "warm"}, 'start must be "random", "balanced", "groups" or "kmeans..", got "warm"'),
-        ({"start": "balanced", "min_share": 0.4}, r"min_share must be from 0 to 1 / num_clusters \(0.333\), got 0.4"),
-        ({"start": "balanced", "min_share": -0.1}, "min_share must be from 0"),
-        ({"max_draws": 0}, "max_draws must be at least 1, got 0"),
-        ({"warmup_rounds": -1}, "warmup_rounds must be at least 0, got -1"),
-        ({"start": "kmeans++", "shared": "bias"}, "shared must be empty with start='kmeans..', got 'bias'"),
-        ({"shared": "bias", "server_optimizer": optax.sgd(1.0)}, "server_optimizer must be None with shared='bias'"),
-        ({"average": "gradients", "server_optimizer": optax.sgd(1.0)}, 'must be None with average="gradients"'),
+        ({"average": "updates"}, ("average", "updates")),
+        ({"weighting": "size"}, ("weighting", "size")),
+        ({"choose": "validation"}, ("choose", "validation")),
+        ({"start": "warm"}, ("start", "warm")),
+        ({"start": "balanced", "min_share": 0.4}, ("min_share", 0.4, "num_clusters", "(0.333)")),
+        ({"start": "balanced", "min_share": -0.1}, ("min_share", -0.1)),
+        ({"max_draws": 0}, ("max_draws", 0)),
+        ({"warmup_rounds": -1}, ("warmup_rounds", -1)),
+        ({"start": "kmeans++", "shared": "bias"}, ("shared", "kmeans++", "bias")),
+        ({"shared": "bias", "server_optimizer": optax.sgd(1.0)}, ("server_optimizer", "shared='bias'")),
+        ({"average": "gradients", "server_optimizer": optax.sgd(1.0)}, ("server_optimizer", 'average="gradients"')),
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         ifca(**options)
 
 
 def test_a_pattern_that_matches_nothing_is_refused(key):
-    with pytest.raises(ValueError, match="matches none of bias, kernel"):
+    with pytest.raises(ValueError, match=mentions("Dense_0", "bias, kernel")):
         ifca(shared="Dense_0").init(key, problems.linear_federation())

@@ -17,6 +17,7 @@ from jaxfl.methods.layercfl import dense, kernels, layer_of, patterns
 from jaxfl.methods.parts import split_rule, split_state
 from jaxfl.methods.parts.split_rule import Rule
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 
 RATE, ROUNDS = 0.4, 8
@@ -198,23 +199,23 @@ def test_adacfl_tells_updates_as_it_tells_weights(relative, key):
 
 
 REFUSED = [
-    ({"layers": "Dense_0"}, "'Dense_0' matches none of bias, kernel; name a layer"),
-    ({"eps1": -1.0}, r"eps1 must be at least 0, got -1\.0"),
-    ({"linkage": "ward"}, 'linkage must be "single", "complete" or "average", got "ward"'),
-    ({"weighting": "size"}, 'weighting must be "rows" or "uniform", got "size"'),
-    ({"slots": 0}, "slots must be at least 1, got 0"),
+    ({"layers": "Dense_0"}, ("Dense_0", "bias, kernel")),
+    ({"eps1": -1.0}, ("eps1", -1.0)),
+    ({"linkage": "ward"}, ("linkage", "ward")),
+    ({"weighting": "size"}, ("weighting", "size")),
+    ({"slots": 0}, ("slots", 0)),
 ]
 
 
 @pytest.mark.parametrize("factory", [methods.layercfl, methods.adacfl])
 @pytest.mark.parametrize(("options", "complaint"), REFUSED)
 def test_refusals(factory, options, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=mentions(*complaint)):
         factory(TASK, optax.sgd(RATE), **options)
 
 
 def test_an_unknown_environment_is_refused():
-    with pytest.raises(ValueError, match='environment must be "feature", "label" or "unknown", got "both"'):
+    with pytest.raises(ValueError, match=mentions("environment", "both")):
         methods.layercfl(TASK, optax.sgd(RATE), environment="both")
 
 
@@ -224,7 +225,7 @@ def test_an_unknown_environment_is_refused():
 )
 def test_a_model_without_a_kernel_needs_layers(factory, key):
     task = problems.quadratic_task()
-    with pytest.raises(ValueError, match=r"layers must be given for a model without a kernel.*its parameters are w\."):
+    with pytest.raises(ValueError, match=mentions("layers", "kernel", "w")):
         factory(task, optax.sgd(0.1))
     method = factory(task, optax.sgd(0.1), layers="w")
     assert jax.eval_shape(method.init, key, problems.linear_federation()).vectors.shape == (7, 3)

@@ -11,6 +11,7 @@ from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
 from jaxfl.tasks import Task
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal
 
@@ -115,10 +116,10 @@ def test_the_warm_up_sends_all_and_then_what_is_shared(key):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="warmup_rounds must be at least 0, got -1; 10 is usual"):
+    with pytest.raises(ValueError, match=mentions("warmup_rounds", -1)):
         lg(warmup_rounds=-1)
-    with pytest.raises(ValueError, match="'Dense_7' matches none of bias, kernel"):
+    with pytest.raises(ValueError, match=mentions("Dense_7", "bias, kernel")):
         lg(shared="Dense_7")
     task = Task(lambda key: list(TASK.init(key).values()), TASK.loss, TASK.outputs)
-    with pytest.raises(ValueError, match="shared must be given for a model that is a list"):
+    with pytest.raises(ValueError, match=mentions("shared", "list")):
         methods.lg_fedavg(task, optax.sgd(RATE))

@@ -10,6 +10,7 @@ import pytest
 from jaxfl import methods
 from jaxfl.cohort import Cohort
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import average, close, combine, follow
 
@@ -85,5 +86,5 @@ def test_clients_of_one_size_make_them_one_method():
 
 @pytest.mark.parametrize("factory", [methods.feddist, methods.feddws])
 def test_a_step_backwards_is_refused(factory):
-    with pytest.raises(ValueError, match=r"step_size must be at least 0 and finite, got -0\.1"):
+    with pytest.raises(ValueError, match=mentions("step_size", -0.1)):
         factory(TASK, optax.sgd(RATE), step_size=-0.1)

@@ -21,6 +21,7 @@ from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.testing.small import linear_task
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 
 RATE, ROUNDS, COHORT = 0.4, 5, 5
@@ -332,23 +333,23 @@ def test_held_out_clients_are_placed_and_heard_by_nobody(key):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"num_clusters": 0}, "num_clusters must be at least 1, got 0"),
-        ({"trim": 0.6}, "trim must be from 0 .* got 0.6; it is cut on either side"),
-        ({"outliers": 1.0}, "outliers must be at least 0 and below 1, got 1.0"),
-        ({"trim_by": "none"}, 'trim_by must be "all" or "cluster", got "none"'),
-        ({"centre": "mode"}, 'centre must be "mean", "median" or "geometric_median", got "mode"'),
-        ({"first_epochs": 0}, "first_epochs must be at least 1, got 0"),
+        ({"num_clusters": 0}, ("num_clusters", 0)),
+        ({"trim": 0.6}, ("trim", 0.6)),
+        ({"outliers": 1.0}, ("outliers", 1.0)),
+        ({"trim_by": "none"}, ("trim_by", "none")),
+        ({"centre": "mode"}, ("centre", "mode")),
+        ({"first_epochs": 0}, ("first_epochs", 0)),
     ],
 )
 def test_refusals(options, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=mentions(*complaint)):
         robust(**options)
 
 
 def test_more_clusters_than_clients_are_refused(key):
-    with pytest.raises(ValueError, match="num_clusters must be at most the number of clients"):
+    with pytest.raises(ValueError, match=mentions("num_clusters", 8)):
         robust(num_clusters=8).init(key, problems.linear_federation())
-    with pytest.raises(ValueError, match="matches none of"):
+    with pytest.raises(ValueError, match=mentions("Dense_9", "bias, kernel")):
         robust(layers="Dense_9").init(key, problems.linear_federation())
 
 

@@ -13,6 +13,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
 from jaxfl.tasks import Averages, Task, masked_mean
 from tests import problems, reference
+from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import average, batches, close, combine, equal, gradient, key_for
 
@@ -176,12 +177,12 @@ def test_an_attackers_control_has_noise_of_its_own():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="controls must be"):
+    with pytest.raises(ValueError, match=mentions("controls", "gradients")):
         methods.scaffold(TASK, optax.sgd(RATE), controls="gradients")
     clipped = optax.chain(optax.clip(1.0), optax.sgd(RATE))
-    with pytest.raises(ValueError, match="optimizer must only add and scale"):
+    with pytest.raises(ValueError, match=mentions("optimizer", "Adam")):
         methods.scaffold(TASK, clipped)
     methods.scaffold(TASK, clipped, controls="gradient")
     averaging = TASK._replace(averages=Averages(frozenset({"bias"}), TASK.loss))
-    with pytest.raises(ValueError, match='controls="gradient" cannot bring running averages up to date'):
+    with pytest.raises(ValueError, match=mentions('controls="gradient"', "running averages")):
         methods.scaffold(averaging, optax.sgd(RATE), controls="gradient")

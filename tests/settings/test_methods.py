@@ -114,18 +114,18 @@ def test_a_factory_and_a_row_are_methods(mine):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gone.py:ROW", "there is no file 'gone.py'; write FILE.py:NAME"),
-        ("mine.py:exmaple", 'mine.py has no "exmaple"; did you mean "example"?'),
-        ("mine.py:number", "mine.py:number must be a method, got a int; it must be a function (task, optimizer"),
-        ("mine.py:made", "mine.py:made must be a method, got a Method; it must be a function"),
-        ("mine.py:misspelt", "options that cannot be read: NameError: name 'flaot' is not defined"),
-        ("mine.py", "method must be FILE.py:NAME, got 'mine.py'; write mine.py: and the name of its factory"),
+        ("gone.py:ROW", ("gone.py", "FILE.py:NAME")),
+        ("mine.py:exmaple", ("mine.py", "exmaple", "example")),
+        ("mine.py:number", ("mine.py:number", "int", "(task, optimizer")),
+        ("mine.py:made", ("mine.py:made", "Method")),
+        ("mine.py:misspelt", ("NameError", "flaot")),
+        ("mine.py", ("method", "FILE.py:NAME", "mine.py")),
     ],
 )
 def test_what_is_no_method_is_refused(name, said, mine):
     result = jaxfl("run", name, *SMALL)
     assert result.exit_code == 2
-    assert said in result.stderr and result.stderr.count("\n") == 1, result.stderr
+    assert re.search(mentions(*said), result.stderr) and result.stderr.count("\n") == 1, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -133,17 +133,17 @@ def test_what_is_no_method_is_refused(name, said, mine):
     [
         (
             "raises",
-            r"it raised AttributeError: 'Task' object has no .* \(mine.py, line \d+, in raises\); it must",
+            ("AttributeError", "mine.py, line", "in raises"),
         ),
-        ("returns_none", r"must return a jaxfl.methods.Method, returned None; it must be a function"),
-        ("refuses", r"error: power must be below 2, got 2.0. \(mine.py, line \d+, in refuses\)$"),
+        ("returns_none", ("returns_none", "jaxfl.methods.Method", "None")),
+        ("refuses", ("power", 2.0, "mine.py, line", "in refuses")),
     ],
 )
 def test_factories_that_fail_are_told(name, said, mine):
     result = jaxfl("plan", f"mine.py:{name}", *SMALL)
     assert result.exit_code == 2
     last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: ") and re.search(said, last), result.stderr
+    assert last.startswith("error: ") and re.search(mentions(*said), last), result.stderr
 
 
 @pytest.mark.parametrize("name", ["net", "functions"])
@@ -155,17 +155,17 @@ def test_networks_that_are_made_already_are_taken(name, mine):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("model=mine.py:made_already", "module must be what makes the network, got a Linear of flax.nnx"),
-        ("model=mine.py:Failing", r"mine.py:Failing cannot be made, it raised .*no_such_thing.*line \d+, in __call__"),
-        ("model=mine.py:no_network", r"it raised ZeroDivisionError: .*line \d+, in no_network\); it must be a net"),
-        ("task=mine.py:no_task", r"mine.py:no_task cannot be made, it raised KeyError: .*, in no_task\); it must be a"),
+        ("model=mine.py:made_already", ("module", "Linear", "flax.nnx")),
+        ("model=mine.py:Failing", ("mine.py:Failing", "no_such_thing", "in __call__")),
+        ("model=mine.py:no_network", ("ZeroDivisionError", "in no_network")),
+        ("task=mine.py:no_task", ("mine.py:no_task", "KeyError", "in no_task")),
     ],
 )
 def test_networks_and_tasks_that_fail_are_told(words, said, mine):
     result = jaxfl("run", "fedavg", *SMALL[:-2], "--set", words, "--rounds", 1)
     assert result.exit_code == 2
     last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: ") and re.search(said, last), result.stderr
+    assert last.startswith("error: ") and re.search(mentions(*said), last), result.stderr
 
 
 def test_a_file_may_import_its_neighbours_and_is_read_again_when_it_has_changed(mine):
@@ -185,9 +185,7 @@ def test_a_run_keeps_the_file_and_goes_on_with_no_other(mine):
     (mine / "mine.py").write_text(MINE + "# changed\n")
     result = jaxfl(*words, "--rounds", 2, "--resume")
     assert result.exit_code == 2
-    assert (
-        "holds a run whose method is in a file that has changed; put it back (a copy is out/mine.py)" in result.stderr
-    )
+    assert re.search(mentions("method", "changed", "out/mine.py"), result.stderr)
     (mine / "mine.py").write_text(MINE)
     assert jaxfl(*words, "--rounds", 2, "--resume").exit_code == 0
 
@@ -267,5 +265,5 @@ def test_an_installed_package_brings_what_it_names(package):
         methods.row("brougt")
     listed = jaxfl("methods")
     assert "A method to imitate" in listed.stdout
-    assert "warning: broken of brought-by-us" in listed.stderr
+    assert re.search(mentions("warning: ", "broken", "brought-by-us"), listed.stderr)
     assert "iid-ours" in jaxfl("data", "ours").stdout

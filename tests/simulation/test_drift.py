@@ -21,6 +21,7 @@ from jaxfl.simulation.schedule import Schedule
 from jaxfl.simulation.summary import around_drift
 from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
+from tests.messages import mentions
 
 STILL = clustered_linear(8, rows=8, features=4)
 DATA = drift.drift(STILL, 3, kind="swap", share=0.5)
@@ -88,7 +89,7 @@ def test_a_run_goes_on_from_before_it_at_it_and_after_it(ifca, straight, stop, t
     found = jaxfl.run(ifca, MOVING, rounds=6, eval_every=2, resume=True, **options)
     assert_equal(found.state, straight.state, f"resumed after round {stop}")
     other = drift.drift(STILL, 3, kind="swap", share=0.5, arrive=0.25, leave=0.1, seed=1)
-    with pytest.raises(ValueError, match="holds a run with data="):
+    with pytest.raises(ValueError, match=mentions("data=")):
         jaxfl.run(ifca, other, rounds=6, resume=True, **options)
 
 
@@ -188,13 +189,13 @@ def test_rows_on_the_host_drift_alike(ifca):
 
 
 def test_what_cannot_be_is_refused_before_anything_is_compiled(ifca):
-    with pytest.raises(ValueError, match=r"drift_round must be below rounds \(3\), .* got 3"):
+    with pytest.raises(ValueError, match=mentions("drift_round", 3)):
         jaxfl.run(ifca, DATA, rounds=3, **OPTIONS)
-    with pytest.raises(ValueError, match="resident must be True where clients arrive or leave"):
+    with pytest.raises(ValueError, match=mentions("resident", "arrive")):
         jaxfl.run(ifca, MOVING, rounds=4, resident=False, **OPTIONS)
-    with pytest.raises(ValueError, match="data must drift at the same round at every seed"):
+    with pytest.raises(ValueError, match=mentions("data", "drift", "round", "seed")):
         jaxfl.run(ifca, [DATA, drift.drift(STILL, 2, kind="swap")], rounds=4, seeds=[0, 1], plan=Plan())
-    with pytest.raises(ValueError, match="some that arrive or leave; use jaxfl.run"):
+    with pytest.raises(ValueError, match=mentions("data", "arrive", "jaxfl.run")):
         jaxfl.run_mapped(lambda _: ifca, [0.0], MOVING, rounds=4)
 
 

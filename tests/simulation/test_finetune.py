@@ -26,6 +26,7 @@ from jaxfl.simulation.evaluate import evaluator
 from jaxfl.simulation.finetune import FineTune
 from jaxfl.testing.compare import assert_equal
 from jaxfl.testing.small import linear_task
+from tests.messages import mentions
 from tests.problems import rows_of, softmax_task
 from tests.reference import batches, combine, gradient
 
@@ -177,10 +178,10 @@ def test_models_that_diverge_are_counted_and_not_tested(key):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"epochs": 0}, "epochs must be at least 1, got 0; finetune=None"), ({"batch_size": 0}, "batch_size .* got 0")],
+    [({"epochs": 0}, ("epochs", 0, "finetune=None")), ({"batch_size": 0}, ("batch_size", 0))],
 )
 def test_bad_numbers_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         FineTune(optax.sgd(RATE), **options)
 
 
@@ -203,7 +204,7 @@ def test_a_run_is_the_same_with_and_without_and_goes_on(tmp_path):
 
     jaxfl.run(one, DATA, rounds=2, checkpoint_dir=tmp_path, **tuned)
     for other in (None, FineTune(optax.sgd(0.3), batch_size=4), FineTune(optax.sgd(0.3), epochs=2, batch_size=3)):
-        with pytest.raises(ValueError, match="holds a run with finetune={'epochs': 1, 'batch_size': 3}, got"):
+        with pytest.raises(ValueError, match=mentions("finetune={'epochs': 1, 'batch_size': 3}")):
             jaxfl.run(one, DATA, rounds=4, checkpoint_dir=tmp_path, resume=True, **{**tuned, "finetune": other})
     resumed = jaxfl.run(one, DATA, rounds=4, checkpoint_dir=tmp_path, resume=True, **tuned)
     assert numbers(resumed.history) == numbers(straight.history)
@@ -225,7 +226,7 @@ def test_from_the_command_line(tmp_path, empty_pictures):
     assert row[head.index("tuned")] == f"{summary['finetuned_micro_accuracy']:.4f}"
     for last in ([], ["--finetune", 2]):
         refused = command(*given[:-4], *last, "--out", tmp_path, "--rounds", 2, "--resume")
-        assert refused.exit_code == 2 and "run with run.finetune=1, got" in refused.stderr
+        assert refused.exit_code == 2 and "run.finetune=1" in refused.stderr
 
 
 def test_the_command_line_says_what_it_is_and_what_it_takes():
@@ -234,7 +235,10 @@ def test_the_command_line_says_what_it_is_and_what_it_takes():
     assert re.search(r"^finetune +none +epochs", command("methods", "fedsgd").stdout, re.MULTILINE)
     for wrong in (["--finetune", 0], ["--set", "finetune=-1"]):
         refused = command("run", "fedavg", *SMALL, *wrong)
-        assert refused.exit_code == 2 and "finetune must be at least 1 epoch, got" in refused.stderr
+        assert refused.exit_code == 2 and re.search(
+            mentions("finetune", wrong[-1].rpartition("=")[2] if isinstance(wrong[-1], str) else wrong[-1]),
+            refused.stderr,
+        )
 
 
 @pytest.mark.parametrize(

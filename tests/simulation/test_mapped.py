@@ -16,6 +16,7 @@ from jaxfl.data import synthetic
 from jaxfl.simulation import mapped, program
 from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import linear_task
+from tests.messages import mentions
 
 WEIGHTS = (0.05, 1.5)
 DATA = synthetic.clustered_linear(8, rows=12, features=4)
@@ -93,7 +94,7 @@ def test_values_and_seeds_are_the_runs_one_by_one():
 
 
 def test_a_value_that_comes_to_nothing_is_told():
-    with pytest.warns(UserWarning, match=r"value 1e\+30 has diverged: none of the 16 updates .* was finite") as told:
+    with pytest.warns(UserWarning, match=mentions("1e+30", "diverged", "16 updates")) as told:
         good, bad = jaxfl.run_mapped(made("fedprox"), [0.05, 1e30], DATA, rounds=2)
     assert len(told) == 1 and told[0].filename == __file__
     assert (good.updates, good.diverged, bad.updates, bad.diverged) == (16, 0, 16, 16)
@@ -128,7 +129,7 @@ def test_only_what_the_value_reaches_is_mapped():
 
 
 def test_too_few_slots_are_refused():
-    with pytest.raises(RuntimeError, match=r"round 1 at value 0.5 needs more clusters .*slots=64"):
+    with pytest.raises(RuntimeError, match=mentions("round 1", 0.5, "slots=64")):
         jaxfl.run_mapped(made("stocfl", threshold=1.1, slots=3), [0.5, 1.0], DATA, rounds=2)
 
 
@@ -136,7 +137,7 @@ def test_values_that_do_not_fit_are_refused(monkeypatch):
     state = jax.eval_shape(made("ditto")(0.0).init, jax.random.key(0), DATA)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     monkeypatch.setattr(program, "available_bytes", lambda: 20 * size)
-    with pytest.raises(MemoryError, match=r"values must be at most (\d|1\d) to fit, got 40"):
+    with pytest.raises(MemoryError, match=mentions("values", 40)):
         jaxfl.run_mapped(made("ditto"), [0.1] * 40, DATA, rounds=1)
 
 
@@ -147,25 +148,25 @@ def never(*args):
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [
-        (made("stocfl"), {"values": [0.1, -0.5]}, "proximal_weight must be at least 0 and finite, got -0.5"),
-        (made("stocfl"), {"values": []}, "values must be one or more finite numbers"),
-        (made("stocfl"), {"values": [np.nan]}, "values must be one or more finite numbers"),
-        (made("stocfl"), {"values": ["a"]}, "values must be one or more finite numbers"),
+        (made("stocfl"), {"values": [0.1, -0.5]}, ("proximal_weight", -0.5)),
+        (made("stocfl"), {"values": []}, ("values", "finite")),
+        (made("stocfl"), {"values": [np.nan]}, ("values", "finite")),
+        (made("stocfl"), {"values": ["a"]}, ("values", "finite")),
         (
             lambda epochs: methods.fedavg(linear_task(), optax.sgd(0.1), local_epochs=epochs),
             {"values": [1, 2]},
-            "make must return a method of any number, .* local_epochs must be a whole number, got 1.0.* jaxfl.run",
+            ("make", "local_epochs", 1.0, "jaxfl.run"),
         ),
-        (made("stocfl"), {"seeds": [0, 0]}, "seeds must be one or more different numbers"),
-        (made("stocfl"), {"rounds": 0}, "rounds must be at least 1, got 0"),
-        (made("stocfl"), {"cohort": 9}, "cohort must be from 1"),
-        (lambda weight: weight, {}, "make must return a method"),
-        (made("stocfl"), {"sampler": "uniform"}, "sampler must be a function such as jaxfl.sampling.uniform"),
+        (made("stocfl"), {"seeds": [0, 0]}, ("seeds", "[0, 0]")),
+        (made("stocfl"), {"rounds": 0}, ("rounds", 0)),
+        (made("stocfl"), {"cohort": 9}, ("cohort", 9)),
+        (lambda weight: weight, {}, ("make", 0.1)),
+        (made("stocfl"), {"sampler": "uniform"}, ("sampler", "jaxfl.sampling.uniform")),
     ],
 )
 def test_mapped_refuses_before_it_compiles(make, arguments, words, monkeypatch):
     monkeypatch.setattr(mapped, "mapped_rounds", never)
-    with pytest.raises((ValueError, TypeError), match=words):
+    with pytest.raises((ValueError, TypeError), match=mentions(*words)):
         jaxfl.run_mapped(make, **{"values": [0.1], "data": DATA, "rounds": 1} | arguments)
 
 
@@ -177,5 +178,5 @@ def test_mapped_refuses_before_it_compiles(make, arguments, words, monkeypatch):
     ],
 )
 def test_a_method_that_must_know_the_value_says_so(make):
-    with pytest.raises(ValueError, match="make must return a method that can be traced: .*one after the other"):
+    with pytest.raises(ValueError, match=mentions("make", "traced")):
         jaxfl.run_mapped(make, [1, 2], DATA, rounds=1)

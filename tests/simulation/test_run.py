@@ -32,6 +32,7 @@ from jaxfl.simulation.schedule import Schedule
 from jaxfl.tasks.contract import check_learns
 from jaxfl.testing.compare import assert_close, assert_equal, leaves
 from jaxfl.testing.small import linear_task
+from tests.messages import mentions
 
 DATA = clustered_linear(8, rows=8, features=4, ragged=True)
 OPTIONS = {"cohort": 3, "seed": 2, "plan": Plan()}
@@ -104,7 +105,7 @@ def test_a_run_stops_after_a_whole_round_and_has_saved(straight, tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     options = {**OPTIONS, "eval_every": 2, "checkpoint_every": 6, "checkpoint_dir": tmp_path}
-    with pytest.raises(KeyboardInterrupt, match="after round 2 of 6; the checkpoint is of round 2") as raised:
+    with pytest.raises(KeyboardInterrupt, match=mentions("round 2 of 6")) as raised:
         jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[press], **options)
     assert (raised.value.round, raised.value.saved) == (2, 2) and at_stake == [True, True]
     assert checkpoint.load(tmp_path / checkpoint.NAME).header["round"] == 2
@@ -115,7 +116,7 @@ def test_a_run_stops_after_a_whole_round_and_has_saved(straight, tmp_path):
 
 
 def test_a_run_that_keeps_nothing_says_so():
-    with pytest.raises(KeyboardInterrupt, match="stopped after round 1 of 6; nothing is kept"):
+    with pytest.raises(KeyboardInterrupt, match=mentions("round 1 of 6", "nothing")):
         jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[lambda event: signal.raise_signal(signal.SIGINT)], **OPTIONS)
 
 
@@ -125,7 +126,7 @@ def test_a_run_that_is_whole_is_not_stopped(straight):
             signal.raise_signal(signal.SIGINT)
 
     options = {**OPTIONS, "rounds": 6, "eval_every": 2, "callbacks": [press]}
-    with pytest.warns(UserWarning, match="asked to stop when all its rounds were made: it is whole") as warned:
+    with pytest.warns(UserWarning, match=mentions("asked to stop", "whole")) as warned:
         result = jaxfl.run(fedavg(), DATA, **options)
     assert warned[0].filename == __file__
     assert_equal(result.state, straight.state, "a run that was asked to stop at its end")
@@ -133,13 +134,13 @@ def test_a_run_that_is_whole_is_not_stopped(straight):
     told = []
     before = signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
     try:
-        with pytest.warns(UserWarning, match="it is whole"):
+        with pytest.warns(UserWarning, match=mentions("whole")):
             jaxfl.run(fedavg(), DATA, **options)
     finally:
         signal.signal(signal.SIGINT, before)
     assert told == [signal.SIGINT], "whoever asked may stop what comes next"
     del options["seed"]
-    with pytest.raises(KeyboardInterrupt, match="after round 6 of 6") as raised:  # the second seed is still to come
+    with pytest.raises(KeyboardInterrupt, match=mentions("round 6 of 6")) as raised:  # the second seed is still to come
         jaxfl.run(fedavg(), DATA, **options, seeds=[2, 3])
     assert_equal(raised.value.outcomes[0].state, straight.state, "the first seed")
 
@@ -167,7 +168,7 @@ def test_a_run_that_is_resumed_where_it_was_stopped_is_evaluated_there(straight,
             signal.raise_signal(signal.SIGINT)
 
     told, options = [], {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path, "checkpoint_every": 1}
-    with pytest.raises(KeyboardInterrupt, match="after round 5 of 6"):
+    with pytest.raises(KeyboardInterrupt, match=mentions("round 5 of 6")):
         jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[press], **options)
     short = jaxfl.run(fedavg(), DATA, rounds=5, **OPTIONS)
     for _ in range(2):  # once more there is nothing to do
@@ -191,7 +192,7 @@ def test_a_run_that_is_resumed_where_few_rows_were_tested_tests_all(tmp_path):
     told, options = [], {**OPTIONS, "eval_every": 2, "test_rows": 1}
     whole = jaxfl.run(fedavg(), DATA, rounds=4, **options)
     kept = {"checkpoint_dir": tmp_path, "callbacks": [press, csv(tmp_path / "log.csv")]}
-    with pytest.raises(KeyboardInterrupt, match="after round 4 of 6"):
+    with pytest.raises(KeyboardInterrupt, match=mentions("round 4 of 6")):
         jaxfl.run(fedavg(), DATA, rounds=6, **options, **kept)
     for _ in range(2):
         kept["callbacks"] = [told.append, csv(tmp_path / "log.csv")]
@@ -234,7 +235,7 @@ def test_a_damaged_checkpoint_costs_the_rounds_since_the_one_before(straight, tm
     options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
     jaxfl.run(fedavg(), DATA, rounds=4, **options)
     (tmp_path / checkpoint.NAME).write_bytes((tmp_path / checkpoint.NAME).read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=r"checkpoint-before.npz, .* \(round 2\), is used"):
+    with pytest.warns(UserWarning, match=mentions("checkpoint-before.npz", "round 2")):
         resumed = jaxfl.run(fedavg(), DATA, rounds=6, resume=True, **options)
     assert_equal(resumed.state, straight.state, "a run resumed from the checkpoint before")
     assert untimed(resumed.history) == untimed(straight.history)
@@ -246,7 +247,7 @@ def test_two_runs_in_one_directory_are_one(straight, tmp_path):
     def another(event):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             second = pool.submit(jaxfl.run, fedavg(), DATA, rounds=6, resume=True, **options)
-            with pytest.raises(ValueError, match="checkpoint_dir .* is in use by another run .process"):
+            with pytest.raises(ValueError, match=mentions("checkpoint_dir", "process")):
                 second.result()
 
     first = jaxfl.run(fedavg(), DATA, rounds=6, callbacks=[another], **options)
@@ -264,17 +265,17 @@ def test_resuming_nothing_starts(straight, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 3}, "holds a run with seed=2, got 3"),
-        ({"cohort": 4}, "holds a run with cohort=3, got 4"),
-        ({"config": {"method": "fedprox"}}, "holds a run with method='fedavg', got 'fedprox'"),
-        ({"resume": False}, "holds a run already; resume it .* or choose another directory"),
+        ({"seed": 3}, ("seed=2", 3)),
+        ({"cohort": 4}, ("cohort=3", 4)),
+        ({"config": {"method": "fedprox"}}, ("fedprox", "method='fedavg'")),
+        ({"resume": False}, ("checkpoint_dir", "run already")),
     ],
 )
 def test_another_configuration_is_refused(change, message, tmp_path):
     options = {**OPTIONS, "checkpoint_dir": tmp_path, "config": {"method": "fedavg"}}
     jaxfl.run(fedavg(), DATA, rounds=1, **options)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         jaxfl.run(fedavg(), DATA, rounds=2, **{**options, "resume": True, **change})
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
@@ -283,85 +284,83 @@ def test_other_data_and_other_methods_are_refused(tmp_path):
     options = {**OPTIONS, "checkpoint_dir": tmp_path}
     jaxfl.run(fedavg(), DATA, rounds=1, **options)
     other = replace(DATA, labels=(DATA.labels + 1) % 3)
-    with pytest.raises(ValueError, match="holds a run with data="):
+    with pytest.raises(ValueError, match=mentions("data=")):
         jaxfl.run(fedavg(), other, rounds=2, resume=True, **options)
-    with pytest.raises(ValueError, match="another method or model"):
+    with pytest.raises(ValueError, match=mentions("method", "model")):
         jaxfl.run(stocfl(8), DATA, rounds=2, resume=True, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"rounds": 2, "eval_every": 0}, "eval_every must be at least 1, got 0"),
-        ({"rounds": 2, "checkpoint_every": -1}, "checkpoint_every must be at least 1, got -1"),
-        ({"rounds": 2, "cohort": 9}, "cohort must be from 1"),
-        ({"rounds": 2, "resume": True}, "resume needs checkpoint_dir"),
-        ({"rounds": 2, "checkpoint_every": 1}, "checkpoint_every needs checkpoint_dir"),
-        ({"rounds": 2, "seed": 2**32}, "seed must be from 0 to 4294967295, got 4294967296"),
-        ({"rounds": 2, "seed": -1}, "seed must be from 0 to 4294967295, got -1"),
+        ({"rounds": 0}, ("rounds", 0)),
+        ({"rounds": 2, "eval_every": 0}, ("eval_every", 0)),
+        ({"rounds": 2, "checkpoint_every": -1}, ("checkpoint_every", -1)),
+        ({"rounds": 2, "cohort": 9}, ("cohort", 9)),
+        ({"rounds": 2, "resume": True}, ("resume", "checkpoint_dir")),
+        ({"rounds": 2, "checkpoint_every": 1}, ("checkpoint_every", "checkpoint_dir")),
+        ({"rounds": 2, "seed": 2**32}, ("seed", 4294967296, 4294967295)),
+        ({"rounds": 2, "seed": -1}, ("seed", -1, 4294967295)),
     ],
 )
 def test_bad_arguments_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         jaxfl.run(fedavg(), DATA, **options)
 
 
 def test_a_state_without_its_fields_is_named():
     bare = fedavg()._replace(init=lambda key, data: {"model": 0.0})
-    with pytest.raises(
-        TypeError, match="init must return a state with the fields .* got a dict without cluster and ro"
-    ):
+    with pytest.raises(TypeError, match=mentions("init", "dict", "cluster")):
         jaxfl.run(bare, DATA, rounds=1)
 
 
 def test_swapped_arguments_are_named():
-    with pytest.raises(TypeError, match="method must be a Method, got a FederatedData; jaxfl.methods.fedavg"):
+    with pytest.raises(TypeError, match=mentions("method", "FederatedData", "jaxfl.methods.fedavg")):
         jaxfl.run(DATA, fedavg(), rounds=1)
-    with pytest.raises(TypeError, match="data must be a FederatedData, got a Method; jaxfl.data.load"):
+    with pytest.raises(TypeError, match=mentions("data", "Method", "jaxfl.data.load")):
         jaxfl.footprint(fedavg(), fedavg())
-    with pytest.raises(TypeError, match="seed must be a whole number or none, got 1.0"):
+    with pytest.raises(TypeError, match=mentions("seed", 1.0)):
         jaxfl.run(fedavg(), DATA, rounds=1, seed=1.0)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"callbacks": print}, r"callbacks must be a list of functions .* got a builtin_.*; give \[callback\]"),
-        ({"callbacks": [print, 1]}, "callbacks must be functions of an Event, got 1 among them"),
+        ({"callbacks": print}, ("callbacks", "builtin_", "[callback]")),
+        ({"callbacks": [print, 1]}, ("callbacks", 1)),
         (
             {"callbacks": [jaxfl.callbacks.ProgressBar]},
-            "callbacks must be functions of an Event, got the class ProgressBar",
+            ("callbacks", "ProgressBar"),
         ),
-        ({"sampler": "uniform"}, "sampler must be a function such as jaxfl.sampling.uniform, got 'uniform'"),
-        ({"config": 1}, "config must be a dictionary with names for keys, got 1"),
-        ({"config": {1: 2}}, "config must be a dictionary with names for keys"),
-        ({"config": {"a": np.float32(1)}}, r"config\['a'\] must be ready for JSON, got a float32"),
-        ({"finetune": 1}, r"finetune must be a FineTune or none, got 1; jaxfl.FineTune\(optax.sgd"),
-        ({"checkpoint_dir": 3}, "checkpoint_dir must be a word, a path or none, got 3"),
+        ({"sampler": "uniform"}, ("sampler", "uniform", "jaxfl.sampling.uniform")),
+        ({"config": 1}, ("config", 1)),
+        ({"config": {1: 2}}, ("config", "{1: 2}")),
+        ({"config": {"a": np.float32(1)}}, ("config['a']", "float32")),
+        ({"finetune": 1}, ("finetune", 1, "jaxfl.FineTune", "optax.sgd")),
+        ({"checkpoint_dir": 3}, ("checkpoint_dir", 3)),
         (
             {"data": None},
-            "data must be a FederatedData, or a list of one for each seed, got a NoneType; jaxfl.data.load",
+            ("data", "NoneType", "jaxfl.data.load"),
         ),
-        ({"data": [1], "seeds": [0]}, "data must be a FederatedData, or a list of one for each seed, got a list"),
+        ({"data": [1], "seeds": [0]}, ("data", "list")),
     ],
 )
 def test_arguments_of_other_types_are_named_before_anything_is_made(options, message, monkeypatch):
     monkeypatch.setattr("jaxfl.simulation.run.initialiser", None)
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=mentions(*message)):
         jaxfl.run(fedavg(), options.pop("data", DATA), rounds=1, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"checkpoint_dir": ""}, 'checkpoint_dir must be a folder, got ""'),
-        ({"plan": Plan(chunk=0)}, "chunk must be a whole number from 1 on, got 0; None takes all at once"),
-        ({"plan": Plan(chunk=1.5)}, "chunk must be a whole number from 1 on, got 1.5"),
+        ({"checkpoint_dir": ""}, ("checkpoint_dir", '""')),
+        ({"plan": Plan(chunk=0)}, ("chunk", 0)),
+        ({"plan": Plan(chunk=1.5)}, ("chunk", 1.5)),
     ],
 )
 def test_folders_without_a_name_and_other_chunks_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=mentions(*message)):
         jaxfl.run(fedavg(), DATA, rounds=1, **options)
 
 
@@ -382,16 +381,16 @@ def test_data_of_other_rows_than_the_tasks_are_refused():
         lambda data: jaxfl.footprint(method, data),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match=r"made for, inputs of shape \(5,\) and 3 classes, got .* 4 classes; make"):
+        with pytest.raises(ValueError, match=mentions("data", "(5,)", "3 classes", "4 classes")):
             call(made(5, 4))  # the loss of label 3 would be NaN
-    with pytest.raises(ValueError, match=r"was made for, .*, got inputs of shape \(6,\) and 3 classes"):
+    with pytest.raises(ValueError, match=mentions("data", "(6,)", "3 classes")):
         jaxfl.run(method, made(6, 3), rounds=1)
 
 
 def test_fewer_rounds_than_were_made_are_refused(tmp_path):
     options = {**OPTIONS, "checkpoint_dir": tmp_path}
     jaxfl.run(fedavg(), DATA, rounds=3, **options)
-    with pytest.raises(ValueError, match="rounds must be at least 3, which the run that is resumed has made, got 2"):
+    with pytest.raises(ValueError, match=mentions("rounds", 2, 3)):
         jaxfl.run(fedavg(), DATA, rounds=2, resume=True, **options)
 
 
@@ -480,7 +479,7 @@ def test_evaluations_between_test_some_rows_and_the_last_one_all(straight, tmp_p
         (6, False),
         (6, True),
     ]
-    with pytest.raises(ValueError, match="holds a run with test_rows=2, got None"):
+    with pytest.raises(ValueError, match=mentions("test_rows=2", "None")):
         jaxfl.run(fedavg(), DATA, rounds=8, resume=True, **options)
 
 
@@ -499,7 +498,7 @@ def test_a_run_that_comes_to_nothing_is_stopped_and_what_was_good_is_kept(tmp_pa
     options = {**OPTIONS, "eval_every": 2, "checkpoint_dir": tmp_path}
     good = jaxfl.run(fedavg(), DATA, rounds=4, **{**options, "checkpoint_dir": None})
     # of 7 clients with rows, 3 in a round: 9 updates in a row are lost in round 7, which is found out after the 8th
-    words = f"none of the last 12 updates .* stopped after round 8 of 20; round 6 is kept in {tmp_path}"
+    words = mentions("last 12 updates", "round 8 of 20", "round 6", tmp_path)
     with pytest.raises(jaxfl.Diverged, match=words) as stopped:
         jaxfl.run(sick_after(4), DATA, rounds=20, **options)
     assert_equal(stopped.value.state.model, good.state.model, "what was learned before")
@@ -519,14 +518,14 @@ def test_nothing_is_kept_of_a_run_that_never_was_good(method, tmp_path):
     """Neither where all updates are NaN nor where the server's step makes NaN of them."""
     sick = sick_after(0) if method is fedavg else method()
     for last in (1, 4):  # the first evaluation may be after several rounds
-        words = f"after round {last} of {last}; nothing was good enough to be kept"
+        words = mentions(f"round {last} of {last}", "nothing")
         with pytest.raises(jaxfl.Diverged, match=words) as stopped:
             jaxfl.run(sick, DATA, rounds=last, checkpoint_dir=tmp_path, **OPTIONS | {"eval_every": last})
         assert len(stopped.value.history) == 0 and [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_run_that_has_come_to_nothing_is_none_where_a_callback_ends_it(tmp_path):
-    with pytest.raises(jaxfl.Diverged, match="of .*; nothing was good enough to be kept"):
+    with pytest.raises(jaxfl.Diverged, match=mentions("kept")):
         jaxfl.run(
             sick_after(0),
             DATA,
@@ -560,8 +559,7 @@ def test_a_round_that_tells_of_other_shapes_is_refused():
         state, info = method.round(key, state, data, cohort)
         return state, info._replace(loss=info.loss[:, None])
 
-    words = r"round must return info.loss of shape \[3\], got \[3, 1\]; jaxfl check says more"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=mentions("round", "info.loss", "[3]", "[3, 1]")):
         jaxfl.run(method._replace(round=round), DATA, rounds=2, **OPTIONS)
 
 
@@ -578,7 +576,7 @@ def test_between_evaluations_nothing_is_kept_that_the_server_has_spoilt(ends, tm
             signal.raise_signal(signal.SIGINT)
 
     options = {**OPTIONS, "eval_every": 8, "checkpoint_dir": tmp_path, "checkpoint_every": 1, "callbacks": [press]}
-    with pytest.raises((jaxfl.Diverged, KeyboardInterrupt), match="round 3[ ,]"):
+    with pytest.raises((jaxfl.Diverged, KeyboardInterrupt), match=mentions("round 3")):
         jaxfl.run(method._replace(round=round), DATA, rounds=8, **options)
     shapes = jax.eval_shape(method.init, jax.random.key(0), DATA)
     kept = checkpoint.load(tmp_path / checkpoint.NAME).state(shapes)
@@ -620,7 +618,7 @@ def test_without_test_rows_a_run_trains_and_tests_nothing(method):
 
 def test_without_training_rows_nothing_is_started():
     for data in (replace(DATA, train=nobody()), replace(DATA, held_out=DATA.train.size > 0)):
-        with pytest.raises(ValueError, match="data must have training rows, got none of the . clients that take part"):
+        with pytest.raises(ValueError, match=mentions("data", "training rows", "none")):
             jaxfl.run(fedavg(), data, rounds=2)
 
 
@@ -662,7 +660,7 @@ def test_a_method_that_cannot_grow_is_stopped():
         state, info = method.round(key, state, data, cohort)
         return state, info._replace(overflow=jnp.array(True))
 
-    with pytest.raises(RuntimeError, match="more clusters than the method has slots, and it cannot grow"):
+    with pytest.raises(RuntimeError, match=mentions("clusters", "slots")):
         jaxfl.run(method._replace(round=round), DATA, rounds=2, plan=Plan())
 
 
@@ -737,7 +735,7 @@ def test_a_model_for_each_client_is_there_once(name, monkeypatch):
 
 def test_a_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):
     monkeypatch.setattr(program, "available_bytes", lambda: 100)
-    with pytest.raises(MemoryError, match="lower plan.chunk"):
+    with pytest.raises(MemoryError, match=mentions("GB", "plan.chunk")):
         jaxfl.run(fedavg(), DATA, rounds=1, plan=Plan())
 
 
@@ -749,14 +747,14 @@ def test_cores_that_have_no_room_for_a_copy_each_are_told_of(monkeypatch):
     monkeypatch.setattr(program, "available_bytes", lambda: need)
     jaxfl.run(method, DATA, plan=Plan(), **size)
     cores = Plan(1, jax.sharding.Mesh(jax.devices()[:4], ("clients",)))
-    with pytest.raises(MemoryError, match=r"take devices=1 \(each of 4 cores has all of it\), or lower plan.chunk"):
+    with pytest.raises(MemoryError, match=mentions("devices=1", "plan.chunk")):
         jaxfl.run(method, DATA, plan=cores, **size)
     monkeypatch.setattr(program, "available_bytes", lambda: alone.state - 1)
-    with pytest.raises(MemoryError, match=r"take devices=1 \(each of 4 cores has all of it\), a smaller cohort with"):
+    with pytest.raises(MemoryError, match=mentions("devices=1", "cohort")):
         jaxfl.run(method, DATA, plan=cores, **size)
-    with pytest.raises(MemoryError, match="GB; take a smaller cohort with resident=False "):
+    with pytest.raises(MemoryError, match=mentions("GB", "cohort", "resident=False")):
         jaxfl.run(method, DATA, plan=Plan(), **size)
-    with pytest.raises(MemoryError, match="GB; take a smaller cohort, fewer clients"):
+    with pytest.raises(MemoryError, match=mentions("GB", "cohort", "clients")):
         jaxfl.run(method, DATA, plan=Plan(), resident=False, **size)
 
 
@@ -784,8 +782,10 @@ def test_out_of_memory_halves_the_chunk_once_and_goes_on(monkeypatch, tmp_path, 
     options = {"cohort": 4, "eval_every": 2, "plan": Plan(4), "rounds": 6}
     straight = jaxfl.run(fedavg(), DATA, **options)
     chunks = out_of_memory(monkeypatch, above=2, after=2)
-    words = "4 clients at a time; the checkpoint of round 2" if kept else "4 clients at a time; nothing is kept"
-    with pytest.warns(UserWarning, match=words + ".* goes on from there with 2 at a time"):
+    with pytest.warns(
+        UserWarning,
+        match=mentions("4 clients at a time", "checkpoint of round 2" if kept else "nothing", "2 at a time"),
+    ):
         told = []
         options["callbacks"] = [lambda event: told.append(event.round)]
         result = jaxfl.run(fedavg(), DATA, **options, **({"checkpoint_dir": tmp_path} if kept else {}))
@@ -793,10 +793,10 @@ def test_out_of_memory_halves_the_chunk_once_and_goes_on(monkeypatch, tmp_path, 
     assert result.history.column("round") == [2, 4, 6]
     assert told == sorted(set(told))  # told twice, an evaluation would be no better than itself
     np.testing.assert_allclose(result.state.model["bias"], straight.state.model["bias"], rtol=1e-5)  # sums, reordered
-    with pytest.warns(UserWarning), pytest.raises(MemoryError, match="2 clients at a time; nothing is kept; lower the"):
+    with pytest.warns(UserWarning), pytest.raises(MemoryError, match=mentions("2 clients at a time", "nothing")):
         out_of_memory(monkeypatch, above=1)
         jaxfl.run(fedavg(), DATA, **options)
-    with pytest.raises(MemoryError, match="1 clients at a time; nothing is kept"):
+    with pytest.raises(MemoryError, match=mentions("1 clients at a time", "nothing")):
         out_of_memory(monkeypatch, above=0)
         jaxfl.run(fedavg(), DATA, **{**options, "plan": Plan(1)})
 
@@ -818,17 +818,12 @@ def test_what_cannot_be_written_is_said_with_what_is_kept(monkeypatch, tmp_path,
             monkeypatch.setattr(*target, full)
 
     reason = "No such file or directory" if where == "gone" else "No space left on device"
-    words = (
-        rf"checkpoint_dir '.*a' cannot be written to \({reason}\); the checkpoint of round 2 is kept in '.*a'; set it"
-    )
-    with pytest.raises(OSError, match=words):
+    with pytest.raises(OSError, match=mentions("checkpoint_dir", folder, reason, "round 2")):
         jaxfl.run(fedavg(), DATA, rounds=6, eval_every=2, checkpoint_dir=folder, callbacks=[fail], **OPTIONS)
     if where != "gone":
         assert checkpoint.newest(folder).header["round"] == 2
     (tmp_path / "file").touch()
-    with pytest.raises(
-        OSError, match=r"checkpoint_dir '.*' cannot be written to \(Not a directory\); nothing was begun"
-    ):
+    with pytest.raises(OSError, match=mentions("checkpoint_dir", "Not a directory")):
         jaxfl.run(fedavg(), DATA, rounds=1, checkpoint_dir=tmp_path / "file" / "a", **OPTIONS)
 
 
@@ -862,7 +857,7 @@ def test_resumed_under_a_sampler_is_as_if_never_stopped(name, tmp_path):
         "diurnal": sampling.uniform,
         "both": sampling.dropouts(0.31, sampling.availability("random")),
     }[name]
-    with pytest.raises(ValueError, match="holds a run with sampler="):
+    with pytest.raises(ValueError, match=mentions("sampler=")):
         jaxfl.run(fedavg(), DATA, rounds=8, resume=True, sampler=other, **options)
 
 
@@ -903,7 +898,7 @@ def test_other_conditions_are_other_data(tmp_path):
         conditions.attack(DATA, "sign-flip", 0.3, scale=2.0),
         conditions.straggle(conditions.attack(DATA, "sign-flip", 0.3), 0.5),
     ):
-        with pytest.raises(ValueError, match="holds a run with data="):
+        with pytest.raises(ValueError, match=mentions("data=")):
             jaxfl.run(fedavg(), other, rounds=2, resume=True, **options)
 
 

@@ -16,6 +16,7 @@ from jaxfl.models import networks
 from jaxfl.models.layers import BatchNorm, Conv, Dense, max_pool
 from jaxfl.tasks import classification
 from tests import problems
+from tests.messages import mentions
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)  # float32 sums in another order
 
@@ -197,12 +198,12 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("module", "complaint"),
     [
-        (Skips(), r"plain chain .* got Dense_1/kernel of shape \[7, 3\]: .* not the 3 outputs .*fesem"),
-        (Odd(), r"plain chain .* got extra of shape \[2\]: it has another length"),
+        (Skips(), ("Dense_1/kernel", "[7, 3]", "3 outputs")),
+        (Odd(), ("extra", "[2]")),
     ],
 )
 def test_what_is_no_chain_is_refused(module, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=mentions(*complaint)):
         matching.chain(classification(module, images(2)))
 
 
