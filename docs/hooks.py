@@ -1,7 +1,8 @@
 """What mkdocs is told while it builds the site: which pages are made, and where links out of the pages lead.
 
 The pages of the methods are made from the registry, those of the results from `experiments/`. Pages are written so that
-their links work in a code browser too: a link to `jaxfl/methods/stocfl.py` leads to the method's page on the site.
+their links work in a code browser too: a link to `jaxfl/methods/stocfl/__init__.py` leads to the method's page on the
+site.
 """
 
 import logging

@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from docs.generate import speed
-from jaxfl.plots.scaling import draw_seconds, finish
+from jaxfl.plots.curves import draw_seconds, finish
 
 FOLDER = Path(__file__).parent / "pages" / "images"
 INK, GREY, PALE = "#222222", "#777777", "#eeeeee"

@@ -19,7 +19,7 @@ from jaxfl import tree
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data import windows
 from jaxfl.data.clients import FederatedData
-from jaxfl.server import factors
+from jaxfl.server import coordinate_sums
 from jaxfl.typing import Array, Params
 
 COPIES = 6  # models alive per mapped client: its own, gradient, update, start, and room for activations
@@ -111,8 +111,8 @@ def over_owners(
 
     def on_one_device(shared: Any, own: Params, mask: Array, xs: Any, axis: str | None) -> tuple[Any, Any, Params]:
         client, *given = tree.take(xs, 0)
-        work = factors.read(fn, shared, client, jax.eval_shape(tree.take, own, client), *given)
-        return factors.add_all(work, shared, own, mask, xs, chunk, axis)
+        work = coordinate_sums.read(fn, shared, client, jax.eval_shape(tree.take, own, client), *given)
+        return coordinate_sums.add_all(work, shared, own, mask, xs, chunk, axis)
 
     if mesh is None:
         sums, kept, own = on_one_device(shared, own, mask, xs, None)

@@ -5,26 +5,24 @@ from importlib.metadata import PackageNotFoundError, version
 from jaxfl import bench, data, methods, models, plots, testing
 from jaxfl.analysis.choice import Choice, choose_num_clusters, elbow
 from jaxfl.analysis.class_confusion import ClassConfusion, class_confusion
-from jaxfl.analysis.client_similarity import ClientSimilarity, client_similarity
 from jaxfl.analysis.layer_profile import LayerProfile, layer_profile
-from jaxfl.analysis.local_sketches import Sketches, local_sketches
+from jaxfl.analysis.local_sketches import ClientSimilarity, Sketches, client_similarity, local_sketches
 from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.cohort import Plan
+from jaxfl.jobs.job import run_named
 from jaxfl.jobs.kept import KeptRun, load
-from jaxfl.jobs.named import run_named
 from jaxfl.methods.parts import matching
-from jaxfl.methods.parts.pace import scheduled
-from jaxfl.methods.parts.representation import of_clients as representations
-from jaxfl.methods.parts.representation import represent
+from jaxfl.methods.scheduled import scheduled
+from jaxfl.methods.stocfl.representation import of_clients as representations
+from jaxfl.methods.stocfl.representation import represent
 from jaxfl.models import layers
 from jaxfl.simulation import callbacks
-from jaxfl.simulation.cache import keep_programs
-from jaxfl.simulation.cores import use_cores
-from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.devices import keep_programs, use_cores
+from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.footprint import footprint
-from jaxfl.simulation.history import History
 from jaxfl.simulation.mapped import Mapped, run_mapped
 from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.records.history import History
 from jaxfl.simulation.result import Event, Result
 from jaxfl.simulation.run import run
 from jaxfl.tasks import (

@@ -11,7 +11,7 @@ from jaxfl import sampling
 from jaxfl.data import FederatedData, federate
 from jaxfl.data.clients import Batch
 from jaxfl.methods import Method
-from jaxfl.tasks import Task, masked_mean, mixing
+from jaxfl.tasks import Task, contract, masked_mean
 
 # Not symmetric in any two coordinates: a symmetric problem hides a sign error or a transposed matrix.
 CURVATURE = np.array([[2.0, 0.3, 0.0], [0.3, 0.7, -0.2], [0.0, -0.2, 0.4]])
@@ -44,7 +44,7 @@ def softmax_task(scale: float = 0.3) -> Task:
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(model, batch)), batch.y[:, None], 1)[:, 0]
         return masked_mean(-chosen, batch.mask)
 
-    return Task(init, loss, logits, mix=mixing.of_classes)
+    return Task(init, loss, logits, mix=contract.of_classes)
 
 
 def quadratic_task() -> Task:
@@ -61,7 +61,7 @@ def quadratic_task() -> Task:
     def logits(model, batch: Batch):
         return batch.x[:, :2] * model["w"][None, :2]
 
-    return Task(init, loss, logits, mix=mixing.of_classes)
+    return Task(init, loss, logits, mix=contract.of_classes)
 
 
 def quadratic_gradient(w, x, y):

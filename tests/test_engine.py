@@ -17,8 +17,8 @@ from docs import notebooks
 from jaxfl import engine
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear, prototypes
-from jaxfl.server import aggregate, factors
-from jaxfl.simulation import tested
+from jaxfl.server import aggregate, coordinate_sums
+from jaxfl.simulation.evaluation import evaluate
 from jaxfl.simulation.program import compile_rounds, shapes_of
 from tests.messages import mentions
 
@@ -99,7 +99,7 @@ def test_rows_are_changed_in_place(plan):
 
     shape = jax.ShapeDtypeStruct((count, wide), jnp.float32, sharding=plan.place if plan.mesh else None)
     program = jax.jit(rounds, donate_argnums=0).lower(shape, 3).compile()
-    at_once = max(plan.chunk, factors.TOGETHER) * (2 if plan.mesh is None else 2 + plan.mesh.size)
+    at_once = max(plan.chunk, coordinate_sums.TOGETHER) * (2 if plan.mesh is None else 2 + plan.mesh.size)
     assert program.memory_analysis().temp_size_in_bytes < (at_once + 1) * 4 * wide
 
 
@@ -275,6 +275,6 @@ def test_the_library_is_given_products_and_no_convolutions():
     key = jax.random.key(0)
     state = method.init(key, data)
     rounds = compile_rounds(method, key, state, data, 4, Plan(1), limit=1)
-    test = tested.tester(method, Plan(1), shapes_of(state, data)).lower(state, data, jnp.arange(4), jnp.ones(4, bool))
+    test = evaluate.tester(method, Plan(1), shapes_of(state, data)).lower(state, data, jnp.arange(4), jnp.ones(4, bool))
     for program in (rounds, test.compile()):
         assert " convolution(" in program.as_text() and "conv_general_dilated" not in library_takes(program)

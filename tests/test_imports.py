@@ -45,7 +45,7 @@ HEAVY = {
     *("h5py", "PIL", "pyarrow", "requests"),
 }
 # The command line's commands, whose options typer reads.
-COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "arguments", "bench", "commands", "completion")}
+COMMANDS = {f"jaxfl.cli.{name}" for name in ("app", "completion")}
 
 
 class Module(NamedTuple):
@@ -168,8 +168,8 @@ def test_arrows_point_down():
             id="up, relative",
         ),
         pytest.param(
-            {"jaxfl.models.vgg": "from jaxfl import data", "jaxfl.data": ""},
-            "jaxfl.models.vgg imports jaxfl.data, which is not below it",
+            {"jaxfl.models.networks": "from jaxfl import data", "jaxfl.data": ""},
+            "jaxfl.models.networks imports jaxfl.data, which is not below it",
             id="beside",
         ),
         pytest.param(
@@ -229,7 +229,7 @@ def test_heavy_imports_are_lazy():
 def test_heavy_imports_are_found():
     lazy = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pandas\ndef f():\n    import pandas"
     eager = "try:\n    from sklearn import datasets\nexcept ImportError:\n    import pandas"
-    assert heavy_imports({"jaxfl.simulation.history": Module(lazy)}) == []
+    assert heavy_imports({"jaxfl.simulation.records.history": Module(lazy)}) == []
     assert [fault.split(" at ")[0] for fault in heavy_imports({"jaxfl.data.sources": Module(eager)})] == [
         "jaxfl.data.sources imports sklearn",
         "jaxfl.data.sources imports pandas",

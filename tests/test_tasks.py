@@ -16,9 +16,8 @@ from jaxfl.client.passes import rows_at_once
 from jaxfl.data import federate
 from jaxfl.data.clients import Batch
 from jaxfl.models import layers
-from jaxfl.simulation.evaluate import evaluator
-from jaxfl.simulation.metrics import Totals, summarise
-from jaxfl.simulation.tested import totals_of
+from jaxfl.simulation.evaluation.evaluate import evaluator, totals_of
+from jaxfl.simulation.evaluation.metrics import Totals, summarise
 from jaxfl.tasks import ACCURACY, TASKS, Metrics, mixture, row_losses, without_dropout
 from jaxfl.tasks.metrics import of_targets
 from tests.messages import mentions

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from experiments.harness import base, results
 from experiments.harness.base import Claim, Experiment
 from experiments.harness.entries import EMPTY, Entry
-from jaxfl.analysis.lines import Difference, paired
+from jaxfl.analysis.comparison import Difference, paired
 from jaxfl.cli import page
 
 LEVEL = 0.05  # of an adjusted p-value

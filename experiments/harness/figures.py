@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxfl import plots
 from jaxfl.plots import style
-from jaxfl.simulation.history import History
+from jaxfl.simulation.records.history import History
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ import jaxfl
 from experiments.harness.base import Cell
 from jaxfl.jobs.job import Job
 from jaxfl.settings import options
-from jaxfl.simulation.history import json_ready
+from jaxfl.simulation.records.history import json_ready
 from jaxfl.simulation.result import Result
 
 RESULTS, FAILURES, UNFINISHED = "results.jsonl", "failures.jsonl", "unfinished"

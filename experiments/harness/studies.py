@@ -21,7 +21,7 @@ from jaxfl.jobs.job import execute
 from jaxfl.methods.base import Method
 from jaxfl.settings import options
 from jaxfl.simulation.callbacks import SILENT, ProgressBar
-from jaxfl.simulation.history import read_json, write_json
+from jaxfl.simulation.records.history import read_json, write_json
 from jaxfl.simulation.result import Result
 
 FOLDER = "studies"

@@ -15,8 +15,8 @@ from experiments.leaderboard.federations import FEDERATIONS, SMOKE, Federation, 
 from experiments.leaderboard.play import play
 from experiments.leaderboard.rows import Number, Row, row, rows
 from experiments.leaderboard.table import FOLDER, standings
-from jaxfl.settings.literals import parse
-from jaxfl.simulation.cache import keep_programs
+from jaxfl.settings.reading import parse
+from jaxfl.simulation.devices import keep_programs
 
 
 def main(words: list[str] | None = None) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 from experiments.harness import results
 from experiments.leaderboard.federations import FEDERATIONS, SEEDS, Federation
 from experiments.leaderboard.rows import COUNT
-from jaxfl.analysis.lines import paired
+from jaxfl.analysis.comparison import paired
 
 FOLDER = Path(__file__).parent / "results"
 LEVEL = 0.05

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.simulation.directory import RunDirectory
+from jaxfl.simulation.records.directory import RunDirectory
 
 ROWS = 24
 IDENTITY = {"method": "fedavg", "seed": 0}

@@ -40,9 +40,9 @@ from experiments.reliability.damaged_files import (
 )
 from experiments.speed import measure
 from jaxfl import data as federations
-from jaxfl.simulation.directory import RunDirectory
-from jaxfl.simulation.history import History
 from jaxfl.simulation.progress import Progress
+from jaxfl.simulation.records.directory import RunDirectory
+from jaxfl.simulation.records.history import History
 
 SECONDS, MEGABYTES = 60, 1024  # that a file may take
 

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 from experiments.reliability.campaign import heed_signals, parser, until
 from experiments.speed import measure
 from jaxfl.methods import METHODS
-from jaxfl.simulation import checkpoint
-from jaxfl.simulation.directory import RunDirectory
-from jaxfl.simulation.history import History
+from jaxfl.simulation.records import checkpoint
+from jaxfl.simulation.records.directory import RunDirectory
+from jaxfl.simulation.records.history import History
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 2000

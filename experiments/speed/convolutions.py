@@ -1,4 +1,4 @@
-"""Which form of a convolution is faster for one client at a time: what `jaxfl.models.operations` decides by.
+"""Which form of a convolution is faster for one client at a time: what `jaxfl.models.fast.convolution` decides by.
 
 Forward and gradient in a loop of four steps, as in local training, and forward alone, as in a test. Two times of each:
 of the processor, of which a loaded machine takes no more than a quiet one, and that of the clock. Turning images is in
@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import engine
-from jaxfl.models import operations, turned
+from jaxfl.models.fast import convolution
+from jaxfl.models.fast import rows_last as turned
 
 STEPS = 4
 # (batch, side, channels, side of the kernel, outputs, padding, is it a first layer)
@@ -97,8 +98,8 @@ def milliseconds(
     return min(processor), min(clock)
 
 
-def rows_last(inputs: jax.Array, kernel: jax.Array, padding: operations.Pairs) -> jax.Array:
-    """The convolution of images that are turned for it, see `jaxfl.models.turned`."""
+def rows_last(inputs: jax.Array, kernel: jax.Array, padding: convolution.Pairs) -> jax.Array:
+    """The convolution of images that are turned for it, see `jaxfl.models.fast.rows_last`."""
     return turned.convolution(inputs.transpose(turned.AXES), kernel, padding)
 
 
@@ -107,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--library", action="store_true", help="convolutions as XLA's library makes them")
     jit = jax.jit if parser.parse_args().library else engine.jit
-    forms = {"turned": rows_last, "slices": operations.as_product, "by hand": operations.alone}
+    forms = {"turned": rows_last, "slices": convolution.as_product, "by hand": convolution.alone}
     names = "".join(f" {name:>13}" for name in (*forms, "squares"))
     print(f"{'processor / clock, ms':<45} {'forward and gradient':<71} forward")
     print(f"{'shape':<45}" + f"{names}   {'chosen':<10}" * 2)
@@ -117,20 +118,20 @@ def main() -> None:
         kernel = 0.05 * jax.random.normal(keys[1], (size, size, channels, outputs))
         pads = ((0, 0),) * 2 if padding == "VALID" else (((size - 1) // 2, size // 2),) * 2
         line = f"{f'{batch} x {side} x {side} x {channels}, {size} x {size} x {outputs}, {padding}':<45}"
-        squares = {"squares": operations.as_squares} if size == 3 else {}
+        squares = {"squares": convolution.as_squares} if size == 3 else {}
         for gradient in (True, False):
             for name, form in {**forms, **squares}.items():
                 # The form by hand leaves out what it takes in place of itself.
-                alone = mock.patch.object(operations, "squares_win", return_value=False)
+                alone = mock.patch.object(convolution, "squares_win", return_value=False)
                 with alone if name == "by hand" else contextlib.nullcontext():
                     taken = functools.partial(form, padding=pads)
                     processor, clock = milliseconds(taken, inputs, kernel, first=first, gradient=gradient, jit=jit)
                 line += f" {f'{processor:.1f}/{clock:.1f}':>13}"
             line += "" if squares else " " * 14
-            wins = operations.slices_win(inputs.shape, kernel.shape, pads, gradient=gradient)
-            others = operations.squares_win(inputs.shape, kernel.shape, pads, gradient=gradient)
+            wins = convolution.slices_win(inputs.shape, kernel.shape, pads, gradient=gradient)
+            others = convolution.squares_win(inputs.shape, kernel.shape, pads, gradient=gradient)
             rest = "slices" if wins else "squares" if others else "by hand"
-            chosen = "turned" if outputs < operations.FEW else rest
+            chosen = "turned" if outputs < convolution.FEW else rest
             line += f"   {chosen:<10}"
         print(line, flush=True)
 

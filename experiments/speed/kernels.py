@@ -137,7 +137,7 @@ def compiled(method: str, hidden: Sequence[int], seeds: int) -> str:
     from jaxfl.cohort import Plan
     from jaxfl.data.synthetic import prototypes
     from jaxfl.simulation import program
-    from jaxfl.simulation.lanes import Lanes
+    from jaxfl.simulation.program import Lanes
 
     usual, backend = xla_bridge.canonicalize_platform, jax.default_backend
     # without a device JAX does not know that a GPU is called "cuda" (jax issue 23971)

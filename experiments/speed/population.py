@@ -45,10 +45,9 @@ from jaxfl.data import FederatedData, Split, stored
 from jaxfl.data.synthetic import prototypes
 from jaxfl.methods import Method
 from jaxfl.methods.base import served_model
-from jaxfl.simulation.kept_rounds import KeptRounds
+from jaxfl.simulation.host.streaming import Stream
 from jaxfl.simulation.program import peak_bytes
-from jaxfl.simulation.rounds import Rounds
-from jaxfl.simulation.streaming import Stream
+from jaxfl.simulation.rounds import KeptRounds, Rounds
 
 ROWS, TESTED, TEST_POOL = 50, 10, 10_000
 PART = 1 << 24  # row numbers written at once

@@ -1,4 +1,4 @@
-"""Which form of a product is faster on a CPU: what `jaxfl.models.products` decides by.
+"""Which form of a product is faster on a CPU: what `jaxfl.models.fast.products` decides by.
 
 As `convolutions` measures, see there: one client at a time, forward and gradient, and forward alone. Kernels of few
 outputs are followed by large ones. Kernels that a cache holds and the gradients of large ones are the usual products.
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.speed.convolutions import milliseconds
-from jaxfl.models import products
+from jaxfl.models.fast import products
 
 NARROW = tuple(itertools.product((10, 50, 256), (128, 784, 2048), (2, 10, 26, 62, 100)))  # rows, inputs, outputs
 KERNELS = ((784, 512), (512, 1024), (724, 724), (784, 2048), (1024, 1024), (3136, 512), (3136, 2048), (4096, 256))

@@ -11,10 +11,10 @@ import numpy as np
 from jaxfl import engine, tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods.base import Method, served_model
-from jaxfl.simulation.evaluate import evaluator
-from jaxfl.simulation.kept_rows import shapes_whole
-from jaxfl.simulation.metrics import Evaluation
-from jaxfl.simulation.streaming import streams
+from jaxfl.simulation.evaluation.evaluate import evaluator
+from jaxfl.simulation.evaluation.metrics import Evaluation
+from jaxfl.simulation.host.rows import shapes_whole
+from jaxfl.simulation.host.streaming import streams
 from jaxfl.tasks import Metrics
 from jaxfl.tasks.metrics import ACCURACY
 from jaxfl.typing import Array

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl.settings import options, own
-from jaxfl.simulation.directory import HISTORY, SUMMARY, RunDirectory
-from jaxfl.simulation.history import History
+from jaxfl.simulation.records.directory import HISTORY, SUMMARY, RunDirectory
+from jaxfl.simulation.records.history import History
 
 # What a run's numbers do not depend on, but for rounding.
 ANYHOW = ("run.chunk", "run.devices", "run.resident", "run.fast_forms")

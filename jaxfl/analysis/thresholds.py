@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.clustering import components, distances, linkage, scores
-from jaxfl.methods.parts.representation import checked
+from jaxfl.methods.stocfl.representation import checked
 from jaxfl.typing import Array
 
 GRID = 101  # thresholds, where none are given

@@ -23,7 +23,7 @@ from jaxfl.data.synthetic import prototypes
 from jaxfl.methods.base import Method, served_model
 from jaxfl.models import MLP
 from jaxfl.settings import methods
-from jaxfl.simulation.cores import use_cores
+from jaxfl.simulation.devices import use_cores
 from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.seeds import RoundsInLanes, inside, placed, together

@@ -12,29 +12,403 @@ from typing import Annotated
 
 import typer
 
-from jaxfl.cli import bench, completion, signals
-from jaxfl.cli.arguments import (
-    AsJson,
-    CohortSize,
-    Coordinator,
-    DataDir,
-    DataItems,
-    DataName,
-    Items,
-    MethodName,
-    Process,
-    Processes,
-    Quiet,
-)
-from jaxfl.cli.commands import (
-    check_command,
-    compare_command,
-    plan_command,
-    report_command,
-    reproduce_command,
-    sweep_command,
-)
+from jaxfl.cli import completion, experiments, signals
 from jaxfl.cli.errors import errors
+from jaxfl.cli.experiments import WORKS
+
+MethodName = Annotated[
+    str,
+    typer.Argument(
+        help="A method; [bold]jaxfl methods[/] lists them.", metavar="METHOD", autocompletion=completion.methods
+    ),
+]
+DataName = Annotated[
+    str,
+    typer.Option(
+        "--data", help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME", autocompletion=completion.data
+    ),
+]
+DataDir = Annotated[
+    str | None, typer.Option("--data-dir", help="Folder of the data's files (or the one above it).", metavar="DIR")
+]
+CohortSize = Annotated[
+    str | None,
+    typer.Option(
+        help="Clients of a round: a share (0.1; 1.0 is everyone) or a count (120). Default 0.1, on the digits 0.5.",
+        metavar="SHARE|COUNT",
+    ),
+]
+Processes = Annotated[
+    str | None,
+    typer.Option(
+        help="Processes that make the run together, each started with this command on its host: [bold]auto[/] under "
+        "SLURM, Open MPI or on a TPU pod, elsewhere their number with --process and --coordinator.",
+        metavar="N|auto",
+    ),
+]
+Process = Annotated[
+    int | None, typer.Option(help="Which of the --processes this is, from 0; 0 writes the files.", metavar="I")
+]
+Coordinator = Annotated[
+    str | None, typer.Option(help="Where process 0 runs, and a free port there.", metavar="HOST:PORT")
+]
+Items = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="An option of the method, the data, the model or the optimiser, e.g. [bold]threshold=0.6[/], "
+        "[bold]num_clients=100[/], [bold]model=mlp[/], [bold]hidden=200[/], [bold]optimizer=adam[/], "
+        "[bold]learning_rate=0.05[/]. Repeat it. [bold]jaxfl methods METHOD[/] and [bold]jaxfl data NAME[/] list them.",
+        metavar="KEY=VALUE",
+        autocompletion=completion.settings,
+    ),
+]
+DataItems = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="An option of the data set, e.g. [bold]alpha=0.1[/]. Repeat it. [bold]jaxfl data NAME[/] lists them.",
+        metavar="KEY=VALUE",
+        autocompletion=completion.settings,
+    ),
+]
+Clone = Annotated[
+    Path | None,
+    typer.Option("--experiments", help="A clone of the repository, if this is not run inside one.", metavar="DIR"),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Say nothing on the way: results, warnings and errors alone.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+TIMED = 3  # rounds that `jaxfl plan --time` trains
+
+
+def sweep_command(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="Methods, such as [bold]fedavg,ifca,stocfl[/], or a TOML file.",
+            metavar="METHOD,...|FILE",
+            autocompletion=completion.several,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory, which gets a folder for each setting.", metavar="DIR")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME", autocompletion=completion.data
+        ),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="As in jaxfl run; default 0.", metavar="0,1,2")] = None,
+    items: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Values of an option, [bold]threshold=0.3,0.5,auto[/], for the methods that have it; "
+            "[bold]stocfl.threshold=...[/] for one of them. Repeat it: all combinations are run.",
+            metavar="KEY=VALUE,...",
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
+    cohort: CohortSize = None,
+    eval_every: Annotated[int | None, typer.Option(help="As in jaxfl run.", metavar="R")] = None,
+    data_dir: DataDir = None,
+    html: Annotated[
+        bool,
+        typer.Option("--html", help="Write a page of all runs, index.html, into the directory, and one of each."),
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods with several values of options and several seeds, and compare them.
+
+    Try [bold]jaxfl sweep fedavg,ifca,stocfl --data rotated-digits --seeds 0-2 --out runs/sweep[/]. The same command
+    goes on after an interruption, and makes nothing twice; with more values or seeds it makes those. Then [bold]jaxfl
+    compare runs/sweep --latex table.tex[/] writes the table.
+    """
+    with errors():
+        from jaxfl.cli.sweep import sweep
+
+        given = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort, "eval_every": eval_every}
+        asked = {name: value for name, value in given.items() if value is not None}
+        complete = sweep(what, asked, items or (), data_dir, out, quiet, html)
+    if not complete:  # it was said which diverged
+        raise typer.Exit(1)
+
+
+def compare_command(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Directories that jaxfl run --out has written, or of several such.", metavar="DIR..."),
+    ],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What is compared: an entry of history.jsonl; default micro_accuracy, or the task's main metric.",
+            metavar="NAME",
+        ),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Count rounds and bytes until the metric is this; default what every run reaches.", metavar="VALUE"
+        ),
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table for a README.", metavar="FILE")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the table for a paper (booktabs).", metavar="FILE")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the numbers.", metavar="FILE")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the metric by round: mean and deviation over seeds.", metavar="FILE")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one page: table, curves, and the runs one by one.", metavar="FILE")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What a row is called, or a method in all its rows: --label my.py:factory=Ours. Several are possible.",
+            metavar="ROW=TEXT",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Show these columns, in this order, such as micro,ari; default all.", metavar="NAME,..."),
+    ] = None,
+) -> None:
+    """Set finished runs beside each other: mean and deviation over seeds, differences at equal seeds, cost.
+
+    Try [bold]jaxfl compare runs --latex table.tex --plot curves.png[/]. Runs that differ in their seed alone are one
+    row; the first directory's is the one that the others are compared with.
+    """
+    with errors():
+        from jaxfl.cli.compare import compare_runs
+
+        files = {"markdown": markdown, "latex": latex, "csv": csv}
+        compare_runs(folders, metric, target, files, plot, html, label or (), columns)
+
+
+def check_command(
+    method: MethodName,
+    items: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="An option of the method on the battery's eight clients, e.g. [bold]num_clusters=2[/]; else the row's "
+            "[bold]small[/]. Repeat it.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+) -> None:
+    """Run the battery of laws that every method keeps, on one of jaxfl or on your own.
+
+    Try [bold]jaxfl check my_method.py:factory[/]: shapes, seeds, chunks, devices, padding, resuming, clients without
+    rows and with NaN, and what else a run relies on. After a broken law the others are checked all the same, and the
+    exit code is 1.
+    """
+    with errors():
+        from jaxfl.cli.check import check
+
+        kept = check(method, items or ())
+    raise typer.Exit(0 if kept else 1)
+
+
+def reproduce_command(
+    name: Annotated[str, typer.Argument(help="A folder of experiments/, such as [bold]ifca[/].", metavar="NAME")],
+    scale: Annotated[str, typer.Option(help="smoke (seconds a row, no files), laptop or paper.")] = "smoke",
+    data_dir: DataDir = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Only cells whose [bold]table / row / column[/] holds this; * is anything.", metavar="PATTERN"
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="Only these of a cell's seeds, as in [bold]jaxfl run[/].", metavar="S,S,S-S"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the results, if not the experiment's own.", metavar="DIR")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Make a row of this method alone, one of yours too, beside the paper's; with --out."),
+    ] = None,
+    items: Items = None,
+    clone: Clone = None,
+) -> None:
+    """Make the numbers of a paper's tables that are still missing, and the report.
+
+    Try [bold]jaxfl reproduce ifca[/]. Results are appended to results.jsonl; the same command goes on after an
+    interruption, and does nothing where nothing is missing. The exit code is 1 if a run failed.
+    """
+    from jaxfl.cli.run import seeds_of
+
+    with errors():
+        signals.tell("; the same command goes on")
+        code = experiments.module("harness.run", clone).reproduce(
+            name,
+            scale,
+            data_dir=data_dir,
+            only=only,
+            seeds=None if seeds is None else seeds_of(seeds),
+            out=out,
+            method=method,
+            items=items or (),
+        )
+    raise typer.Exit(code)
+
+
+def report_command(
+    name: Annotated[str | None, typer.Argument(help="One experiment; all if not given.", metavar="[NAME]")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="smoke, laptop or paper; all with results if not given.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory that reproduce --out wrote to.", metavar="DIR")] = None,
+    clone: Clone = None,
+) -> None:
+    """Set what was made beside what the papers say: tables, pictures and a page; nothing is trained."""
+    with errors():
+        print(experiments.module("harness.report", clone).reports(name, scale, out), end="")
+
+
+def plan_command(
+    method: MethodName,
+    data: DataName,
+    data_dir: DataDir = None,
+    cohort: CohortSize = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Of several runs, as in [bold]jaxfl run[/].", metavar="S,S,S-S")
+    ] = None,
+    time: Annotated[bool, typer.Option("--time", help=f"Train {TIMED} rounds, and say what one takes.")] = False,
+    items: Items = None,
+) -> None:
+    """Say what a run will take in memory, and on demand how long."""
+    from jaxfl.cli.run import defaults, seeds_of
+    from jaxfl.cli.tables.console import saying, stderr
+    from jaxfl.jobs import job
+    from jaxfl.settings import options
+    from jaxfl.simulation.footprint import footprint
+
+    with errors():
+        settings = options.route(method, data, items or ())
+        rounds, share = defaults(data, None, cohort)
+        several = 1 if seeds is None else len(seeds_of(seeds))
+        drift = settings.data.get("drift_round") or 0
+        job.check(wanted := job.Job(settings, max(rounds, drift + 1), share))
+        console = stderr()
+        with saying(console, f"loading {data}"):
+            federation = options.load(settings, data_dir=data_dir)
+        with saying(console, f"compiling {method} for {federation.num_clients} clients"):
+            tools = job.Tools.of(wanted, federation)
+            taken = footprint(
+                tools.method,
+                federation,
+                cohort=share,
+                plan=options.plan(settings),
+                devices=settings.run.get("devices"),
+                resident=settings.run.get("resident", "auto"),
+                seeds=several,
+            )
+        print(taken)
+        if time:
+            with saying(console, f"training {TIMED} rounds"):
+                short = wanted._replace(rounds=TIMED, eval_every=1)
+                made = job.execute(short, federation.at(0), tools=tools).summary  # before the drift, if there is one
+            after = f"after {made['compile_seconds']:.1f} s of compilation"
+            print(f"{'a round':<10} {made['seconds_per_round']:>12.3g} s     median of {TIMED}, {after}")
+
+
+group = typer.Typer(
+    no_args_is_help=True,
+    help="Measure how fast rounds are on this machine: how they scale, or a workload beside other libraries.",
+)
+
+
+@group.command("scaling")
+def scaling_command(
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What is made larger: cohort, population, width, devices, seeds or all. Repeat it. Default cohort.",
+            metavar="AXIS",
+            show_default=False,
+        ),
+    ] = None,
+    values: Annotated[
+        str | None, typer.Option(help="Of the axis, such as 10,100,1000.", metavar="V,V,...", show_default=False)
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="A method; [bold]jaxfl methods[/] lists them.", metavar="METHOD")
+    ] = "fedavg",
+    items: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="An option of the method, e.g. [bold]local_epochs=5[/]; it trains for one epoch in batches of 10 "
+            "unless you say otherwise. Repeat it.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    hidden: Annotated[int, typer.Option(help="Width of the network 784-H-10.", metavar="H")] = 200,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds that are timed at each point, after another one.", metavar="R")
+    ] = 10,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for bench.json, scaling.png and index.html.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Measure how seconds a round and memory grow along an axis.
+
+    Try [bold]jaxfl bench scaling --over cohort --out bench/[/]. Every point runs in a process of its own, so its memory
+    is its own, and one that is too much for the machine is told and takes no other with it. The exit code is then 1.
+    """
+    with errors():
+        from jaxfl.cli.measure import bench_scaling
+
+        signals.tell("; nothing is written")
+        complete = bench_scaling(over or ["cohort"], values, method, items or [], hidden, rounds, out)
+    if not complete:
+        raise typer.Exit(1)
+
+
+def works_command(
+    context: typer.Context,
+    more: Annotated[list[str] | None, typer.Argument(help="More workloads.", metavar="[w1 w2 ...]")] = None,
+    clients: Annotated[
+        str | None, typer.Option(help="Clients of a round, such as 100,1000, if not its own.", metavar="C,C,...")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Timed rounds, after a warm-up.", metavar="R")] = None,
+    chunk: Annotated[int | None, typer.Option(help="Clients that jaxfl trains side by side.", metavar="C")] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(help="Such as fedjax,torch, or none. Default those that are found.", metavar="NAMES"),
+    ] = None,
+    environments: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the peers' environments; [bold]python -m experiments.speed.peers DIR[/] makes them.",
+            metavar="DIR",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for bench.json, bench.png and index.html.", metavar="DIR")
+    ] = None,
+    clone: Clone = None,
+) -> None:
+    """Measures workloads of `experiments/speed`; the first one is the name of the command."""
+    with errors():
+        from jaxfl.cli.measure import bench_works
+
+        given = {"clients": clients, "rounds": rounds, "chunk": chunk, "peers": peers, "environments": environments}
+        complete = bench_works([str(context.info_name), *(more or [])], **given, out=out, clone=clone)
+    if not complete:
+        raise typer.Exit(1)
+
+
+for _name, _what in WORKS.items():
+    group.command(_name, help=f"{_what} In turn with the peers that are found.", short_help=_what)(works_command)
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +417,7 @@ app = typer.Typer(
     help="Simulate clustered and personalised federated learning: all clients of a round in one compiled program.",
 )
 
-app.add_typer(bench.group, name="bench")
+app.add_typer(group, name="bench")
 
 
 def _version(asked: bool) -> None:
@@ -69,8 +443,7 @@ def with_options(
     ] = False,
 ) -> None:
     """Takes the options of all commands."""
-    from jaxfl.simulation.cache import keep_programs
-    from jaxfl.simulation.cores import use_cores
+    from jaxfl.simulation.devices import keep_programs, use_cores
 
     use_cores()
     if cache:
@@ -162,10 +535,9 @@ def run_command(
     [bold]new-group[/]), and they may come and go ([bold]arrive=0.2[/], [bold]leave=0.1[/]).
     """
     from jaxfl.cli.hosts import together
-    from jaxfl.cli.run_command import defaults, run_jobs, seeds_of, tell
-    from jaxfl.cli.watch import watchers
+    from jaxfl.cli.run import callbacks_of, defaults, run_jobs, seeds_of, tell
     from jaxfl.jobs import job
-    from jaxfl.jobs.seeds import check as check_seeds
+    from jaxfl.jobs.job import check_seeds_of as check_seeds
     from jaxfl.random import check_one_or_several
     from jaxfl.settings import options
 
@@ -182,7 +554,7 @@ def run_command(
             check_seeds(jobs)
         else:
             job.check(jobs[0])
-        looking = watchers(log or (), stop_early, time_limit, jobs)
+        looking = callbacks_of(log or (), stop_early, time_limit, jobs)
         several = seeds is not None
         summaries = run_jobs(jobs, several=several, quiet=quiet, watchers=looking, html=html)
         tell(jobs, summaries, out, several=several, quiet=quiet, html=html)
@@ -264,7 +636,7 @@ def data_command(
 
     Files are looked for in --data-dir, else in $JAXFL_DATA, else in ~/.cache/jaxfl. Only --download gets any.
     """
-    from jaxfl.cli.data_command import Wanted, show
+    from jaxfl.cli.data import Wanted, show
     from jaxfl.cli.tables.console import stderr, stdout
 
     with errors():

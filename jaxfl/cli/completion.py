@@ -34,7 +34,7 @@ def several(incomplete: str) -> Offered:
 
 def data(incomplete: str) -> list[str]:
     """Returns the data sets that a word may become."""
-    from jaxfl.cli.data_command import listed
+    from jaxfl.cli.data import listed
 
     return [name for name in listed() if name.startswith(incomplete)]
 

@@ -15,7 +15,7 @@ from jaxfl.files import write_text
 from jaxfl.jobs import job as jobs
 from jaxfl.plots import style
 from jaxfl.simulation import processes
-from jaxfl.simulation.directory import RunDirectory
+from jaxfl.simulation.records.directory import RunDirectory
 from jaxfl.simulation.result import Result
 from jaxfl.simulation.schedule import Schedule
 from jaxfl.tasks.metrics import ACCURACY

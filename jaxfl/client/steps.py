@@ -12,7 +12,7 @@ import optax
 
 from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.programs import Program
+from jaxfl.client.fast.optimizer_programs import Program
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Task, without_averages
 from jaxfl.typing import Array, Key, Params

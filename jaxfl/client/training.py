@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client import conduct, factored
-from jaxfl.client.factored import Form
+from jaxfl.client import conduct
+from jaxfl.client.fast import coordinates
+from jaxfl.client.fast.coordinates import Form
 from jaxfl.client.passes import BLOCK, batch_shape, rows_of_a_gradient, true_gradient
 from jaxfl.client.steps import rows_of, trip_count
 from jaxfl.data.clients import FederatedData
@@ -149,14 +150,14 @@ def _full_batch(
         shorter: Form | str = f"a client may have more than {block} rows"
         if filled := _filled(data, data.train.max_size, block):  # the same rows in every step: made ready once
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
-            shorter = factored.factor(task, optimizer, model, batch, extra, local_epochs, filled=filled)
+            shorter = coordinates.factor(task, optimizer, model, batch, extra, local_epochs, filled=filled)
 
         def gradient(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
             if filled and data.train.max_size <= rows_of_a_gradient(task, model, block):
                 return *jax.value_and_grad(task.loss)(model, batch, key), memory
             return *true_gradient(task, block)(model, data, client, key), memory
 
-        form = factored.chosen(shorter, Form(model, extra, gradient))
+        form = coordinates.chosen(shorter, Form(model, extra, gradient))
 
         def epoch(index: Array, carry):
             model, state, memory, total = carry
@@ -201,8 +202,10 @@ def _mini_batches(
             # on a GPU rows that many clients have ready are four times what their pixels are, to be read in every step
             if slots <= block and (jax.default_backend() == "cpu" or data.tilt is not None):
                 usual = of_rows  # made ready once
-            shorter = factored.factor(task, optimizer, model, rows, extra, local_epochs, slots // width, filled=filled)
-        form = factored.chosen(shorter, Form(model, extra, usual))
+            shorter = coordinates.factor(
+                task, optimizer, model, rows, extra, local_epochs, slots // width, filled=filled
+            )
+        form = coordinates.chosen(shorter, Form(model, extra, usual))
 
         def epoch(carry, index: Array):
             # real rows sort first in a random order, padding after them

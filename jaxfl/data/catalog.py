@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxfl.data import conditions, divide, natural, shift, skews, sources, stored
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.imposing import impose
+from jaxfl.data.drift import impose
 from jaxfl.data.sources import domains, saved
 from jaxfl.random import check_seed
 from jaxfl.schema import Option, check_name, check_type, checked, did_you_mean, options_of, quoted

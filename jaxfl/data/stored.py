@@ -1,10 +1,10 @@
 """A federation in a folder: one npy file for each array, and `federation.json`, which says what they are.
 
 The pool and the lists of rows are mapped when it is loaded, not read: a run that keeps its rows on the host (see
-`jaxfl.simulation.streaming`) reads those of its cohorts, whatever the size of the files. Files are checked before they
-are used: types, shapes and lengths against `federation.json`, classes, rows and ranges against each other. Nothing is
-pickled. Whether floats are finite is not looked at, which would read the whole pool; a client whose are not is counted
-as diverged.
+`jaxfl.simulation.host.streaming`) reads those of its cohorts, whatever the size of the files. Files are checked before
+they are used: types, shapes and lengths against `federation.json`, classes, rows and ranges against each other. Nothing
+is pickled. Whether floats are finite is not looked at, which would read the whole pool; a client whose are not is
+counted as diverged.
 """
 
 import json

@@ -7,27 +7,33 @@ Python), `history.jsonl`, `clusters.jsonl` and the checkpoints (while it runs),
 
 import contextlib
 import json
+import os
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxfl import plots
+from jaxfl.analysis.comparison import deviation
 from jaxfl.data.catalog import own_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import checksum, keep_copy, write_text
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
+from jaxfl.schema import check_type
 from jaxfl.settings import options, own
 from jaxfl.simulation import processes
-from jaxfl.simulation.directory import HISTORY, RunDirectory
-from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.progress import Diverged
+from jaxfl.simulation.records.directory import HISTORY, RunDirectory
+from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.run import run
 from jaxfl.simulation.schedule import Schedule, check_kept
-from jaxfl.simulation.shared import directory_at
 
 CLIENTS = "clients.csv"
 # of a summary
@@ -285,3 +291,132 @@ def _finished(job: Job, result: Result) -> Result:
         raise
     directory.write_summary(summary)  # last: of a run that was stopped before, what is missing is made again
     return result
+
+
+def run_named(
+    method: str,
+    data: str,
+    *,
+    rounds: int,
+    cohort: int | float,
+    seed: int = 0,
+    out: str | os.PathLike | None = None,
+    resume: bool = False,
+    data_dir: str | os.PathLike | None = None,
+    eval_every: int | None = None,
+    checkpoint_every: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Result:
+    """Runs what names say, as `jaxfl run` does, and keeps what it keeps: either goes on with the other's runs.
+
+    Args:
+        method: a method's name, or `FILE.py:NAME`.
+        data: a data set's name.
+        rounds: communication rounds in all.
+        cohort: clients of a round: a share (float in (0, 1]) or a count (int).
+        seed: of the data, the initial models, the cohorts and the batches.
+        out: the folder, which gets all that `jaxfl run --out` writes; None keeps nothing.
+        resume: go on with the run that is in the folder.
+        data_dir: where the data's files lie.
+        eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1.
+        checkpoint_every: rounds between checkpoints; None saves after every evaluation.
+        callbacks: called with every `Event`.
+        **settings: what `--set` takes: `model="mlp"`, `num_clusters=4`.
+
+    Raises:
+        ValueError: a name, an option or a number is not possible, or the folder holds another run.
+        Diverged: clients send nothing finite any more.
+    """
+    if out == "":
+        raise ValueError('out must be a folder, got ""; "." is the current one, None keeps nothing.')
+    settings = {name: _plain(value) for name, value in settings.items()}
+    rounds, cohort, seed, eval_every, checkpoint_every = map(
+        _plain, (rounds, cohort, seed, eval_every, checkpoint_every)
+    )
+    check_type("rounds", rounds, int)
+    check_type("cohort", cohort, int | float)
+    job = Job(
+        options.route(method, data, **settings),
+        rounds,
+        cohort,
+        seed,
+        None if data_dir is None else str(data_dir),
+        eval_every,
+        checkpoint_every,
+        None if out is None else Path(out),
+        resume,
+    )
+    check(job)
+    return execute(job, options.load(job.settings, data_dir=job.data_dir, seed=seed), callbacks)
+
+
+def _plain(value: Any) -> Any:
+    """Returns one of NumPy's numbers or texts as Python's, which JSON can say."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def check_seeds_of(jobs: Sequence[Job]) -> None:
+    """Raises what can be said before anything is loaded.
+
+    Args:
+        jobs: of different seeds; their directories, if any, are `seed-S` of one.
+
+    Raises:
+        ValueError: as `jaxfl.jobs.job.check`, or the folder of all is that of a single run.
+    """
+    out = None if jobs[0].out is None else jobs[0].out.parent
+    if out is not None and (held := processes.by_first(RunDirectory(out).held_of_its_own)):
+        raise ValueError(
+            f"out must be a folder for the runs of several seeds, got {str(out)!r}, which holds a single run "
+            f"({held[0]}); leave --seeds out and resume it, or choose another directory."
+        )
+    for one in jobs:
+        check(one)
+
+
+def with_others(jobs: Sequence[Job], made: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns summaries with those of the same runs of other seeds that were kept beside them, by seed.
+
+    Args:
+        jobs: as `check` takes them.
+        made: the summaries of those that have ended.
+    """
+    asked = {one.seed for one in jobs}
+
+    def kept() -> list[dict[str, Any]]:
+        found = []
+        for path in [] if jobs[0].out is None else jobs[0].out.parent.glob("seed-*"):
+            number = path.name.removeprefix("seed-")
+            if number.isdecimal() and int(number) not in asked:
+                other = jobs[0]._replace(seed=int(number), out=path, resume=True)
+                with contextlib.suppress(ValueError):  # a damaged one is none
+                    summary = _ended(path, other.rounds)
+                    if summary is not None and not RunDirectory(path).is_of_another(other.config()):
+                        found.append(summary)
+        return found
+
+    return sorted([*made, *processes.by_first(kept)], key=lambda summary: summary["seed"])
+
+
+def _ended(path: Path, rounds: int) -> dict[str, Any] | None:
+    """Returns the summary of a run that was asked for so many rounds; a callback may have ended it before them."""
+    directory = RunDirectory(path)
+    summary, config = directory.summary(), directory.config() or {}
+    return None if summary is None or config.get("rounds") != rounds or directory.goes_on() else summary
+
+
+def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict[str, dict[str, float | None]]:
+    """Returns mean and standard deviation of every number of the summaries of several seeds, and writes them to `out`.
+
+    The standard deviation is that of a sample (n - 1); None for one run, or where a number is not finite.
+    """
+    spread = {}
+    for name in summaries[0]:
+        values = [summary.get(name) for summary in summaries]  # one of an older version may have none
+        numbers = [one for one in values if isinstance(one, (int, float)) and not isinstance(one, bool)]
+        if name != "seed" and len(numbers) == len(values):
+            spread[name] = {"mean": statistics.fmean(numbers), "std": deviation(numbers)}
+    if out is not None and processes.first():
+        RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})
+    return spread

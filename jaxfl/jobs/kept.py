@@ -18,20 +18,19 @@ from jaxfl.methods.base import Method, served_model
 from jaxfl.models.weights import save_weights
 from jaxfl.schema import check_type
 from jaxfl.settings import options, own
-from jaxfl.simulation import checkpoint
-from jaxfl.simulation.checkpoint import Saved
-from jaxfl.simulation.directory import CONFIG, HISTORY, RunDirectory
-from jaxfl.simulation.evaluate import evaluator, model_of
-from jaxfl.simulation.history import History, read_back
-from jaxfl.simulation.identity import check_data
-from jaxfl.simulation.kept_rows import shapes_whole
-from jaxfl.simulation.metrics import Evaluation, in_a_line
+from jaxfl.simulation.evaluation.evaluate import evaluator, model_of, sampled_clients
+from jaxfl.simulation.evaluation.metrics import Evaluation, in_a_line
+from jaxfl.simulation.evaluation.served import newcomers, predict
+from jaxfl.simulation.host.rows import shapes_whole
+from jaxfl.simulation.host.streaming import streams
 from jaxfl.simulation.program import initialiser, shapes_of
-from jaxfl.simulation.restoring import on_host, restored
+from jaxfl.simulation.progress import on_host, restored
+from jaxfl.simulation.records import checkpoint
+from jaxfl.simulation.records.checkpoint import Saved
+from jaxfl.simulation.records.directory import CONFIG, HISTORY, RunDirectory
+from jaxfl.simulation.records.history import History, read_back
+from jaxfl.simulation.records.identity import check_data
 from jaxfl.simulation.result import Callback, Result, about, chosen_client, table
-from jaxfl.simulation.served import newcomers, predict
-from jaxfl.simulation.streaming import streams
-from jaxfl.simulation.testers import sampled_clients
 from jaxfl.typing import Params
 
 if TYPE_CHECKING:

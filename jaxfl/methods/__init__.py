@@ -14,7 +14,9 @@ from jaxfl.methods.base import Info as Info
 from jaxfl.methods.base import Method as Method
 from jaxfl.methods.base import Row as Row
 from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
-from jaxfl.methods.cfl import cfl as cfl
+from jaxfl.methods.cfl import cfl
+from jaxfl.methods.cfl.layercfl import PRESETS as LAYERCFL_PRESETS
+from jaxfl.methods.cfl.layercfl import adacfl, layercfl
 from jaxfl.methods.ditto import ditto as ditto
 from jaxfl.methods.fedamp import fedamp as fedamp
 from jaxfl.methods.fedbn import fedbn as fedbn
@@ -38,9 +40,6 @@ from jaxfl.methods.flhc import flhc as flhc
 from jaxfl.methods.hypcluster import hypcluster as hypcluster
 from jaxfl.methods.ifca import ifca as ifca
 from jaxfl.methods.kfed import kfed as kfed
-from jaxfl.methods.layercfl import PRESETS as LAYERCFL_PRESETS
-from jaxfl.methods.layercfl import adacfl as adacfl
-from jaxfl.methods.layercfl import layercfl as layercfl
 from jaxfl.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from jaxfl.methods.local import local as local
 from jaxfl.methods.pacfl import PRESETS as PACFL_PRESETS
@@ -53,7 +52,7 @@ from jaxfl.methods.reptile import feddws as feddws
 from jaxfl.methods.robust import robust as robust
 from jaxfl.methods.scaffold import scaffold as scaffold
 from jaxfl.methods.stocfl import PRESETS as STOCFL_PRESETS
-from jaxfl.methods.stocfl import stocfl as stocfl
+from jaxfl.methods.stocfl import stocfl
 from jaxfl.methods.wecfl import PRESETS as WECFL_PRESETS
 from jaxfl.methods.wecfl import wecfl as wecfl
 

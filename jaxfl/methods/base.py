@@ -111,17 +111,17 @@ class Method(NamedTuple):
             never sampled too, by the method's own rule. Evaluation calls it; training never sees its result.
         grow: `state -> state` with twice the slots, or None if the slots always suffice.
         join: `(key, state, data, ids) -> (state, clusters)`: lets clients of `data` in between two rounds, see
-            `jaxfl.methods.parts.joining`; None if the method has no rule for it. A run calls it for clients that arrive
-            (see `jaxfl.data.drift`), and without it serves them as `assign` serves those that are held out.
+            `jaxfl.methods.stocfl.joining`; None if the method has no rule for it. A run calls it for clients that
+            arrive (see `jaxfl.data.drift`), and without it serves them as `assign` serves those that are held out.
         reads: whose rows are read: those of the `"cohort"` alone, by `round` and by `assign`, and nobody's by `init`;
             or `"everybody"`'s. Who only reads the cohort's rows can train clients whose rows do not fit the device, see
-            `jaxfl.simulation.streaming`, and on several devices each has the rows of its own clients alone: `round`
-            passes its cohort to `over_clients` as it is. Sizes and what else is known of clients `[N]` may be read in
-            any case.
+            `jaxfl.simulation.host.streaming`, and on several devices each has the rows of its own clients alone:
+            `round` passes its cohort to `over_clients` as it is. Sizes and what else is known of clients `[N]` may be
+            read in any case.
         per_client: the state's field that has a row for each client, `[N, ...]`, such as its model; None if there is
             none. `init` gives everybody the same row; `round` and `client_params` reach rows by `over_owners`,
             `tree.take` and `tree.put`, those of their cohort or ids alone. Then the field can be larger than the
-            device's memory, see `jaxfl.simulation.kept_rows`.
+            device's memory, see `jaxfl.simulation.host.rows`.
     """
 
     init: Init

@@ -44,7 +44,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts import newcomers, starts
+from jaxfl.methods.parts import competing, newcomers
 from jaxfl.methods.parts.expectation import Step, expectation, leading, maximisation
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -117,7 +117,7 @@ def fedem(
 
     def init(key: Key, data: FederatedData) -> FedEMState:
         clients = jnp.arange(data.num_clients, dtype=jnp.int32)
-        learners = starts.independent(task, num_clusters)(key, data)
+        learners = competing.independent(task, num_clusters)(key, data)
         return FedEMState(learners, equal_weights(data.num_clients, num_clusters), clients, jnp.int32(0))
 
     def client(shared, client: Array):

@@ -44,7 +44,7 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import over_clients, over_owners
 from jaxfl.methods import base
 from jaxfl.methods.base import Assign, Info, Method
-from jaxfl.methods.parts import starts
+from jaxfl.methods.parts import competing
 from jaxfl.methods.parts.expectation import leading, losses_of_each
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -136,7 +136,7 @@ def fedsoft(
         count = data.num_clients
         model = task.init(key_for(key, Stream.INIT))  # that of all clients; the centres are others
         return FedSoftState(
-            centres=starts.independent(task, num_clusters)(key, data, 1),
+            centres=competing.independent(task, num_clusters)(key, data, 1),
             models=tree.repeat(model, count),
             weights=jnp.full((count, num_clusters), 1 / num_clusters, jnp.result_type(float)),
             trained=jnp.zeros(count, bool),

@@ -40,9 +40,8 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.agglomerated import cluster, grow
 from jaxfl.methods.parts.by_cluster import averaging
-from jaxfl.methods.parts.one_shot import train_once, with_everybody
+from jaxfl.methods.parts.one_shot import cluster, grow, train_once, with_everybody
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked

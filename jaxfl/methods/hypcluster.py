@@ -20,7 +20,7 @@ import optax
 
 from jaxfl.methods.base import Method
 from jaxfl.methods.ifca import ifca
-from jaxfl.methods.parts import starts
+from jaxfl.methods.parts import competing
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
@@ -35,7 +35,7 @@ def hypcluster(
     local_epochs: int = 1,
     batch_size: int | None = 20,
     weighting: Weighting = "rows",
-    start: starts.Kind = "groups",
+    start: competing.Kind = "groups",
     min_share: float = 0.1,
     max_draws: int = 100,
     warmup_rounds: int = 20,

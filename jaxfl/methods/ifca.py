@@ -37,8 +37,8 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Reads
-from jaxfl.methods.parts import starts
-from jaxfl.methods.parts.choosing import Rows, assigning, choosing, losses_of
+from jaxfl.methods.parts import competing
+from jaxfl.methods.parts.competing import Rows, assigning, choosing, losses_of
 from jaxfl.methods.parts.multi_centre import members
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -70,7 +70,7 @@ def ifca(
     weighting: aggregate.Weighting = "uniform",
     shared: str | Sequence[str] = (),
     choose: Rows = "train",
-    start: starts.Kind = "random",
+    start: competing.Kind = "random",
     min_share: float = 0.1,
     max_draws: int = 100,
     warmup_rounds: int = 20,
@@ -108,7 +108,7 @@ def ifca(
     """
     _check(num_clusters, average, shared, server_optimizer)
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
-    starts.check(start, num_clusters, min_share, max_draws, warmup_rounds, shared)
+    competing.check(start, num_clusters, min_share, max_draws, warmup_rounds, shared)
     losses, pooled = losses_of(task), pooling(shared)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     work = train_model(train) if average == "models" else full_gradient_of(task)
@@ -116,12 +116,12 @@ def ifca(
     find = choosing(losses, grouped_rounds=warmup_rounds if start == "groups" else 0)
 
     def draw(key: Key, data: FederatedData, number: Array | int = 0) -> Params:
-        models = starts.independent(task, num_clusters)(key, data, number)
+        models = competing.independent(task, num_clusters)(key, data, number)
         return pooled(models, tree.repeat(tree.take(models, 0), num_clusters))
 
     begin = {
-        "balanced": starts.balanced(task, draw, losses, num_clusters, min_share=min_share, max_draws=max_draws),
-        "kmeans++": starts.far_apart(task, train, losses, num_clusters, rounds=warmup_rounds),
+        "balanced": competing.balanced(task, draw, losses, num_clusters, min_share=min_share, max_draws=max_draws),
+        "kmeans++": competing.far_apart(task, train, losses, num_clusters, rounds=warmup_rounds),
     }.get(start, draw)
 
     def init(key: Key, data: FederatedData) -> IFCAState:
@@ -129,7 +129,7 @@ def ifca(
         models = begin(key, data)
         moments = jax.vmap(functools.partial(optimizers.init, server_optimizer))(models)
         cluster = (
-            starts.groups(key, data, num_clusters) if start == "groups" else jnp.zeros(data.num_clients, jnp.int32)
+            competing.groups(key, data, num_clusters) if start == "groups" else jnp.zeros(data.num_clients, jnp.int32)
         )
         return IFCAState(models, moments, cluster, jnp.int32(0))
 

@@ -44,9 +44,8 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Join, Method
 from jaxfl.methods.parts import newcomers
-from jaxfl.methods.parts.agglomerated import cluster, grow
 from jaxfl.methods.parts.by_cluster import averaging, served
-from jaxfl.methods.parts.one_shot import all_clients
+from jaxfl.methods.parts.one_shot import all_clients, cluster, grow
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate

@@ -6,18 +6,18 @@ from jaxfl.models.lora import lora
 from jaxfl.models.networks import (
     MLP,
     MODELS,
+    VGG16,
     CifarBenchmarkCNN,
     LeafCelebaCNN,
     LeafFemnistCNN,
     LenetEMNIST,
     Logistic,
+    NormalisedMLP,
     StoCFLCifarCNN,
     StoCFLFemnistCNN,
     create,
 )
-from jaxfl.models.normalised import NormalisedMLP
 from jaxfl.models.sequences import CharRNN, Transformer
-from jaxfl.models.vgg import VGG16
 from jaxfl.models.weights import load_weights, save_weights
 
 __all__ = [

@@ -2,24 +2,143 @@
 
 A run draws its initial models from its seed, and some methods draw several: what makes a network is asked for, and not
 one network whose numbers are drawn already.
+
+flax.linen lets calls be intercepted; flax.nnx does not. There the layers of one module, put together for one call, are
+made layers of a kind that tells of its calls: nothing is changed in the classes that others use meanwhile.
 """
 
+import contextlib
 import functools
 import inspect
 import types
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import flax.errors
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
+from jax.extend import core
 
 from jaxfl import tree
-from jaxfl.models import running
-from jaxfl.models.watching import tell_of_calls
 from jaxfl.typing import Array, Key, Params
+
+PADDING = (
+    "module keeps running averages, which padding rows must not be part of; give __call__ an argument mask, and pass "
+    "mask=mask[:, None] (as many axes as the rows have) to its BatchNorm layers."
+)
+SWITCHED = (
+    "module must bring its running averages up to date while clients train, and use them in a test; give __call__ an "
+    "argument train: bool, and pass nn.BatchNorm(use_running_average=not train)"
+)
+
+
+def check(
+    averages: Callable[[Params, Array, Array, Key | None], list[Array]],
+    init: Callable[[Key], Params],
+    x: Array,
+    mask: Array,
+    *,
+    masked: bool,
+) -> None:
+    """Looks at the program of running averages.
+
+    Args:
+        averages: `(model, x, mask, key) -> averages`, those after a batch.
+        init: draws a model.
+        x: an example `[B, ...]`.
+        mask: which rows are no padding `[B]`.
+        masked: whether the network takes a mask.
+
+    Raises:
+        ValueError: the averages are brought up to date in a test, or not in training, or with padding.
+    """
+    if not masked:
+        raise ValueError(PADDING)
+    model = jax.eval_shape(init, jax.random.key(0))
+    for key in (None, jax.random.key(0)):
+        try:
+            program = jax.make_jaxpr(lambda model, x, mask, key=key: averages(model, x, mask, key))(
+                model, x, mask
+            ).jaxpr
+        except flax.errors.ModifyScopeVariableError as error:
+            raise ValueError(f"{SWITCHED} ({error}).") from error
+        kept = [out in program.invars for out in program.outvars]
+        if (any(kept) and key is not None) or (not all(kept) and key is None):
+            raise ValueError(f"{SWITCHED}.")
+        of_rows, of_mask = (_made_of(place, program) for place in program.invars[-2:])
+        if any(one and not other for one, other in zip(of_rows, of_mask, strict=True)):
+            raise ValueError(PADDING)
+    # made of the mask a layer's averages are behind another layer, too, that leaves padding out in its place
+    if len(program.outvars) > 2 and _with_padding(averages, init, x):
+        raise ValueError(PADDING)
+
+
+def _with_padding(averages: Callable[..., list[Array]], init: Callable[[Key], Params], x: Array) -> bool:
+    """Returns whether what stands in a padding row makes a difference to some average, by a batch of three rows."""
+
+    @jax.jit
+    def difference(key: Key) -> Array:
+        model, mask, shape = init(key), jnp.array([True, True, False]), (3, *x.shape[1:])
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            rows, far = jax.random.normal(key, shape, x.dtype), 100
+        else:
+            rows, far = jnp.zeros(shape, x.dtype), 1  # tokens there may be two
+        found = [averages(model, rows.at[2].set(value), mask, key) for value in (0, far)]
+        return jnp.stack([(jnp.abs(a - b) / (1 + jnp.abs(a))).max() for a, b in zip(*found, strict=True)]).max()
+
+    return bool(difference(jax.random.key(0)) > 1e-5)  # a hundred times what rounding may do
+
+
+def _made_of(given: core.Var, program: core.Jaxpr) -> list[bool]:
+    """Returns which results of a program depend on one of its arguments; a program within depends on all of its own."""
+    known = {given}
+    for equation in program.eqns:
+        if any(atom in known for atom in equation.invars if isinstance(atom, core.Var)):
+            known.update(equation.outvars)
+    return [out in known for out in program.outvars]
+
+
+# `(usual, args, kwargs, context) -> outputs`, as flax.linen has it: the context knows the module and the method's name.
+Spy = Callable[[Callable[..., Any], Any, Any, Any], Any]
+LAYERS = (nnx.Dropout, nnx.Embed, nnx.MultiHeadAttention)
+_SPY: ContextVar[Spy | None] = ContextVar("spy", default=None)
+
+
+@contextlib.contextmanager
+def watched(spy: Spy) -> Iterator[None]:
+    """Lets a spy see the calls of all layers of flax.linen, and of `LAYERS` of flax.nnx; in this thread alone."""
+    token = _SPY.set(spy)
+    try:
+        with nn.intercept_methods(spy):
+            yield
+    finally:
+        _SPY.reset(token)
+
+
+def tell_of_calls(module: nnx.Module) -> None:
+    """Makes a module's layers tell of their calls, if somebody watches."""
+    if _SPY.get() is None:
+        return
+    for _, layer in nnx.iter_graph(module):
+        if isinstance(layer, LAYERS):
+            layer.__class__ = _telling(type(layer))
+
+
+@functools.cache  # JAX keeps every class of flax.nnx in a table
+def _telling(layer: type) -> type:
+    """Returns the class of a layer whose calls go through the spy."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        spy, usual = _SPY.get(), types.MethodType(layer.__call__, self)
+        context = types.SimpleNamespace(module=self, method_name="__call__")
+        return usual(*args, **kwargs) if spy is None else spy(usual, args, kwargs, context)
+
+    return type(layer.__name__, (layer,), {"__call__": call})
+
 
 # How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
@@ -227,7 +346,7 @@ def _checked(
         after = together(model, batch, key)[1]
         return [leaf for name, leaf in zip(tree.names(after), jax.tree.leaves(after), strict=True) if name in names]
 
-    running.check(averages, init, example.x, example.mask, masked="mask" in accepted)
+    check(averages, init, example.x, example.mask, masked="mask" in accepted)
     return Functions(init, lambda model, batch, key: together(model, batch, key)[0], Running(names, together))
 
 

@@ -1,7 +1,7 @@
 """Layers with PyTorch's initialisation, and a batch norm without running averages.
 
 They are plain: a task brings any network, of these layers or of others, into the forms that are fast for many clients
-(`jaxfl.models.rewriting`).
+(`jaxfl.models.fast.rewriting`).
 
 Parameters are named and shaped as in `flax.linen`, so that a model can be moved between the two.
 """
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxfl.models.operations import NUMBERS
+from jaxfl.models.fast.convolution import NUMBERS
 from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxfl import tree
 from jaxfl.models.adapters import Functions, Running
-from jaxfl.models.rewriting import programs_of
+from jaxfl.models.fast.rewriting import programs_of
 from jaxfl.typing import Array, Key, Params
 
 Compute = Literal["float32", "bfloat16"]

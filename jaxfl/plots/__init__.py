@@ -12,18 +12,15 @@ changes. `figure.savefig(path, dpi=150)` writes a file; a notebook shows a figur
 """
 
 from jaxfl.plots.alluvial import alluvial
-from jaxfl.plots.candidates import Chosen, choice
-from jaxfl.plots.classes import class_confusion
-from jaxfl.plots.distances import heatmap, heatmaps
+from jaxfl.plots.curves import Chosen, choice, scaling
+from jaxfl.plots.distances import heatmap, heatmaps, similarity
 from jaxfl.plots.examples import is_image, montage
 from jaxfl.plots.federation import labels
 from jaxfl.plots.gaps import bars, gap_curves, layer_gaps
 from jaxfl.plots.maps import models
-from jaxfl.plots.outcomes import confusion, personalisation
+from jaxfl.plots.outcomes import class_confusion, confusion, personalisation
 from jaxfl.plots.representations import representations, threshold_sweep
 from jaxfl.plots.runs import Run, clusters, convergence
-from jaxfl.plots.scaling import scaling
-from jaxfl.plots.similarity import similarity
 from jaxfl.plots.style import NOBODY, OTHERS, palette
 
 __all__ = [

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxfl.methods.parts.representation import checked
+from jaxfl.methods.stocfl.representation import checked
 from jaxfl.plots import maps, style
 from jaxfl.typing import Array
 

@@ -9,8 +9,8 @@ import numpy as np
 from jaxfl.data.clients import FederatedData
 from jaxfl.plots import style
 from jaxfl.plots.style import NOBODY
-from jaxfl.simulation.history import History
-from jaxfl.simulation.metrics import Evaluation, known, main_metric
+from jaxfl.simulation.evaluation.metrics import Evaluation, known, main_metric
+from jaxfl.simulation.records.history import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,18 +16,18 @@ from jaxfl import sampling
 from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import METHODS, Method
-from jaxfl.methods.parts.pace import scheduled
+from jaxfl.methods.scheduled import scheduled
 from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, options_of, quoted
-from jaxfl.settings import literals, methods, models, optimizers, own, schedules, tasks
+from jaxfl.settings import methods, models, optimizers, own, reading, run_options, tasks
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.reading import convert as convert
 from jaxfl.settings.reading import find as find
 from jaxfl.settings.reading import read as read
 from jaxfl.settings.reading import split as split
 from jaxfl.settings.run_options import RUN
-from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.tasks import start_from
 from jaxfl.typing import Array
 
@@ -63,7 +63,7 @@ class Settings(NamedTuple):
             flat["server_optimizer"] = self.server_name
         for name, default in self.defaults().items():
             owner, _, option = name.partition(".")
-            flat[name] = literals.said(getattr(self, owner).get(option, default))
+            flat[name] = reading.said(getattr(self, owner).get(option, default))
         if "task" in files:
             flat["run.task"] = own.label(flat["run.task"])
         if "weights" in files:
@@ -106,7 +106,7 @@ def known(method: str, data: str, model: str, optimizer: str, server: str | None
 def defaults(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> dict[str, Any]:
     """Returns the defaults of `known` by `owner.name`, ready for JSON."""
     choice = known(method, data, model, optimizer, server)
-    return {f"{one.owner}.{one.name}": literals.said(one.default) for one in choice}
+    return {f"{one.owner}.{one.name}": reading.said(one.default) for one in choice}
 
 
 def of_runs(method: str) -> list[Option]:
@@ -219,7 +219,9 @@ def schedule(settings: Settings) -> Callable[[Array], Any] | None:
         ValueError: a number is out of range.
     """
     run = settings.run
-    return schedules.of_rounds(run.get("schedule", "constant"), run.get("schedule_rounds"), run.get("schedule_factor"))
+    return run_options.of_rounds(
+        run.get("schedule", "constant"), run.get("schedule_rounds"), run.get("schedule_factor")
+    )
 
 
 def sampler(settings: Settings) -> sampling.Sampler:

@@ -9,8 +9,8 @@ from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.sampling import Sampler
-from jaxfl.simulation.directory import RunDirectory
-from jaxfl.simulation.finetune import FineTune
+from jaxfl.simulation.evaluation.finetune import FineTune
+from jaxfl.simulation.records.directory import RunDirectory
 from jaxfl.simulation.result import Callback
 from jaxfl.simulation.schedule import Schedule
 

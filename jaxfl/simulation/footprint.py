@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxfl import engine, sampling, tree
-from jaxfl.client import factored
+from jaxfl.client.fast import coordinates
 from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
@@ -15,12 +15,11 @@ from jaxfl.methods.base import Method, served_model
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import program
-from jaxfl.simulation.evaluate import evaluation_bytes
-from jaxfl.simulation.kept_rounds import beginner
-from jaxfl.simulation.rows_here import shapes_here, with_field
+from jaxfl.simulation.evaluation.evaluate import BESIDE, EVERYBODY, evaluation_bytes
+from jaxfl.simulation.host.rows import shapes_here, with_field
+from jaxfl.simulation.host.streaming import LIMIT, Resident, Stream, keeps, streams
+from jaxfl.simulation.rounds import beginner
 from jaxfl.simulation.seeds import inside, lanes_of, together
-from jaxfl.simulation.streaming import LIMIT, Resident, Stream, keeps, streams
-from jaxfl.simulation.testers import BESIDE, EVERYBODY
 from jaxfl.tasks.contract import check_learns
 
 
@@ -38,7 +37,7 @@ class Footprint(NamedTuple):
         model: one model.
         available: bytes that are free; None where the device does not say.
         plan: chunk and devices.
-        factored: whether clients train in the shorter form of `jaxfl.client.factored`, or why not.
+        factored: whether clients train in the shorter form of `jaxfl.client.fast.coordinates`, or why not.
         evaluation: beside data and state, while clients are tested.
         start: beside data and state, while the first state is made.
         host: bytes in the host's memory: the federation, unless it is in mapped files, where its rows stay there, and
@@ -141,7 +140,7 @@ def footprint(
         keys, states = jax.eval_shape(functools.partial(tree.repeat, count=lanes.count), (key, parts.state))
         inner = inside(choice, plan, served_model(method, state), size, count)
     limit = LIMIT if stream or kept else program.CAPACITY
-    with factored.answers() as told:
+    with coordinates.answers() as told:
         arguments = keys, states, parts.data, size, inner, limit, sampling.uniform, parts.cohorts, lanes
         lowered = program.lower(method, *arguments)
     made = program.initialiser if not kept else beginner
@@ -154,7 +153,7 @@ def footprint(
         tree.num_bytes(model),
         program.available_bytes(),
         plan,
-        factored.in_words(told),
+        coordinates.in_words(told),
         parts.beside + evaluation_bytes(method, key, parts.tested, shapes, plan, parts.together),
         program.program_bytes(first),
         parts.host,

@@ -17,10 +17,10 @@ from jaxfl.random import check_one_or_several, check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import program
-from jaxfl.simulation.evaluate import evaluator
-from jaxfl.simulation.metrics import Evaluation
+from jaxfl.simulation.evaluation.evaluate import evaluator
+from jaxfl.simulation.evaluation.metrics import Evaluation
+from jaxfl.simulation.progress import come_to_nothing
 from jaxfl.simulation.schedule import check_drift
-from jaxfl.simulation.tally import come_to_nothing
 from jaxfl.tasks.contract import check_learns
 from jaxfl.typing import Array, Key
 

@@ -1,23 +1,76 @@
 """The compiled rounds of a run."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxfl import tree
-from jaxfl.client import factored
+from jaxfl import engine, tree
+from jaxfl.client.fast import coordinates
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Grow, Method, doubled
+from jaxfl.methods.base import Grow, Method, doubled, keep_clusters, slots_of
 from jaxfl.sampling import Sampler
-from jaxfl.simulation.arrivals import let_in
-from jaxfl.simulation.lanes import Lanes
-from jaxfl.simulation.program import CAPACITY, Made, compile_rounds, initialiser, kept, shapes_of
-from jaxfl.simulation.streaming import LIMIT, Stream
-from jaxfl.typing import Array, Key
+from jaxfl.simulation.evaluation.evaluate import BESIDE, assigned
+from jaxfl.simulation.host import rows
+from jaxfl.simulation.host.rows import Index, KeptRows, RowsHere, at_hand, places, sent, shapes_here, with_field
+from jaxfl.simulation.host.streaming import LIMIT, Stream
+from jaxfl.simulation.program import CAPACITY, Lanes, Made, compile_rounds, initialiser, kept, shapes_of
+from jaxfl.typing import Array, Key, Params
+
+
+def arriving(data: FederatedData) -> np.ndarray:
+    """Returns the clients `[M]` that are absent before the drift and there afterwards; ascending.
+
+    >>> from jaxfl.data import load
+    >>> len(arriving(load("rotated-digits", drift_round=5, arrive=0.25, leave=0.1)))
+    10
+    """
+    if data.absent is None or data.drift is None:  # without a drift, nobody comes
+        return np.zeros(0, int)
+    before, after = (np.asarray(one.absent) for one in data.phases)
+    return np.flatnonzero(before & ~after)
+
+
+def let_in(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan) -> Any:
+    """Returns the state after the arriving clients were let in: by `Method.join`, or served like unseen ones.
+
+    Methods without a rule for either leave them where they start.
+
+    Args:
+        method: the method.
+        key: of the run.
+        state: after the rounds before the drift.
+        data: the federation, with its drift; somebody arrives.
+        plan: chunk and devices of the run.
+    """
+    before, after = data.phases
+    ids = arriving(data)
+    if method.join is not None:
+        return tree.placed(method.join(key, state, after, ids.tolist())[0], plan.place)
+    if method.assign is keep_clusters:
+        return state
+    unseen = dataclasses.replace(after, held_out=before.held_out)  # so that rules for unseen clients are theirs
+    here = ids.astype(np.int32)
+    found = assigned(method, plan, key, rows.at_hand(state, here, plan.place), unseen, here)
+    return _in_clusters(state, found, ids, plan)
+
+
+def _in_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
+    """Returns the state with some clients in the clusters that were found; and so the state of a solver in it."""
+    cluster = np.array(state.cluster)
+    cluster[ids] = np.asarray(found.cluster)[ids]
+    state = with_field(state, "cluster", tree.placed(jnp.asarray(cluster), plan.place))
+    solver = getattr(state, "solver", None)
+    if not hasattr(solver, "cluster"):
+        return state
+    return with_field(state, "solver", _in_clusters(solver, found.solver, ids, plan))
 
 
 class Rounds:
@@ -34,7 +87,7 @@ class Rounds:
 
     Attributes:
         compile_seconds: what getting ready has taken so far: compilations, and the first state.
-        factored: whether clients train in the shorter form of `jaxfl.client.factored`, or why not.
+        factored: whether clients train in the shorter form of `jaxfl.client.fast.coordinates`, or why not.
         pace: seconds of a round in the last call; None before the first.
     """
 
@@ -105,7 +158,7 @@ class Rounds:
         return state
 
     def let_in(self, state: Any) -> Any:
-        """Returns the state after clients have arrived, see `jaxfl.simulation.arrivals`."""
+        """Returns the state after clients have arrived, see `jaxfl.simulation.rounds`."""
         began, before = time.perf_counter(), state
         state = let_in(self._method, self._key, state, self._data, self._plan)
         if self._method.join is not None and shapes_of(state) != shapes_of(before):  # there are more slots
@@ -141,7 +194,7 @@ class Rounds:
 
     def _compile(self, state: Any) -> None:
         """Compiles the rounds for states of these shapes."""
-        with factored.answers() as told:
+        with coordinates.answers() as told:
             self._advance = compile_rounds(
                 self._method,
                 self._key,
@@ -154,7 +207,7 @@ class Rounds:
                 cohort=None if self._stream is None else self._stream.cohorts,
                 lanes=self._lanes,
             )
-        self.factored = factored.in_words(told)
+        self.factored = coordinates.in_words(told)
 
 
 def serves_anybody(method: Method, state: Any, ids: Array) -> bool:
@@ -178,3 +231,121 @@ def _serves(method: Method, shapes: Any) -> Callable[[Any, Array], Array]:
         return jax.lax.while_loop(go, look, (jnp.int32(0), jnp.array(False)))[1]
 
     return jax.jit(search)
+
+
+LOOKED_AT = 64  # clients that are asked whether all start from the same row
+
+
+class KeptRounds(Rounds):
+    """The rounds of `Rounds`, of a state whose field `Method.per_client` is `KeptRows` between them.
+
+    A round is given its cohort's rows. Those of the next are read while it trains; who is in both gets the row that it
+    made. What it made is written while the next one trains.
+
+    Args:
+        method: the method.
+        key: of the run.
+        size: clients of a cohort.
+        plan: chunk and devices.
+        sampler: draws the cohorts.
+        stream: has every round's data and cohort.
+        folder: of the file of rows; None makes a temporary one.
+    """
+
+    def __init__(
+        self, method: Method, key: Key, size: int, plan: Plan, sampler: Sampler, stream: Stream, folder: Path | None
+    ):
+        super().__init__(method, key, stream.blank, size, plan, sampler, stream)
+        self._field, self._folder, self._cohorts = str(method.per_client), folder, stream
+        self._ahead: dict[int, Future[Params]] = {}  # of the next round: its rows, read before this one was written
+        self._last: RowsHere | None = None  # what the last round made, on the host
+        self._memory: Params = (
+            None  # that rows are read into, the same for every round: new pages cost more than reading
+        )
+
+    def advance(self, state: Any, count: int) -> tuple[Any, Made]:
+        """Makes a round. The state that is given is used up."""
+        began, round, rows = time.perf_counter(), int(state.round), getattr(state, self._field)
+        self._cohorts.at(round)  # draws the next ones while the device has nothing to do
+        given = with_field(state, self._field, self._sent(rows, round))
+        if round + 1 < self._cohorts.rounds:
+            self._ahead = {round + 1: rows.read(self._cohorts.clients(round + 1)[0], self._memory)}
+        try:
+            state, made = super().advance(given, count)
+        except Exception:
+            rows.settle()  # another one may go on with the file
+            raise
+        if made.count:
+            self._keep(rows, getattr(state, self._field), round)
+        made = made._replace(seconds=time.perf_counter() - began)
+        self.pace = made.pace if made.count else self.pace
+        return with_field(state, self._field, rows), made
+
+    def serves(self, state: Any) -> bool:
+        """Returns whether anybody is served a finite model."""
+        everybody = np.arange(state.cluster.shape[0], dtype=np.int32)
+        for begin in range(0, len(everybody), BESIDE):
+            ids = np.resize(everybody[begin : begin + BESIDE], min(BESIDE, len(everybody)))
+            if serves_anybody(self._method, at_hand(state, ids, self._plan.place), jnp.asarray(ids)):
+                return True
+        return False
+
+    def _sent(self, rows: KeptRows, round: int) -> RowsHere:
+        """Returns the rows of a round's cohort, on the device."""
+        ids, mask = self._cohorts.clients(round)
+        reading = self._ahead.pop(round, None) or rows.read(ids, self._memory)
+        values = self._memory = reading.result()
+        if self._last is not None:
+            newest, place = self._last.values, self._last.place[ids]
+            both = place < slots_of(newest)  # in this round and in the last
+            for leaf, made in zip(jax.tree.leaves(values), jax.tree.leaves(newest), strict=True):
+                leaf[both] = made[place[both]]
+        return sent(RowsHere(values, places(ids, len(rows.index.place), mask)), self._plan.place)
+
+    def _keep(self, rows: KeptRows, made: RowsHere, round: int) -> None:
+        """Begins to write what a round has made."""
+        ids, mask = self._cohorts.clients(round)
+        values = jax.tree.map(np.asarray, made.values)
+        self._last = RowsHere(values, np.asarray(made.place))
+        rows.write(ids, values, mask)
+
+    def _shapes(self, shapes: Any, saved: Sequence[Any]) -> Any:
+        self._here = shapes_here(getattr(shapes, self._field), engine.places(self._plan, self._size))
+        return super()._shapes(shapes, saved)
+
+    def _compile(self, state: Any) -> None:
+        super()._compile(with_field(state, self._field, self._here))
+
+    def _first(self, saved: Sequence[Any]) -> Any:
+        state = saved[0]
+        if state is None:
+            begin = beginner(self._method, shapes_of(self._data), self._plan.mesh)
+            state, alike = begin(self._key, self._data)
+            if not alike:
+                raise ValueError(
+                    f"resident must be True for this method, whose clients do not all start from the same "
+                    f"{self._field}, got False or 'auto'; take fewer clients, or another solver."
+                )
+            first, count = getattr(state, self._field), state.cluster.shape[0]
+            rows = KeptRows(Index.of_nobody(first, count), self._folder, new=True)
+            rows.check_room(min(count, self._cohorts.rounds * self._size))
+            state = with_field(state, self._field, rows)
+        return tree.placed(state, self._plan.place)
+
+
+@kept
+def beginner(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, FederatedData], tuple[Any, Array]]:
+    """Returns `(key, data) -> (state, alike)`, jitted: the first state with one row for all, and whether it suits them.
+
+    XLA makes no more of what all start from than is asked for: nothing of the size of all rows is ever there. So some
+    clients are looked at, not all.
+    """
+
+    def begin(key: Key, data: FederatedData) -> tuple[Any, Array]:
+        state = engine.within(mesh)(method.init)(key, data.at(0))
+        rows = getattr(state, str(method.per_client))
+        first, step = jax.tree.map(lambda leaf: leaf[:1], rows), -(-data.num_clients // LOOKED_AT)
+        alike = [(leaf[::step] == leaf[:1]).all() for leaf in jax.tree.leaves(rows)]
+        return with_field(state, str(method.per_client), first), jnp.stack(alike).all()
+
+    return engine.jit(begin)

@@ -17,18 +17,18 @@ from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import MAKERS, checked
 from jaxfl.simulation import processes
 from jaxfl.simulation.asked import Asked, One
-from jaxfl.simulation.finetune import FineTune
-from jaxfl.simulation.identity import check_config, check_named, identity_of
+from jaxfl.simulation.callbacks import BestCheckpoint, check_measured
+from jaxfl.simulation.evaluation.evaluate import sampled_clients
+from jaxfl.simulation.evaluation.finetune import FineTune
+from jaxfl.simulation.host.streaming import Resident, keeps, streams
 from jaxfl.simulation.loop import outcomes
 from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.simulation.progress import Diverged, check_whole
+from jaxfl.simulation.records.identity import check_config, check_named, identity_of
+from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result, check_callbacks, leaving
 from jaxfl.simulation.schedule import Schedule, check_kept
 from jaxfl.simulation.seeds import alike, inside
-from jaxfl.simulation.shared import directory_at
-from jaxfl.simulation.stopping import BestCheckpoint, check_measured
-from jaxfl.simulation.streaming import Resident, keeps, streams
-from jaxfl.simulation.testers import sampled_clients
 from jaxfl.tasks.contract import check_learns
 
 

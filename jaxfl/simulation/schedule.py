@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxfl.simulation.metrics import Evaluation
+from jaxfl.simulation.evaluation.metrics import Evaluation
 from jaxfl.simulation.program import CAPACITY
 from jaxfl.simulation.progress import Progress
 from jaxfl.typing import Params

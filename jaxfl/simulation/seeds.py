@@ -14,8 +14,7 @@ from jaxfl.data.clients import FederatedData, replaced
 from jaxfl.methods.base import Grow, Method, doubled
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.simulation.asked import One
-from jaxfl.simulation.lanes import Lanes
-from jaxfl.simulation.program import Made, initialiser, kept, shapes_of
+from jaxfl.simulation.program import Lanes, Made, initialiser, kept, shapes_of
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.schedule import Schedule
 

@@ -15,10 +15,9 @@ from jaxfl.tasks.contract import (
     without_averages,
     without_dropout,
 )
-from jaxfl.tasks.kinds import TASKS, classification, multilabel, next_token, regression, supervised
+from jaxfl.tasks.kinds import TASKS, classification, multilabel, next_token, regression, start_from, supervised
 from jaxfl.tasks.metrics import ACCURACY, Metrics
 from jaxfl.tasks.mixture import for_each, mixture, together
-from jaxfl.tasks.start import start_from
 
 __all__ = [
     "ACCURACY",

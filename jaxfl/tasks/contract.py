@@ -1,4 +1,7 @@
-"""What a task is: three pure functions, and the metrics of what one of them returns."""
+"""What a task is: three pure functions, and the metrics of what one of them returns.
+
+Mixtures of K models mix probabilities, not logits: sum_m pi_m p_m(y | x).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -10,16 +13,42 @@ from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.data.labels import Kind, counted
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks import mixing
 from jaxfl.tasks.metrics import ACCURACY, Metrics
 from jaxfl.typing import Array, Key, Params
+
+Mix = Callable[[Array, Array], Array]  # (outputs [K, B, ...], log pi [K]) -> [B, ...]
+
+
+def of_classes(outputs: Array, log_weights: Array) -> Array:
+    """Returns log sum_m pi_m softmax(h_m), of logits `[K, B, ..., L]`: logits of the mixture.
+
+    >>> logits = jnp.log(jnp.array([[[0.9, 0.1]], [[0.1, 0.9]]]))
+    >>> (100 * jnp.exp(of_classes(logits, jnp.log(jnp.array([0.75, 0.25]))))).round().tolist()
+    [[70.0, 30.0]]
+    """
+    return _mixed(jax.nn.log_softmax(outputs), log_weights)
+
+
+def of_labels(outputs: Array, log_weights: Array) -> Array:
+    """Returns the logit of sum_m pi_m sigmoid(h_m), of logits `[K, B, L]`."""
+    return _mixed(jax.nn.log_sigmoid(outputs), log_weights) - _mixed(jax.nn.log_sigmoid(-outputs), log_weights)
+
+
+def of_targets(outputs: Array, log_weights: Array) -> Array:
+    """Returns sum_m pi_m h_m, of numbers `[K, B, L]`: the mean of the mixture."""
+    return (tree.along(jnp.exp(log_weights), outputs) * outputs).sum(0)
+
+
+def _mixed(logarithms: Array, log_weights: Array) -> Array:
+    return jax.nn.logsumexp(tree.along(log_weights, logarithms) + logarithms, 0)
+
 
 Loss = Callable[[Params, Batch, Key | None], Array]
 Products = Mapping[str, Callable[[Array], Array]]  # in place of `x @ W`, by the name of W
 
 
 class DenseLayers(NamedTuple):
-    """Kernels `[d, h]` that a network multiplies rows with once; `jaxfl.client.factored` may train them faster.
+    """Kernels `[d, h]` that a network multiplies rows with once; `jaxfl.client.fast.coordinates` may train them faster.
 
     Attributes:
         first: names of kernels, as `tree.names` has them, multiplied with what is made of each row by itself, without
@@ -95,7 +124,7 @@ class Task(NamedTuple):
         losses: `(model, batch, key) -> [B]`, the loss of each row, whose mean `loss` is; None where it is not known,
             see `row_losses`.
         mix: `(outputs [K, B, ...], log_weights [K]) -> [B, ...]`, the outputs of a mixture of K models, see
-            `jaxfl.tasks.mixing`; None where they cannot be mixed.
+            `jaxfl.tasks.contract`; None where they cannot be mixed.
         rows: those that it was made for; None takes any.
         of: the loss that `dense`, `losses` and that of `averages` belong to, which are not taken where `loss` was
             replaced by another one; None takes them.
@@ -113,7 +142,7 @@ class Task(NamedTuple):
     metrics: Metrics = ACCURACY
     averages: Averages | None = None
     losses: Loss | None = None
-    mix: mixing.Mix | None = None
+    mix: Mix | None = None
     rows: Rows | None = None
     of: Loss | None = None
     whole: bool = False

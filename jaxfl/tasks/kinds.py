@@ -1,21 +1,49 @@
 """A task for every kind of labels, and one for a loss and metrics of your own."""
 
+import os
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.data.labels import MASKED, Kind
 from jaxfl.models.adapters import Network
 from jaxfl.models.precision import Compute
+from jaxfl.models.weights import load_weights
 from jaxfl.schema import checked
-from jaxfl.tasks import mixing
+from jaxfl.tasks import contract
 from jaxfl.tasks.contract import Task
 from jaxfl.tasks.metrics import ACCURACY, LABELS, TOKENS, Metrics, of_targets
 from jaxfl.tasks.networks import Losses, of_network
-from jaxfl.typing import Array
+from jaxfl.typing import Array, Key, Params
+
+
+def start_from(task: Task, path: str | os.PathLike) -> Task:
+    """Returns the task whose models all start as the one in a file, whatever the seed.
+
+    A method that draws several models gets the same one several times: what finds its clusters by their different
+    starts (IFCA) cannot tell them apart then.
+
+    Args:
+        task: what is learned.
+        path: of a safetensors file with the leaves of a model by name, see `jaxfl.models.load_weights`.
+
+    Raises:
+        ValueError: as `jaxfl.models.load_weights`.
+    """
+    model = load_weights(path, jax.eval_shape(task.init, jax.random.key(0)))
+    order = tree.made_order(lambda: task.init(jax.random.key(0)))
+
+    def init(key: Key) -> Params:
+        del key
+        # XLA would fold it, for minutes
+        return tree.in_order(jax.lax.optimization_barrier(jax.tree.map(jnp.asarray, model)), order)
+
+    return task._replace(init=init)
 
 
 @checked
@@ -34,10 +62,11 @@ def classification(
     statistics must leave padding out). All of the module's variables must be parameters, or running averages of batch
     normalisation: these are leaves of the model like any other, but training sets them beside its steps.
 
-    Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.rewriting`, and
-    dense layers are trained by their factors where that is faster, see `jaxfl.client.factored`: the same values and
-    gradients but for rounding. `fast_forms=False` leaves the network as it is. With `compute="bfloat16"` the network
-    computes in bfloat16, with float32 parameters, losses and steps, and dense layers are not trained by their factors.
+    Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.fast.rewriting`,
+    and dense layers are trained by their factors where that is faster, see `jaxfl.client.fast.coordinates`: the same
+    values and gradients but for rounding. `fast_forms=False` leaves the network as it is. With `compute="bfloat16"` the
+    network computes in bfloat16, with float32 parameters, losses and steps, and dense layers are not trained by their
+    factors.
 
     Metrics: `accuracy`, and `f1`, the mean F1 of the classes that a client's test rows have.
 
@@ -64,7 +93,7 @@ def classification(
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)  # [B]
 
     what = f"one logit for each of the {data.num_classes} classes"
-    outputs = {"shape": (data.num_classes,), "what": what, "mix": mixing.of_classes}
+    outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.of_classes}
     return of_network(module, data, losses, ACCURACY, fast_forms=fast_forms, compute=compute, **outputs)
 
 
@@ -100,7 +129,7 @@ def regression(module: Network, data: FederatedData, *, fast_forms: bool = True,
     labels = np.asarray(data.labels, np.float64).reshape(len(data.labels), -1)
     center = labels.mean(0) if len(labels) else np.zeros(data.num_classes)
     what = f"one number for each of the {data.num_classes} targets"
-    outputs = {"shape": (data.num_classes,), "what": what, "mix": mixing.of_targets}
+    outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.of_targets}
     return of_network(module, data, losses, of_targets(center), fast_forms=fast_forms, compute=compute, **outputs)
 
 
@@ -125,7 +154,7 @@ def multilabel(module: Network, data: FederatedData, *, fast_forms: bool = True,
         return optax.sigmoid_binary_cross_entropy(outputs, batch.y.astype(outputs.dtype)).mean(1)
 
     what = f"one logit for each of the {data.num_classes} labels"
-    outputs = {"shape": (data.num_classes,), "what": what, "mix": mixing.of_labels}
+    outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.of_labels}
     return of_network(module, data, losses, LABELS, fast_forms=fast_forms, compute=compute, **outputs)
 
 
@@ -159,7 +188,7 @@ def next_token(module: Network, data: FederatedData, *, fast_forms: bool = True,
 
     shape = (data.labels.shape[1], data.num_classes)
     what = f"logits of shape {shape}, one for each position and token,"
-    outputs = {"shape": shape, "what": what, "mix": mixing.of_classes}
+    outputs = {"shape": shape, "what": what, "mix": contract.of_classes}
     return of_network(module, data, losses, TOKENS, fast_forms=fast_forms, compute=compute, **outputs)
 
 

@@ -66,7 +66,7 @@ def mixture(task: Task, count: int) -> Task:
     if mix is None:
         raise ValueError(
             "task must say how the outputs of several models are mixed, got mix=None; give it, "
-            "task._replace(mix=lambda outputs, log_weights: ...), see jaxfl.tasks.mixing; or take ifca."
+            "task._replace(mix=lambda outputs, log_weights: ...), see jaxfl.tasks.contract; or take ifca."
         )
 
     def init(key: Key) -> Params:

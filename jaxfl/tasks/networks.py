@@ -12,13 +12,11 @@ from flax import nnx
 
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.models import dense_layers, rewriting
-from jaxfl.models.adapters import TRAINING, Network, Running, functions_of
+from jaxfl.models.adapters import TRAINING, Network, Running, functions_of, watched
+from jaxfl.models.fast import dense_layers, rewriting
 from jaxfl.models.precision import Compute, check_products, in_bfloat16, with_whole_outputs
-from jaxfl.models.watching import watched
-from jaxfl.tasks.contract import Averages, DenseLayers, OnePass, Products, Task, masked_mean, moved, rows_of
+from jaxfl.tasks.contract import Averages, DenseLayers, Mix, OnePass, Products, Task, masked_mean, moved, rows_of
 from jaxfl.tasks.metrics import Metrics
-from jaxfl.tasks.mixing import Mix
 from jaxfl.typing import Array, Key, Params
 
 Losses = Callable[[Array, Batch], Array]

@@ -20,7 +20,7 @@ from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Info, Method, Row
-from jaxfl.tasks import Task, masked_mean, mixing
+from jaxfl.tasks import Task, contract, masked_mean
 from jaxfl.typing import Array, Key, Params
 
 COHORT = (0, 1, 2, 3, 4, 6, 7)  # client 5 is never sampled
@@ -69,7 +69,7 @@ def linear_task() -> Task:
         del key
         return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits(model, batch), batch.y), batch.mask)
 
-    return Task(init, loss, logits, mix=mixing.of_classes)
+    return Task(init, loss, logits, mix=contract.of_classes)
 
 
 def case(row: Row, batch_size: int | None = 4) -> Case:

@@ -12,12 +12,10 @@ from scipy import stats
 
 import jaxfl
 from jaxfl.analysis import kept
-from jaxfl.analysis.cells import cell
-from jaxfl.analysis.comparison import compare
-from jaxfl.analysis.lines import paired
+from jaxfl.analysis.comparison import cell, compare, paired
 from jaxfl.cli.app import main
 from jaxfl.cli.tables.console import show
-from jaxfl.jobs import seeds
+from jaxfl.jobs import job
 from jaxfl.jobs.job import Job
 from jaxfl.plots.curves import curves
 from jaxfl.settings import options
@@ -438,7 +436,7 @@ def test_a_number_that_is_infinite_ends_nothing_and_is_no_earlier_one(tmp_path):
     assert paired([(math.inf, 1.0), (2.0, 1.0)])[1:] == (None, None, 2)
     assert cell([math.inf, 1.0], 2, spread=True) == "inf"
     summaries = [{"seed": seed, "micro_perplexity": value} for seed, value in enumerate((math.inf, 3.0))]
-    assert seeds.across(summaries, tmp_path)["micro_perplexity"] == {"mean": math.inf, "std": None}
+    assert job.across(summaries, tmp_path)["micro_perplexity"] == {"mean": math.inf, "std": None}
     for seed in (0, 1):
         write(tmp_path / f"a/{seed}", seed, 0.5)
         write(tmp_path / f"b/{seed}", seed, 0.6, "ifca")

@@ -12,7 +12,7 @@ import jaxfl
 from jaxfl import methods
 from jaxfl.analysis import thresholds
 from jaxfl.clustering import components, distances, scores
-from jaxfl.methods.parts import merging, representation
+from jaxfl.methods.stocfl import merging, representation
 from tests.messages import mentions
 
 

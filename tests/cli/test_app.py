@@ -17,7 +17,7 @@ import pandas
 import pytest
 from typer.testing import CliRunner
 
-from jaxfl.cli import run_command, run_page, signals, watch
+from jaxfl.cli import run, run_page, signals
 from jaxfl.cli.app import app
 from jaxfl.data import federate, stored
 from jaxfl.jobs import job
@@ -491,7 +491,7 @@ def test_a_folder_is_of_one_run_or_of_seeds(tmp_path, never_compiles):
 
 def test_seeds_share_a_program(tmp_path, monkeypatch):
     """As on an accelerator: each folder is that of a run apart, and the runs go on together."""
-    for module in (run_command, loop):
+    for module in (run, loop):
         monkeypatch.setattr(module, "together", lambda count: count)
     command = ["run", "fedavg", *SMALL, "--rounds", "1", "--out"]
     result = jaxfl(*command, tmp_path / "both", "--seeds", "0,3")
@@ -637,8 +637,8 @@ def test_what_cannot_look_on_is_refused(never_compiles, monkeypatch, words, said
 def test_a_log_of_one_seed_has_plain_names(monkeypatch):
     told, seeds = {}, [types.SimpleNamespace(seed=seed) for seed in (3, 5)]
     log = {"kept": lambda job: Logger(lambda values, event: told.update({job.seed: values}), lambda failed: None)}
-    monkeypatch.setattr(watch, "LOGGERS", log)
-    (look,) = watch.watchers(["kept"], None, None, seeds)(seeds)
+    monkeypatch.setattr(run, "LOGGERS", log)
+    (look,) = run.callbacks_of(["kept"], None, None, seeds)(seeds)
     for one in seeds:
         look(Event(1, 2, 1, 0.5, 0.1, {"round": 1, "loss": float(one.seed)}, seed=one.seed))
     assert told == {3: {"loss": 3.0}, 5: {"loss": 5.0}}

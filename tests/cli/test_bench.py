@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from docs import notebooks
 from experiments.speed import bench as kit
-from jaxfl.cli import bench_works
+from jaxfl.cli import measure
 from jaxfl.cli.app import app
 from tests.messages import mentions
 
@@ -67,7 +67,7 @@ def test_bad_arguments_are_refused(arguments, words):
 
 
 def test_workloads_are_those_of_the_scripts():
-    assert list(bench_works.WORKS) == list(kit.SCRIPTS)
+    assert list(measure.WORKS) == list(kit.SCRIPTS)
     assert kit.peers_of("w7", None) == kit.peers_of("w8", None) == []
 
 
@@ -92,7 +92,7 @@ def test_a_workload_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatc
     page = (tmp_path / "index.html").read_text()
     assert "Failed: the losses disagree" in page and "<pre>table of w6</pre>" in page
     assert (tmp_path / "bench.png").exists()
-    assert bench_works.ratios([SimpleNamespace(records=main(["w1"])), SimpleNamespace(records=main(["w6"]))]) == {
+    assert measure.ratios([SimpleNamespace(records=main(["w1"])), SimpleNamespace(records=main(["w6"]))]) == {
         "torch": [None, 2.0]
     }
 

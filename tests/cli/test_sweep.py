@@ -6,7 +6,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from jaxfl.cli import grid, run_command, run_page
+from jaxfl.cli import run, run_page
+from jaxfl.cli import sweep as cli_sweep
 from jaxfl.cli.app import main
 from tests.messages import mentions
 
@@ -21,8 +22,10 @@ def sweep(*words):
 
 
 def test_options_go_to_the_methods_that_have_them():
-    wanted = grid.values_of(["num_clusters=2,3", "learning_rate=0.1,0.2", "ifca.local_epochs=1,2", "local_epochs=5"])
-    found = {point.name: point.items for point in grid.points(["fedavg", "ifca"], wanted)}
+    wanted = cli_sweep.values_of(
+        ["num_clusters=2,3", "learning_rate=0.1,0.2", "ifca.local_epochs=1,2", "local_epochs=5"]
+    )
+    found = {point.name: point.items for point in cli_sweep.grid_points(["fedavg", "ifca"], wanted)}
     assert list(found) == [
         "fedavg-learning_rate=0.1",
         "fedavg-learning_rate=0.2",
@@ -45,7 +48,7 @@ def test_a_file_says_what_is_wanted(tmp_path):
         "label_groups = [[[0, 1], [2]], [[0, 1, 2]]]\nhidden = [[200, 100], [32]]\n"
         '[stocfl]\nthreshold = [0.5, "auto"]\n'
     )
-    assert grid.from_file(path) == (
+    assert cli_sweep.from_file(path) == (
         {"methods": "fedavg,stocfl", "data": "rotated-digits", "seeds": "0,1", "rounds": "4"},
         {
             "learning_rate": ["0.1", "0.2"],
@@ -62,7 +65,7 @@ def test_a_file_says_what_is_wanted(tmp_path):
 def test_the_command_line_wins_over_a_file(line):
     """Over what the file says of one method, too; an option of another owner with the same name is another one."""
     file = {"server.threshold": ["1"], "stocfl.threshold": ["0.3", "0.5"], "ifca.num_clusters": ["2"]}
-    wanted = grid.over(file, {line: ["0.9"]})
+    wanted = cli_sweep.over(file, {line: ["0.9"]})
     assert wanted == {"server.threshold": ["1"], "ifca.num_clusters": ["2"], line: ["0.9"]}
     assert list(wanted) == [name for name in (*file, line) if name in wanted][: len(wanted)]
 
@@ -75,12 +78,12 @@ def test_an_option_is_one_with_its_owner_and_without():
         ("learning_rate", "server.learning_rate", True),
         ("threshold", "stocfl.threshold", True),  # which wins for this method alone
     ):
-        assert list(grid.over({file: ["1"]}, {line: ["2"]})) == ([file, line] if both else [line])
+        assert list(cli_sweep.over({file: ["1"]}, {line: ["2"]})) == ([file, line] if both else [line])
 
 
 def test_options_of_the_servers_optimiser_go_to_those_that_have_one():
     wanted = {"server_optimizer": ["none", "fedadam"], "server.learning_rate": ["0.1", "1.0"], "rounds": ["2"]}
-    found = grid.points(["fedavg", "local"], wanted)
+    found = cli_sweep.grid_points(["fedavg", "local"], wanted)
     assert [point.items for point in found] == [
         ("server_optimizer=none", "rounds=2"),
         ("server_optimizer=fedadam", "server.learning_rate=0.1", "rounds=2"),
@@ -134,9 +137,9 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
 
 def test_an_interrupted_sweep_names_no_option_that_it_lacks(tmp_path, monkeypatch, capsys):
     def stopped(one, *_):
-        raise run_command.Stopped(1, 2, 1)
+        raise run.Stopped(1, 2, 1)
 
-    monkeypatch.setattr(run_command.job, "execute", stopped)
+    monkeypatch.setattr(run.job, "execute", stopped)
     assert sweep("fedavg", *DIGITS, "--seeds", "0", "--out", tmp_path / "out") == 130
     assert "and the same command goes on from there" in " ".join(capsys.readouterr().err.split())
 
@@ -186,7 +189,7 @@ def test_a_file_of_something_else_is_refused(text, said, tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=mentions(*said)):
-        grid.from_file(path)
+        cli_sweep.from_file(path)
 
 
 def test_a_setting_that_is_refused_takes_no_other_with_it(tmp_path, capsys, empty_pictures):

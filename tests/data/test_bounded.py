@@ -12,7 +12,7 @@ import pytest
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import idx, npz
-from jaxfl.simulation import checkpoint
+from jaxfl.simulation.records import checkpoint
 from tests.messages import mentions
 
 HUGE = 1 << 40

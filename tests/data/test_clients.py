@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from jaxfl import data
 from jaxfl.data import clients, conditions, describe, divide, images
-from jaxfl.data.clients import array_fields
-from jaxfl.data.declared import Drift, Ranges, field_of, replaced
+from jaxfl.data.clients import Drift, Ranges, array_fields, field_of, replaced
 from tests.messages import mentions
 from tests.problems import batch_of
 

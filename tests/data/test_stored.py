@@ -10,7 +10,7 @@ import pytest
 
 from jaxfl.data import Split, divide, load, stored
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.simulation.identity import LOOKED_AT, fingerprint
+from jaxfl.simulation.records.identity import LOOKED_AT, fingerprint
 from tests.messages import mentions
 
 DATA = clustered_linear(6, rows=8, features=4, ragged=True)

@@ -29,7 +29,7 @@ from jaxfl.jobs import job
 from jaxfl.plots import style
 from jaxfl.schema import Option
 from jaxfl.settings import options, tasks
-from jaxfl.simulation.history import History
+from jaxfl.simulation.records.history import History
 from jaxfl.simulation.result import Result
 from tests.messages import mentions
 

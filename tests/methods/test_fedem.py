@@ -14,8 +14,8 @@ from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
 from jaxfl.methods.parts.expectation import expectation, responsibilities
 from jaxfl.random import Stream, key_for
-from jaxfl.simulation.evaluate import evaluator
-from jaxfl.simulation.finetune import trainer
+from jaxfl.simulation.evaluation.evaluate import evaluator
+from jaxfl.simulation.evaluation.finetune import trainer
 from jaxfl.tasks import mixture
 from tests import problems, reference
 from tests.messages import mentions

@@ -19,7 +19,7 @@ from jaxfl import methods, tree
 from jaxfl.clustering import components, scores
 from jaxfl.cohort import Cohort
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.methods.parts.agglomerated import cluster
+from jaxfl.methods.parts.one_shot import cluster
 from jaxfl.random import Stream, key_for
 from jaxfl.testing import small
 from tests import problems, reference

@@ -13,9 +13,10 @@ import jaxfl
 from jaxfl import methods, models, tree
 from jaxfl.cohort import Cohort
 from jaxfl.data import federate
-from jaxfl.methods.layercfl import dense, kernels, layer_of, patterns
-from jaxfl.methods.parts import split_rule, split_state
-from jaxfl.methods.parts.split_rule import Rule
+from jaxfl.methods.cfl import rule as split_rule
+from jaxfl.methods.cfl import state as split_state
+from jaxfl.methods.cfl.layercfl import dense, kernels, layer_of, patterns
+from jaxfl.methods.cfl.rule import Rule
 from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled

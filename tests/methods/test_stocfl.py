@@ -17,9 +17,8 @@ from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
 from jaxfl.data.divide import divide_rows
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.methods.parts import merging, representation
-from jaxfl.methods.parts.joining import leave
-from jaxfl.methods.stocfl import PRESETS
+from jaxfl.methods.stocfl import PRESETS, merging, representation
+from jaxfl.methods.stocfl.joining import leave
 from jaxfl.tasks import Task, masked_mean
 from tests import problems, reference
 from tests.messages import mentions

@@ -15,11 +15,11 @@ from matplotlib.patches import PathPatch, Rectangle
 
 import jaxfl
 from jaxfl import plots
-from jaxfl.analysis.client_similarity import ClientSimilarity
+from jaxfl.analysis.local_sketches import ClientSimilarity
 from jaxfl.clustering.distances import cosine
 from jaxfl.data import conditions
-from jaxfl.simulation.history import History
-from jaxfl.simulation.metrics import found
+from jaxfl.simulation.evaluation.metrics import found
+from jaxfl.simulation.records.history import History
 from tests.messages import mentions
 
 

@@ -15,7 +15,7 @@ from jaxfl import data as federations
 from jaxfl import sampling
 from jaxfl.methods import METHODS, Row, fedavg
 from jaxfl.schema import Option
-from jaxfl.settings import literals, options
+from jaxfl.settings import options, reading
 from jaxfl.tasks import ACCURACY
 from tests.messages import mentions
 
@@ -69,7 +69,7 @@ CHARACTERS = "-+_.,:;#%= \t\n'\"\\()[]{}01239aeEjnorstNTFux\x00é日²٣Ｎ\u202
 
 @given(st.text(CHARACTERS, max_size=30))
 def test_any_text_is_a_literal_or_itself(text):
-    value = literals.parse(text)
+    value = reading.parse(text)
     assert value == text or not isinstance(value, str) or repr(value)[1:-1] in text
 
 

@@ -13,8 +13,9 @@ import optax
 import pytest
 
 import jaxfl
-from jaxfl.simulation import callbacks, checkpoint
+from jaxfl.simulation import callbacks
 from jaxfl.simulation.callbacks import ProgressBar
+from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.result import Event
 from tests.messages import mentions
 

@@ -16,9 +16,9 @@ from jaxfl.cohort import Plan
 from jaxfl.data import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Method, info, keep_clusters
-from jaxfl.simulation.arrivals import arriving, let_in
+from jaxfl.simulation.result import around_drift
+from jaxfl.simulation.rounds import arriving, let_in
 from jaxfl.simulation.schedule import Schedule
-from jaxfl.simulation.summary import around_drift
 from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions

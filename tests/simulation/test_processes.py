@@ -20,10 +20,10 @@ import jaxfl
 from docs import notebooks
 from jaxfl.cli import app
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.simulation import checkpoint
 from jaxfl.simulation.interrupts import Stopped
+from jaxfl.simulation.records import checkpoint
+from jaxfl.simulation.records.shared import SharedDirectory
 from jaxfl.simulation.rounds import Rounds
-from jaxfl.simulation.shared import SharedDirectory
 from jaxfl.testing.compare import assert_close
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions

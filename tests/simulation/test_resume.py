@@ -16,8 +16,8 @@ import pytest
 
 from docs import notebooks
 from experiments.reliability import kills
-from jaxfl.simulation import checkpoint
-from jaxfl.simulation.history import History
+from jaxfl.simulation.records import checkpoint
+from jaxfl.simulation.records.history import History
 
 # Signals its own process: after a checkpoint, inside the compiled rounds, or between the writing of a checkpoint and
 # its renaming.

@@ -23,11 +23,12 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions
 from jaxfl.data.clients import Split
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.server import factors
-from jaxfl.simulation import checkpoint, interrupts, program, rounds
-from jaxfl.simulation.finetune import FineTune
-from jaxfl.simulation.history import History
+from jaxfl.server import coordinate_sums
+from jaxfl.simulation import interrupts, program, rounds
+from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.loggers import csv
+from jaxfl.simulation.records import checkpoint
+from jaxfl.simulation.records.history import History
 from jaxfl.simulation.schedule import Schedule
 from jaxfl.tasks.contract import check_learns
 from jaxfl.testing.compare import assert_close, assert_equal, leaves
@@ -723,14 +724,14 @@ def test_footprint_says_what_state_data_and_model_take():
 @pytest.mark.parametrize("name", ["ditto", "fedsoft", "lg_fedavg", "scaffold"])
 def test_a_model_for_each_client_is_there_once(name, monkeypatch):
     """With everybody in a round, in a run of several rounds: beside them are those that are written at once."""
-    monkeypatch.setattr(factors, "AT_ONCE", 0)  # as where models are large
+    monkeypatch.setattr(coordinate_sums, "AT_ONCE", 0)  # as where models are large
     data = clustered_linear(100, rows=2, features=500)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=3), data)
     options = {"fedsoft": {"num_clusters": 2}, "lg_fedavg": {"shared": "Dense_0/bias"}}.get(name, {})
     method = methods.METHODS[name].factory(task, optax.sgd(0.1), local_epochs=1, **options)
     taken = jaxfl.footprint(method, data, cohort=1.0, plan=Plan(), resident=True)
     assert taken.state > 99 * taken.model, "LG-FedAvg's bias is not each client's own"
-    assert taken.working < 2 * factors.TOGETHER * taken.model
+    assert taken.working < 2 * coordinate_sums.TOGETHER * taken.model
 
 
 def test_a_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):

@@ -16,8 +16,9 @@ import jaxfl
 from jaxfl import methods
 from jaxfl.cohort import Plan
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.simulation import checkpoint, loop, program
 from jaxfl.simulation import footprint as footprints
+from jaxfl.simulation import loop, program
+from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.rounds import Rounds
 from jaxfl.simulation.seeds import RoundsInLanes
 from jaxfl.testing.compare import assert_close, assert_equal

@@ -1,9 +1,8 @@
 """What the command line prints: methods, data sets, their options, a federation, tables of runs and of measurements."""
 
-from jaxfl.cli.tables.bench import SCALING_HEAD, device, scaling, scaling_rows, scaling_title
 from jaxfl.cli.tables.choices import method_options, method_rows
 from jaxfl.cli.tables.federations import data, data_rows, dataset, description, place, source, source_row
-from jaxfl.cli.tables.runs import methods, result, results
+from jaxfl.cli.tables.runs import SCALING_HEAD, device, methods, result, results, scaling, scaling_rows, scaling_title
 
 __all__ = [
     "SCALING_HEAD",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxfl.methods import METHODS
 from jaxfl.models import networks
 from jaxfl.schema import REQUIRED, Option, describe, listed, options_of, quoted, words_of
-from jaxfl.settings import literals, methods, options
+from jaxfl.settings import methods, options, reading
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -138,7 +138,7 @@ def _entry(option: Option, presets: Presets) -> tuple[str, str, str]:
     others = [f"{preset}: {text(value)}" for preset, value in values.items() if value != default]
     words = list(map(quoted, words_of(option.hint)))
     more = ["" if all(word in option.line for word in words) else listed(words)]
-    more += [] if literals.can_say(option.hint) else ["In Python only."]
+    more += [] if reading.can_say(option.hint) else ["In Python only."]
     return option.name, "\n".join([text(default), *others]), _sentences(option.line, *more)
 
 
@@ -152,7 +152,7 @@ def text(value: Any) -> str:
         return "to be given"
     if isinstance(value, float) and math.isinf(value):
         return "infinity"
-    return str(value).lower() if value is None or isinstance(value, bool) else str(literals.said(value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(reading.said(value))
 
 
 def key_values(chosen: Mapping[str, Any]) -> str:
@@ -175,4 +175,4 @@ def _sentences(*lines: str) -> str:
 
 
 def _finite(value: Any) -> Any:
-    return text(value) if isinstance(value, float) and math.isinf(value) else literals.said(value)
+    return text(value) if isinstance(value, float) and math.isinf(value) else reading.said(value)

@@ -4,20 +4,97 @@ Only what a user asks for is downloaded. Whatever goes wrong is said in one sent
 to do, because most of it is met on machines that reach the network through a proxy, or not at all.
 """
 
+import bz2
 import errno
+import fnmatch
+import gzip
 import hashlib
 import json
 import os
 import re
 import shutil
+import stat
+import tarfile
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from jaxfl.data.sources import archives
 from jaxfl.data.sources.base import Folder, Remote, folders
 from jaxfl.files import in_turn
+
+TARS = {".tar.gz": gzip.GzipFile, ".tgz": gzip.GzipFile, ".tar.bz2": bz2.BZ2File}
+
+
+def unpack(remote: Remote, archive: Path, folder: Path) -> None:
+    """Unpacks the matching members into the folder, all or none, and notes that it is done."""
+    files: dict[str, int] = {}
+    matched: set[str] = set()
+    # A folder beside the files: whoever looks for them never meets half of them, and a rename is all that is left.
+    unpacking = folder / f"{remote.file_name}.unpacking"
+    shutil.rmtree(unpacking, ignore_errors=True)
+    unpacking.mkdir()
+    try:
+        for path, size, opened in _members(remote.file_name, archive):
+            # The last part alone, by either separator: "../x" and "C:\x" are x in this folder.
+            name = re.split(r"[/\\]", path)[-1]
+            patterns = {one for one in remote.members if any(fnmatch.fnmatchcase(n, one) for n in (path, name))}
+            if not patterns or name in ("", ".", ".."):
+                continue
+            if name in files:
+                raise ValueError(f"{remote.url} has two members called {name}; correct the patterns of the source.")
+            with opened() as source, (unpacking / name).open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            files[name] = size
+            matched |= patterns
+            if size_of(unpacking / name) != size:
+                raise EOFError(f"{name} ends before its {size:,} bytes")
+        if lacking := [pattern for pattern in remote.members if pattern not in matched]:
+            raise ValueError(f"{remote.url} must have a member {lacking[0]}, and has none; correct the source.")
+        for name in files:
+            os.replace(unpacking / name, folder / name)
+        note = unpacking / marker(remote, folder).name
+        note.write_text(json.dumps({"checksum": remote.checksum, "members": remote.members, "files": files}))
+        os.replace(note, marker(remote, folder))
+    except (EOFError, OSError, RuntimeError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's, not the archive's
+        raise ValueError(
+            f"{remote.url} cannot be unpacked: {error}; its checksum is right, so it is damaged where it comes from; "
+            f"unpack {', '.join(remote.members)} into {folder} by other means."
+        ) from error
+    finally:
+        shutil.rmtree(unpacking, ignore_errors=True)
+
+
+def _members(file_name: str, archive: Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
+    """Yields path, size and opener of each regular file in an archive, in the order in which they are stored."""
+    if file_name.endswith(".zip"):
+        with zipfile.ZipFile(archive) as zipped:
+            for info in zipped.infolist():
+                mode = stat.S_IFMT(info.external_attr >> 16)  # 0 where the writer knew no modes
+                if not info.is_dir() and mode in (0, stat.S_IFREG):
+                    yield info.filename, info.file_size, lambda info=info: zipped.open(info)
+        return
+    plain = next(opener for end, opener in TARS.items() if file_name.endswith(end))
+    with plain(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+        for member in tar:
+            opened = tar.extractfile(member) if member.isreg() else None
+            if opened is not None:
+                yield member.name, member.size, lambda opened=opened: opened
+
+
+def marker(remote: Remote, folder: Path) -> Path:
+    """Returns the file that says which members an archive left in the folder."""
+    return folder / f"{remote.file_name}.done"
+
+
+def size_of(path: Path) -> int:
+    """Returns the bytes of a file; 0 if there is none."""
+    return path.stat().st_size if path.is_file() else 0
+
 
 Progress = Callable[[str, int, int], None]
 
@@ -112,15 +189,13 @@ def _check(remote: Remote) -> None:
         )
     if remote.file_name in ("", ".", ".."):
         raise ValueError(f"{remote.url} must end with the name of a file; correct the source.")
-    if remote.members and not remote.file_name.endswith((".zip", *archives.TARS)):
-        raise ValueError(
-            f"{remote.url} must be one of .zip, {', '.join(archives.TARS)} to have members; correct the source."
-        )
+    if remote.members and not remote.file_name.endswith((".zip", *TARS)):
+        raise ValueError(f"{remote.url} must be one of .zip, {', '.join(TARS)} to have members; correct the source.")
 
 
 def _check_space(name: str, pending: Sequence[Remote], folder: Path) -> None:
     """Raises if the files whose sizes are known do not fit on the disk."""
-    sizes = [(remote.num_bytes, archives.size_of(_partial(remote, folder))) for remote in pending]
+    sizes = [(remote.num_bytes, size_of(_partial(remote, folder))) for remote in pending]
     needed = sum(total - (present if present <= total else 0) for total, present in sizes if total > 0)
     if needed > (free := shutil.disk_usage(folder).free):
         raise ValueError(
@@ -160,7 +235,7 @@ def _is_there(remote: Remote, folder: Path) -> bool:
     if not remote.members:
         return _is(remote, path)
     try:
-        note = json.loads(archives.marker(remote, folder).read_text())
+        note = json.loads(marker(remote, folder).read_text())
         if (note["checksum"], note["members"]) == (remote.checksum, list(remote.members)):
             files = [(folder / name, size) for name, size in note["files"].items()]
             if all(file.is_file() and file.stat().st_size == size for file, size in files):
@@ -169,7 +244,7 @@ def _is_there(remote: Remote, folder: Path) -> bool:
         pass  # no note, or one that nobody can read: the archive is unpacked again
     if not _is(remote, path):
         return False
-    archives.unpack(remote, path, folder)
+    unpack(remote, path, folder)
     return True
 
 
@@ -181,11 +256,11 @@ def _get_all(remotes: Sequence[Remote], folder: Path, progress: Progress | None)
         for remote in remotes:
             partial = _partial(remote, folder)
             if not _is(remote, partial):  # it is if unpacking was interrupted
-                if remote.num_bytes > 0 and archives.size_of(partial) >= remote.num_bytes:
+                if remote.num_bytes > 0 and size_of(partial) >= remote.num_bytes:
                     partial.unlink()
                 _get(session, remote, folder, progress)
             if remote.members:
-                archives.unpack(remote, partial, folder)
+                unpack(remote, partial, folder)
                 partial.unlink()
             else:
                 os.replace(partial, folder / remote.file_name)
@@ -208,14 +283,14 @@ def _get(session: Any, remote: Remote, folder: Path, progress: Progress | None) 
         except _Cut as cut:
             if attempt == RETRIES:
                 raise FileNotFoundError(
-                    f"{remote.url} cannot be downloaded: {cut}, {1 + RETRIES} times; {archives.size_of(partial):,} "
+                    f"{remote.url} cannot be downloaded: {cut}, {1 + RETRIES} times; {size_of(partial):,} "
                     f"bytes are kept, try again to go on from there, or {elsewhere}."
                 ) from cut
         except requests.RequestException as error:
             # A server that has answered once may come back; one that never did, or says no, is not asked again.
             if attempt in (0, RETRIES) or isinstance(error, requests.HTTPError):
                 raise FileNotFoundError(f"{remote.url} cannot be downloaded: {_reason(error)}; {elsewhere}.") from error
-    size = archives.size_of(partial)
+    size = size_of(partial)
     if remote.num_bytes > 0 and size != remote.num_bytes:
         fault = f"have {remote.num_bytes:,} bytes, got {'more' if size > remote.num_bytes else f'{size:,}'}"
     elif got != _expected(remote):
@@ -231,7 +306,7 @@ def _get(session: Any, remote: Remote, folder: Path, progress: Progress | None) 
 
 def _receive(session: Any, remote: Remote, partial: Path, progress: Progress | None) -> str:
     """Makes one request for the bytes that the partial file lacks; returns the checksum of the whole."""
-    start = archives.size_of(partial)
+    start = size_of(partial)
     # Without `identity` a server may compress what it sends, and neither sizes nor ranges would be those of the file.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     with session.get(remote.url, headers=headers, stream=True, timeout=TIMEOUT) as response:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfl import tree
 from jaxfl.methods.base import Row
-from jaxfl.simulation.rows_here import RowsHere, places, with_field
+from jaxfl.simulation.host.rows import RowsHere, places, with_field
 from jaxfl.testing.compare import assert_close, assert_equal, assert_finite, assert_same_partition, but_cluster
 from jaxfl.testing.small import (
     CLIENTS,

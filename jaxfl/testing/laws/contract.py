@@ -13,7 +13,7 @@ from jaxfl import tree
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Row
-from jaxfl.simulation import checkpoint
+from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.run import run
 from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import CLIENTS, COHORT, case, case_anew, cohort_of, federation

@@ -15,7 +15,7 @@ from jaxfl import methods
 from jaxfl.clustering import components, distances
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch
-from jaxfl.methods.parts import merging
+from jaxfl.methods.stocfl import merging
 from jaxfl.tasks import Task, masked_mean
 from tests import problems
 from tests.problems import compiled

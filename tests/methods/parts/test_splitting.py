@@ -14,7 +14,7 @@ from scipy.spatial.distance import squareform
 
 from jaxfl.clustering import scores
 from jaxfl.clustering.distances import cosine
-from jaxfl.methods.parts import splitting
+from jaxfl.methods.cfl import splitting
 
 SEEDS = st.integers(0, 10**6)
 LINKAGES = ("single", "complete", "average")

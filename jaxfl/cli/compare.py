@@ -1,0 +1,221 @@
+"""What `jaxfl compare` does: reads runs, prints them side by side, and writes the table and a picture."""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+import jaxfl
+from jaxfl.analysis import kept
+from jaxfl.analysis.comparison import Comparison, compare
+from jaxfl.analysis.kept import Kept
+from jaxfl.cli import page
+from jaxfl.cli.run_page import PAGE, command, word
+from jaxfl.cli.tables.console import show, stderr, stdout
+from jaxfl.files import write_text
+from jaxfl.jobs.job import DPI
+from jaxfl.jobs.kept import KeptRun
+from jaxfl.plots import style
+from jaxfl.plots.curves import curves
+
+DRAWN = ("loss", "num_clusters", "ari")  # beside the metric that is compared, where all runs have them
+TOLD = (
+    "Mean and standard deviation over the seeds; the best mean is bold. Differences are from the first row, of runs of "
+    "the same seed, which have the same clients, initial models and cohorts; p is of the paired t-test. The name of a "
+    "column sorts."
+)
+Settings = Mapping[str, Sequence[Kept]]
+
+
+def write(settings: Settings, found: Comparison, unfinished: Sequence[Path], path: Path) -> None:
+    """Writes the page.
+
+    Args:
+        settings: as `jaxfl.analysis.kept.read` has found them.
+        found: the comparison of these.
+        unfinished: folders that were left out.
+        path: of the page.
+    """
+    runs = [run for line in settings.values() for run in line]
+    federations = dict.fromkeys(run.summary["data"] for run in runs)
+    title = f"{style.count(len(found.lines), 'setting')} on {', '.join(federations)}"
+    header, *rows = found.table(bold=page.Bold.MARKED)
+    blocks: list[page.Block] = [
+        page.Heading(1, title),
+        page.Text(_made(runs)),
+        page.Heading(2, "Results"),
+        page.Text(TOLD),
+        page.Table(header, [[page.Bold.of(cell) for cell in row] for row in rows], sorted=True),
+    ]
+    if unfinished:
+        blocks.append(page.Text(f"Left out, since they are not finished: {', '.join(map(str, unfinished))}."))
+    with TemporaryDirectory() as folder:
+        pictures = _pictures(found, runs, Path(folder))
+        blocks += [page.Heading(2, "Curves"), *pictures]
+        blocks += [page.Heading(2, "Runs"), _runs(settings, [found.metric, *found.measures(), "rounds"], path.parent)]
+        if commands := _commands(settings):
+            blocks += [page.Heading(2, "Commands"), page.Table(["setting", "command of its first run"], commands)]
+        write_text(path, page.html(title, blocks, Path(folder)))
+
+
+def _made(runs: Sequence[Kept]) -> str:
+    """Returns what ran where, in a sentence."""
+    devices = dict.fromkeys(str(run.summary.get("device", "")) for run in runs)
+    versions = dict.fromkeys(
+        f"{name} {version}" for run in runs for name, version in run.summary.get("versions", {}).items()
+    )
+    made = datetime.now().isoformat(sep=" ", timespec="minutes")
+    return f"{style.count(len(runs), 'run')}; {', '.join([*devices, f'jaxfl {jaxfl.__version__}', *versions])}; {made}."
+
+
+def _pictures(found: Comparison, runs: Sequence[Kept], folder: Path) -> list[page.Picture]:
+    """Returns curves of what all runs have, by round."""
+    pictures = []
+    for metric in dict.fromkeys((found.metric, *DRAWN)):
+        if all(any(record.get(metric) is not None for record in run.history) for run in runs):
+            shown = found if metric == found.metric else found._replace(metric=metric, target=None)
+            curves(shown).savefig(folder / f"{metric}.png", dpi=DPI)
+            words = f"{metric.replace('_', ' ')} by round: mean of the seeds, and one standard deviation"
+            pictures.append(page.Picture(f"{metric}.png", words, DPI))
+    return pictures
+
+
+def _runs(settings: Settings, columns: Sequence[str], folder: Path) -> page.Table:
+    """Returns a row for every run, with the entries of the summaries that some run has.
+
+    Args:
+        settings: the runs.
+        columns: the entries.
+        folder: of the page, from which a link leads to the page of each run that has one.
+    """
+    runs = [(name, run) for name, line in settings.items() for run in line]
+    known = [name for name in dict.fromkeys(columns) if any(run.summary.get(name) is not None for _, run in runs)]
+    rows = [
+        [name, str(run.seed), *(word(run.summary.get(column)) for column in known), _where(run.path, folder)]
+        for name, run in runs
+    ]
+    return page.Table(["setting", "seed", *(name.replace("_", " ") for name in known), "folder"], rows, sorted=True)
+
+
+def _where(run: Path, folder: Path) -> str:
+    """Returns the folder of a run, which leads to the run's page if there is one."""
+    if not (run / PAGE).exists():
+        return str(run)
+    return page.Link.to(quote(Path(os.path.relpath(run / PAGE, folder)).as_posix()), str(run))
+
+
+def _commands(settings: Settings) -> list[list[str]]:
+    """Returns the command of each setting; none of those that another version has asked for otherwise."""
+    rows = []
+    for name, line in settings.items():
+        with contextlib.suppress(ValueError, KeyError):
+            rows.append([name, page.Code(command(KeptRun(line[0].path).job, line[0].summary["rounds"]))])
+    return rows
+
+
+PICTURES = (".png", ".pdf", ".svg")  # endings of their files
+
+
+def compare_runs(
+    folders: Sequence[Path],
+    metric: str | None,
+    target: float | None,
+    files: Mapping[str, Path | None],
+    plot: Path | None,
+    html: Path | None = None,
+    labels: Sequence[str] = (),
+    columns: str | None = None,
+) -> None:
+    """Prints the table of some runs, and writes it, a picture and a page.
+
+    Args:
+        folders: of the runs, or above them.
+        metric: what is compared; None is the main metric of the task.
+        target: as `jaxfl.analysis.comparison.compare` takes it.
+        files: the table's, by format: `"markdown"`, `"latex"` and `"csv"`; None writes none.
+        plot: the picture's, or None.
+        html: the page's, or None.
+        labels: `ROW=TEXT`, as `labelled` takes them.
+        columns: of the table, `NAME,NAME,...`; None shows all.
+
+    Raises:
+        ValueError: a file cannot be written, or is of two of them; or as `jaxfl.analysis.kept.read`, `compare` and
+            `labelled`.
+    """
+    asked: dict[Path, str] = {}
+    for option, path in {**files, "plot": plot, "html": html}.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ValueError(f"--{option} must be a file, got the folder {str(path)!r}; name a file in it.")
+        if not path.parent.is_dir():
+            raise ValueError(
+                f"--{option} must be a file in a folder that is there, got {str(path)!r}; make the folder."
+            )
+        if (other := asked.setdefault(path.resolve(), option)) != option:
+            raise ValueError(f"--{option} must be another file than --{other}, got {str(path)!r}; rename one of them.")
+    if plot is not None and plot.suffix.lower() not in PICTURES:
+        raise ValueError(f"--plot must end with {', '.join(PICTURES)}, got {str(plot)!r}; write --plot curves.png.")
+    found = tell(folders, metric, target, html, labels, columns)
+    texts = {"markdown": found.to_markdown, "latex": found.to_latex, "csv": found.to_csv}
+    for form, path in files.items():
+        if path is not None:
+            write_text(path, texts[form]())
+    if plot is not None:
+        curves(found).savefig(plot, dpi=150)
+    if written := [str(path) for path in (*files.values(), plot, html) if path is not None]:
+        print(f"written: {', '.join(written)}")
+
+
+def tell(
+    folders: Sequence[Path],
+    metric: str | None = None,
+    target: float | None = None,
+    html: Path | None = None,
+    labels: Sequence[str] = (),
+    columns: str | None = None,
+) -> Comparison:
+    """Prints the table of the finished runs in some folders, writes a page of them if asked, returns the comparison."""
+    settings, unfinished = kept.read(folders)
+    settings = dict(zip(labelled(list(settings), labels), settings.values(), strict=True))
+    shown = None if columns is None else [name.strip().lower() for name in columns.split(",") if name.strip()]
+    found = compare(settings, metric=metric, target=target, columns=shown)
+    header, *rows = found.table()
+    show(stdout(), header, rows, named=True)
+    if html is not None:
+        write(settings, found, unfinished, html)
+    if unfinished:
+        left_out = ", ".join(map(str, unfinished))
+        stderr().print(f"note: left out, since they are not finished: {left_out}.", markup=False, soft_wrap=True)
+    return found
+
+
+def labelled(rows: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """Returns what some rows are called.
+
+    Args:
+        rows: their names: the method, and what tells it from the others.
+        labels: `ROW=TEXT`: of one row, or `METHOD=TEXT` of a method in all its rows. A row's own wins.
+
+    Raises:
+        ValueError: a label is of no row or method, or empty, or two rows would be called the same.
+
+    >>> labelled(["fedavg", "ifca num_clusters=2", "ifca num_clusters=4"], ["ifca=IFCA", "ifca num_clusters=4=Best"])
+    ['fedavg', 'IFCA num_clusters=2', 'Best']
+    """
+    methods = {row: row.partition(" ")[0] for row in rows}
+    known = sorted({*methods, *methods.values()}, key=len, reverse=True)  # a row's name may begin with another's
+    texts: dict[str, str] = {}
+    for label in labels:
+        name = next((name for name in known if label.startswith(f"{name}=")), None)
+        if name is None or not (text := label.removeprefix(f"{name}=").strip()):
+            ways = ", ".join(map(repr, rows))
+            raise ValueError(f"--label must be ROW=TEXT, got {label!r}; ROW is one of {ways}, or one's method alone.")
+        texts[name] = text
+    called = [texts.get(row, texts.get(method, method) + row.removeprefix(method)) for row, method in methods.items()]
+    if twice := {name for name in called if called.count(name) > 1}:
+        raise ValueError(f"--label must tell rows apart, got {sorted(twice)[0]!r} for several; write a label for each.")
+    return called

@@ -1,0 +1,283 @@
+"""What `jaxfl bench` does: measures under a progress bar, prints a table, and writes a folder that can be shown."""
+
+import contextlib
+import json
+import shlex
+import statistics
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jaxfl
+from jaxfl.bench import AXES, Scaling, Step, scaling
+from jaxfl.cli import page, tables
+from jaxfl.cli.tables.console import stderr, stdout, write
+from jaxfl.files import write_text
+from jaxfl.plots.curves import scaling as draw
+from jaxfl.schema import check_name, options_of
+from jaxfl.settings import methods, options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+from jaxfl.cli import experiments
+from jaxfl.cli.experiments import WORKS
+from jaxfl.cli.tables.console import saying
+from jaxfl.plots.gaps import bars
+
+PICTURE, RECORD, PAGE = "scaling.png", "bench.json", "index.html"
+COUNTED = (
+    "Times are the median of the rounds, in ms. GFLOP/s counts the operations of local_epochs passes of training "
+    "(forward pass and gradients), and what else a method does (choosing, inner steps, epochs of a head) takes time "
+    "and is not counted. The machine's float32 matrix product is timed in turn with the rounds. Memory is the most "
+    "that the point's own process held, Python and JAX included."
+)
+
+
+def bench_scaling(
+    over: Sequence[str],
+    values: str | None,
+    method: str,
+    items: Sequence[str],
+    hidden: int,
+    rounds: int,
+    out: Path | None,
+) -> bool:
+    """Measures the axes, prints a table of each, and writes the folder; returns whether all points were measured.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    over = list(AXES) if "all" in over else over
+    for axis in over:
+        check_name("axis", axis, AXES)
+    if values is not None and len(over) > 1:
+        raise ValueError(f"values must be those of one axis, got {len(over)} axes; name one with --over.")
+    chosen = None if values is None else numbers(values, "values")
+    of_method = options_of(methods.row(method).factory)
+    of_method.pop("server_optimizer", None)
+    items_of = options.read(options.split(items), list(of_method.values()), f"method {method}")
+    given = {option.name: value for option, value in items_of}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # refuses a path that cannot be written to before anything is measured
+    results = []
+    for axis in over:
+        with Bar(stderr()) as bar:
+            work = {"method": method, "options": given, "hidden": hidden, "rounds": rounds}
+            results.append(scaling(axis, chosen, **work, watch=bar))
+        write(stdout(), tables.scaling(results[-1]), *results[-1].failures, results[-1].meaning, "")
+        if results[-1].warning:
+            stderr().print(f"warning: {results[-1].warning}", style="yellow", soft_wrap=True)
+    if out is not None:
+        words = ["jaxfl", "bench", "scaling", *(word for axis in over for word in ("--over", axis))]
+        words += [] if values is None else ["--values", values]
+        words += ["--method", method, *(word for item in items for word in ("--set", item))]
+        words += ["--hidden", str(hidden), "--rounds", str(rounds)]
+        save(results, shlex.join(words), out)
+        print(f"written: {out / PAGE}, {out / PICTURE} and {out / RECORD}")
+    return all("error" not in row for result in results for row in result.points)
+
+
+def numbers(text: str, name: str) -> list[int]:
+    """Returns the numbers of a list.
+
+    >>> numbers("10, 100,1000", "values")
+    [10, 100, 1000]
+    """
+    option = options.Option(name, (), tuple[int, ...])
+    return list(options.convert(name, text, option, f"write --{name} 10,100,1000"))
+
+
+class Bar(contextlib.AbstractContextManager["Bar"]):
+    """Tells how far a measurement is: a bar in a terminal, a line for each point elsewhere.
+
+    An instance is the `watch` of `jaxfl.bench.scaling`. What is going to be measured, and about how long it takes, is
+    said first.
+    """
+
+    def __init__(self, console: "Console"):
+        from rich import progress
+
+        self.console, self.told = console, 0
+        self.bar = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(24),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.fields[left]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Takes the bar off the screen."""
+        self.bar.stop()
+
+    def __call__(self, step: Step) -> None:
+        """Shows a step."""
+        if not self.bar.task_ids:
+            self.console.print(planned(step), soft_wrap=True)
+            self.bar.add_task("", total=1.0, left="")
+            self.bar.start()
+        while self.told < len(step.found):
+            row = step.found[self.told]
+            self.told += 1
+            if not self.console.is_terminal or "error" in row:
+                told = "failed" if "error" in row else f"{1000 * row['seconds']['median']:.1f} ms a round"
+                self.console.print(
+                    f"{self.told}/{len(step.points)}  {step.over} {row['value']:,}: {told}", markup=False
+                )
+        if step.index < len(step.points):
+            doing = f"round {step.round}/{step.points[0].rounds}" if step.round else "starting"
+            words = f"{step.over} {step.values[step.index]:,} ({step.index + 1}/{len(step.points)}) {doing}"
+            (task,) = self.bar.tasks
+            expected = sum(point.expected_seconds for point in step.points)
+            pace = (task.elapsed or 0) / (step.share * expected) if step.index else 1.0  # of this machine, once known
+            left = f"about {about(pace * expected * (1 - step.share))} left"
+            self.bar.update(task.id, description=words, completed=step.share, left=left)
+
+
+def planned(step: Step) -> str:
+    """Returns what is going to be measured, in a sentence."""
+    values = ", ".join(f"{value:,}" for value in step.values)
+    seconds = sum(point.expected_seconds for point in step.points)
+    return (
+        f"{step.over} {values}: {step.points[0].rounds} rounds of {step.points[0].method} at each, in a process of its "
+        f"own; about {about(seconds)}"
+    )
+
+
+def about(seconds: float) -> str:
+    """Returns a guess in words.
+
+    >>> about(4), about(42), about(95)
+    ('10 s', '40 s', '2 min')
+    """
+    return f"{10 * max(1, round(seconds / 10))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def save(results: Sequence[Scaling], command: str, out: Path) -> None:
+    """Writes the record, the picture and the page."""
+    made = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
+    record = {**made, "scalings": [result._asdict() for result in results]}
+    write_text(out / RECORD, json.dumps(record, indent=1) + "\n")
+    drawn = [result for result in results if any("error" not in row for row in result.points)]
+    if drawn:
+        draw(*drawn).savefig(out / PICTURE, dpi=110)
+    blocks: list[page.Block] = [
+        page.Heading(1, "How jaxfl scales on this machine"),
+        page.Text(measured_on(results, made)),
+    ]
+    for result in results:
+        blocks += [
+            page.Heading(2, tables.scaling_title(result)),
+            page.Table([result.over, *tables.SCALING_HEAD], tables.scaling_rows(result)),
+            *map(page.Text, result.failures),
+            page.Text(f"{result.meaning} {result.warning}"),
+        ]
+    blocks += [page.Picture(PICTURE, "seconds, memory and share of the machine's limit")] if drawn else []
+    blocks += [page.Text(COUNTED), page.Table(["made by"], [[page.Code(command)]])]
+    write_text(out / PAGE, page.html("How jaxfl scales", blocks, out))
+
+
+def measured_on(results: Sequence[Scaling], made: dict[str, Any]) -> str:
+    """Returns where and with what it was measured, in a sentence."""
+    machine = next((result.machine for result in results if result.machine), None)
+    if machine is None:
+        return "Nothing could be measured."
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    products = [
+        row["product_gflops"]["median"] for result in results for row in result.points if "product_gflops" in row
+    ]
+    return (
+        f"{tables.device(machine)}; jaxfl {made['jaxfl']}, {versions}; {made['made']}. "
+        f"A float32 matrix product ran at {statistics.median(products):,.0f} GFLOP/s in turn with the rounds."
+    )
+
+
+PICTURE = "bench.png"
+
+
+def bench_works(
+    names: Sequence[str],
+    *,
+    clients: str | None,
+    rounds: int | None,
+    chunk: int | None,
+    peers: str | None,
+    environments: Path | None,
+    out: Path | None,
+    clone: Path | None,
+) -> bool:
+    """Runs workloads, prints their tables, and writes the folder; returns whether none failed.
+
+    Raises:
+        ValueError: a name or a number is not possible.
+        FileNotFoundError: there are no experiments.
+    """
+    for name in names:
+        check_name("workload", name, WORKS)
+    given = [] if clients is None else ["--clients", *map(str, numbers(clients, "clients"))]
+    for option, value in {"rounds": rounds, "chunk": chunk}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{option} must be at least 1, got {value}.")
+        given += [] if value is None else [f"--{option}", str(value)]
+    given += [] if peers is None else ["--peers", peers]
+    kit = experiments.module("speed.bench", clone)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    made = []
+    for place, name in enumerate(dict.fromkeys(names), 1):
+        beside = [] if peers == "none" else kit.peers_of(name, environments)
+        with saying(stderr(), f"{place}/{len(set(names))} {name}, {_beside(beside)}: {WORKS[name]}"):
+            made.append(kit.run(name, given, environments))
+        write(stdout(), f"{made[-1].text}\n")
+        if made[-1].error:
+            stderr().print(f"error: {made[-1].error}", style="red", soft_wrap=True, markup=False)
+    if out is not None:
+        words = ["jaxfl", "bench", *names, *given, *(["--environments", str(environments)] if environments else [])]
+        _save_workloads(made, shlex.join(words), out)
+        print(f"written: {out / PAGE} and {out / RECORD}")
+    return not any(one.error for one in made)
+
+
+def _save_workloads(made: Sequence[Any], command: str, out: Path) -> None:
+    """Writes the records, a picture where there are peers, and the page.
+
+    Args:
+        made: of `experiments.speed.bench.run`.
+        command: that made it.
+        out: the folder.
+    """
+    said = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
+    write_text(out / RECORD, json.dumps({**said, "works": [one._asdict() for one in made]}, indent=1) + "\n")
+    blocks: list[page.Block] = [page.Heading(1, "jaxfl's workloads on this machine")]
+    machines = [record for one in made for record in one.records]
+    if machines:
+        versions = ", ".join(f"{name} {version}" for name, version in machines[0]["versions"].items())
+        blocks.append(page.Text(f"{tables.device(machines[0])}; jaxfl {said['jaxfl']}, {versions}; {said['made']}."))
+    times = ratios(made)
+    if any(value is not None for values in times.values() for value in values):
+        names = [record["workload"] for one in made for record in one.records if "summary" in record]
+        bars(names, times, "times as long as jaxfl", xlabel="", never="not measured").savefig(out / PICTURE, dpi=110)
+        blocks.append(page.Picture(PICTURE, "how many times as long the peers take"))
+    for one in made:
+        blocks += [page.Heading(2, f"{one.name}: {WORKS[one.name]}"), page.Listing(one.text)]
+        blocks += [page.Text(f"Failed: {one.error}")] if one.error else []
+        blocks += [page.Table(["made by"], [[page.Code(one.command)]])]
+    write_text(out / PAGE, page.html("jaxfl's workloads", blocks, out))
+
+
+def ratios(made: Sequence[Any]) -> dict[str, list[float | None]]:
+    """Returns how many times as long every peer takes, a number for each comparison, None where it took no part."""
+    found = [record["ratio"] for one in made for record in one.records if "summary" in record]
+    names = list(dict.fromkeys(name for ratio in found for name in ratio))
+    return {name: [ratio[name]["median"] if name in ratio else None for ratio in found] for name in names}
+
+
+def _beside(names: Sequence[str]) -> str:
+    """Returns who else is measured."""
+    return f"jaxfl beside {', '.join(names)}" if names else "jaxfl alone"

@@ -1,0 +1,356 @@
+"""What `jaxfl sweep` does: methods, options and seeds on the same clients. What is done is not made again."""
+
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxfl.cli.compare import tell
+from jaxfl.cli.run import defaults, run_jobs, seeds_of
+from jaxfl.cli.run_page import PAGE
+from jaxfl.cli.tables.console import stderr
+from jaxfl.jobs import job
+from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
+from jaxfl.settings import methods as known
+from jaxfl.settings import options
+from jaxfl.settings.own import label
+from jaxfl.simulation.records.directory import RunDirectory
+
+KEYS = ("methods", "data", "seeds", "rounds", "cohort", "eval_every", "set")  # of a file, beside the methods' tables
+LISTS = ("methods", "seeds")  # of these, which may have several values
+MOST = 10_000  # settings
+Values = Mapping[str, Sequence[str]]
+
+
+class Point(NamedTuple):
+    """One setting of a sweep.
+
+    Attributes:
+        method: its name.
+        items: `key=value` for `options.route`.
+        name: of its folder: the method, and what is varied.
+    """
+
+    method: str
+    items: tuple[str, ...]
+    name: str
+
+
+def grid_points(methods: Sequence[str], wanted: Values) -> list[Point]:
+    """Returns the settings: for each method, all combinations of the values that concern it.
+
+    An option of a method concerns those of the methods that have it, `METHOD.option` that method alone, where it wins,
+    an option of data, model, optimiser or run all of them, and one of the server's optimiser those that have one.
+
+    Args:
+        methods: their names.
+        wanted: values by option.
+
+    Raises:
+        ValueError: a method is unknown or named twice, or there are too many settings.
+
+    >>> [point.name for point in points(["fedavg", "ifca"], {"num_clusters": ["2", "4"], "learning_rate": ["0.1"]})]
+    ['fedavg', 'ifca-num_clusters=2', 'ifca-num_clusters=4']
+    """
+    for method in methods:
+        known.row(method)
+    if len(set(map(label, methods))) < len(methods) or not methods:
+        raise ValueError(f"methods must be one or more different ones, got {', '.join(methods) or 'none'}.")
+    found: dict[Point, None] = {}
+    wanted = dict(sorted(wanted.items(), key=lambda item: known.is_method(_owner(item[0]))))  # the later one wins
+    for method in methods:
+        own = {_bare(key): values for key, values in wanted.items() if _concerns(key, method, methods)}
+        varied = [key for key, values in own.items() if len(values) > 1]
+        for chosen in itertools.product(*own.values()):
+            items = dict(zip(own, chosen, strict=True))
+            if items.get("server_optimizer") == "none":  # whose options it has none of
+                items = {key: value for key, value in items.items() if _owner(key) != "server"}
+            name = "-".join([label(method), *(f"{key}={items[key]}" for key in varied if key in items)])
+            point = Point(method, tuple(f"{key}={value}" for key, value in items.items()), _file_name(name))
+            found[point] = None
+            if len(found) > MOST:
+                raise ValueError(f"a sweep must have at most {MOST:,} settings; give fewer values.")
+    return list(found)
+
+
+def values_of(items: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the values of `key=V,V,...`; a comma in brackets or quotes separates nothing.
+
+    Raises:
+        ValueError: an item has no values, or a key is given twice.
+
+    >>> values_of(["threshold=0.3,auto", "hidden=(200,100),32", "label_groups=((0,1),(2,3))"])
+    {'threshold': ['0.3', 'auto'], 'hidden': ['(200,100)', '32'], 'label_groups': ['((0,1),(2,3))']}
+    """
+    found: dict[str, list[str]] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        values = _apart(text)
+        if not equals or not key or not values:
+            raise ValueError(f"--set must be KEY=VALUE or KEY=VALUE,VALUE,..., got {quoted(item)}.")
+        if key in found:
+            together = ",".join(dict.fromkeys([*found[key], *values]))
+            raise ValueError(f"{key} must be set once, got it twice; write all values in one, {key}={together}.")
+        found[key] = values
+    return found
+
+
+def over(file: Values, line: Values) -> Values:
+    """Returns the values of a file, and of the command line, which win: also over those of single methods.
+
+    >>> over({"stocfl.threshold": ["0.3"], "ifca.num_clusters": ["2"]}, {"threshold": ["0.9"]})
+    {'ifca.num_clusters': ['2'], 'threshold': ['0.9']}
+    """
+
+    def owner(key: str) -> str:
+        return "method" if known.is_method(_owner(key)) else _owner(key)
+
+    def beaten(key: str, by: str) -> bool:
+        owners = {owner(key), owner(by)}
+        alike = len(owners) == 1 or ("" in owners and "server" not in owners)  # a bare name is never the server's
+        return alike and key.rpartition(".")[2] == by.rpartition(".")[2]
+
+    everywhere = [key for key in line if not known.is_method(_owner(key))]
+    kept = {
+        key: line.get(key, values)
+        for key, values in file.items()
+        if key in line or not any(beaten(key, by) for by in everywhere)
+    }
+    return {**kept, **line}
+
+
+def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Returns what a TOML file asks for: its keys as text, and the values of options.
+
+    Raises:
+        ValueError: it is no TOML, has a key that nobody knows, or something other than such a key holds.
+        OSError: it cannot be read.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be read ({error.strerror}); give a TOML file that is there, or methods: fedavg,ifca."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be TOML, got: {error}.") from error
+    plain = {key: value for key, value in content.items() if not known.is_method(key)}
+    for key, value in content.items():
+        if key == "set" or known.is_method(key):
+            if not isinstance(value, dict):
+                raise ValueError(f"{key} must be a table in {path}, got {value}; write [{key}], and its options below.")
+            if empty := [option for option, values in value.items() if values == []]:
+                raise ValueError(
+                    f"{empty[0]} in [{key}] of {path} must have a value, got []; give one, or leave it out."
+                )
+        elif key not in KEYS:
+            raise ValueError(
+                f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*KEYS, *known.names()])} Known: "
+                f"{', '.join(KEYS)}, and a table for each method; options stand in the table [set]."
+            )
+        elif isinstance(value, dict) or (isinstance(value, list) and (key not in LISTS or not value)):
+            many = "one value or a list of some" if key in LISTS else "one value"
+            raise ValueError(f"{key} must be {many} in {path}, got {value}; a sweep varies what is in [set].")
+    options = {}
+    for key, value in plain.pop("set", {}).items():  # server.learning_rate = 0.1 is a table in a table to TOML
+        options |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
+    for method, own in content.items():
+        if known.is_method(method):
+            options |= {f"{method}.{key}": value for key, value in own.items()}
+    return {key: _text(value) for key, value in plain.items()}, {
+        key: [_text(one) for one in (value if isinstance(value, list) else [value])] for key, value in options.items()
+    }
+
+
+def _apart(text: str) -> list[str]:
+    """Returns the parts between commas that stand in no brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]
+
+
+def _text(value: Any) -> str:
+    """Returns a value as the command line has it.
+
+    >>> _text([200, 100]), _text([[0, 1], [2]]), _text(True)
+    ('200,100', '[0, 1],[2]', 'true')
+    """
+    if isinstance(value, list):
+        one = len(value) == 1 and isinstance(value[0], list)  # or it would be read as the list in it
+        return ",".join(str(part) if isinstance(part, list) else _text(part) for part in value) + "," * one
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _owner(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _bare(key: str) -> str:
+    """Returns the key as `options.route` knows it."""
+    return key.rpartition(".")[2] if known.is_method(_owner(key)) else key
+
+
+def _concerns(key: str, method: str, methods: Sequence[str]) -> bool:
+    """Returns whether an option is given to a method.
+
+    Raises:
+        ValueError: it is of a method that is not swept.
+    """
+    owner, name = _owner(key), key.rpartition(".")[2]
+    if known.is_method(owner):
+        if owner not in methods:
+            raise ValueError(
+                f"{key} is an option of {owner}, which is none of the sweep's methods; add it, or drop the option."
+            )
+        return owner == method
+    if owner == "server":
+        return "server_optimizer" in known.row(method).options
+    having = [other for other in methods if owner in ("", "method") and name in known.row(other).options]
+    return not having or method in having
+
+
+def _file_name(name: str) -> str:
+    """Returns a name without what file systems forbid."""
+    return re.sub(r"[^\w.=,+-]", "_", name)
+
+
+def sweep(
+    what: str,
+    given: dict[str, Any],
+    items: Sequence[str],
+    data_dir: str | None,
+    out: Path,
+    quiet: bool,
+    html: bool = False,
+) -> bool:
+    """Makes the runs of a sweep that are missing, and prints the comparison; returns whether all are done then.
+
+    Args:
+        what: methods, or a TOML file.
+        given: what else is asked for; it wins over the file.
+        items: `key=value,value`.
+        data_dir: where the data's files lie.
+        out: gets a folder for each setting.
+        quiet: whether to say nothing on the way.
+        html: whether a page of all runs is written into `out`, and one of each run into its folder.
+
+    Raises:
+        ValueError: something is missing, or not possible.
+    """
+    asked, wanted = from_file(Path(what)) if what.endswith(".toml") else ({"methods": what}, {})
+    settings = _settings(asked | given, over(wanted, values_of(items)), data_dir, out)
+    for jobs in settings.values():
+        job.check_seeds_of(jobs)
+    complete, refused = [], []
+    for name, jobs in settings.items():
+        try:
+            complete.append(_make(name, jobs, quiet, html))
+        except ValueError as error:  # what is refused takes none of the others with it
+            refused.append(error)
+            stderr().print(f"{name}: error: {error}", highlight=False, markup=False)
+    if refused and not complete:
+        raise refused[0]
+    if made := [_folder(jobs) for jobs in settings.values() if any(one.done() for one in jobs)]:
+        tell(made, html=out / PAGE if html else None)
+        if html and not quiet:
+            print(f"page: {out / PAGE}")
+    return all(complete) and not refused
+
+
+def _folder(jobs: Sequence[job.Job]) -> Path:
+    """Returns the folder of a setting."""
+    assert jobs[0].out is not None
+    return jobs[0].out.parent
+
+
+def _settings(asked: dict[str, Any], wanted: Values, data_dir: str | None, out: Path) -> dict[str, list[job.Job]]:
+    """Returns the runs of every setting, by the name of its folder.
+
+    Raises:
+        ValueError: something is missing, or not possible.
+    """
+    for name, remedy in {"methods": 'methods = ["fedavg", "ifca"]', "data": "--data rotated-digits"}.items():
+        if name not in asked:
+            raise ValueError(f"{name} must be given; write {remedy}.")
+    numbers = {
+        name: options.convert(name, asked[name], Option(name, REQUIRED, int)) if name in asked else None
+        for name in ("rounds", "eval_every")
+    }
+    rounds, share = defaults(asked["data"], numbers["rounds"], asked.get("cohort"))
+    found, names = {}, {}
+    points = grid_points(asked["methods"].split(","), wanted)
+    own = {point.name for point in points}
+    others = [path for path in sorted(out.glob("*/seed-*")) if path.parent.name not in own]
+    for point in points:
+        settings = options.route(point.method, asked["data"], point.items)
+        every = numbers["eval_every"]
+        first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every)
+        folder = None if _is_of(out / point.name, first) else _kept(others, first)
+        folder = out / point.name if folder is None else folder
+        runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in seeds_of(asked.get("seeds", "0"))]
+        first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
+        if first_name != point.name or point.name in found:
+            raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
+        found[point.name] = [one._replace(resume=True) for one in runs]  # the same command goes on with what was begun
+    return found
+
+
+def _is_of(folder: Path, asked: job.Job) -> bool:
+    """Returns whether a folder has runs of a setting."""
+    return _kept(sorted(folder.glob("seed-*")), asked) is not None
+
+
+def _kept(others: Sequence[Path], asked: job.Job) -> Path | None:
+    """Returns the folder that has runs of a setting under another name: of a sweep that varied something else.
+
+    Args:
+        others: folders of runs that are of no setting of this sweep by their name.
+        asked: a run of the setting.
+    """
+    for path in others:
+        seed = path.name.removeprefix("seed-")
+        directory = RunDirectory(path)
+        if seed.isdecimal() and directory.config() is not None:
+            wanted = asked._replace(seed=int(seed), out=path, resume=True)
+            if not directory.is_of_another(wanted.config()):
+                return path.parent
+    return None
+
+
+def _make(name: str, jobs: Sequence[job.Job], quiet: bool, html: bool) -> bool:
+    """Makes the runs of a setting that are missing; returns whether all of them are done then.
+
+    Args:
+        name: of the setting.
+        jobs: of each seed, checked.
+        quiet: whether to say nothing on the way.
+        html: whether a page is written of each run that is made.
+    """
+    missing, console = [one for one in jobs if one.done() is None], stderr(quiet=quiet)
+    said = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
+    kept = (one.evaluated() for one in jobs if one.done() is not None)
+    other = [every for every in kept if every is not None and every != jobs[0].eval_every]
+    if jobs[0].eval_every is not None and other:
+        said += f"; what is there was evaluated every {min(other)} rounds, in another --out it is evaluated anew"
+    console.print(f"{name}: {said}", highlight=False, markup=False)
+    for begun in (True, False):  # those that were begun are ended first
+        if some := [one for one in missing if one.begun() is begun]:
+            run_jobs(some, several=True, quiet=quiet, html=html)
+    summaries = [summary for one in jobs if (summary := one.done()) is not None]
+    folder = _folder(jobs)
+    if summaries and (missing or RunDirectory(folder).summary() is None):  # it may have been killed before it wrote it
+        job.across(job.with_others(jobs, summaries), folder)
+    return len(summaries) == len(jobs)

@@ -1,0 +1,438 @@
+"""Training without touching a dense layer's kernel: exact, and several times as fast where rows are few.
+
+A client that multiplies rows x [n, d] with a kernel W [d, h] does so in every step. The gradient of W is x^T g, with
+g [n, h] that of the products x W, so W never leaves
+
+    W = X^T A + a * W_0 + b * V + ...        (a, b [h]: one factor per column)
+
+where X [m, d] are the rows that W has been multiplied with so far, W_0 is the kernel that it starts from and V another
+one that the optimiser refers to (the anchor of a proximal term). Training on the coordinates (A, a, b) in place of W is
+the same training, for every optimiser that only adds and scales: SGD with momentum, Nesterov's too, weight decay,
+schedules, proximal pulls. The loss needs the products alone,
+
+    x W = (x X^T) A + a * (x W_0) + b * (x V).
+
+A first dense layer sees the client's rows themselves, the same in every step: X is known, x X^T and x W_0 are made
+once, and a step on B rows costs B n h operations instead of 4 B d h, and no pass over W. Of an inner layer x is what
+the layers before make of the rows, so that X grows by B rows a step; saved are the gradient and the update of a kernel
+that no cache holds. W itself is made once at the end.
+
+Whether an optimiser is of that kind is read off its program (`follows`), never guessed by its name. All of this is
+decided while a program is traced. `answers` tells who traces it what was decided, for a footprint and a run's summary:
+they report what was compiled, where a rule of their own would be a second guess at it.
+
+W = X^T A + sum_i c_i * W_i is held as `[m + k, h]`: A [m, h], a row for each row of X [m, d], and below it the factors
+c_i [h] of the k kernels W_i.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import tree
+from jaxfl.client.fast.optimizer_programs import Program
+from jaxfl.data.clients import Batch
+from jaxfl.models.fast.products import times
+from jaxfl.tasks import DenseLayers, Task
+from jaxfl.tasks.contract import dense_of
+from jaxfl.typing import Array, Key, Params
+
+Product = Callable[[Array], Array]
+RESTORED = "restored_kernel"  # the name of the program that makes W, by which `jaxfl.server.coordinate_sums` finds it
+
+
+class Seen(NamedTuple):
+    """What an inner layer has seen.
+
+    Attributes:
+        rows: X `[m, d]`, or those of a step `[B, d]`.
+        products: X W_i, `k * [m, h]`, or `k * [B, h]`.
+    """
+
+    rows: Array
+    products: list[Array]
+
+
+class Memory(NamedTuple):
+    """What the steps of a training keep for its inner layers.
+
+    Attributes:
+        step: how many were made `[]`.
+        seen: by each of them, by name; 0 where it is not made yet.
+    """
+
+    step: Array | int
+    seen: dict[str, Seen]
+
+    def after(self, seen: dict[str, Seen]) -> "Memory":
+        """Returns it after a step in which the layers have seen so many rows."""
+
+        def put(kept: Array, new: Array) -> Array:
+            return jax.lax.dynamic_update_slice(kept, new, (self.step * len(new), 0))
+
+        return Memory(self.step + 1, jax.tree.map(put, self.seen, seen))
+
+
+class First(NamedTuple):
+    """Of a layer that sees the client's rows themselves: X is known, and the same in every step.
+
+    Attributes:
+        name: of the kernel.
+        position: among the leaves of the model.
+        kernels: W_i, `k * [d, h]`; W starts as the first of them.
+        rows: X `[n, d]`.
+        products: X W_i, `k * [n, h]`.
+        gram: X X^T `[n, n + k]`, with columns of zeros: cheaper than to cut the coordinates.
+    """
+
+    name: str
+    position: int
+    kernels: list[Array]
+    rows: Array
+    products: list[Array]
+    gram: Array
+
+    @classmethod
+    def of(cls, name: str, position: int, kernels: list[Array], rows: Array) -> "First":
+        """Returns the kernel, with the products that all steps share."""
+        return cls(name, position, kernels, rows, [times(rows, one) for one in kernels], _gram(rows, len(kernels)))
+
+    @property
+    def count(self) -> int:
+        """m."""
+        return self.rows.shape[0]
+
+    def known(self, leaf: Array, positions: Array | None) -> Array:
+        """Returns x W `[B, h]` for the rows at `positions`."""
+        gram, products = self.gram, self.products
+        if positions is not None:
+            gram, products = tree.take((gram, products), positions)
+        return gram @ leaf + _scaled(self, leaf, products)
+
+    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Seen]) -> Product:
+        """Returns what is taken in place of `x -> x W`."""
+        del leaf, memory, seen
+        return lambda x: known
+
+    def gradient(self, slope: Array, leaf: Array, positions: Array | None, memory: Memory) -> Array:
+        """Returns the gradient `[m + k, h]` from that of the products `[B, h]`."""
+        del memory
+        if positions is None:
+            return jnp.pad(slope, ((0, len(self.kernels)), (0, 0)))
+        return jnp.zeros_like(leaf).at[positions].set(slope, unique_indices=True)
+
+
+class Inner(NamedTuple):
+    """Of a layer that sees what others make of the rows: every step adds its B rows to X.
+
+    Attributes:
+        name: of the kernel.
+        position: among the leaves of the model.
+        kernels: W_i, `k * [d, h]`; W starts as the first of them.
+        width: B.
+        count: m, B for every step.
+    """
+
+    name: str
+    position: int
+    kernels: list[Array]
+    width: int
+    count: int
+
+    @property
+    def empty(self) -> Seen:
+        """What is seen before the first step."""
+        (inputs, outputs), dtype = self.kernels[0].shape, self.kernels[0].dtype
+        return Seen(
+            jnp.zeros((self.count, inputs), dtype), [jnp.zeros((self.count, outputs), dtype)] * len(self.kernels)
+        )
+
+    def known(self, leaf: Array, positions: Array | None) -> Array:
+        """Returns zeros `[B, h]` that `product` adds: their gradient is that of the products."""
+        del positions
+        return jnp.zeros((self.width, leaf.shape[1]), leaf.dtype)
+
+    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Seen]) -> Product:
+        """Returns what is taken in place of `x -> x W`; it leaves in `seen` what the layer sees."""
+
+        def of(x: Array) -> Array:
+            products = [times(x, one) for one in self.kernels]
+            seen[self.name] = Seen(x, products)
+            before = memory.seen[self.name].rows
+            return known + (x @ before.T) @ leaf[: self.count] + _scaled(self, leaf, products)
+
+        return of
+
+    def gradient(self, slope: Array, leaf: Array, positions: Array | None, memory: Memory) -> Array:
+        """Returns the gradient `[m + k, h]` from that of the products `[B, h]`."""
+        del positions
+        return jax.lax.dynamic_update_slice(jnp.zeros_like(leaf), slope, (memory.step * self.width, 0))
+
+
+Kernel = First | Inner
+
+
+def coordinates(kernel: Kernel, one: Array) -> Array:
+    """Returns the coordinates `[m + k, h]` of one of its kernels W_i; of another, which nobody uses, zeros."""
+    nothing = jnp.zeros((kernel.count + len(kernel.kernels), one.shape[1]), one.dtype)
+    found = [index for index, other in enumerate(kernel.kernels) if other is one]
+    return nothing.at[kernel.count + found[0]].set(1) if found else nothing
+
+
+def restored(kernel: Kernel, leaf: Array, memory: Memory) -> Array:
+    """Returns W `[d, h]`."""
+    if isinstance(kernel, First):
+        return restored_kernel(kernel.rows, kernel.gram, leaf, kernel.kernels, kernel.products)
+    rows, products = memory.seen[kernel.name]
+    return restored_kernel(rows, _gram(rows, len(products)), leaf, kernel.kernels, products)
+
+
+@jax.jit
+def restored_kernel(rows: Array, gram: Array, leaf: Array, kernels: list[Array], products: list[Array]) -> Array:
+    """Returns W `[d, h]`, see `RESTORED`.
+
+    Args:
+        rows: X `[n, d]`.
+        gram: X X^T `[n, n + k]`; what is summed in place of W needs it and the products, W does not.
+        leaf: the coordinates `[n + k, h]`.
+        kernels: W_i, `k * [d, h]`.
+        products: X W_i, `k * [n, h]`.
+    """
+    del gram, products
+    scaled = [leaf[len(rows) + i][None, :] * one for i, one in enumerate(kernels)]
+    return rows.T @ leaf[: len(rows)] + sum(scaled)
+
+
+def _gram(rows: Array, kernels: int) -> Array:
+    """Returns X X^T `[m, m + k]`, with columns of zeros."""
+    return jnp.pad(rows @ rows.T, ((0, 0), (0, kernels)))
+
+
+def _scaled(kernel: Kernel, leaf: Array, products: Sequence[Array]) -> Array:
+    """Returns the sum of what the kernels W_i come to, each times its factors."""
+    return sum((leaf[kernel.count + i][None, :] * one for i, one in enumerate(products)), jnp.zeros((), leaf.dtype))
+
+
+PASS = 8  # multiplications that fit into the time in which a step reads and writes a number of the kernel
+LARGE = 1 << 22  # numbers of a kernel that no cache holds: 16 MB
+
+
+class Form(NamedTuple):
+    """How a client trains: in coordinates, or as usual.
+
+    Attributes:
+        model: what training starts from; with the coordinates of some kernels in their places.
+        extra: the optimiser's extra arguments, likewise.
+        loss_and_gradient: `(model, memory, key, positions) -> (loss, gradient, memory)` of such a model; of the rows at
+            `positions [B]`, which must differ, or of all where they are None.
+        memory: what the steps keep for inner layers, before the first one.
+        restore: `(model, memory) -> model`: with the kernels.
+    """
+
+    model: Params
+    extra: dict[str, Any]
+    loss_and_gradient: Callable[[Params, Memory, Key, Array | None], tuple[Array, Params, Memory]]
+    memory: Memory = Memory(0, {})
+    restore: Callable[[Params, Memory], Params] = lambda model, memory: model
+
+
+def factor(
+    task: Task,
+    optimizer: optax.GradientTransformationExtraArgs,
+    model: Params,
+    batch: Batch,
+    extra: dict[str, Any],
+    epochs: int,
+    steps: int = 1,
+    filled: float = 1.0,
+) -> Form | str:
+    """Returns the same training in coordinates; or why not, where it would not be the same or not be faster.
+
+    Args:
+        task: what is learned; `task.dense` says where its dense layers are.
+        optimizer: the local optimiser.
+        model: what training starts from.
+        batch: the rows that it takes in an epoch `[n, ...]`.
+        extra: what the optimiser's update is given by name. Trees like the model (an anchor) get coordinates as well.
+        epochs: how often training takes them all, or at most.
+        steps: of an epoch: one, of all rows, or more, of a mini-batch each.
+        filled: share of the rows that usual training would take.
+    """
+    dense = dense_of(task)
+    if dense is None:
+        return "no dense layer is known" if task.dense is None else "the loss has been replaced"
+    alike = {name: value for name, value in extra.items() if tree_like(value, model)}
+    others = {name: value for name, value in extra.items() if name not in alike}
+    program = Program.of(optimizer, model, alike, others)
+    work = functools.partial(_kernel, epochs=epochs, steps=steps, filled=filled)
+    found = [work(name, dense, program, model, batch, alike) for name in dense.first + dense.inner]
+    kernels = [kernel for kernel in found if not isinstance(kernel, str)]
+    if not kernels:
+        return str(found[0])
+
+    def replace(model: Params, new: Sequence[Array]) -> Params:
+        leaves, structure = jax.tree.flatten(model)
+        for kernel, leaf in zip(kernels, new, strict=True):
+            leaves[kernel.position] = leaf
+        return jax.tree.unflatten(structure, leaves)
+
+    def own(model: Params) -> list[Array]:
+        leaves = jax.tree.leaves(model)
+        return [leaves[kernel.position] for kernel in kernels]
+
+    def turn(model: Params) -> Params:
+        return replace(model, [coordinates(kernel, leaf) for kernel, leaf in zip(kernels, own(model), strict=True)])
+
+    start, turned = turn(model), {name: turn(value) for name, value in alike.items()}
+    if Program.of(optimizer, start, turned, others).written != program.written:
+        return "the optimiser looks at shapes"
+    usual = own(model)
+
+    def loss_and_gradient(model: Params, memory: Memory, key: Key, positions: Array | None = None):
+        leaves = own(model)
+        part = batch if positions is None else tree.take(batch, positions)
+
+        def loss(model: Params, known: list[Array]) -> tuple[Array, dict[str, Seen]]:
+            seen: dict[str, Seen] = {}
+            products = {
+                kernel.name: kernel.product(one, leaf, memory, seen)
+                for kernel, one, leaf in zip(kernels, known, leaves, strict=True)
+            }
+            # nobody reads the usual kernels: they have the shapes that the network expects
+            return dense.loss(replace(model, usual), part, key, products), seen
+
+        known = [kernel.known(leaf, positions) for kernel, leaf in zip(kernels, leaves, strict=True)]
+        (value, seen), (gradient, slopes) = jax.value_and_grad(loss, (0, 1), has_aux=True)(model, known)
+        placed = [
+            kernel.gradient(slope, leaf, positions, memory)
+            for kernel, slope, leaf in zip(kernels, slopes, leaves, strict=True)
+        ]
+        return value, replace(gradient, placed), memory.after(seen)
+
+    def restore(model: Params, memory: Memory) -> Params:
+        leaves = zip(kernels, own(model), strict=True)
+        return replace(model, [restored(kernel, leaf, memory) for kernel, leaf in leaves])
+
+    empty = {kernel.name: kernel.empty for kernel in kernels if isinstance(kernel, Inner)}
+    return Form(start, {**others, **turned}, loss_and_gradient, Memory(0, empty), restore)
+
+
+def _kernel(
+    name: str,
+    dense: DenseLayers,
+    program: Program,
+    model: Params,
+    batch: Batch,
+    alike: dict[str, Params],
+    *,
+    epochs: int,
+    steps: int,
+    filled: float,
+) -> Kernel | str:
+    """Returns one of the kernels in coordinates, or why it is not worth it; the arguments are those of `factor`."""
+    position = tree.names(model).index(name)
+    kernel, count = jax.tree.leaves(model)[position], batch.mask.shape[0]
+    (inputs, outputs), first = kernel.shape, name in dense.first
+    dear = f"no faster with {count} rows of {inputs} numbers and {epochs * steps} steps"
+    pays = functools.partial(_pays, filled=filled) if first else _inner_pays
+    if not pays(count, inputs, outputs, epochs, steps, kernels=1):
+        return dear
+    if not program.follows(position):
+        return "the optimiser does more than add and scale"
+    used = [jax.tree.leaves(alike[extra])[position] for extra in program.used(position) if extra in alike]
+    kernels = list({id(one): one for one in (kernel, *used)}.values())  # an anchor is often what training starts from
+    if not pays(count, inputs, outputs, epochs, steps, kernels=len(kernels)):
+        return dear
+    if not first:
+        return Inner(name, position, kernels, count // steps, epochs * count)
+    rows: list[Array] = []
+
+    def product(x: Array) -> Array:
+        rows.append(x)
+        return x @ kernel
+
+    # a first layer's rows do not depend on the key; but without one it is a test, before which they may be others
+    dense.loss(model, batch, jax.random.key(0), {name: product})
+    return First.of(name, position, kernels, rows[0])
+
+
+_told: ContextVar[list[str] | None] = ContextVar("told", default=None)
+
+
+@contextlib.contextmanager
+def answers() -> Iterator[list[str]]:
+    """Gives a list that fills, while programs are traced inside, with what is decided for each local training.
+
+    >>> usual = Form({}, {}, lambda *arguments: arguments)
+    >>> with answers() as told:
+    ...     form = chosen("no dense layer is known", usual)
+    >>> form is usual, in_words(told)
+    (True, 'no: no dense layer is known')
+    """
+    told: list[str] = []
+    token = _told.set(told)
+    try:
+        yield told
+    finally:
+        _told.reset(token)
+
+
+def chosen(shorter: Form | str, usual: Form) -> Form:
+    """Returns the shorter form where there is one, and says so, or why not, to who has asked for `answers`."""
+    if (told := _told.get()) is not None:
+        told.append(f"no: {shorter}" if isinstance(shorter, str) else "yes")
+    return usual if isinstance(shorter, str) else shorter
+
+
+def repeat(told: Sequence[str]) -> None:
+    """Says again what was decided when a program was traced, where it is used once more."""
+    if (listening := _told.get()) is not None:
+        listening.extend(told)
+
+
+def in_words(told: Sequence[str]) -> str:
+    """Returns all answers of a program as one.
+
+    >>> in_words(["yes", "yes"]), in_words(["yes", "no: too few"]), in_words([])
+    ('yes', 'in part; no: too few', 'no: nobody trains in local epochs')
+    """
+    different = sorted(set(told) - {"yes"})
+    if "yes" in told:
+        return "; ".join(["in part", *different]) if different else "yes"
+    return "; ".join(different) or "no: nobody trains in local epochs"
+
+
+def tree_like(value: Any, model: Params) -> bool:
+    """Returns whether `value` is a tree of arrays of the model's shapes."""
+    if jax.tree.structure(value) != jax.tree.structure(model):
+        return False
+    return all(
+        jnp.shape(a) == jnp.shape(b) for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(model), strict=True)
+    )
+
+
+def _pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, *, kernels: int, filled: float) -> bool:
+    """Returns whether coordinates take less work, per row and output of the layer; a pass over a kernel is work too."""
+    usual = 2 * epochs * inputs + PASS * epochs * steps * inputs / max(rows, 1)  # x W and x^T g
+    factored = (kernels + 1) * inputs + epochs * rows + rows * inputs / outputs + PASS * epochs * steps
+    return rows > 0 and factored < filled * usual
+
+
+def _inner_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, *, kernels: int) -> bool:
+    """Returns whether coordinates take less work for an inner layer, a step: on a CPU, for kernels beyond its caches.
+
+    Saved are passes over the kernel, for its gradient and its update; added are x X^T, its product with A, their
+    gradients, and passes over more kernels. LEAF's network gains 18 % in a loop of its steps alone (d = 3136,
+    h = 2048, 5 steps of 20 rows, two cores); with d = 12544 and h = 128, within the caches, 6 % are lost.
+    """
+    if jax.default_backend() != "cpu" or inputs * outputs < LARGE:
+        return False
+    width = rows / steps
+    added = 2 * width * epochs * rows * (inputs + outputs) + (kernels - 1) * (2 * width + PASS) * inputs * outputs
+    return added < PASS * inputs * outputs

@@ -1,0 +1,267 @@
+"""CFL, clustered federated learning (FMTL in LayerCFL's paper, FedCluster in FeSEM's).
+
+Sattler, Mueller and Samek, "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under
+Privacy Constraints", IEEE TNNLS 2020, Algorithms 1 and 2. All clients start in one cluster. In a cluster c with model
+theta, client i trains locally to theta + D_i, and
+
+    theta <- theta + sum_i (n_i / n_c) D_i
+
+until theta is stationary for the cluster but not for some of its clients:
+
+    |sum_i (n_i / n_c) D_i| < eps1    and    max_i |D_i| > eps2
+
+Then it is split in two, so that alpha_cross, the largest cosine of a D_i on one side and a D_j on the other, is least.
+The split is kept if  sqrt((1 - alpha_cross) / 2) > gamma_max  (theorem 1: it tears no data distribution apart, see
+`clustering.gaps`). Both halves go on from theta, and may be split again.
+
+The split. The paper's algorithm is single linkage, which attains that minimum; published codes have complete linkage,
+which does not always. A cluster is compared once each member has trained in it: if only some take part in a round, by
+what each has sent last. Clients without rows, or whose update is not finite or zero, stay where they are, and nobody
+waits for them. Nor for clients that are held out of training: whenever they are served, they walk down the tree of
+splits to a cluster (see `cfl.state`), for which the state keeps a model and two vectors of every split.
+
+The thresholds. eps1 and eps2 grow with rate, epochs and parameters; the paper's rule is to watch one run, and to take a
+tenth of the largest mean update as eps1, and one to ten times eps1 as eps2. gamma_max is a property of the data that is
+not known. So that none of them needs a tuning run, `relative=True` (the default) measures them by what is observed:
+
+    eps1       of the largest client update in the cluster now: mean updates are small because clients disagree
+    eps2       of the largest client update of the whole run: clients still move
+    gamma_max  of the same expression of nearest peers, see `keep_above_peers`: every client needs one in its group
+
+Where the official code differs (`preset="official"`): complete linkage, no gamma_max, uniform means, no split up to
+round 20 or of fewer than three clients, absolute eps; its second split mixes up clients (its issue 2), and it averages
+by the new clusters in the round of a split already, where here both halves start from one model. FeSEM's baseline
+(`preset="fesem"`): the last kernel's updates, average linkage, a split after every 30 rounds in a cluster of at least
+20 clients if gamma_max = 0.13 is exceeded, no eps.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import tree
+from jaxfl.client.training import Train, local_train
+from jaxfl.clustering.linkage import Bipartition
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
+from jaxfl.engine import over_clients
+from jaxfl.methods import base
+from jaxfl.methods.base import Info, Method
+from jaxfl.methods.cfl import splitting
+from jaxfl.methods.cfl import state as split_state
+from jaxfl.methods.cfl.rule import SIMILARITIES, Rule, dividing, ready_clusters
+from jaxfl.methods.cfl.state import CFLState, Sent, divided, grow, one_cluster, remember
+from jaxfl.methods.parts.vectors import LAST_KERNEL, compared_leaves, to_vector
+from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
+from jaxfl.server import aggregate
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "relative": True,
+        "eps1": 0.4,
+        "eps2": 0.3,
+        "gamma_max": 1.1,
+        "linkage": "single",
+        "weighting": "rows",
+        "layers": ".*",
+        "warmup_rounds": 0,
+        "rounds_between": 1,
+        "min_clients": 2,
+    }
+}
+PRESETS["official"] = PRESETS["paper"] | {
+    "relative": False,
+    "eps1": 0.4,
+    "eps2": 1.6,
+    "gamma_max": 0.0,
+    "linkage": "complete",
+    "weighting": "uniform",
+    "warmup_rounds": 20,
+    "min_clients": 3,
+}
+PRESETS["fesem"] = PRESETS["paper"] | {
+    "relative": False,
+    "eps1": math.inf,
+    "eps2": 0.0,
+    "gamma_max": 0.13,
+    "linkage": "average",
+    "layers": LAST_KERNEL,
+    "rounds_between": 30,
+    "min_clients": 20,
+}
+
+
+@checked
+def cfl(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    preset: Literal["paper", "official", "fesem"] = "paper",
+    relative: bool | None = None,
+    eps1: float | None = None,
+    eps2: float | None = None,
+    gamma_max: float | None = None,
+    linkage: Bipartition | None = None,
+    weighting: aggregate.Weighting | None = None,
+    layers: str | Sequence[str] | None = None,
+    metric: Literal["cosine", "l2"] = "cosine",
+    compare: Literal["updates", "weights"] = "updates",
+    warmup_rounds: int | None = None,
+    rounds_between: int | None = None,
+    min_clients: int | None = None,
+    local_epochs: int = 5,
+    batch_size: int | None = None,
+    sketch_size: int | None = 4096,
+    slots: int = 8,
+) -> Method:
+    """Returns CFL.
+
+    `info.extra` has `mean_update []` and `client_update []`, the norms that eps1 and eps2 are about (of the cluster
+    whose mean update is largest, of the client whose update is), and `splits []`, the clusters split in this round.
+
+    Args:
+        task: what is learned.
+        optimizer: the local optimiser; its state starts fresh in every round.
+        preset: `"paper"`, `"official"` or `"fesem"`; their values are in brackets below, in this order. What is given
+            besides wins.
+        relative: eps1, eps2 and gamma_max are multiples of what the run observes, not absolute (yes, no, no).
+        eps1: a mean update below it is stationary (0.4, 0.4, infinity); 0 never splits, which is FedAvg.
+        eps2: a client update above it is not; of the layers compared (0.3, 1.6, 0).
+        gamma_max: what a split must exceed (1.1, 0, 0.13); 0 keeps every split. `metric="l2"` uses it where relative.
+        linkage: `"single"`, `"complete"` or `"average"` (single, complete, average).
+        weighting: of a cluster's mean: `"rows"` or `"uniform"` (rows, uniform, rows).
+        layers: patterns (see `tree.matching`) of the parameters that clients are compared by, or `"last kernel"` (all,
+            all, the last kernel).
+        metric: `"cosine"`, or `"l2"`: Euclidean distances.
+        compare: `"updates"` (D_i) or `"weights"` (theta + D_i).
+        warmup_rounds: rounds of the run before the first that may split (0, 20, 0).
+        rounds_between: rounds that a cluster trains before it may be split (1, 1, 30).
+        min_clients: of a cluster that may be split (2, 3, 20).
+        local_epochs: E.
+        batch_size: B; None takes all of a client's rows at once.
+        sketch_size: numbers kept of what a client is compared by, if it is longer; the error of a cosine is about
+            `1 / sqrt(sketch_size)`. None keeps it whole, for every client.
+        slots: cluster models held at first; the simulator doubles them when they run out.
+
+    Raises:
+        ValueError: an option is out of range, or a pattern matches no parameter.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=40)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> result = jaxfl.run(cfl(task, optax.sgd(0.1)), data, rounds=40, seed=0)
+    >>> result.summary["num_clusters"], result.summary["ari"]
+    (4, 1.0)
+    """
+    bounds = {"eps1": eps1, "eps2": eps2, "gamma_max": gamma_max}
+    pace = {"warmup_rounds": warmup_rounds, "rounds_between": rounds_between, "min_clients": min_clients}
+    others = {"relative": relative, "linkage": linkage, "weighting": weighting, "layers": layers}
+    chosen = base.from_preset(PRESETS, preset, **bounds, **pace, **others)
+    if metric == "l2" and not chosen["relative"] and bounds["gamma_max"] is None:
+        bounds["gamma_max"] = chosen["gamma_max"] = 0.0  # every split is kept, whatever it is
+    rule = Rule(**chosen, metric=metric, compare=compare)
+    for name, given in bounds.items():
+        if PRESETS[preset]["relative"] != rule.relative and given is None:
+            default = f"its default, {chosen[name]}, is {'absolute' if rule.relative else 'relative'}"
+            raise ValueError(f"{name} must be given with relative={rule.relative}; {default}.")
+    rule.check()
+    for name, value in {"sketch_size": sketch_size, "slots": slots}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
+    return splitting_clusters(task, train, rule, length=sketch_size or sys.maxsize, slots=slots)
+
+
+def splitting_clusters(task: Task, train: Train, rule: Rule, *, length: int, slots: int) -> Method:
+    """Returns CFL of these parts.
+
+    Args:
+        task: what is learned.
+        train: a client's local training.
+        rule: of the splits.
+        length: numbers kept of what a client is compared by, at most.
+        slots: at first.
+    """
+    chosen, divide = compared_leaves(task, rule.layers), dividing(rule)
+
+    def layers_of(model: Params) -> Params:
+        return tree.partition(model, chosen)[0]
+
+    def vector_of(key: Key, model: Params) -> Array:
+        return to_vector(key, layers_of(model), size=length)
+
+    def compared(key: Key, theta: Params, model: Params) -> Array:
+        """Returns what a client is compared by that has trained from theta."""
+        return vector_of(key, model if rule.compare == "weights" else jax.tree.map(jnp.subtract, model, theta))
+
+    def init(key: Key, data: FederatedData) -> CFLState:
+        model = task.init(key_for(key, Stream.INIT))
+        return one_cluster(model, jax.eval_shape(vector_of, key, model), data, slots)
+
+    def client(shared, client: Array):
+        key, (models, cluster, round), data = shared
+        theta = tree.take(models, cluster[client])
+        model, loss = train(key_for(key, Stream.BATCHES, round, client), theta, data, client, anchor=theta)
+        update = jax.tree.map(jnp.subtract, model, theta)
+        weight = aggregate.client_weight(data, client, rule.weighting)
+        told = compared(key, theta, model), tree.norm(update), tree.norm(layers_of(update))
+        usable = tree.is_finite(update)
+        sent = Sent(loss, *(jnp.where(usable, number, 0) for number in told))
+        return aggregate.contribute(update, weight, cluster[client], base.slots_of(models)), sent
+
+    def round(key: Key, state: CFLState, data: FederatedData, cohort: Cohort) -> tuple[CFLState, Info]:
+        total, sent = over_clients(client, (key, (state.models, state.cluster, state.round), data), cohort)
+        mean = aggregate.mean(total, empty=jax.tree.map(jnp.zeros_like, state.models))
+        models = jax.tree.map(jnp.add, state.models, mean)
+        mean_norm = jax.vmap(tree.norm)(mean)  # [K]
+        heard = remember(state, sent, data, cohort)
+        ready = ready_clusters(rule, heard, mean_norm, total.weight > 0, data)
+        after = divide(heard, ready)
+        one = base.shape_of(models)
+        seen = base.info(
+            cohort,
+            sent.loss,
+            state.cluster[cohort.ids],
+            num_clusters=splitting.occupied(after.cluster, ready.shape[0]).sum(),
+            diverged=total.diverged,
+            up=one,
+            down=one,
+            overflow=after.doublings,
+            mean_update=mean_norm.max(),
+            client_update=heard.update_norm.max(),
+            splits=after.opened.sum(dtype=jnp.int32),
+        )
+        return divided(heard, after, models), seen
+
+    def assign(key: Key, state: CFLState, data: FederatedData, cohort: Cohort) -> CFLState:
+        """Serves clients that are held out by the cluster that they come to down the tree of splits."""
+        if state.splits is None:
+            return state
+
+        def newcomer(shared, client: Array):
+            key, (splits, cluster), data = shared
+
+            def vector_at(slot: Array, theta: Params) -> Array:
+                client_key = key_for(key, Stream.REPRESENTATION, slot, client)
+                return compared(key, theta, train(client_key, theta, data, client, anchor=theta)[0])
+
+            walks = jnp.asarray(data.held_out)[client] & (data.train.size[client] > 0)
+            walk = functools.partial(split_state.walk, splits, vector_at, SIMILARITIES[rule.metric])
+            return (), jax.lax.cond(walks, walk, lambda: cluster[client])
+
+        _, found = over_clients(newcomer, (key, (state.splits, state.cluster), data), cohort)
+        return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
+
+    def client_params(state: CFLState, ids: Array) -> Params:
+        return tree.take(state.models, state.cluster[ids])
+
+    return Method(init, round, client_params, task, assign, grow)

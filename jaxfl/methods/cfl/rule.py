@@ -1,0 +1,103 @@
+"""When a cluster of CFL is split, and by what: the thresholds and what clients are compared by.
+
+`methods.cfl` has the paper and says what the words mean; how a cluster is halved is in `splitting`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfl.clustering import distances
+from jaxfl.clustering.linkage import Bipartition
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import takes_part
+from jaxfl.methods.cfl import splitting
+from jaxfl.methods.cfl.state import CFLState, comparable
+from jaxfl.server.aggregate import Weighting
+from jaxfl.typing import Array
+
+SIMILARITIES = {
+    "cosine": distances.cosine,
+    "l2": lambda vectors: -distances.l2(vectors),  # the nearer, the more similar
+}
+
+
+class Rule(NamedTuple):
+    """When a cluster is split, by what, and how its clients are averaged; `cfl` says what the words mean."""
+
+    relative: bool
+    eps1: float
+    eps2: float
+    gamma_max: float
+    linkage: Bipartition
+    weighting: Weighting
+    layers: str | Sequence[str]
+    warmup_rounds: int
+    rounds_between: int
+    min_clients: int
+    metric: Literal["cosine", "l2"]
+    compare: Literal["updates", "weights"]
+
+    def check(self) -> None:
+        """Raises ValueError if a field is out of range."""
+        for name in ("eps1", "eps2", "gamma_max"):
+            if not getattr(self, name) >= 0:  # NaN too
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        if self.gamma_max > 1 and not self.relative:
+            raise ValueError(f"gamma_max must be at most 1, got {self.gamma_max}; relative=True takes a multiple.")
+        for name, low in {"warmup_rounds": 0, "rounds_between": 1, "min_clients": 2}.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
+
+
+def ready_clusters(rule: Rule, state: CFLState, mean_norm: Array, heard: Array, data: FederatedData) -> Array:
+    """Returns the clusters that may be split now `[K]` bool.
+
+    Args:
+        rule: of the splits.
+        state: with what this round's clients have sent.
+        mean_norm: of the clusters' mean updates `[K]`.
+        heard: clusters in which somebody has trained in this round `[K]`.
+        data: the federation.
+    """
+    member = state.cluster[:, None] == jnp.arange(heard.shape[0], dtype=jnp.int32)[None, :]  # [N, K]
+    largest_update, largest_layers = (  # [K] max_i |D_i|
+        jnp.where(member, norm[:, None], 0).max(0) for norm in (state.update_norm, state.layers_norm)
+    )
+    stationary = mean_norm < rule.eps1 * (largest_update if rule.relative else 1)
+    clients_move = largest_layers > rule.eps2 * (state.largest if rule.relative else 1)
+    waits = (member & (~state.trained & takes_part(data))[:, None]).any(0)  # for members yet to train
+    enough = (member & comparable(state)[:, None]).sum(0) >= rule.min_clients
+    due = (state.round + 1 - state.formed >= rule.rounds_between) & (state.round >= rule.warmup_rounds)
+    return stationary & clients_move & heard & ~waits & enough & due
+
+
+def dividing(rule: Rule) -> Callable[[CFLState, Array], splitting.Division]:
+    """Returns `divide(state, ready [K]) -> division`, which compares clients only if some cluster is ready."""
+    accept = check_of_split(rule)
+
+    def divide(state: CFLState, ready: Array) -> splitting.Division:
+        def compare_and_split() -> splitting.Division:
+            able = comparable(state)
+            # who has sent nothing is at zero, far from all weights, and would cost the others' distances their digits
+            vectors = jnp.where(able[:, None], state.vectors, state.vectors[jnp.argmax(able)])
+            similarity = SIMILARITIES[rule.metric](vectors)
+            return splitting.split(similarity, state.cluster, able, ready, linkage=rule.linkage, accept=accept)
+
+        unchanged = splitting.unchanged(state.cluster, ready.shape[0])
+        return jax.lax.cond(ready.any(), compare_and_split, lambda: unchanged)
+
+    return divide
+
+
+def check_of_split(rule: Rule) -> splitting.Accept:
+    """Returns which splits are kept."""
+    if rule.gamma_max == 0 or (rule.metric == "l2" and not rule.relative):
+        return splitting.keep_all
+    if not rule.relative:
+        return splitting.keep_above(rule.gamma_max)
+    if rule.metric == "cosine":
+        return splitting.keep_above_peers(rule.gamma_max)
+    return splitting.keep_above_peers(rule.gamma_max, jnp.negative)

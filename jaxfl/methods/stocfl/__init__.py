@@ -1,0 +1,299 @@
+"""StoCFL, stochastic clustered federated learning.
+
+Zeng, Hu, Liu, Yu, Wang and Xu, "Stochastic Clustered Federated Learning", 2023, Algorithm 1. The number of clusters is
+found, not given. A client seen for the first time sends Psi(D_i), the normalised full-batch gradient at a fixed anchor
+(omega_0), and is a cluster of its own. In a round, the server
+
+    represents every cluster by the mean of its observed members' Psi          (line 9; the cosine ignores its scale)
+    merges all clusters whose representations have a cosine >= tau             (lines 10-13: connected components)
+
+and then the sampled clients i of cluster k train, from the models they were sent,
+
+    theta_k^i: theta <- theta - eta * (grad f_i(theta) + lambda * (theta - omega_t))    (line 21)
+    omega^i:   omega <- omega - eta * grad f_i(omega)                                   (line 22)
+    omega_{t+1} <- mean of omega^i;    theta_k <- mean of theta_k^i over k's sampled members
+
+The paper leaves the model of a merged cluster open ("merge"): here, as in the official code, the cluster with more
+members keeps its own (ties: the lower slot). Where the official code differs (`preset="official"`): Psi is the
+displacement after some local epochs, not normalised; only clusters and members sampled in this round are compared; a
+new cluster starts from the current omega; and omega is trained as a chain over the clients instead of in parallel,
+which makes more steps in a round than any client does, and is what the paper's table 1 needs.
+
+StoCFL starts with N clusters but holds no N models: an unseen client is nowhere, and merging precedes training, so only
+clusters that have been trained own a slot.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxfl import tree
+from jaxfl.client.corrections import proximal_pull
+from jaxfl.client.training import Train, local_train
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods import base
+from jaxfl.methods.averaging import Update, fedavg
+from jaxfl.methods.base import Info, Method
+from jaxfl.methods.parts.by_cluster import learning
+from jaxfl.methods.stocfl import merging
+from jaxfl.methods.stocfl.joining import joining
+from jaxfl.methods.stocfl.memory import MEMORIES, StoCFLState, grow
+from jaxfl.methods.stocfl.regrouping import Rule, regrouping
+from jaxfl.methods.stocfl.representation import Kind, Representation, observing, represent
+from jaxfl.models.fast.rewriting import programs_of
+from jaxfl.random import Stream, key_for
+from jaxfl.schema import checked
+from jaxfl.server import aggregate
+from jaxfl.tasks import Task
+from jaxfl.typing import Array, Key, Params
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "representation": "gradient",
+        "normalise": True,
+        "members": "observed",
+        "compare": "observed",
+        "newcomers": "initial",
+        "update": "parallel",
+    },
+    "official": {
+        "representation": "displacement",
+        "normalise": False,
+        "members": "sampled",
+        "compare": "sampled",
+        "newcomers": "global",
+        "update": "chain",
+    },
+}
+
+
+@checked
+def stocfl(
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    *,
+    preset: Literal["paper", "official"] = "paper",
+    threshold: float | Literal["auto"] = 0.5,
+    proximal_weight: float = 0.05,
+    local_epochs: int = 5,
+    batch_size: int | None = None,
+    weighting: aggregate.Weighting = "uniform",
+    representation: Kind | None = None,
+    representation_epochs: int = 10,
+    representation_layers: str | Sequence[str] = ".*",
+    representation_size: int | None = 4096,
+    normalise: bool | None = None,
+    anchor_task: Task | None = None,
+    members: Literal["observed", "sampled"] | None = None,
+    compare: Literal["observed", "sampled"] | None = None,
+    linkage: Literal["single", "greedy"] = "single",
+    merged: Literal["largest", "mean", "global"] = "largest",
+    newcomers: Literal["initial", "global"] | None = None,
+    update: Update | None = None,
+    solver: Method | None = None,
+    keep: Literal["clients", "clusters"] = "clients",
+    slots: int = 16,
+) -> Method:
+    """Returns StoCFL.
+
+    `info.extra` has `objective []`, equation 2: the sum of the cosines of all pairs of clusters.
+
+    Args:
+        task: what is learned; its initial model matters: PyTorch's uniform initialisation separates rotations at 0.5.
+        optimizer: the local optimiser of both models.
+        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. What is given besides
+            wins.
+        threshold: tau; above 1 nothing merges (Ditto), -1 merges everything at once. `"auto"`, beyond the paper, needs
+            no tuning: greedily, by cosines corrected for the noise of few rows, see `parts.merging`; a client then
+            sends one number more.
+        proximal_weight: lambda, the pull of the cluster models to omega.
+        local_epochs: E.
+        batch_size: B; None takes all of a client's rows at once.
+        weighting: `"uniform"` (the official code) or `"rows"`.
+        representation: Psi, `"gradient"` or `"displacement"`: what some local epochs do to the anchor (gradient,
+            displacement).
+        representation_epochs: of the displacement.
+        representation_layers: patterns (see `tree.matching`) of the parameters compared, or `"last kernel"`.
+        representation_size: numbers kept of each Psi; a longer one is sketched (see `clustering.sketch`), with an error
+            of a cosine of about `1 / sqrt(representation_size)`. None keeps it whole.
+        normalise: whether Psi has length 1 (yes, no).
+        anchor_task: of another, for example smaller, anchor model, on the same federation; None takes omega_0.
+        members: whose mean represents a cluster, all `"observed"` members or those `"sampled"` in this round
+            (observed, sampled).
+        compare: clusters that may merge, all `"observed"` ones or those with a member `"sampled"` in this round
+            (observed, sampled).
+        linkage: `"single"`, all pairs at once, or `"greedy"`: the closest pair merges and is represented anew, until
+            no cosine reaches tau; `"auto"` is greedy.
+        merged: the model of a merged cluster: the `"largest"` part's, the `"mean"` weighted by members, or the current
+            `"global"` one. Parts of three or more clusters merge at once; the official code unites them pair by pair,
+            so that two small ones may outweigh the largest.
+        newcomers: where a new cluster starts, at the `"initial"` model omega_0 or the current `"global"` one (initial,
+            global).
+        update: of omega, `"parallel"` or as a `"chain"`, see `averaging` (parallel, chain).
+        solver: trains omega: a method with one global model such as `fedprox(task, optimizer, ...)`, and with epochs,
+            batches and weighting of its own; None is FedAvg with those above.
+        keep: Psi of all observed `"clients"` `[N, d]`, or only the sums of `"clusters"` `[K, d]`.
+        slots: cluster models held at first; the simulator doubles them when they run out.
+
+    Raises:
+        ValueError: an option is out of range, two of them contradict each other, or the solver learns
+            another task.
+    """
+    given = {"representation": representation, "normalise": normalise, "members": members, "compare": compare}
+    chosen = base.from_preset(PRESETS, preset, **given, newcomers=newcomers, update=update)
+    rule = Rule(**chosen, threshold=threshold, linkage=linkage, merged=merged, keep=keep)
+    rule.check()
+    if slots < 1:
+        raise ValueError(f"slots must be at least 1, got {slots}.")
+    local = {"local_epochs": local_epochs, "batch_size": batch_size}
+    if solver is None:
+        solver = fedavg(task, optimizer, **local, weighting=weighting, update=rule.update)
+    elif update is not None:
+        raise ValueError(f"update must be left out with a solver, which has its own, got {update!r}.")
+    if not isinstance(solver, Method) or solver.task != task:
+        raise ValueError(f"solver must be a method that learns stocfl's task, got {solver!r}; build it from that task.")
+    represented = represent(
+        anchor_task or task,
+        optimizer,
+        kind=rule.representation,
+        epochs=representation_epochs,
+        batch_size=batch_size,
+        layers=representation_layers,
+        size=representation_size,
+        normalise=rule.normalise,
+    )
+    train = local_train(task, optax.chain(proximal_pull(proximal_weight), optimizer), **local)
+    return clustered(rule, represented, solver, train, anchor_task=anchor_task, weighting=weighting, slots=slots)
+
+
+def clustered(
+    rule: Rule,
+    represented: Representation,
+    solver: Method,
+    train: Train,
+    *,
+    anchor_task: Task | None,
+    weighting: aggregate.Weighting,
+    slots: int,
+) -> Method:
+    """Returns StoCFL of these parts.
+
+    Args:
+        rule: what is compared, what merges, and what a merged or new cluster starts from.
+        represented: what clients send of themselves.
+        solver: trains omega.
+        train: trains theta, pulled to its anchor, omega.
+        anchor_task: see `stocfl`.
+        weighting: of a cluster's clients.
+        slots: at first.
+    """
+    observe = observing(represented, agreement=rule.threshold == "auto")
+
+    def omega(state: StoCFLState) -> Params:
+        return tree.take(solver.client_params(state.solver, jnp.zeros(1, jnp.int32)), 0)
+
+    regroup, learn = regrouping(rule, omega), learning(train, weighting)
+
+    def init(key: Key, data: FederatedData) -> StoCFLState:
+        model = solver.task.init(key_for(key, Stream.INIT))
+        anchor = model if anchor_task is None else anchor_task.init(key_for(key, Stream.INIT))
+        psi = jax.eval_shape(represented.psi, key, anchor, data, jnp.int32(0))
+        solved = solver.init(key, data)
+        _check_global(solver, solved)
+        return StoCFLState(
+            solver=solved,
+            initial=model,
+            anchor=anchor,
+            models=tree.repeat(model, slots),
+            memory=MEMORIES[rule.keep].empty(psi, data.num_clients, slots),
+            agreement=jnp.zeros(data.num_clients, jnp.float32),
+            cluster=jnp.full(data.num_clients, -1, jnp.int32),
+            round=jnp.int32(0),
+        )
+
+    def round(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> tuple[StoCFLState, Info]:
+        newcomer = cohort.mask & unobserved(state, data, cohort)
+        sent = observe(key, state.anchor, data, cohort, newcomer)
+        start, merged = regroup(state, data.train.size, cohort, sent, newcomer)  # lines 7 to 13
+        solved, of_omega = solver.round(key, state.solver, data, cohort)  # line 22
+        # line 21, on the batches of the solver
+        total, loss = learn(key, start.models, start.cluster, state.round, data, cohort, anchor=omega(state))
+        told = sent if rule.threshold == "auto" else sent.psi
+        once = base.traffic(newcomer.sum(), tree.take(told, 0))  # bytes, when first seen
+        seen = info_of(cohort, start, merged, total, loss, of_omega, once)
+        models = aggregate.mean(total, empty=start.models)
+        return start._replace(solver=solved, models=models, round=state.round + 1), seen
+
+    def assign(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> StoCFLState:
+        """Serves clients that were never sampled by the cluster closest to their Psi (section 4.4, unseen clients)."""
+        unseen, size = unobserved(state, data, cohort), state.sizes()
+        sent = observe(key, state.anchor, data, cohort, unseen)
+        closest, _ = merging.closest(sent.psi, state.sums(), size)
+        found = jnp.where(unseen & (size > 0).any(), closest, state.cluster[cohort.ids])
+        return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
+
+    def client_params(state: StoCFLState, ids: Array) -> Params:
+        slot = state.cluster[ids]
+        own = tree.take(state.models, jnp.maximum(slot, 0))
+        return tree.where(slot >= 0, own, solver.client_params(state.solver, ids))
+
+    reads = "everybody" if rule.threshold == "auto" else solver.reads  # everybody's rows are halved in one go
+    join = joining(observe, rule.threshold, solver)
+    return Method(init, round, client_params, solver.task, assign, grow, join, reads)
+
+
+def _check_global(solver: Method, state: Any) -> None:
+    """Raises ValueError where the model that a method serves depends on the client."""
+
+    def reads_ids(program: Any) -> bool:  # by an operation, here or in a function that is compiled by itself
+        program = getattr(program, "jaxpr", program)
+        steps = [step for step in program.eqns if any(program.invars[-1] is one for one in step.invars)]
+        return any(all(map(reads_ids, programs_of(step.params))) for step in steps)
+
+    if reads_ids(jax.make_jaxpr(solver.client_params)(state, jnp.arange(2, dtype=jnp.int32))):
+        raise ValueError("solver must be a method with one global model, such as fedprox, got one of several models.")
+
+
+def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:
+    """Returns which of the cohort have rows and are in no cluster yet `[C]`."""
+    return (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
+
+
+def info_of(
+    cohort: Cohort,
+    state: StoCFLState,
+    merged: merging.Merged,
+    total: aggregate.Total,
+    loss: Array,
+    of_omega: Info,
+    once: Array,
+) -> Info:
+    """Returns what is seen of a round.
+
+    Args:
+        cohort: who took part.
+        state: after the merge.
+        merged: what the merge has done.
+        total: of the training of theta.
+        loss: as well `[C]`.
+        of_omega: of the solver's round.
+        once: bytes that newcomers have sent of themselves `[]`.
+    """
+    of_theta = base.info(
+        cohort,
+        loss,
+        state.cluster[cohort.ids],
+        num_clusters=merged.num_clusters,
+        diverged=jnp.maximum(total.diverged, of_omega.diverged),
+        up=state.initial,
+        down=state.initial,
+        overflow=merged.doublings,
+        objective=merging.objective(state.sums(), state.sizes()),
+    )
+    return of_theta._replace(
+        bytes_up=of_theta.bytes_up + of_omega.bytes_up + once, bytes_down=of_theta.bytes_down + of_omega.bytes_down
+    )

@@ -1,0 +1,136 @@
+"""Clients that join or leave between two rounds of StoCFL; newcomers of a round are the matter of `regrouping`.
+
+Zeng et al., "Stochastic Clustered Federated Learning", 2023, section 4.4. A client that joins sends Psi, and
+
+    1. its candidate is the cluster whose representation has the largest cosine with it;
+    2. if that cosine is >= tau it joins the candidate, otherwise it opens a cluster with the candidate's model.
+
+Nothing else merges; the next rounds see to that. A client whose data have changed joins again. Members of one cluster
+that leave take nothing with them but their part of its representation.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import engine, tree
+from jaxfl.cohort import Cohort
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Join, Method, doubled, doublings
+from jaxfl.methods.parts import newcomers
+from jaxfl.methods.stocfl import merging
+from jaxfl.methods.stocfl.memory import StoCFLState, grow
+from jaxfl.methods.stocfl.representation import Observe
+from jaxfl.typing import Array, Key
+
+
+def joining(observe: Observe, threshold: float | Literal["auto"], solver: Method) -> Join:
+    """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
+
+    `data` is the federation with the new clients in it: as many as before, or more, the new ones last. Clients that are
+    known are represented anew. Those without training rows stay in no cluster (-1).
+
+    Args:
+        observe: from `representation.observing`.
+        threshold: tau, or `"auto"`: what newcomers of a round are asked for as well.
+        solver: trains omega.
+
+    >>> import jaxfl, optax
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=80, held_out=0.25)
+    >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
+    >>> method = jaxfl.methods.stocfl(task, optax.sgd(0.1))
+    >>> result = jaxfl.run(method, data, rounds=2)
+    >>> new = np.flatnonzero(data.held_out)
+    >>> state, clusters = method.join(jax.random.key(0), result.state, data, new)
+    >>> bool((state.cluster[new] == clusters).all())
+    True
+    """
+
+    @engine.jit
+    def enter(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> tuple[StoCFLState, Array, Array]:
+        """Returns the state, the clusters `[M]`, and how often the slots must double for them."""
+        count, ids = state.slots, cohort.ids
+        able = data.train.size[ids] > 0
+        psi, agreement = observe(key, state.anchor, data, cohort, able)
+        size, sums = state.sizes(), state.sums()
+        candidate, cosine = merging.closest(psi, sums, size)
+        state = state._replace(agreement=state.agreement.at[ids].set(agreement))
+        if threshold == "auto":
+            observed = (state.cluster >= 0).at[ids].set(able)
+            noise, of_sums = state.noise(data.train.size, observed, state.cluster)
+            reaches = merging.reaches(psi, noise[ids], sums[candidate], of_sums[candidate])
+        else:
+            reaches = cosine >= threshold
+        apart = able & ~reaches
+        free = jnp.argsort(size > 0, stable=True).astype(jnp.int32)  # free slots first
+        opened = free[jnp.clip(jnp.cumsum(apart) - 1, 0, count - 1)]
+        found = jnp.where(able, jnp.where(apart, opened, candidate), -1)
+        start = tree.where(
+            (size > 0).any(), tree.take(state.models, candidate), tree.repeat(state.initial, ids.shape[0])
+        )
+        state = state._replace(
+            models=tree.put(state.models, jnp.where(apart, opened, count), start),
+            memory=state.memory.joined(psi, found, ids),
+            cluster=state.cluster.at[ids].set(found),
+        )
+        return state, found, doublings(apart.sum() + (size > 0).sum(), count)
+
+    def join(key: Key, state: StoCFLState, data: FederatedData, ids: Sequence[int]) -> tuple[StoCFLState, Array]:
+        cohort = newcomers.cohort_of(ids, data)
+        state = leave(with_room(key, state, data, solver), np.asarray(cohort.ids).tolist())
+        data = data.on_device()
+        while True:
+            entered, clusters, times = enter(key, state, data, cohort)
+            if not int(times):
+                return entered, clusters
+            state = doubled(grow, state, times)
+
+    return join
+
+
+def leave(state: StoCFLState, ids: Sequence[int]) -> StoCFLState:
+    """Returns the state without these clients, as if they had never been observed; their models' influence stays.
+
+    Of clusters kept as sums, whose members' Psi are not known apart, the sum keeps its direction and shrinks by the
+    share of the members that leave.
+
+    Args:
+        state: StoCFL's.
+        ids: of the clients.
+    """
+    return _left(state, jnp.asarray(np.asarray(ids, np.int32)))
+
+
+@jax.jit
+def _left(state: StoCFLState, gone: Array) -> StoCFLState:
+    cluster = state.cluster.at[gone].set(-1)
+    before, after = (merging.sizes(c, state.slots).astype(jnp.float32) for c in (state.cluster, cluster))
+    return state._replace(cluster=cluster, memory=state.memory.left(gone, after / jnp.maximum(before, 1)))
+
+
+def with_room(key: Key, state: StoCFLState, data: FederatedData, solver: Method) -> StoCFLState:
+    """Returns the state for all clients of `data`; new ones are unobserved.
+
+    Raises:
+        ValueError: the state knows more clients.
+    """
+    new = newcomers.missing(state.cluster, data.num_clients)
+    if not new:
+        return state
+    if solver.per_client is None:
+        solved = state.solver._replace(cluster=jnp.pad(state.solver.cluster, (0, new)))  # one global model: slot 0
+    else:  # and whatever else is of each client is as when all begin
+        solved = jax.tree.map(
+            lambda own, first: own if own.shape == first.shape else jnp.concatenate([own, first[-new:]]),
+            state.solver,
+            solver.init(key, data),
+        )
+    return state._replace(
+        solver=solved,
+        cluster=jnp.pad(state.cluster, (0, new), constant_values=-1),
+        agreement=jnp.pad(state.agreement, (0, new)),
+        memory=state.memory.resized(data.num_clients, state.slots),
+    )

@@ -1,0 +1,233 @@
+"""Any network in fast forms: its program, with convolutions and poolings replaced.
+
+A network is read as the program that JAX makes of it (its jaxpr), so that flax, haiku, equinox or a plain function are
+all the same. Convolutions of one or two spatial axes (any strides, padding and dilation; no groups, not transposed, of
+the usual precision) and maximum and average pooling are computed by `jaxfl.models.fast.convolution`, on a CPU products
+with a kernel of few outputs or a large one by `jaxfl.models.fast.products` and convolutions of few outputs, with what
+is behind them, by `jaxfl.models.fast.rows_last`; everything else stays as it is, and so does what is inside functions
+with gradients of their own (`jax.custom_jvp`, `jax.custom_vjp`).
+
+Values and gradients are equal to rounding, ties of a maximum included. Forward-mode gradients (`jax.jvp`) of a replaced
+convolution or product are not there.
+"""
+
+import collections
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from jaxfl.models.fast import convolution, rows_last
+from jaxfl.models.fast.products import may_pay, times
+from jaxfl.typing import Array
+
+INLINE = ("jit", "pjit", "closed_call", "core_call")  # programs that are opened
+Product = Callable[[Array], Array]
+NOTHING: Mapping[int, Product] = {}
+PRODUCT = "product"
+LOOPS = ("scan", "while", "cond", "checkpoint", "remat", "remat2")  # programs whose insides are replaced
+
+
+def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that computes the same in fast forms.
+
+    Args:
+        fn: of pytrees of arrays; traced anew whenever the result is called.
+
+    Returns:
+        `(*args, products=None)` like `fn`. `products` has what is taken in place of a matrix product: `x -> x W` by the
+        place of W among the leaves of the arguments, for those that `dense_layers.find` finds.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import linen as nn
+    >>> images = jnp.arange(32.0).reshape(2, 4, 4, 1)
+    >>> pool = in_fast_forms(lambda x: nn.max_pool(x, (2, 2), (2, 2)))
+    >>> "reduce_window" in str(jax.make_jaxpr(pool)(images)), pool(images)[0].ravel().tolist()
+    (False, [5.0, 7.0, 13.0, 15.0])
+    """
+
+    def fast(*args: Any, products: Mapping[int, Product] | None = None) -> Any:
+        program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        values = jax.tree.leaves(args)
+        results = _evaluate(program, values, {id(values[place]): taken for place, taken in (products or {}).items()})
+        return jax.tree.unflatten(jax.tree.structure(shapes), map(rows_last.plain, results))
+
+    return fast
+
+
+def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ...]:
+    """Returns the kinds of operations that would be replaced, and how many of each.
+
+    Args:
+        fn: as for `in_fast_forms`.
+        *args: arrays or their shapes.
+
+    >>> import jax.numpy as jnp
+    >>> from flax import linen as nn
+    >>> replaceable(lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.ones((2, 4, 4, 1)))
+    (('max pooling', 1),)
+    """
+    return tuple(sorted(_found(jax.make_jaxpr(fn)(*args)).items()))
+
+
+def widest(fn: Callable[..., Any], model: Any, rows: Any) -> int:
+    """Returns the bytes of the largest array that a program makes of rows, whatever it makes of the model alone.
+
+    Args:
+        fn: `(model, rows)`; programs within it that it does not open count with their results.
+        model: arrays or their shapes.
+        rows: likewise.
+
+    >>> import jax.numpy as jnp
+    >>> widest(lambda model, rows: rows @ (model * 2), jnp.ones((50, 3)), jnp.ones((2, 50)))
+    24
+    """
+    program = jax.make_jaxpr(fn)(model, rows).jaxpr
+    known, largest = set(program.invars[len(jax.tree.leaves(model)) :]), 0
+    for equation in program.eqns:
+        if any(atom in known for atom in equation.invars if isinstance(atom, core.Var)):
+            known.update(equation.outvars)
+            largest = max(largest, *(atom.aval.size * atom.aval.dtype.itemsize for atom in equation.outvars))
+    return largest
+
+
+def in_words(replaced: Sequence[tuple[str, int]]) -> str:
+    """Returns what was replaced, for a summary.
+
+    >>> in_words([("convolution", 2), ("max pooling", 1)]), in_words([])
+    ('2 convolutions, 1 max pooling', 'nothing to replace')
+    """
+    parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in replaced]
+    return ", ".join(parts) or "nothing to replace"
+
+
+def _found(program: core.ClosedJaxpr | core.Jaxpr) -> collections.Counter[str]:
+    """Returns what can be replaced of a program, inside its loops too."""
+    found: collections.Counter[str] = collections.Counter()
+    for equation in (program.jaxpr if isinstance(program, core.ClosedJaxpr) else program).eqns:
+        if (kind := _kind(equation)) is not None:
+            found[kind] += 1
+        elif equation.primitive.name in INLINE + LOOPS:
+            for part in programs_of(equation.params):
+                found += _found(part)
+    return found
+
+
+def programs_of(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Jaxpr]:
+    """Returns the programs among an equation's parameters."""
+    values = [one for value in params.values() for one in (value if isinstance(value, tuple) else (value,))]
+    return [one for one in values if isinstance(one, core.ClosedJaxpr | core.Jaxpr)]
+
+
+def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, Product] = NOTHING) -> list[Any]:
+    """Runs a program in fast forms; `products` are by the identity of the array multiplied with.
+
+    Arrays that are given or returned may be `turned.Turned`.
+    """
+    jaxpr = program.jaxpr
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *values], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        given, name, kind = [read(atom) for atom in equation.invars], equation.primitive.name, _kind(equation)
+        inner = programs_of(equation.params) if name in INLINE + LOOPS else []
+        worthwhile = any(map(_found, inner))
+        taken = [products[id(value)] for value in given if id(value) in products]
+        opened = worthwhile or taken or any(isinstance(value, rows_last.Turned) for value in given)
+        if (images := rows_last.result(equation, kind, given)) is not None:
+            results = [images]
+        elif opened and name in INLINE and len(inner) == 1:
+            results = _evaluate(inner[0], given, products)
+        else:
+            given = list(map(rows_last.plain, given))
+            if name == "dot_general" and taken:
+                results = [taken[0](given[0])]
+            elif kind is not None:
+                results = [REPLACEMENTS[kind](equation, *given)]
+            else:
+                params = {key: _replaced(value) for key, value in equation.params.items()} if worthwhile else None
+                results = rows_last.as_it_is(equation if params is None else equation.replace(params=params), given)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _replaced(value: Any) -> Any:
+    """Returns a parameter of a loop with the programs in it rewritten."""
+    if isinstance(value, tuple):
+        return tuple(map(_replaced, value))
+    if isinstance(value, core.Jaxpr):  # of a checkpoint: without constants, so it must stay without
+        closed = _rewritten(core.ClosedJaxpr(value, ()))
+        return value if closed.consts else closed.jaxpr
+    return _rewritten(value) if isinstance(value, core.ClosedJaxpr) else value
+
+
+def _rewritten(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Returns the program in fast forms, with the same arguments and results."""
+    avals: list[Any] = [variable.aval for variable in program.jaxpr.invars]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
+    return jax.make_jaxpr(lambda *values: list(map(rows_last.plain, _evaluate(program, values))))(*shapes)
+
+
+def _kind(equation: core.JaxprEqn) -> str | None:
+    """Returns what is replaced in place of an equation, or None where it stays."""
+    params, name = equation.params, equation.primitive.name
+    avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
+    if name == "conv_general_dilated":
+        plain = params["feature_group_count"] == params["batch_group_count"] == 1
+        plain &= all(step == 1 for step in params["lhs_dilation"])  # others are transposed convolutions
+        plain &= params["precision"] is None  # the products have none of their own
+        alike = len({aval.dtype for aval in avals}) == 1
+        return "convolution" if plain and alike and len(params["window_strides"]) in (1, 2) else None
+    if name in ("reduce_window_max", "reduce_window_sum"):
+        whole = all(step == 1 for step in (*params["base_dilation"], *params["window_dilation"]))
+        floating = jax.numpy.issubdtype(avals[0].dtype, jax.numpy.floating)
+        return f"{name.removeprefix('reduce_window_')} pooling" if whole and floating else None
+    if is_dense(equation) and may_pay(*avals[1].shape):
+        return PRODUCT
+    return None
+
+
+def is_dense(equation: core.JaxprEqn) -> bool:
+    """Returns whether an equation multiplies rows with a matrix, as a dense layer does."""
+    if equation.primitive.name != "dot_general":
+        return False
+    avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
+    plain = equation.params["dimension_numbers"] == (((1,), (0,)), ((), ())) and equation.params["precision"] is None
+    return plain and all(aval.ndim == 2 for aval in avals) and len({aval.dtype for aval in avals}) == 1
+
+
+def _convolution(equation: core.JaxprEqn, inputs: Array, kernel: Array) -> Array:
+    """Brings the axes into the order of `operations.convolution`, and back."""
+    params = equation.params
+    numbers = params["dimension_numbers"]
+    strides, holes = params["window_strides"], params["rhs_dilation"]
+    padding = list(params["padding"])
+    inputs = inputs.transpose(numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
+    kernel = kernel.transpose(*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
+    flat = len(strides) == 1  # one spatial axis: images of one row
+    if flat:
+        inputs, kernel = inputs[:, None], kernel[None]
+        strides, holes, padding = (1, *strides), (1, *holes), [(0, 0), *padding]
+    outputs = convolution.convolution(inputs, kernel, padding, strides, holes)
+    outputs = outputs[:, 0] if flat else outputs
+    order = [0] * outputs.ndim  # where each axis of [B, H', W', co] comes to lie
+    for axis, place in enumerate((numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1])):
+        order[place] = axis
+    return outputs.transpose(order)
+
+
+def _pooling(pool: Callable[..., Array], equation: core.JaxprEqn, inputs: Array) -> Array:
+    params = equation.params
+    return pool(inputs, params["window_dimensions"], params["window_strides"], params["padding"])
+
+
+REPLACEMENTS: dict[str, Callable[..., Array]] = {
+    PRODUCT: lambda equation, inputs, kernel: times(inputs, kernel),
+    "convolution": _convolution,
+    "max pooling": functools.partial(_pooling, convolution.max_pool),
+    "sum pooling": functools.partial(_pooling, convolution.sum_pool),
+}

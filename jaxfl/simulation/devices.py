@@ -1,0 +1,103 @@
+"""Compiled programs that are kept on disk: the second run of the same shapes does not wait for the compiler."""
+
+import contextlib
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+import platformdirs
+
+from jaxfl.schema import checked
+
+MOST_CORES = 8  # each holds the data and the state; more were not tried
+# XLA ends a process in which one core waits for another for a minute, as it may in a long round; and one with a flag
+# that it does not know: these are known to jaxlib 0.10 to 0.12.
+PATIENCE = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1000000",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=1000000",
+)
+
+
+@checked
+def use_cores(count: int | None = None) -> int:
+    """Makes the cores of the CPU devices that share the clients of a round; before JAX computes anything.
+
+    A product of one client is too small to keep several cores busy, and what lies between products keeps one: clients
+    side by side, one on each core, take 0.57 to 0.92 of the time on two (`python -m experiments.speed.rounds` with and
+    without `--cores 1`). Random choices are the same, parameters but for rounding. The command line calls it, a
+    notebook may.
+
+    Args:
+        count: how many; None takes those that this process may use, at most 8.
+
+    Returns:
+        How many devices there are for it: 1 where JAX has computed already, or was told of a number by `XLA_FLAGS`.
+
+    Raises:
+        ValueError: `count` is less than 1.
+
+    >>> use_cores() >= 1
+    True
+    """
+    if count is not None and count < 1:
+        raise ValueError(f"count must be at least 1 core, got {count}; none takes those that there are.")
+    flags = os.environ.get("XLA_FLAGS", "")
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "xla_force_host_platform_device_count" not in flags:
+        with contextlib.suppress(RuntimeError):  # too late: JAX has started
+            jax.config.update("jax_num_cpu_devices", count or min(there, MOST_CORES))
+            os.environ["XLA_FLAGS"] = " ".join([flags, *PATIENCE]).strip()
+    return max(jax.config.values["jax_num_cpu_devices"], 1)
+
+
+MOST = 1 << 30  # bytes
+LEAST = 0.1  # seconds of compilation: what is quicker is not worth a file
+
+
+def keep_programs(folder: str | Path | None = None, *, max_bytes: int = MOST) -> Path | None:
+    """Keeps compiled programs on disk, by JAX's own persistent cache; the command line calls it, a notebook may.
+
+    A program is found again where its shapes, options and versions are the same; results do not depend on it. The
+    oldest are removed where there are too many. Programs for another processor lie in a folder of their own: a home
+    that several machines share is no danger.
+
+    Args:
+        folder: None is `jaxfl/programs` in the user's cache folder (`~/.cache` on Linux).
+        max_bytes: of all programs together.
+
+    Returns:
+        The folder; None where JAX was told of another one (`JAX_COMPILATION_CACHE_DIR`), which stays, or where the
+        folder cannot be written to.
+
+    >>> import tempfile
+    >>> before = jax.config.jax_compilation_cache_dir
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     kept = keep_programs(folder)
+    >>> kept is None if before else kept.parent == Path(folder)
+    True
+    """
+    if jax.config.values["jax_compilation_cache_dir"]:
+        return None
+    parent = platformdirs.user_cache_path("jaxfl") / "programs" if folder is None else Path(folder)
+    place = parent / _processor()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / ".writable").touch()
+    except OSError:  # a home that is read-only or full: the run goes on without
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(place))
+    jax.config.update("jax_compilation_cache_max_size", max_bytes)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST)
+    return place
+
+
+def _processor() -> str:
+    """Returns a name for what the CPU can do: programs use its instructions, and others may not have them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        told = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:  # not Linux
+        told = platform.processor()
+    return hashlib.sha256(f"{platform.machine()} {told}".encode()).hexdigest()[:12]

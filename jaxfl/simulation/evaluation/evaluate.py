@@ -1,0 +1,472 @@
+"""How well the clients are served: every client's own test rows under the model it is served; or of many, some.
+
+Many clients share a model and a test set (four rotations of MNIST under four models are at most sixteen pairs, whatever
+the number of clients), so the pass runs over the distinct pairs and its sums are handed to all who share one. What is
+added up is the task's, see `jaxfl.tasks.Metrics`; what is made of it for all clients is in `metrics.py`; who is tested
+together, and where the rows come from, in `testers.py`; the compiled programs in `tested.py`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl import engine, tree
+from jaxfl.client.passes import batch_shape, fold_rows, rows_at_once
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import Batch, FederatedData, Split
+from jaxfl.data.divide import on_validation
+from jaxfl.data.windows import Windows
+from jaxfl.engine import by_size, over_clients
+from jaxfl.methods.base import Method, keep_clusters
+from jaxfl.random import host_rng
+from jaxfl.simulation.evaluation.finetune import FineTune, trainer
+from jaxfl.simulation.evaluation.metrics import Evaluation, Totals, counting, finetuned, summarise, together
+from jaxfl.simulation.host import rows as host_rows
+from jaxfl.simulation.program import kept, program_bytes, shapes_of
+from jaxfl.tasks.contract import outputs_and_loss
+from jaxfl.typing import Array, Key, Params
+
+BLOCK = 1000  # test rows of a client taken at once
+
+
+@kept
+def assigner(method: Method, plan: Plan, shapes: Any) -> Any:
+    """Returns `(key, state, data, ids [M], real [M]) -> state` with their clusters up to date; compiled."""
+
+    @engine.jit
+    def assign(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
+        return plan.readable(engine.within(plan.mesh)(method.assign)(key, state, data, Cohort(ids, real, plan)))
+
+    return assign
+
+
+@kept
+def tester(method: Method, plan: Plan, shapes: Any) -> Any:
+    """Returns `(state, data, ids [M], real [M]) -> sums [M, ...]`, zeros where not real; compiled."""
+
+    @engine.jit
+    def test(state: Any, data: FederatedData, ids: Array, real: Array) -> Totals:
+        def client(shared: Any, client: Array, real: Array) -> tuple[tuple, Totals]:
+            state, data = shared
+
+            def run() -> Totals:
+                return totals_of(method, tree.take(method.client_params(state, client[None]), 0), data, client)
+
+            return (), _where_needed(real, run)
+
+        return plan.readable(over_clients(client, (state, data), Cohort.of(ids, plan), real)[1])
+
+    return test
+
+
+@kept
+def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callable[..., tuple]:
+    """Returns `(key, state, data, ids [M], real [M]) -> (sums [M, ...], diverged [M])`; compiled.
+
+    A fine-tuned model lives as long as its client's test: there is a chunk of them, never a stack.
+    """
+    train = trainer(method, finetune)
+
+    def client(shared: Any, client: Array) -> tuple[tuple, Any]:
+        key, state, data = shared
+
+        def run() -> Any:
+            model, finite = train(key, state, data, client)
+            return totals_of(method, model, data, client), ~finite
+
+        return (), _where_needed(data.test.size[client] > 0, run)
+
+    @engine.jit
+    def tune(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
+        cohort = by_size(data, Cohort(ids, real, plan))
+        found = over_clients(client, (key, state, data), cohort)[1]
+        everybody, count = data.num_clients, ids.shape[0]
+        place = jnp.zeros(everybody, jnp.int32)  # of each client among the ids
+        place = place.at[jnp.where(real, ids, everybody)].set(jnp.arange(count, dtype=jnp.int32), mode="drop")
+        in_order = jax.tree.map(
+            lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype).at[place[cohort.ids]].set(leaf), found
+        )
+        return plan.readable(in_order)
+
+    return tune
+
+
+def _where_needed(real: Array, run: Callable[[], Any]) -> Any:
+    """Returns what `run` returns, or zeros where it is not needed; one client at a time skips it then."""
+    shapes = jax.eval_shape(run)
+    return jax.lax.cond(real, run, lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+
+
+def totals_of(method: Method, model: Any, data: FederatedData, client: Array) -> Totals:
+    """Returns what is added up over a client's test rows under a model."""
+    task, both = method.task, outputs_and_loss(method.task)
+
+    def sums_of(outputs: Array, batch: Batch) -> Any:
+        def total(leaf: Array) -> Array:
+            real = tree.along(batch.mask, leaf)
+            if leaf.dtype == bool:
+                return (leaf & real).sum(0, dtype=jnp.int32)
+            whole = jnp.issubdtype(leaf.dtype, jnp.integer)
+            wide = leaf.dtype if leaf.dtype.itemsize >= 4 else jnp.dtype("int32" if whole else "float32")
+            return jnp.where(real, leaf, 0).sum(0, dtype=wide)  # a sum of uint8 would begin anew at 256
+
+        return jax.tree.map(total, task.metrics.counts(outputs, batch))
+
+    def step(carry: Totals, batch: Batch) -> Totals:
+        rows, (outputs, loss) = batch.mask.sum(), both(model, batch)
+        loss = loss.astype(carry.loss.dtype) * rows.astype(carry.loss.dtype)
+        sums = jax.tree.map(jnp.add, carry.sums, sums_of(outputs, batch))
+        return Totals(sums, carry.loss + loss, carry.rows + rows.astype(jnp.int32))
+
+    shapes = jax.eval_shape(lambda batch: sums_of(task.outputs(model, batch), batch), batch_shape(data))
+    zero = Totals(jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes), jnp.float32(0), jnp.int32(0))
+    return fold_rows(step, zero, data, data.test, client, rows_at_once(task, model, BLOCK))
+
+
+EVERYBODY = 10_000  # clients that are all tested unless another number is asked for
+BESIDE = 250  # clients of a window
+
+
+class Block(NamedTuple):
+    """Clients that are tested in one go."""
+
+    ids: np.ndarray  # [M] int32; what is not real repeats the first
+    real: np.ndarray  # [M] bool
+    data: FederatedData  # has their rows, if the method's `assign` reads them
+    tested: FederatedData  # has their test rows, if need be thinned, and if they train the training rows too
+
+
+Blocks = Callable[[], Iterator[Block]]
+
+
+def sampled_clients(data: FederatedData, most: int | None, seed: int) -> np.ndarray | None:
+    """Returns who is tested `[M]` in ascending order, the same clients in every evaluation; None tests all.
+
+    Args:
+        data: the federation.
+        most: how many clients; None is `EVERYBODY`. Drawn are those with test rows, and where clients arrive or leave
+            those who are there all the time, if there are such.
+        seed: of the run.
+
+    Raises:
+        ValueError: less than one.
+
+    >>> from jaxfl.data import synthetic
+    >>> data = synthetic.clustered_linear(8)
+    >>> sampled_clients(data, None, 0) is None, len(sampled_clients(data, 3, 0))
+    (True, 3)
+    """
+    if most is not None and most < 1:
+        raise ValueError(f"eval_clients must be at least 1, got {most}; none tests all of up to {EVERYBODY} clients.")
+    most = EVERYBODY if most is None else most
+    if data.num_clients <= most:
+        return None
+    there = [np.asarray(now.test.size) > 0 for now in data.phases]
+    there += [~np.asarray(now.absent) for now in data.phases if now.absent is not None]
+    able = np.flatnonzero(np.all(there, 0))
+    able = able if len(able) else np.flatnonzero(np.asarray(data.test.size))
+    drawn = host_rng(seed, "eval_clients").permutation(able) if len(able) else np.arange(data.num_clients)
+    count = counting(data)[drawn]
+    if count.any() and not count[:most].any():  # the metrics of the run would be of nobody
+        drawn = np.concatenate([drawn[count][:1], drawn[~count]])
+    return np.sort(drawn[:most])
+
+
+def resident(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None) -> Blocks:
+    """Returns one block of everybody that is tested, of rows on the device.
+
+    Args:
+        data: the federation.
+        ids: who is tested.
+        plan: has the devices.
+        test_rows: the most rows of a client that are tested, or None.
+    """
+    tested = data if test_rows is None else _thinned(data, ids, test_rows).on_device(plan.mesh)
+    whole = Block(ids.astype(np.int32), np.ones(len(ids), bool), data, tested)
+    return lambda: iter([whole])
+
+
+def in_windows(
+    data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None, *, assigns: bool, trains: bool
+) -> Blocks:
+    """Returns blocks of the same shapes, of rows on the host; every call reads them anew.
+
+    Args:
+        data: the federation.
+        ids: who is tested.
+        plan: has the devices.
+        test_rows: the most rows of a client that are tested, or None.
+        assigns: whether the rows decide what clients are served.
+        trains: whether clients train before a second test.
+    """
+    beside = min(BESIDE, len(ids))
+    tested = data if test_rows is None else _thinned(data, ids, test_rows)
+    both = Windows(data, beside, ("train", "test"), plan.mesh) if assigns else None
+    if both is None or test_rows is not None:
+        own = Windows(tested, beside, ("train", "test") if trains else ("test",), plan.mesh)
+    else:
+        own = both
+
+    def blocks() -> Iterator[Block]:
+        for padded, real in _parts(ids, beside):
+            few = padded[real]
+            window = own.of(few)
+            yield Block(padded, real, window if both in (own, None) else both.of(few), window)
+
+    return blocks
+
+
+def parted(block: Block) -> Iterator[Block]:
+    """Yields blocks of at most `BESIDE` clients, of the same shapes; one that has no more as it is."""
+    own = block.ids[block.real]
+    if len(block.ids) <= BESIDE:
+        yield block
+        return
+    for padded, real in _parts(own, BESIDE):
+        yield block._replace(ids=padded, real=real)
+
+
+def of_all(found: Evaluation, ids: np.ndarray, cluster: np.ndarray) -> Evaluation:
+    """Returns the evaluation of some clients as one of all `[N]`: NaN for those that were not tested.
+
+    Args:
+        found: of the clients `ids`.
+        ids: who was tested.
+        cluster: of all clients.
+    """
+
+    def spread(values: np.ndarray) -> np.ndarray:
+        everybody = np.full(len(cluster), np.nan)
+        everybody[ids] = values
+        return everybody
+
+    rows = np.zeros(len(cluster), np.int64)
+    rows[ids] = found.rows
+    values = {name: spread(one) for name, one in found.values.items()}
+    return found._replace(values=values, rows=rows, loss=spread(found.loss), cluster=cluster)
+
+
+def _parts(ids: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields parts of this size, int32, and what of each is real."""
+    for begin in range(0, len(ids), size):
+        few = ids[begin : begin + size].astype(np.int32)
+        yield np.resize(few, size), np.arange(size) < len(few)
+
+
+def _thinned(data: FederatedData, ids: np.ndarray, test_rows: int) -> FederatedData:
+    """Returns the federation with at most so many test rows of each client `ids`, and none of anybody else."""
+    mine = np.zeros(data.num_clients, bool)
+    mine[ids] = True
+    start, size = (np.where(mine, np.asarray(part), 0).astype(np.int32) for part in (data.test.start, data.test.size))
+    few: Split = replace(data.test, start=start, size=size)
+    return replace(data, test=few.thinned(test_rows))
+
+
+TOGETHER = 16_000  # test rows of all clients that are tested side by side: enough to keep an accelerator busy
+NOT_VALIDATED = ("clusters", "num_clusters", "ari", "nmi", "purity", "eval_clients", "attackers")  # not of test rows
+
+
+def evaluator(
+    method: Method,
+    data: FederatedData,
+    plan: Plan = Plan(),
+    finetune: FineTune | None = None,
+    test_rows: int | None = None,
+    *,
+    clients: np.ndarray | None = None,
+    stream: bool = False,
+) -> Callable[[Key, Any], Evaluation]:
+    """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
+
+    A federation that drifts is looked at as it is in the state's round, without those who are not there.
+
+    Where the federation has validation rows, a second pass tests the models on them, without fine-tuning: the metrics
+    whose names begin with `validation_`. The pass sees no test row, not even where a method assigns clients by them.
+
+    Args:
+        method: gives the models (`assign`, then `client_params`) and the task.
+        data: the federation.
+        plan: how the engine walks through the clients.
+        finetune: what clients train before they are tested a second time; None tests them once.
+        test_rows: the most rows of a client that are tested; None tests all.
+        clients: who is tested `[M]`, in ascending order; None tests all.
+        stream: whether the rows stay on the host, and are sent in windows.
+    """
+    if (drifts_at := data.drifts_at) is not None:
+        options = {"clients": clients, "stream": stream}
+        looks = [evaluator(method, now, plan, finetune, test_rows, **options) for now in data.phases]
+        return lambda key, state: looks[int(state.round) >= drifts_at](key, state)
+    look = _of_test_rows(method, data, plan, finetune, test_rows, clients, stream)
+    if data.validation is None:
+        return look
+    look_apart = _of_test_rows(method, on_validation(data), plan, None, test_rows, clients, stream)
+
+    def both(key: Key, state: Any) -> Evaluation:
+        found, apart = look(key, state), look_apart(key, state).metrics
+        apart = {f"validation_{name}": value for name, value in apart.items() if name not in NOT_VALIDATED}
+        return found._replace(metrics=found.metrics | apart)
+
+    return both
+
+
+def _of_test_rows(
+    method: Method,
+    data: FederatedData,
+    plan: Plan,
+    finetune: FineTune | None,
+    test_rows: int | None,
+    clients: np.ndarray | None,
+    stream: bool,
+) -> Callable[[Key, Any], Evaluation]:
+    """Returns the evaluation on the test rows alone; arguments as of `evaluator`."""
+    ids = np.arange(data.num_clients) if clients is None else clients
+    if data.absent is not None:
+        there = np.flatnonzero(~np.asarray(data.absent))
+        sampled = np.intersect1d(ids, there)
+        ids = sampled if len(sampled) else there  # all who were drawn may have left
+    if stream:
+        assigns, trains = method.assign is not keep_clusters, finetune is not None
+        blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)
+    else:
+        blocks = resident(data, ids, plan, test_rows)
+    tests = _for_tests(plan, data)
+    few = data if len(ids) == data.num_clients else data.subset(ids)
+    note = {} if clients is None else {"eval_clients": len(ids)}
+
+    def summary(tested: list[Totals], cluster: np.ndarray) -> Evaluation:
+        found = summarise(method.task.metrics, together(tested), cluster[ids], few)
+        return of_all(found._replace(metrics=found.metrics | note), ids, cluster)
+
+    def evaluate(key: Key, state: Any) -> Evaluation:
+        cluster, plain, tuned = np.array(state.cluster), [], []
+        split = parted if host_rows.has_any(state) else lambda block: iter([block])
+        for block in itertools.chain.from_iterable(map(split, blocks())):
+            shapes = shapes_of(block.data, block.tested, block.ids)
+            served = host_rows.at_hand(state, block.ids, plan.place)
+            if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
+                served = assigner(method, plan, shapes)(key, served, block.data, block.ids, block.real)
+            own = block.ids[block.real]
+            cluster[own] = np.asarray(served.cluster)[own]
+            plain.append(_tested(tester(method, tests, shapes), served, block, cluster, tests))
+            if finetune is not None:
+                found = tuner(method, finetune, tests, shapes)(key, served, block.tested, block.ids, block.real)
+                tuned.append(jax.tree.map(lambda leaf, real=block.real: np.asarray(leaf)[real], found))
+        result = summary(plain, cluster)
+        if finetune is None:
+            return result
+        second = summary([tested for tested, _ in tuned], cluster)
+        metrics = {f"finetuned_{name}": second.metrics[name] for name in finetuned(second)}
+        metrics["finetuned_diverged"] = int(sum(diverged.sum() for _, diverged in tuned))
+        return result._replace(metrics=result.metrics | metrics, finetuned=second)
+
+    return evaluate
+
+
+def model_of(
+    method: Method, state: Any, data: FederatedData, client: int, seed: int, *, stream: bool = False
+) -> Params:
+    """Returns the model that a client is served, in host memory: that which an evaluation tests.
+
+    Args:
+        method: the method.
+        state: after any round.
+        data: the federation.
+        client: its id.
+        seed: of the run.
+        stream: whether the rows stay on the host.
+    """
+    data, ids, plan = data.at(int(state.round)).in_programs(), np.array([client]), Plan()
+    state = jax.tree.map(np.asarray, host_rows.at_hand(state, ids, plan.place))  # of one device or of several
+    if method.assign is not keep_clusters:
+        blocks = (
+            in_windows(data, ids, plan, None, assigns=True, trains=False) if stream else resident(data, ids, plan, None)
+        )
+        (block,) = blocks()
+        assign = assigner(method, plan, shapes_of(block.data, block.tested, block.ids))
+        state = assign(jax.random.key(seed), state, block.data, block.ids, block.real)
+    models = method.client_params(jax.tree.map(jnp.asarray, state), jnp.asarray(ids, jnp.int32))
+    return jax.tree.map(np.asarray, tree.take(models, 0))
+
+
+def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan, clients: int) -> int:
+    """Returns the most bytes that an evaluation takes beside data and state.
+
+    Args:
+        method: the method.
+        key: of a run.
+        state: its shapes.
+        data: its shapes.
+        plan: how the engine walks through the clients.
+        clients: that are tested in one go.
+    """
+    everywhere = None if plan.mesh is None else plan.place
+
+    def there(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere)
+
+    state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((clients,), jnp.int32)))
+    real, shapes = there(jax.ShapeDtypeStruct(ids.shape, bool)), shapes_of(data, data, ids)
+    tested = program_bytes(tester(method, _for_tests(plan, data), shapes).lower(state, data, ids, real).compile())
+    if method.assign is keep_clusters:
+        return tested
+    assigned = program_bytes(assigner(method, plan, shapes).lower(key, state, data, ids, real).compile())
+    return tree.num_bytes(state) + max(tested, assigned)  # its result is a state
+
+
+def assigned(method: Method, plan: Plan, key: Key, state: Any, data: FederatedData, ids: np.ndarray) -> Any:
+    """Returns the state with the clusters of some clients up to date.
+
+    Args:
+        method: the method.
+        plan: how the engine walks through the clients.
+        key: of the run.
+        state: after any round.
+        data: the federation, on the device.
+        ids: of the clients `[M]` int32.
+    """
+    return assigner(method, plan, shapes_of(data, data, ids))(key, state, data, ids, np.ones(len(ids), bool))
+
+
+def _tested(test: Callable[..., Totals], state: Any, block: Block, cluster: np.ndarray, plan: Plan) -> Totals:
+    """Returns the sums `[M, ...]` of a block's real clients, with a pass over its distinct pairs."""
+    own = block.ids[block.real]
+    first, inverse = distinct(block.tested, cluster, own)
+    # one program for every number of pairs: what is not needed is skipped, or with chunks kept below twice the need
+    most = len(block.ids)
+    width = most if plan.chunk == 1 else min(most, 1 << (len(first) - 1).bit_length())
+    found = test(state, block.tested, np.resize(own[first], width), np.arange(width) < len(first))
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[inverse], found)
+
+
+def _for_tests(plan: Plan, data: FederatedData) -> Plan:
+    """Returns the plan with which clients are tested: as many side by side as have `TOGETHER` rows in a block.
+
+    A client may train on 50 rows and be tested on 10,000: as many as train side by side would not fit into memory.
+    """
+    most = max(1, TOGETHER // max(1, min(data.test.max_size, BLOCK)))
+    return plan._replace(chunk=most if plan.chunk is None else min(plan.chunk, most))
+
+
+def distinct(
+    data: FederatedData, cluster: np.ndarray, ids: np.ndarray | slice = slice(None)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns one client of each distinct (model, test rows as they are seen), and for every client which it shares.
+
+    Args:
+        data: the federation.
+        cluster: of all clients `[N]`.
+        ids: the clients that are looked at, and whose places are returned; all by default.
+
+    >>> import jaxfl
+    >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)  # two clients a rotation
+    >>> [len(part) for part in distinct(data, np.zeros(8, int))]
+    [4, 8]
+    """
+    rows = np.stack([np.asarray(column)[ids] for column in (cluster, *data.per_client("test").values())], 1)
+    _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)

@@ -1,0 +1,185 @@
+"""What a finished run is used for: outputs for new rows, and models for clients who were not there."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxfl import engine
+from jaxfl.client.passes import BLOCK
+from jaxfl.cohort import Plan
+from jaxfl.data.clients import Batch, FederatedData, Split, array_fields
+from jaxfl.methods.base import Method
+from jaxfl.schema import check_type
+from jaxfl.simulation.evaluation.evaluate import evaluator
+from jaxfl.simulation.evaluation.metrics import Evaluation
+from jaxfl.simulation.host.rows import with_field
+from jaxfl.simulation.program import initialiser, kept, shapes_of
+from jaxfl.tasks import Task
+from jaxfl.tasks.contract import check_learns
+from jaxfl.typing import Params
+
+
+def predict(task: Task, model: Params, data: FederatedData, inputs: ArrayLike) -> np.ndarray:
+    """Returns what a model says of rows `[B, ...]`, with dropout off: of classification logits `[B, L]`.
+
+    Args:
+        task: what the model has learned.
+        model: one.
+        data: the federation that it was trained on; rows are scaled by its `mean` and `std`.
+        inputs: rows `[B, ...]` as they are in `data.inputs`, turned as the client's own are: pixels from 0 to 255 where
+            the federation's are, and of a table, which has no `mean` and `std`, scaled.
+
+    Raises:
+        ValueError: they have another shape, or are floats where the federation has pixels or tokens.
+    """
+    rows, kind = np.asarray(inputs), np.dtype(data.inputs.dtype)
+    if rows.shape[1:] != data.input_shape or rows.ndim == 0:
+        wanted = ", ".join(map(str, ("B", *data.input_shape)))
+        raise ValueError(
+            f"inputs must be rows [{wanted}], got the shape {list(rows.shape)}; of one row give inputs[None]."
+        )
+    if kind.kind in "iu" and rows.dtype.kind not in "iu":
+        raise ValueError(
+            f"inputs must be {kind} as the run's are, got {rows.dtype}; give them as they are in data.inputs: they are "
+            "scaled here."
+        )
+    if kind.kind in "iu" and rows.size and not np.iinfo(kind).min <= rows.min() <= rows.max() <= np.iinfo(kind).max:
+        raise ValueError(f"inputs must be {kind} as the run's are, got numbers from {rows.min()} to {rows.max()}.")
+    outputs, found = _outputs(task), []
+    for at in range(0, max(len(rows), 1), BLOCK):
+        block = rows[at : at + BLOCK]
+        padding = (1 << (len(block) - 1).bit_length()) - len(block)  # or every number of rows would be compiled for
+        filled = np.concatenate([block, np.zeros((padding, *block.shape[1:]), block.dtype)])
+        found.append(np.asarray(outputs(model, _batch(data, filled)))[: len(block)])
+    return np.concatenate(found)
+
+
+@kept
+def _outputs(task: Task) -> Any:
+    return engine.jit(task.outputs)
+
+
+def _batch(data: FederatedData, rows: np.ndarray) -> Batch:
+    """Returns rows as the batch of a client who sees them as they are."""
+    labels = np.zeros((len(rows), *data.labels.shape[1:]), data.labels.dtype)
+    unchanged = dict.fromkeys(seen_otherwise(data))
+    alone = dataclasses.replace(data, inputs=rows.astype(data.inputs.dtype), labels=labels, **unchanged)
+    return alone.batch(Split.pack([np.arange(len(rows))]), jnp.int32(0), jnp.arange(len(rows)))
+
+
+def seen_otherwise(data: FederatedData) -> list[str]:
+    """Returns the fields by which clients see rows of the pool otherwise than they lie there: turned, or relabelled."""
+    return [name for name, about in array_fields(data) if about["seen"] and "." not in name]
+
+
+def newcomers(
+    method: Method,
+    state: Any,
+    data: FederatedData,
+    seed: int,
+    new: FederatedData,
+    began: FederatedData | None = None,
+) -> Evaluation:
+    """Returns the evaluation of clients who were not there in training: they are served as held-out clients are.
+
+    In the state, whatever has a row for each client has one for each of them, too, as in a first state.
+
+    Args:
+        method: that has run.
+        state: its last one.
+        data: that it has run on.
+        seed: of the run.
+        new: the clients `[M]`; their rows are scaled as those of `data`. If they drift, they are as in the last round.
+        began: the federation as it was in the first round, if it drifts: what is found before it is found among these.
+
+    Raises:
+        ValueError: they have other rows, classes or scales, or the method kept nothing to place them by.
+        TypeError: they are no federation.
+    """
+    check_type("data", new, FederatedData)
+    check_learns(method.task, new)
+    data, new = (one.at(int(state.round)) for one in (data, new))
+    key = jax.random.key(seed)
+    if new.inputs.dtype != data.inputs.dtype:
+        raise ValueError(f"data must have inputs of {data.inputs.dtype} as the run's, got {new.inputs.dtype}.")
+    _check_means_the_same(data, new)
+    both = with_newcomers(data, new)
+    first = both if began is None else with_newcomers(began, new)
+    try:
+        fresh = initialiser(method, shapes_of(first))(key, first)
+    except ValueError as error:
+        raise ValueError(
+            f"data cannot be placed: the method has no room for {new.num_clients} more: {error}"
+        ) from error
+    before, after = (jax.eval_shape(method.init, key, one) for one in (data, both))
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise ValueError(
+            "data cannot be placed: the method keeps what new clients are placed by only where somebody is held out of "
+            "training; run with held_out=0.1."
+        )
+    if method.per_client is not None:  # of nobody else are rows asked for, which may be a file on the host
+        state = with_field(state, method.per_client, getattr(fresh, method.per_client))
+
+    def taken(before: Any, after: Any, first: Any, last: Any) -> Any:
+        if before.shape == after.shape or last is first:
+            return jnp.asarray(np.asarray(last))
+        return jnp.concatenate([np.asarray(last), np.asarray(first)[len(last) :]])
+
+    state = jax.tree.map(taken, before, after, fresh, state)
+    ids = np.arange(data.num_clients, both.num_clients)
+    found = evaluator(method, both.on_device(), Plan(), clients=ids)(key, state)
+    few = {name: values[ids] for name, values in found.values.items()}
+    metrics = {name: value for name, value in found.metrics.items() if name.startswith("unseen_")}
+    return found._replace(
+        metrics=metrics, values=few, rows=found.rows[ids], loss=found.loss[ids], cluster=found.cluster[ids]
+    )
+
+
+def _check_means_the_same(data: FederatedData, new: FederatedData) -> None:
+    """Raises ValueError where a number of the new clients' rows is not what it was in the run."""
+    names, known = new.class_names, data.class_names
+    if names and known and names != known[: len(names)]:
+        place = next(at for at, pair in enumerate(zip(names, known, strict=False)) if len(set(pair)) > 1)
+        raise ValueError(
+            f"data must number the classes as the run does: class {place} is {names[place]!r}, in the run "
+            f"{known[place]!r}; take both from one file."
+        )
+    if (data.fitted or new.fitted) and not np.array_equal(data.inputs, new.inputs):
+        raise ValueError(
+            "data must be scaled as the run's are, and those of a table are scaled by the table's own training rows; "
+            "put all rows into one table and hold clients out of training (held_out=0.2), or take a subset of the "
+            "run's data."
+        )
+
+
+def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
+    """Returns the clients of both `[N + M]`; the new ones are behind, held out, and their rows scaled as the others'.
+
+    True groups, attackers and validation rows are not known of the new ones, and so of nobody.
+    """
+    plain = {"group": None, "attack": None, "validation": None, "drift": None, "absent": None}
+    data, new = (dataclasses.replace(one, **plain) for one in (data, new))
+    held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
+    fields: dict[str, Any] = {"held_out": np.append(held_out, np.ones(new.num_clients, bool))}
+    for name in seen_otherwise(data):
+        parts = [getattr(one, name) for one in (data, new)]
+        if any(part is not None for part in parts):
+            sizes = (data.num_clients, new.num_clients)
+            known = next(np.asarray(part).dtype for part in parts if part is not None)
+            fields[name] = np.concatenate(
+                [np.zeros(size, known) if part is None else part for size, part in zip(sizes, parts, strict=True)]
+            )
+    for name in ("train", "test"):
+        one, other = (getattr(data, name), getattr(new, name))
+        fields[name] = Split(
+            rows=np.concatenate([one.rows, np.asarray(other.rows) + len(data.labels)]),
+            start=np.concatenate([one.start, np.asarray(other.start) + len(one.rows)]),
+            size=np.concatenate([one.size, other.size]),
+            max_size=max(one.max_size, other.max_size),
+        )
+    pools = {name: np.concatenate([getattr(data, name), getattr(new, name)]) for name in ("inputs", "labels")}
+    return dataclasses.replace(data, **fields, **pools).in_programs()  # which counts the rows of both

@@ -1,0 +1,110 @@
+"""What the numbers of a run depend on, ready for JSON: a checkpoint of another identity is refused."""
+
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfl import sampling
+from jaxfl.data.clients import FederatedData
+from jaxfl.data.windows import take_rows
+from jaxfl.sampling import Sampler
+from jaxfl.simulation.evaluation.finetune import FineTune
+
+LOOKED_AT = 1000  # rows of a mapped file that say which file it is
+FIELDS = "data_fields"  # of an identity, see `fields_of`
+
+
+def check_config(config: Mapping[str, Any] | None) -> None:
+    """Raises TypeError unless what a caller says of a run can be kept as JSON."""
+    if config is None:
+        return
+    if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
+        raise TypeError(f"config must be a dictionary with names for keys, got {config!r}.")
+    for name, value in config.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise TypeError(f"config[{name!r}] must be ready for JSON, got a {type(value).__name__}.") from error
+
+
+def check_named(sampler: Sampler) -> None:
+    """Raises ValueError if another process would know a sampler by another name, and could not resume a run of it."""
+    if re.search(r" at 0x[0-9a-fA-F]+", name := sampling.name_of(sampler)):
+        raise ValueError(
+            f"sampler must have a name to be known by in checkpoint_dir, got {name}, an address in memory; set its "
+            "__name__ to a word that says what it draws."
+        )
+
+
+def identity_of(
+    config: dict[str, Any],
+    data: FederatedData,
+    *,
+    seed: int,
+    size: int,
+    sampler: Sampler = sampling.uniform,
+    finetune: FineTune | None = None,
+) -> dict[str, Any]:
+    """Returns what the numbers of a run depend on, ready for JSON: a checkpoint of another identity is refused.
+
+    Args:
+        config: what the caller says of the run: the method's name and options.
+        data: the federation, by name and checksum.
+        seed: of the run.
+        size: clients of a cohort.
+        sampler: draws the cohorts, by its name.
+        finetune: what clients train before they are tested a second time; not its optimiser, which has no name.
+    """
+    identity = {**config, "seed": seed, "cohort": size, "data": fingerprint(data), FIELDS: fields_of(data)}
+    if sampler is not sampling.uniform:
+        identity["sampler"] = sampling.name_of(sampler)
+    if finetune is not None:
+        identity["finetune"] = {"epochs": finetune.epochs, "batch_size": finetune.batch_size}
+    return identity
+
+
+def check_data(data: FederatedData, held: Mapping[str, Any], path: Path) -> None:
+    """Raises ValueError if a kept run was made on another federation; `held` is its identity."""
+    if (found := fingerprint(data)) != held.get("data"):
+        raise ValueError(
+            f"data must be those that {str(path)!r} ran on ({held.get('data')}), got {found}: files have changed, "
+            "or lie elsewhere; give load data_dir, or the data."
+        )
+
+
+def fingerprint(data: FederatedData) -> str:
+    """Returns the data's name, what its attackers do, and a checksum of everything in it; of a mapped file, of some.
+
+    A mapped file (see `jaxfl.data.stored`) may be larger than memory: its shape counts, and `LOOKED_AT` of its rows.
+    """
+    checksum = 0
+    for leaf in jax.tree.leaves(data):
+        looked_at = leaf
+        if isinstance(leaf, np.memmap) and len(leaf) > LOOKED_AT:
+            checksum = zlib.crc32(str(leaf.shape).encode(), checksum)
+            looked_at = take_rows(leaf, np.linspace(0, len(leaf) - 1, LOOKED_AT).astype(int))
+        looked_at = np.ascontiguousarray(looked_at)
+        checksum = zlib.crc32(looked_at.data, checksum) if looked_at.size else checksum
+    name = data.name if data.attack is None else f"{data.name}-{data.attack.kind}"
+    return f"{name}-{checksum:08x}"
+
+
+def fields_of(data: FederatedData) -> str:
+    """Returns a checksum of which arrays there are, and of their shapes and types.
+
+    >>> from jaxfl.data import synthetic
+    >>> import dataclasses
+    >>> data = synthetic.clustered_linear(4)
+    >>> other = dataclasses.replace(data, rotation=data.group, group=None)  # the same numbers, but in another field
+    >>> fingerprint(data) == fingerprint(other), fields_of(data) == fields_of(other)
+    (True, False)
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(data)
+    told = [f"{jax.tree_util.keystr(path)} {np.shape(leaf)} {leaf.dtype}" for path, leaf in leaves]
+    return f"{zlib.crc32(' '.join(told).encode()):08x}"

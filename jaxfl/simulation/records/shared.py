@@ -1,0 +1,96 @@
+"""The directory of a run that several processes make: the first one reads and writes, the others hear what it read."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfl.simulation import processes
+from jaxfl.simulation.records.checkpoint import Saved
+from jaxfl.simulation.records.directory import RunDirectory
+from jaxfl.simulation.records.history import History
+from jaxfl.typing import Params
+
+
+def directory_at(
+    path: str | os.PathLike | None, *, resume: bool, argument: str = "checkpoint_dir"
+) -> RunDirectory | None:
+    """Returns the directory at `path`, see `RunDirectory.at`; of several processes that of the first one."""
+    kind = SharedDirectory if processes.several() else RunDirectory
+    return kind.at(path, resume=resume, argument=argument)
+
+
+class SharedDirectory(RunDirectory):
+    """A run's directory, which only the first process has to see; see `RunDirectory`."""
+
+    def check(self, config: dict[str, Any], *, resume: bool) -> None:
+        """Refuses at every process what the first one refuses."""
+        refuse = super().check
+        processes.by_first(lambda: refuse(config, resume=resume))
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other runs out of the directory."""
+        alone = super().alone
+        with contextlib.ExitStack() as stack:
+            processes.by_first(lambda: stack.enter_context(alone()))
+            yield
+
+    def open(self, identity: dict[str, Any], *, resume: bool) -> Saved | None:
+        """Returns the checkpoint to go on from, at every process; None where the run starts."""
+        found: list[Saved] = []
+        look = super().open
+
+        def read() -> Any:
+            saved = look(identity, resume=resume)
+            if saved is None:
+                return None
+            found.append(saved)
+            arrays = {name: (array.dtype.str, array.shape) for name, array in saved.arrays.items()}
+            return str(saved.path), saved.header, arrays
+
+        told = processes.by_first(read)
+        if told is None:
+            return None
+        path, header, kinds = told
+        arrays = {
+            name: processes.from_first(found[0].arrays[name] if found else np.zeros(shape, dtype))
+            for name, (dtype, shape) in kinds.items()
+        }
+        return Saved(Path(path), header, arrays)
+
+    def done(self) -> int:
+        """Returns the rounds that a resumed run has behind it."""
+        return processes.by_first(super().done)
+
+    def behind(self, identity: dict[str, Any], *, resume: bool) -> int:
+        """Returns the rounds that a run has behind it."""
+        look = super().behind
+        return processes.by_first(lambda: look(identity, resume=resume))
+
+    def history(self, rounds: int = 0) -> History:
+        """Returns the run's history, which writes itself at the first process alone."""
+        records = processes.by_first(lambda: self._records(rounds))
+        if processes.first():
+            return super().history(rounds)
+        history = History()
+        history.records = records
+        return history
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Writes what is asked for."""
+        if processes.first():
+            super().write_config(config)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Writes what came of the run."""
+        if processes.first():
+            super().write_summary(summary)
+
+    def save(self, state: Params, header: dict[str, Any]) -> None:
+        """Writes a checkpoint."""
+        if processes.first():
+            super().save(state, header)
