@@ -148,9 +148,9 @@ def test_an_interrupted_sweep_names_no_option_that_it_lacks(tmp_path, monkeypatc
     ("words", "said"),
     [
         (["fedavg,ivca", *DIGITS], ("ivca", "ifca")),
-        (["fedavg,fedavg", *DIGITS], ("methods", "fedavg")),
-        (["fedavg"], ("data",)),
-        (["fedavg", *DIGITS, "--set", "ifca.num_clusters=2"], ("ifca",)),
+        (["fedavg,fedavg", *DIGITS], ("methods", "fedavg, fedavg")),
+        (["fedavg"], ("data", "--data")),
+        (["fedavg", *DIGITS, "--set", "ifca.num_clusters=2"], ("ifca.num_clusters",)),
         (["fedavg", *DIGITS, "--set", "thresold=0.1,0.2"], ("option", "thresold")),
         (["fedavg", *DIGITS, "--set", "learning_rate=0.1,-1"], ("learning_rate", -1.0)),
         (

@@ -211,7 +211,7 @@ def test_npz_without_clients_and_with_too_few_says_what_to_do(tmp_path):
     with pytest.raises(ValueError, match=mentions("num_clients", 3, 4)):
         data.load("npz", data_dir=path, num_clients=4)
     np.savez(path, x=np.zeros((40, 2, 2), np.float32), y=np.arange(40) % 2)
-    with pytest.raises(ValueError, match=mentions("examples")):
+    with pytest.raises(ValueError, match=mentions("own", "client", "group")):
         data.load("npz", data_dir=path)
     assert data.load("iid-npz", data_dir=path, num_clients=5).num_clients == 5
 

@@ -293,7 +293,7 @@ def test_converted_reads_the_origin_alone(tmp_path):
     content[start : start + 20] = bytes(20)  # pixels
     path.write_bytes(content)
     assert npz.converted("full", tmp_path, {}) == path
-    with pytest.raises(ValueError, match=mentions("arrays")):
+    with pytest.raises(ValueError, match=mentions("full.npz", "arrays")):
         npz.load(path)
 
 

@@ -38,9 +38,8 @@ WORDS = [
 
 @pytest.mark.parametrize(("factory", "option"), WORDS)
 def test_other_words_are_refused_before_anything_else(factory, option):
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=mentions(option.name, describe(option.hint), '"nonsense"')):
         factory(None, None, **{option.name: "nonsense"})
-    assert str(refused.value).startswith(f'{option.name} must be {describe(option.hint)}, got "nonsense"')
 
 
 @pytest.mark.parametrize("name", METHODS)

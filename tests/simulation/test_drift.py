@@ -89,7 +89,7 @@ def test_a_run_goes_on_from_before_it_at_it_and_after_it(ifca, straight, stop, t
     found = jaxfl.run(ifca, MOVING, rounds=6, eval_every=2, resume=True, **options)
     assert_equal(found.state, straight.state, f"resumed after round {stop}")
     other = drift.drift(STILL, 3, kind="swap", share=0.5, arrive=0.25, leave=0.1, seed=1)
-    with pytest.raises(ValueError, match=mentions("data=")):
+    with pytest.raises(ValueError, match=mentions("data='clustered-linear")):
         jaxfl.run(ifca, other, rounds=6, resume=True, **options)
 
 

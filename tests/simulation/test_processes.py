@@ -83,7 +83,7 @@ def make_all(number, coordinator, folder):
     directory = SharedDirectory(folder / "resumed", "out")
     directory.check({"method": "stocfl"}, resume=True)
     told["resumed"] = [resumed.history.column("round"), directory.done()]
-    with pytest.raises(ValueError, match=mentions("run already")):
+    with pytest.raises(ValueError, match=mentions("out", "history.jsonl", "resume=True")):
         directory.check({}, resume=False)
     leaves = map(np.asarray, jax.tree.leaves((result.state, resumed.state)))
     np.savez(folder.with_name(f"{number}.npz"), *leaves)
