@@ -174,7 +174,8 @@ class FederatedData:
         label_shift: added to every label modulo the number of classes, per client `[N]`, or None.
         group: the true group of each client `[N]`, or None where it is unknown; metrics only, never shown to a method.
         held_out: True for clients kept out of training and served as unseen ones `[N]`, or None.
-        mean, std: the inputs become `(inputs - mean) / std`; scalars or one per channel; None leaves floats alone.
+        mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None leaves floats
+            alone.
         num_classes: L, how many numbers a network gives for a label: classes, targets, or tokens.
         name: what plots and tables call the data.
         group_names: one name per true group.
@@ -337,7 +338,7 @@ class FederatedData:
             ids: clients `[M]`.
 
         Raises:
-            ValueError: there is no such client, or they are no numbers of clients, but a mask.
+            ValueError: an id is not that of a client, or `ids` are not whole numbers, such as a mask.
 
         >>> from jaxfl.data import synthetic
         >>> data = synthetic.clustered_linear(4).subset([3, 1])

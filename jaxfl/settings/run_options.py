@@ -61,7 +61,12 @@ def of_rounds(name: Name, rounds: int | None, factor: float | None) -> Callable[
 
 # Of every run. `dropouts` and `availability` say who takes part, see `jaxfl.sampling`; see `jaxfl.FineTune` too.
 RUN = (
-    Option("chunk", "auto", int | None | Literal["auto"], "clients trained side by side; none takes all of a cohort"),
+    Option(
+        "chunk",
+        "auto",
+        int | None | Literal["auto"],
+        "clients trained side by side; auto fits the device, none takes all of a cohort",
+    ),
     Option("devices", None, int | None | Literal["all"], "devices that share a round; none takes all GPUs, or cores"),
     Option("dropouts", 0.0, float, "share of the sampled clients that fail"),
     Option("availability", "always", sampling.Pattern, "who can be sampled"),

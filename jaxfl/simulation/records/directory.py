@@ -85,7 +85,8 @@ def _told(path: Path) -> str:
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
 HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
-ELSEWHERE = ("run.resident", "run.devices", "run.chunk")  # of a config and an identity: where clients are trained
+# Of a config and of an identity: where rows lie, on which devices clients are trained, and how many side by side.
+ELSEWHERE = ("run.resident", "run.devices", "run.chunk")
 FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir", *ELSEWHERE)  # of a config: may be others on resume
 PLACE = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
 
