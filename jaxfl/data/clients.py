@@ -4,7 +4,7 @@ A federation is a pool `inputs [P, ...]`, `labels [P]` and its splits. A split l
 every client: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal
 sizes costs its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four
 rotations of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied
-to the batch. Every array says whether it has a row for each client, see `jaxfl.data.clients`.
+to the batch.
 
 Every array says whether it has a row for each client: `SEEN` ones decide what the client's batches look like, `KNOWN`
 ones do not, and `SHARED` ones belong to all. What goes over the lists of clients (`subset`, the checks, the evaluation)

@@ -158,7 +158,7 @@ class Rounds:
         return state
 
     def let_in(self, state: Any) -> Any:
-        """Returns the state after clients have arrived, see `jaxfl.simulation.rounds`."""
+        """Returns the state after clients have arrived, as the function `let_in` of this module does."""
         began, before = time.perf_counter(), state
         state = let_in(self._method, self._key, state, self._data, self._plan)
         if self._method.join is not None and shapes_of(state) != shapes_of(before):  # there are more slots

@@ -1,7 +1,8 @@
 """What an optimiser does to one leaf of a model, read off its program.
 
-Training in coordinates (`factored.py`) is the same training for every optimiser that only adds and scales. Whether one
-is of that kind is followed through the operations of its program, one after the other, and never guessed by its name.
+Training in coordinates (`coordinates.py`) is the same training for every optimiser that only adds and scales. Whether
+an optimiser is of that kind is followed through the operations of its program, one after the other, and never guessed
+by its name.
 """
 
 import enum

@@ -9,7 +9,7 @@ takes a slow path: 2 to 6 GFLOP/s on one core instead of 100 to 190. The fast fo
 - for one client at a time on a CPU, a convolution whose kernel gradient is written by hand in the layout that XLA has a
   fast path for (batch and channel axes exchanged), if XLA's library is kept from it, see `jaxfl.engine.jit`. Twice as
   fast as slices where these do not fit the cache;
-- there too, 3 x 3 kernels of many channels with fewer multiplications, see `jaxfl.models.fast.convolution`.
+- there too, 3 x 3 kernels of many channels with fewer multiplications, see below.
 
 Which one is chosen by shape, see `slices_win` and `squares_win`; without a gradient it is more often the convolution.
 With few outputs slices are taken from images with their rows last, see `jaxfl.models.fast.rows_last`.

@@ -1,9 +1,9 @@
 """How well the clients are served: every client's own test rows under the model it is served; or of many, some.
 
 Many clients share a model and a test set (four rotations of MNIST under four models are at most sixteen pairs, whatever
-the number of clients), so the pass runs over the distinct pairs and its sums are handed to all who share one. What is
-added up is the task's, see `jaxfl.tasks.Metrics`; what is made of it for all clients is in `metrics.py`; who is tested
-together, and where the rows come from, in `testers.py`; the compiled programs in `tested.py`.
+the number of clients), so the pass runs over the distinct pairs and its sums are handed to all who share one.
+
+What is added up is the task's, see `jaxfl.tasks.Metrics`; the metrics of all clients are made of it in `metrics.py`.
 """
 
 import itertools

@@ -1,8 +1,9 @@
 """The directory of a run: what lies in it, who may go on with it, and how it is read and written.
 
-`config.json` says what was asked for, `history.jsonl` and `clusters.jsonl` grow, `checkpoint.npz` changes, beside it
-`checkpoint-before.npz` and maybe `rows.bin` (see `kept_rows`), `summary.json` says what came of it, and `.lock` keeps
-other runs away meanwhile. JSON files and checkpoints are whole or not there: written beside the old one and renamed.
+`config.json` says what was asked for. While the run goes on, `history.jsonl` and `clusters.jsonl` grow,
+`checkpoint.npz` changes, with `checkpoint-before.npz` and maybe `rows.bin` (see `jaxfl.simulation.host.rows`) beside
+it, and `.lock` keeps other runs away. `summary.json` says what came of it. JSON files and checkpoints are whole or not
+there: they are written beside the old one and renamed over it.
 """
 
 import contextlib
