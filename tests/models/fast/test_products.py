@@ -9,7 +9,7 @@ from jaxfl import classification, models
 from jaxfl.data.synthetic import prototypes
 from jaxfl.models.fast import products
 from jaxfl.models.fast.rewriting import in_fast_forms, replaceable
-from tests.models.test_rewriting import check_alike, gradients, images, primitives
+from tests.models.fast.test_rewriting import check_alike, gradients, images, primitives
 
 ROWS, DEPTH, OUTPUTS = 140, 130, 10
 BY_HAND = "optimization_barrier"  # what only the form made by hand has

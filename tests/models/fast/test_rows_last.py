@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxfl.models.fast import convolution, rows_last
 from jaxfl.models.fast.rewriting import in_fast_forms
 from jaxfl.models.networks import MODELS
-from tests.models.test_rewriting import check_alike, gradients, images, sum_pool
+from tests.models.fast.test_rewriting import check_alike, gradients, images, sum_pool
 
 
 class Network(nn.Module):
