@@ -198,7 +198,7 @@ def measured_on(results: Sequence[Scaling], made: dict[str, Any]) -> str:
     )
 
 
-PICTURE = "bench.png"
+BARS = "bench.png"
 
 
 def bench_works(
@@ -262,8 +262,8 @@ def _save_workloads(made: Sequence[Any], command: str, out: Path) -> None:
     times = ratios(made)
     if any(value is not None for values in times.values() for value in values):
         names = [record["workload"] for one in made for record in one.records if "summary" in record]
-        bars(names, times, "times as long as jaxfl", xlabel="", never="not measured").savefig(out / PICTURE, dpi=110)
-        blocks.append(page.Picture(PICTURE, "how many times as long the peers take"))
+        bars(names, times, "times as long as jaxfl", xlabel="", never="not measured").savefig(out / BARS, dpi=110)
+        blocks.append(page.Picture(BARS, "how many times as long the peers take"))
     for one in made:
         blocks += [page.Heading(2, f"{one.name}: {WORKS[one.name]}"), page.Listing(one.text)]
         blocks += [page.Text(f"Failed: {one.error}")] if one.error else []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PANELS = 12  # of more clusters, the largest
 WRITTEN = 12  # up to so many classes, a cell says its percent
-CELL, SIDES = 0.23, (1.2, 2.8)  # inches, of a cell that says its percent, and of a panel
+PERCENT_CELL, SIDES = 0.23, (1.2, 2.8)  # inches, of a cell that says its percent, and of a panel
 LETTER = 0.09  # inches that the name of a class takes
 RIGHT, WRONG = style.BASE[0], style.BASE[5]
 
@@ -49,7 +49,7 @@ def class_confusion(found: ClassConfusion, result: Run) -> "Figure":
     largest = sorted(rows, key=lambda one: -rows[one].sum())[:PANELS]
     shown = [one for one in [*order, -1] if one in largest]
     names, number = style.class_names(result.data), found.counts.shape[1]
-    side = max(SIDES[0], CELL * number) if number <= WRITTEN else SIDES[1]
+    side = max(SIDES[0], PERCENT_CELL * number) if number <= WRITTEN else SIDES[1]
     columns = min(len(shown), max(1, int(12 / (side + 0.25))))
     if len(shown) > columns:
         columns = -(-len(shown) // -(-len(shown) // columns))  # full lines
