@@ -196,6 +196,12 @@ def test_those_who_fail_are_those_who_would_be_late(share, key):
     assert abs(mask.mean() - (1 - share)) < 5 * np.sqrt(share * (1 - share) / mask.size)
 
 
+def test_one_random_number_decides_who_fails_and_who_is_late(key):
+    late, few, many = (~drawn(dropouts(share), key)[1] for share in (0.4, 0.2, 0.6))
+    assert not (few & ~late).any() and (late & ~few).any()
+    assert not (late & ~many).any() and (many & ~late).any()
+
+
 def test_dropouts_do_not_depend_on_the_cohort(key):
     """A client that fails in one cohort fails in every other of that round."""
     ids, mask = drawn(dropouts(0.5), key, 10)
