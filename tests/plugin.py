@@ -4,10 +4,12 @@ A plugin and not a conftest, because the doctests in `jaxfl/` need the settings 
 """
 
 import atexit
+import datetime
 import gc
 import os
 import shutil
 import tempfile
+import zlib
 
 import pytest
 
@@ -32,6 +34,10 @@ atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 gc.set_threshold(100_000, 50, 1000)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--week", help="whose turn it is of the rotating tests, as 2026-W31; this week by default")
+
+
 def pytest_cmdline_main(config):
     """Takes no more workers than there are cores: three on two cores take a twentieth longer than two."""
     if workers := getattr(config.option, "tx", None):  # of pytest-xdist, whose hook was before this one
@@ -44,6 +50,14 @@ def pytest_configure(config):
     import hypothesis
     import jax
 
+    year, week, _ = datetime.date.today().isocalendar()
+    config.option.week = config.option.week or f"{year}-W{week:02}"  # of all workers
+    config.addinivalue_line("markers", "slow: left out by default; `-m slow` runs these, and `-m ''` all tests")
+    config.addinivalue_line(
+        "markers",
+        "rotating(name): one case in eight, or one, runs by default, another each week (--week), the rest is slow; "
+        "with the name of an argument, cases that have the same value of it run together",
+    )
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     # The first example compiles, so no deadline; derandomised, so that a red run is red again.
@@ -61,6 +75,10 @@ def pytest_configure(config):
     quick.let_quick_programs_take_the_old_code_generator()
     quick.keep_programs_in_memory()
     quick.write_many_programs_in_one_context()
+
+
+def pytest_report_header(config):
+    return f"rotating tests: --week {config.option.week}"
 
 
 _KEPT = 180  # large programs, from one file of tests to the next: each takes a megabyte or two of a worker
@@ -82,9 +100,29 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items):
-    """Puts the longest tests first."""
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+def pytest_collection_modifyitems(config, items):
+    """Puts the longest tests first, and says which rotating ones are slow."""
     items.sort(key=lambda item: item.path.stem not in _FIRST)
+    rotating = {}  # by function, its cases, or groups of them, in their order, and their tests
+    for item in items:
+        if mark := item.get_closest_marker("rotating"):
+            case = str(item.callspec.params[mark.args[0]] if mark.args else item.callspec.id)
+            rotating.setdefault((item.path, item.originalname), {}).setdefault(case, []).append(item)
+    for (_, name), cases in rotating.items():
+        for number, tests in enumerate(cases.values()):
+            if number % min(PERIOD, len(cases)) != turn(config.option.week, name, len(cases)):
+                for item in tests:
+                    item.add_marker("slow")
+
+
+PERIOD = 8  # weeks in which each case of a rotating test has had its turn
+
+
+def turn(week, name, cases=PERIOD):
+    """Returns which of a function's cases runs in a week, modulo their number or `PERIOD`: not of all the first."""
+    day = datetime.date.fromisoformat(f"{week}-1").toordinal()
+    return (day // 7 + zlib.crc32(name.encode())) % min(PERIOD, cases)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -80,6 +80,7 @@ def fedavg():
         return train(compiled(method), problems.linear_federation()).model
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("batch_size", "weighting", "mixture", "rate"), [(None, "rows", 0.3, 0.0), (3, "uniform", 0.6, 0.1)]
 )

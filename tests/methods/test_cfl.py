@@ -218,6 +218,7 @@ def test_every_round_is_the_papers(options, batch_size, weighting, cohort, key):
 # Splits of splits
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("linkage", ["single", "complete", "average"])
 def test_nested_splits_keep_everybody_in_one_cluster_within_its_parent(linkage, key):
     """The published notebook loses this at the second level, where it takes places in a cluster for clients."""
@@ -244,6 +245,7 @@ def forty_rounds():
     return run
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_planted_groups_are_found_by_the_relative_defaults(groups):
     """And one group is left whole."""
@@ -256,6 +258,7 @@ def test_planted_groups_are_found_by_the_relative_defaults(groups):
         assert scores.adjusted_rand_index(data.group, state.cluster) == 1
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("options", "found"),
     [({}, False), ({"gamma_max": 0.0}, True), ({**ABSOLUTE, "eps1": 0.1, "gamma_max": 0.5}, True)],
@@ -273,6 +276,7 @@ def test_a_client_alone_in_its_group_is_not_split_off_where_splits_must_stand_ou
 # What it becomes
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("options", "weighting"),
     [
@@ -342,6 +346,7 @@ def without(client, what, data):
     return replace(data, inputs=inputs), EVERYBODY
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("what", "client"), [("not sampled", 4), ("held out", 4), ("empty", 0), ("sick", 0)])
 def test_only_clients_yet_to_train_are_waited_for(what, client, key):
     data, here = without(client, what, problems.linear_federation())
@@ -469,6 +474,7 @@ def test_sketches_are_as_short_as_asked_for(key):
 # Presets
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_given_wins_over_the_preset(preset, key):
     data = problems.linear_federation()

@@ -102,6 +102,7 @@ ALIKE = {"fedprox", "feddist", "feddws", "hypcluster", "fedbn"}  # a round of fe
 PAIRS = [(name, check) for name in METHODS if name not in ALIKE for check in CHECKS]
 
 
+@pytest.mark.rotating("name")
 @pytest.mark.parametrize(("name", "check"), PAIRS, ids=[f"{name}-{check.__name__}" for name, check in PAIRS])
 def test_condition(name, check):
     check(name)

@@ -17,11 +17,28 @@ from jaxfl.schema import describe, options_of, words_of
 from jaxfl.testing import CHECKS
 from tests.messages import mentions
 
-# method by method, so that the checks of one share what they compiled
-PAIRS = [(name, check) for name in METHODS for check in CHECKS]
+# Of different kinds: one model, a model of each client, a split model, given clusters, splits, and merges.
+CORE = ("fedavg", "ditto", "fedper", "ifca", "cfl", "stocfl")
+# These compile programs of their own. All others share one program of a round.
+DEAR = ("chunks", "devices", "padding rows", "padding clients", "seed", "cuts", "growth")
+# Method by method, so that the checks of one share what they compiled.
+PAIRS = [
+    pytest.param(
+        name,
+        check,
+        id=f"{name}-{check.replace(' ', '_')}",
+        marks=[pytest.mark.rotating("name")] if name not in CORE and check in DEAR else [],
+    )
+    for name in METHODS
+    for check in CHECKS
+]
 
 
-@pytest.mark.parametrize(("name", "check"), PAIRS, ids=[f"{name}-{check.replace(' ', '_')}" for name, check in PAIRS])
+def test_the_grid_has_its_names():
+    assert set(CORE) <= set(METHODS) and set(DEAR) <= set(CHECKS)
+
+
+@pytest.mark.parametrize(("name", "check"), PAIRS)
 def test_law(name, check):
     reason = CHECKS[check](METHODS[name])
     if reason:

@@ -93,6 +93,7 @@ def train(method, data, *, rounds=3, cohort=COHORT):
     return state
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("options", "weighting", "further", "batch_size"),
     [
@@ -237,6 +238,7 @@ def test_which_rows_are_held_back_is_the_keys(key):
     assert rows[0] == rows[1] != rows[2] and rows[0] != set(range(160, 200))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("solver", [None, methods.fesem(TASK, sgd(), num_clusters=2, **EPOCHS)], ids=["own", "fesem"])
 def test_validation_rows_train_nothing(solver, key):
     """Other values of the rows that are held back leave all models as they are; FeSEM trains at its start, too."""

@@ -70,6 +70,7 @@ def fedamp(**options):
     return compiled(methods.fedamp(TASK, optax.sgd(RATE), **{**EPOCHS, **options}))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("options", "weight", "further"),
     [
@@ -99,6 +100,7 @@ def test_without_pull_it_is_local_training(key):
     equal(rounds(fedamp(proximal_weight=0.0), data, key, cohort).models, rounds(local, data, key, cohort).models)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "options", [{"similarity": "cosine", "sigma": 0.0}, {"sigma": 1e12, "attraction": None}], ids=["cosine", "distance"]
 )
@@ -111,6 +113,7 @@ def test_where_all_are_alike_it_is_fedavg(options, key):
     close(mean, rounds(fedavg, data, key, cohort).model)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("options", [{}, {"similarity": "cosine"}], ids=["distance", "cosine"])
 def test_who_is_held_out_weighs_nothing(options, key):
     """N of sigma / N and 1 / N counts the others."""

@@ -62,6 +62,7 @@ def made(name, optimizer=None, **options):
     return compiled(getattr(methods, name)(TASK, optimizer or optax.sgd(RATE), **options))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("weighting", "batch_size"), [("rows", None), ("uniform", 3)])
 def test_every_round_is_the_papers(weighting, batch_size, key):
     data = problems.linear_federation()
@@ -94,6 +95,7 @@ def train(method, data=DATA, *, rounds=3, cohort=EVERYONE):
     return state.model
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_one_full_step_is_fedsgd(weight):
     for cohort in (EVERYONE, (1, 2, 5)):
@@ -123,6 +125,7 @@ def along_the_correction(power):
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("weighting", "power"), [("rows", 1), ("rows", 2), ("uniform", 1)])
 def test_corrections_sum_to_zero(weighting, power, key):
     """Where all walk along their corrections their average stays, though each of them moves."""

@@ -110,6 +110,7 @@ class Loop:
         return self.models[self.cluster[client]]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "options",
     [

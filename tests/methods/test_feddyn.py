@@ -56,6 +56,7 @@ class FedDyn:
         self.model = combine([(1, self.average), (1, self.over_all(self.history))])
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("preset", ["paper", "official"])
 def test_every_round_is_the_papers(preset, key):
     options = {"preset": preset, "proximal_weight": 0.5, "local_epochs": 2, "batch_size": 3}

@@ -95,6 +95,7 @@ def train(method, *, rounds=3, data=DATA, start=None):
     return state
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("weighting", "mean_over", "batch_size"),
     [("rows", "everybody", None), ("responsibilities", "cohort", 3)],
@@ -196,6 +197,7 @@ def test_clients_are_tested_under_the_mixture_of_probabilities(key):
         np.testing.assert_allclose(found.loss[client], -np.log(mixed[range(len(y)), y]).mean(), rtol=1e-6)  # float32
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_fine_tuning_moves_the_learners_and_no_weight(batch_size, key):
     """Weight decay would, without a gradient, too."""

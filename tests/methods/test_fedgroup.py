@@ -167,6 +167,7 @@ def test_groups_without_members_stay_out_of_it():
     assert jax.jit(nearest)(np.array([[0.0, -1.0], [1.0, 1.0], [-1.0, 0.5]]), directions).tolist() == [2, 1, 2]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("alone", [1, 4])
 def test_a_round_of_clients_that_count_for_nothing_moves_no_group(alone, key):
     """Client 1 has no rows, client 4's are not finite."""

@@ -68,6 +68,7 @@ CASES = {
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", CASES)
 def test_every_round_is_the_papers(name, key):
     options, arguments = CASES[name]

@@ -77,6 +77,7 @@ def train(method, *, rounds=3):
     return jax.tree.map(np.asarray, (method.client_params(state, np.arange(DATA.num_clients)), state, info))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("personal", "weighting", "batch_size"), [("bias", "rows", None), ("kernel", "uniform", 3)])
 def test_every_round_is_the_papers(personal, weighting, batch_size, key):
     method = made(personal=personal, weighting=weighting, batch_size=batch_size)
@@ -190,6 +191,7 @@ def test_the_last_layer_is_the_head():
         assert personal_names(task, ("norm", "a/bias")) == ["a/bias", "norm/bias", "norm/scale"]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", sorted({*jaxfl.models.MODELS} - {*networks.SEQUENCES}))
 def test_the_head_of_every_network_gives_the_logits(name):
     with jax.enable_x64(False):

@@ -72,6 +72,7 @@ def train(method, data, *, rounds=2, cohort=COHORT):
     return method.client_params(state, jnp.arange(data.num_clients))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("personal", "weighting", "batch_size"), [("bias", "uniform", 3), ("kernel", "rows", None)])
 def test_every_round_is_the_papers(personal, weighting, batch_size, key):
     data = problems.linear_federation()

@@ -81,6 +81,7 @@ def train(method, *, rounds=3, data=DATA, start=None):
     return state
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("options", "weighting", "batch_size"),
     [
@@ -153,6 +154,7 @@ def test_of_equal_centres_the_first_wins_all_rows(key):
     assert weigh(sick, DATA.on_device(), jnp.int32(0)).tolist() == [0.25, 1, 0.25], "no row is lost to NaN"
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("options", [{}, {"estimate": "everybody"}])
 def test_who_diverges_keeps_its_weights_and_counts_in_no_share(options, key):
     """Client 4's rows are not finite."""
@@ -164,6 +166,7 @@ def test_who_diverges_keeps_its_weights_and_counts_in_no_share(options, key):
     close(info.extra["shares"], state.weights[np.array([0, 5])].mean(0))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("options", [{}, {"estimate": "everybody"}])
 def test_who_has_lost_its_rows_keeps_its_weights(options, key):
     method = fedsoft(estimate_every=1, **options)
@@ -202,6 +205,7 @@ def test_in_the_official_code_everybody_estimates_in_every_second_round(key):
     assert seen.bytes_down == 6 * 2 * model and later.weights[6].tolist() == [0.5, 0.5]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("law", ["planted clusters", "held out clients"])
 def test_served_the_centres_it_clusters(law):
     small = {"num_clusters": 2, "served": "cluster", "proximal_weight": 1.0}

@@ -157,6 +157,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_round_is_the_papers(name, key):
     """From wrong clusters, so that there is something to do; with `empty="farthest"` one of them is empty, far away."""
@@ -235,6 +236,7 @@ def fedprox_of(weight):
     return compiled(methods.fedprox(TASK, optax.sgd(RATE), **options))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("loss_weighting", ["uniform", "rows"])
 def test_one_centre_with_pull_is_fedprox_of_twice_lambda(loss_weighting, key):
     """If all have as many rows, alpha is 1 / m either way."""
@@ -302,6 +304,7 @@ def test_the_last_kernel_is_that_of_the_layer_made_last():
 # The start, and who is in it
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("options", [{}, {"preset": "official"}], ids=str)
 def test_planted_groups_are_found_in_part_time(options, key):
     data = clustered_linear(20, 2, 40, 4, 3, dtype=np.float64)
@@ -383,6 +386,7 @@ def test_nobody_is_moved_who_would_leave_a_cluster_empty(key):
 # What is held in memory
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("empty", ["keep", "farthest"])
 def test_the_models_of_a_round_are_never_held_together(empty, key, monkeypatch):
     """The temporaries of a start and of a round, for a hundred clients, are those of a few models."""
@@ -413,6 +417,7 @@ VARIANTS = {
 LAWS = ("chunks", "nobody", "padding clients", "cohort order", "sick client")
 
 
+@pytest.mark.rotating("variant")
 @pytest.mark.parametrize(("variant", "law"), [(variant, law) for variant in VARIANTS for law in LAWS])
 def test_variants_keep_the_laws(variant, law):
     with jax.enable_x64(False):

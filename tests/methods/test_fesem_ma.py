@@ -119,6 +119,7 @@ def settled(mean, count, prior):
     return {"Dense_0": hidden, "Dense_1": mean["Dense_1"]}
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("prior", [0.0, 1.0])
 def test_every_round_is_the_papers(prior, key):
     """From two random centres and a third that is the first in another order: by index it is far from its clients."""

@@ -112,6 +112,7 @@ class FLHC:
                 self.models[k] = reference.average(trained, reference.weights(self.setting, members))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("options", "batch_size", "weighting"),
     [
@@ -153,6 +154,7 @@ def local():
     return compiled(methods.local(TASK, optax.sgd(RATE), local_epochs=2))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("metric", ["l1", "cosine"])
 def test_at_threshold_zero_it_is_local_from_round_n_on(metric, key):
     data = problems.linear_federation()
@@ -165,6 +167,7 @@ def test_at_threshold_zero_it_is_local_from_round_n_on(metric, key):
     close(served(ours, state, WITH_ROWS), served(alone, wanted, WITH_ROWS))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("metric", "linkage"), [("l2", "ward"), ("l1", "complete")])
 def test_weights_and_updates_have_the_same_distances(metric, linkage, key):
     data, options = problems.linear_federation(), {"metric": metric, "linkage": linkage, "num_clusters": 3}
@@ -193,6 +196,7 @@ def test_single_linkage_leaves_the_connected_components(seed, share):
     assert int(count) == len(set(wanted.tolist()))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("sketch_size", [None, 20])
 def test_the_default_threshold_leaves_one_group_whole_and_parts_four(sketch_size, key):
     with jax.enable_x64(False):

@@ -67,6 +67,7 @@ class HypCluster:
                 self.models[k] = reference.combine([(1, model), (-SERVER_RATE, self.speed[k])])
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("batch_size", "weighting"), [(None, "uniform"), (3, "rows")])
 def test_every_round_is_the_papers_with_momentum_and_warm_up(batch_size, weighting, key):
     data, warmup = problems.linear_federation(), 2
@@ -92,6 +93,7 @@ def test_every_round_is_the_papers_with_momentum_and_warm_up(batch_size, weighti
     assert min(filled) < 3, "some cluster was empty in some round"
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("optimizer", "start"),
     [(None, "groups"), (server.fedadam(0.1), "random"), (optax.sgd(1.0, momentum=0.9), "groups")],
@@ -138,6 +140,7 @@ def alone():
     return compiled(methods.local(TASK, optax.sgd(RATE), batch_size=3, **EPOCHS))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("num_clusters", [2, 3])
 def test_kmeans_start_is_fedjax_with_every_candidate_trained(seed, num_clusters):

@@ -94,6 +94,7 @@ def test_every_round_with_a_shared_bias(average, batch_size, weighting, key):
     assert seen & {1, 2}, "some cluster was empty in some round, and had its bias all the same"
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("average", "alike"), [("models", methods.fedavg), ("gradients", methods.fedsgd)])
 def test_sharing_everything_is_one_global_model(average, alike, key):
     data = problems.linear_federation()
@@ -158,6 +159,7 @@ def five_models(average):
     return compiled(methods.ifca(problems.quadratic_task(), decayed, num_clusters=5, average=average))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("seed", "average"), [*((seed, "models") for seed in range(4)), (3, "gradients")])
 def test_more_models_than_groups_leave_some_empty_and_unchanged(seed, average):
     """Clients of a group are nearly one client: two groups cannot fill more than two of five models."""
@@ -290,6 +292,7 @@ def test_held_out_clients_have_no_say_in_a_start(key):
     assert sizes.max() - sizes.min() <= 1
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("start", ["balanced", "kmeans++"])
 def test_huge_losses_have_no_say_in_a_start(start, key):
     data, method = problems.linear_federation(), ifca(num_clusters=2, start=start, min_share=0.5, max_draws=20)
@@ -325,6 +328,7 @@ def by_itself():
     return compiled(methods.fedavg(TASK, optax.sgd(RATE), batch_size=3, **EPOCHS))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("cohort", [None, 4])
 def test_a_warm_up_is_fedavg_in_every_group(cohort, key):
     data, rounds = problems.linear_federation(sizes=(5, 4, 3, 8, 1, 6, 4)), 3
@@ -367,6 +371,7 @@ LAWS = dict.fromkeys(VARIANTS, ("stable state", "chunks", "padding clients", "si
 LAWS["kmeans++"] = ("stable state", "sick client", "empty client")
 
 
+@pytest.mark.rotating("variant")
 @pytest.mark.parametrize(("variant", "law"), [(variant, law) for variant, laws in LAWS.items() for law in laws])
 def test_variants_keep_the_laws(variant, law):
     with jax.enable_x64(False):

@@ -77,6 +77,7 @@ class KFed:
                 self.models[k] = reference.average(trained, reference.weights(self.setting, members))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("weighting", "batch_size"), [("uniform", None), ("rows", 3)])
 def test_every_round_is_the_papers(weighting, batch_size, key):
     data = problems.linear_federation()

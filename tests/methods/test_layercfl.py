@@ -122,6 +122,7 @@ def test_patterns_match_one_layer_each():
         assert sum(jax.tree.leaves(tree.matching(shapes, patterns([name])))) == 2, name
 
 
+@pytest.mark.rotating
 @pytest.mark.usefixtures("float32")
 @pytest.mark.parametrize(
     ("factory", "model", "size"),
@@ -143,6 +144,7 @@ def plain():
     return compiled(methods.cfl(TASK, optax.sgd(RATE), **ABSOLUTE, **LOCAL))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("options", [{"environment": "unknown"}, {"environment": "label", "layers": ".*"}])
 def test_by_all_layers_it_is_cfl_bit_for_bit(options, key):
     data = problems.linear_federation()
@@ -185,6 +187,7 @@ def test_eps1_is_about_the_model_and_eps2_about_the_layer(key):
         assert advance(compiled(method), data, key=key, rounds=1)[2] == [number], name
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("relative", [False, True])
 def test_adacfl_tells_updates_as_it_tells_weights(relative, key):
     """From one start, |theta_i - theta_j| = |D_i - D_j|."""

@@ -75,6 +75,7 @@ STEPS = {
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in STEPS.items() for name in names])
 def test_a_method_takes_finite_steps(kind, name, key):
     before, after, info = jax.jit(learning(name, kind))(key)
@@ -82,6 +83,7 @@ def test_a_method_takes_finite_steps(kind, name, key):
     assert any(np.abs(a - b).max() > 0 for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in STEPS["regression"]])
 def test_every_method_takes_numbers(name, key):
     """In shapes alone: how labels are read and what is asked of a task is decided when a round is traced."""

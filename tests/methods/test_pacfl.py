@@ -98,6 +98,7 @@ class PACFL:
                 self.models[k] = reference.average(trained, reference.weights(self.setting, members))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("preset", ["paper", "official"])
 def test_every_round_is_the_papers(preset, key):
     data = problems.linear_federation()
@@ -147,6 +148,7 @@ def test_rotations_are_found_and_labels_are_not_seen(key):
             assert_same_partition(state.cluster, data.group if groups > 1 else [0] * 8, "held out or not")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", ["pacfl", "fedgroup"])
 def test_lapack_is_given_one_matrix_at_a_time(name, key):
     """On several CPU devices its jobs for many matrices take the threads that they wait for, and none goes on."""
@@ -195,6 +197,7 @@ def test_who_is_held_out_draws_no_newcomer(key):
         assert state.cluster.tolist()[:2] == [0, 1] and clusters.tolist() == [1]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("linkage", "wanted"), [("single", [1, 8]), ("complete", [6, 8]), ("average", [3, 8]), ("weighted", [3, 8])]
 )

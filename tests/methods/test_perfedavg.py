@@ -74,6 +74,7 @@ def both(data, key, order, batch_size, rounds=ROUNDS, task=TASK):
         np.testing.assert_allclose(state.model["w"], loop.model, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("order", "batch_size"), [("first", 5), ("first", None), ("exact", 5), ("exact", 2), ("hessian-free", 5)]
 )
@@ -81,6 +82,7 @@ def test_every_round_is_the_papers(order, batch_size, key):
     both(problems.linear_federation(), key, order, batch_size)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("rows", "widest"), [(300, 0), (40, 1 << 21)])
 def test_full_batches_are_of_all_rows(rows, widest, key):
     """A client of more rows than are taken at once elsewhere adapts to all of them, not to each block.
@@ -102,6 +104,7 @@ def test_without_a_step_it_is_fedavg(key):
     equal(*models)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("order", ["first", "exact"])
 def test_a_step_that_reaches_the_optimum_leaves_nothing_to_learn(order, key):
     """With alpha times the Hessian the identity, every start is as good, and has no slope."""

@@ -66,6 +66,7 @@ def one_round(method, key, data):
     return method.round(key, method.init(key, data), data, COHORT)[0]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("options", "weighting", "further"),
     [
@@ -82,6 +83,7 @@ def test_every_round_is_the_papers(options, weighting, further, key):
     close(follow(method, loop, data, key).model, loop.model)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("rows", "widest"), [(300, 0), (40, 1 << 21)])
 def test_a_full_batch_is_never_cut(rows, widest, key):
     """Of more rows than other methods take at once: a mean of proximal points is not that of all rows.
@@ -159,6 +161,7 @@ def averaging_task():
     return TASK._replace(init=init, averages=Averages(frozenset({"mean"}), told))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", ["pfedme", "apfl"])
 def test_running_averages_are_a_clients_own_and_averaged(name, key):
     data = problems.linear_federation()

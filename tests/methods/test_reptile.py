@@ -47,6 +47,7 @@ def made(name, **options):
     return compiled(getattr(methods, name)(TASK, optax.sgd(RATE), **{**EPOCHS, **options}))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("name", "batch_size"), [("feddist", None), ("feddws", 3)])
 def test_every_round_is_the_papers(name, batch_size, key):
     method = made(name, batch_size=batch_size)
@@ -64,11 +65,13 @@ def train(method, data=DATA, *, rounds=3):
     return jax.tree.map(np.asarray, state.model)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", WEIGHTING)
 def test_a_whole_step_is_fedavg(name):
     close(train(made(name, step_size=1.0)), train(made("fedavg", weighting=WEIGHTING[name])))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("name", "step_size"), [("feddist", 0.0), ("feddist", 1.7), ("feddws", 0.3)])
 def test_a_round_is_linear_in_the_step(name, step_size):
     """Without a step nothing changes."""

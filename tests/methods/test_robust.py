@@ -118,6 +118,7 @@ class Robust:
             self.step()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("iterative", "layers", "trim", "outliers", "cohort", "batch_size"),
     [
@@ -176,6 +177,7 @@ def test_one_step_is_fedsgd(key):
     close(tree.take(ours.models, 0), theirs.model)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("trim", [0.2, 0.5])
 def test_a_step_of_the_trimmed_gradient_is_the_trimmed_step(trim, key):
     """The paper's stage III; half of it is the median."""
@@ -196,6 +198,7 @@ def planted(**options):
     return jax.jit(methods.robust(linear_task_of(8), optax.sgd(0.3), **options).init)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("trim_by", get_args(kmeans.Trim))
 def test_one_far_outlier_does_not_move_the_centres(trim_by, key):
     data = clustered_linear(20, 2, 40, dtype=np.float64)
@@ -266,6 +269,7 @@ def test_a_fifth_of_sign_flippers_wins_no_centre(key):
     assert scores.adjusted_rand_index(truth, states[0.0].cluster[honest]) < 1, "plain k-means stands it too"
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_defaults_stand_what_tkm_does_not(scale, seed):

@@ -65,6 +65,7 @@ class Scaffold:
             self.controls[client] = own
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("controls", "weighting", "batch_size"), [("steps", "uniform", 3), ("gradient", "rows", None)])
 def test_every_round_is_the_papers(controls, weighting, batch_size, key):
     options = {"controls": controls, "weighting": weighting, "local_epochs": 2, "batch_size": batch_size}

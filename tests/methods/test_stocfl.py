@@ -199,6 +199,7 @@ MERGES = {  # what a merged cluster goes on with: clusters 0 (two members) and 1
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("merged", MERGES)
 def test_the_model_of_a_merged_cluster(merged, key):
     """With a rate of 0 models stay where a merge puts them."""
@@ -365,6 +366,7 @@ def test_representations_of_several_models_are_one_program(key):
     assert len(traced) == once
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("kind", ["gradient", "displacement"])
 def test_nothing_is_dropped_where_clients_are_represented(kind, key):
     def dropping(model, batch, key=None):
@@ -397,6 +399,7 @@ def test_nothing_is_dropped_beside_running_averages(key):
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.rotating
 def test_copies_join_and_a_stranger_opens_a_cluster_with_the_closest_model(trained, key):
     method, state, _ = trained
     after, clusters = method.join(key, state, one_row_federation(ROWS, JOINERS), [3, 4, 5])
@@ -411,6 +414,7 @@ def test_copies_join_and_a_stranger_opens_a_cluster_with_the_closest_model(train
     assert later.cluster.tolist() == after.cluster.tolist() and int(info.num_clusters) == 3
 
 
+@pytest.mark.rotating
 def test_a_client_whose_data_change_moves(trained, key):
     method, state, _ = trained
     after, clusters = method.join(key, state, one_row_federation([*ROWS[:2], [0, 1, 0.1]]), [2])
@@ -419,6 +423,7 @@ def test_a_client_whose_data_change_moves(trained, key):
     assert cosine(sums[0], np.array([1, 0, 0])) > (1 - 1e-9 if trained[2] == "clients" else 0.99)
 
 
+@pytest.mark.rotating
 def test_slots_grow_for_those_who_join(trained, key):
     method, state, _ = trained
     strangers = [[0, 0, 1], [0, 0, -1], [-1, 0, 0], [0, -1, 0]]
@@ -428,6 +433,7 @@ def test_slots_grow_for_those_who_join(trained, key):
     assert int(info.num_clusters) == 6 and later.cluster.tolist() == after.cluster.tolist()
 
 
+@pytest.mark.rotating
 def test_who_leaves_leaves_no_trace_but_in_models(trained, key):
     method, state, _ = trained
     after = leave(state, [2])
@@ -481,6 +487,7 @@ def test_it_refuses(options, message):
         methods.stocfl(TASK, optax.sgd(RATE), **options)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("solver", "field"), [(methods.scaffold, "controls"), (methods.feddyn, "rows")])
 def test_new_clients_get_rows_of_their_own_in_the_solver(solver, field, key):
     """Half of the clients join after a round: in the next they leave what they found there, not what others did."""
@@ -548,6 +555,7 @@ def test_layers_and_length_of_a_representation(key):
     close(*(representation.of_clients(fn, key, anchor, data) for fn in (one_step, unit)))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("condition", [{"rate": jnp.float32(0)}, {"stragglers": jnp.float32(1)}])
 def test_a_displacement_is_of_as_many_whole_steps_in_every_round(condition, key):
     """One of a round in which the rate is low, or the client late, would not compare with the others."""
@@ -557,6 +565,7 @@ def test_a_displacement_is_of_as_many_whole_steps_in_every_round(condition, key)
     close(*(representation.of_clients(of, key, anchor, data) for data in (now, DATA)))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("threshold", [0.5, "auto"])
 def test_newcomers_send_the_agreement_of_their_halves_where_it_is_asked_for(threshold, key):
     method = compiled(methods.stocfl(TASK, optax.sgd(RATE), threshold=threshold, representation_size=None))

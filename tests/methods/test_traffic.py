@@ -27,6 +27,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_round_with_models_beyond_2_gb_is_lowered(name, key):
     data = problems.linear_federation()
@@ -50,6 +51,7 @@ ONCE = {
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", ONCE)
 def test_what_is_exchanged_before_the_first_round_is_counted_in_it(name, key):
     data = problems.linear_federation(sizes=(5, 2, 3, 8, 3, 6, 4))

@@ -109,6 +109,7 @@ class WeCFL:
         return [*path, self.objective(sent)]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("preset", ["paper", "official"])
 def test_every_round_is_the_papers(preset, key):
     """From the start's centres but wrong clusters, so that there is something to do."""
@@ -190,6 +191,7 @@ def test_clients_join_the_centre_that_moves_them_least(key):
         join(key, after, data.subset(range(4)), [0])
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("law", ["nobody", "cohort order", "sick client"])
 def test_clustering_from_scratch_keeps_the_laws(law):
     with jax.enable_x64(False):

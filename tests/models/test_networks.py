@@ -41,6 +41,7 @@ CASES = [
 PUBLISHED = {"leaf-femnist-cnn": 6_603_710, "cifar-benchmark-cnn": 1_626_442}
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("name", "options", "shape", "classes", "count"), CASES)
 def test_parameter_count_and_output_shape(name, options, shape, classes, count):
     model = models.create(name, classes, **options)

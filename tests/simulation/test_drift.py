@@ -82,6 +82,7 @@ def test_no_sampler_draws_who_is_not_there(sampler, size):
         assert sampler is not sampling.uniform or len(drawn) == min(size, (~now.absent).sum())
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("stop", [2, 3, 5])
 def test_a_run_goes_on_from_before_it_at_it_and_after_it(ifca, straight, stop, tmp_path):
     options = {**OPTIONS, "checkpoint_dir": tmp_path, "checkpoint_every": 1}
@@ -213,6 +214,7 @@ def test_a_schedule_looks_at_a_drift_and_does_not_go_past_it():
     assert [schedule.ahead(done, 1e-9) for done in (4, 6)] == [2, 2]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("values", "lower", "wanted"),
     [

@@ -70,6 +70,7 @@ def test_mapped_digits_are_the_runs_one_after_the_other():
     assert_same_runs(make, data, place=0, rounds=3, cohort=0.5, seed=4)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("name", "options", "plan"),
     [

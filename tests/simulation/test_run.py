@@ -721,6 +721,7 @@ def test_footprint_says_what_state_data_and_model_take():
     assert many > jaxfl.footprint(fedavg(), DATA, plan=Plan(1)).working
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", ["ditto", "fedsoft", "lg_fedavg", "scaffold"])
 def test_a_model_for_each_client_is_there_once(name, monkeypatch):
     """With everybody in a round, in a run of several rounds: beside them are those that are written at once."""
@@ -843,6 +844,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_resumed_under_a_sampler_is_as_if_never_stopped(name, tmp_path):
     """The same sampler built again; and of any other the run is refused."""

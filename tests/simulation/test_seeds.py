@@ -81,6 +81,7 @@ def alone(name, seed):
     return jaxfl.run(MADE[name], DATA, seed=seed, **OPTIONS)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("name", "devices"), [("fedavg", None), ("ditto", None), ("fesem", None), ("stocfl", 2)])
 def test_seeds_in_one_program_are_the_runs_apart(name, devices, side_by_side):
     """Where each has a device of its own, and where all are mapped on one."""

@@ -233,6 +233,7 @@ def test_what_adds_and_scales_is_told(name, key, promotion):
     assert follows(LINEAR[name], key)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_does_more_is_told(name, key, promotion):
     assert not follows(OTHERS[name], key)
@@ -310,6 +311,7 @@ class Own(nn.Module):
         return nn.Dense(CLASSES)(nn.relu(sum(parts)))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("module", "first", "inner"),
     [
@@ -364,6 +366,7 @@ class Positions(nn.Module):
         return nn.Dense(CLASSES)(jnp.tanh(inputs.reshape(-1, 8) / 255 @ kernel).reshape(len(inputs), -1))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("module", [Query(), Query(rows=3), Positions()], ids=["one", "three", "positions"])
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_a_kernel_that_is_multiplied_with_other_rows_trains_as_usual(module, batch_size, key, monkeypatch):

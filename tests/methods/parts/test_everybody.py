@@ -49,6 +49,7 @@ def there(out):
     return DATA.replace(held_out=np.asarray(out))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", METHODS)
 def test_whoever_arrives_and_whoever_diverges_for_a_round(name, key):
     method, weights = made(name)
@@ -66,6 +67,7 @@ def test_whoever_arrives_and_whoever_diverges_for_a_round(name, key):
             all_are_of(state, np.where(LATE & late, 0, weights))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", METHODS)
 def test_when_clients_leave_the_mean_is_as_it_was(name, key):
     """And moves by those who are left: all rows of the others are taken to be the mean."""
@@ -83,6 +85,7 @@ def test_when_clients_leave_the_mean_is_as_it_was(name, key):
     assert float(tree.norm(means(state)[0][0])) < 2 * float(tree.norm(means(before)[0][0]))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", METHODS)
 def test_some_leave_as_others_arrive(name, key):
     """In as large a number, too: who arrives has what all begin with, and not what those who leave had."""

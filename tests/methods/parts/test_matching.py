@@ -82,6 +82,7 @@ def flat(model):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(model)])
 
 
+@pytest.mark.rotating
 def test_another_order_computes_the_same_and_is_found_again(network):
     task, layers, model, batch = network
     turned = shuffled(model, layers, 3)
@@ -109,6 +110,7 @@ def test_what_is_in_order_stays(network):
     np.testing.assert_array_equal(flat(match(near, model, layers)), flat(near))
 
 
+@pytest.mark.rotating
 def test_no_layer_is_farther_from_the_reference_than_it_was(network):
     """Each layer with the inputs that the layers before it have left it with."""
     task, layers, model, _ = network

@@ -15,6 +15,7 @@ from tests.messages import mentions
 TASK = linear_task()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -19,6 +19,7 @@ def usual(inputs, kernel):
     return inputs @ kernel
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("mapped", "rows", "depth", "outputs"),
     [

@@ -67,6 +67,7 @@ WIDE = {  # by hand or in squares for one client at a time, see `slices_win` and
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", WIDE)
 @pytest.mark.parametrize("mapped", ["nothing", "inputs", "kernels", "both"])
 def test_the_form_for_one_client_is_the_same_however_it_is_mapped(name, mapped):
@@ -130,6 +131,7 @@ def test_a_convolution_is_slices_only_where_its_gradient_is_taken(mapped):
     assert "conv_general_dilated" not in trained
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("shape", "outputs", "side"),
     [((2, 8, 8, 3), 2, 5), ((2, 8, 8, 3), 32, 5), ((40, 24, 23, 3), 32, 3), ((4, 8, 8, 32), 48, 3)],

@@ -55,6 +55,7 @@ BETWEEN["own"].defjvp(lambda primals, tangents: (primals[0] ** 2, 7 * tangents[0
 STAY = ("relu", "gelu", "silu", "tanh", "where", "both", "pooling")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", BETWEEN)
 def test_whatever_is_between_two_convolutions_the_network_is_the_same(name):
     network = Network(BETWEEN[name])
@@ -62,6 +63,7 @@ def test_whatever_is_between_two_convolutions_the_network_is_the_same(name):
     check_alike(gradients(in_fast_forms(network.apply))(*given), gradients(network.apply)(*given))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", STAY)
 def test_images_are_turned_once_and_turned_back_once(name):
     network = Network(BETWEEN[name])
@@ -87,6 +89,7 @@ def test_wide_convolutions_are_not_turned():
     assert turns(in_fast_forms(Wide().apply), *ready(Wide(), 4, 16, 16, 3)) == 0
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("mapped", ["inputs", "kernels", "both"])
 def test_the_network_is_the_same_however_it_is_mapped(mapped):
     network = Network(nn.relu)

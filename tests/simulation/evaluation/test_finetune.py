@@ -76,6 +76,7 @@ def by_hand(key, data, state, epochs, batch_size):
         yield y, scores.argmax(1), np.log(np.exp(scores).sum(1)) - scores[range(len(y)), y]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("epochs", "batch_size", "plan", "block"),
     [(1, 3, Plan(), 1000), (2, None, Plan(3), 4), (2, None, Plan(None), 1000), (1, 3, Plan(1, TWO), 1000)],
@@ -241,6 +242,7 @@ def test_the_command_line_says_what_it_is_and_what_it_takes():
         )
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("name", "items", "batch_size"),
     [("fedavg", (), None), ("fedavg", ("batch_size=7",), 7), ("hypcluster", (), 20), ("fedsgd", (), None)],

@@ -111,6 +111,7 @@ def test_one_client_is_asked_for_at_a_time():
 PERSONAL = ("fedper",)  # a cluster is the number of a client, and the new ones have others
 
 
+@pytest.mark.rotating
 # One of each kind: models by loss, by gradients, by a tree of splits, by subspaces of rows, by updates, and by client.
 @pytest.mark.parametrize(
     ("method", "settings"),
