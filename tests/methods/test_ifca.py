@@ -386,7 +386,7 @@ def test_variants_keep_the_laws(variant, law):
         ({"average": "updates"}, ("average", "updates")),
         ({"weighting": "size"}, ("weighting", "size")),
         ({"choose": "validation"}, ("choose", "validation")),
-        ({"start": "warm"}, ("start", "warm")),
+        ({"start": "warm"}, ("start", '"warm"')),
         ({"start": "balanced", "min_share": 0.4}, ("min_share", 0.4, "num_clusters", "(0.333)")),
         ({"start": "balanced", "min_share": -0.1}, ("min_share", -0.1)),
         ({"max_draws": 0}, ("max_draws", 0)),

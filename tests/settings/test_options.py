@@ -59,7 +59,7 @@ def test_values(text, hint, default, value):
     ],
 )
 def test_wrong_types_are_refused(text, hint):
-    with pytest.raises(ValueError, match=mentions("key", text)):
+    with pytest.raises(ValueError, match=mentions("key", f'got "{text}"')):
         options.convert("key", text, Option("key", None, hint))
 
 
