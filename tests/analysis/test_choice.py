@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"num_clients": 10, "validation": 0.5, "seed": 1}
 
 @functools.cache  # tests share what they compile
 def fesem(number, rate=0.3):
-    return methods.fesem(linear_task(), optax.sgd(rate), num_clusters=number, local_epochs=2, restarts=3)
+    return methods.fesem(linear_task(), optax.sgd(rate), num_clusters=number, local_epochs=2)
 
 
 @functools.cache
