@@ -39,7 +39,7 @@ from jaxfl import engine, tree
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import kmeans
-from jaxfl.cohort import Cohort
+from jaxfl.cohort import Cohort, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
@@ -212,7 +212,7 @@ def group_models(
         weight = aggregate.client_weight(data, client, "uniform")
         return aggregate.contribute(trained, weight, label, num_clusters), ()
 
-    cohort = Cohort.of(ids, engine.resolve_plan("auto", model, ids.shape[0]))
+    cohort = Cohort.of(ids, resolve_plan("auto", model, ids.shape[0]))
     total, _ = over_clients(client, (key, model, data), cohort, label)
     return aggregate.mean(total, empty=tree.repeat(model, num_clusters))
 

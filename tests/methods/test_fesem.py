@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxfl import engine, methods, models, tree
+from jaxfl import methods, models, tree
 from jaxfl.clustering import scores
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.synthetic import clustered_linear
@@ -354,7 +354,7 @@ def test_an_empty_centre_is_kept(key):
 def test_the_models_of_a_round_are_never_held_together(key, monkeypatch):
     """The temporaries of a start and of a round, for a hundred clients, are those of a few models."""
     size, clients = 400_000, 100
-    monkeypatch.setattr(engine, "CACHE_BYTES", 1)  # one client at a time, as for a large model
+    monkeypatch.setattr("jaxfl.cohort.CACHE_BYTES", 1)  # one client at a time, as for a large model
 
     def loss(model, batch, key=None):
         return jnp.square(model["w"] * batch.x.sum() - 1).mean()

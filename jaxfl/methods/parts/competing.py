@@ -15,10 +15,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxfl import engine, sampling, tree
+from jaxfl import sampling, tree
 from jaxfl.client.passes import mean_losses
 from jaxfl.client.training import Train
-from jaxfl.cohort import Cohort
+from jaxfl.cohort import Cohort, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
@@ -169,7 +169,7 @@ def _judges(key: Key, data: FederatedData, task: Task) -> Cohort:
     """Returns the clients whose losses decide: all that take part, or `JUDGES` of them, in a plan for this machine."""
     size = min(data.num_clients, JUDGES)
     model = jax.eval_shape(task.init, key)
-    plan = engine.resolve_plan("auto", model, size)
+    plan = resolve_plan("auto", model, size)
     judges = sampling.uniform(key, jnp.int32(0), data, size, plan)
     if data.held_out is None:
         return judges
