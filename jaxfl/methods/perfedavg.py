@@ -26,7 +26,7 @@ otherwise (`--set finetune=none`); in Python it is asked for:
     jaxfl.run(method, data, ..., finetune=jaxfl.FineTune(optax.sgd(alpha)))
 
 Without the step w may be a poor model. `jaxfl run perfedavg --data pathological-digits` ends at 10 % right before
-it and 97 % after, `jaxfl run fedavg --data pathological-digits --finetune 1` at 89 and 98 %.
+it and 97 % after, `jaxfl run fedavg --data pathological-digits --set finetune=1` at 89 and 98 %.
 
 A mini-batch of B rows is dealt out to D, D' and, unless the order is first, D''; where it has too few, they share. With
 `batch_size=None` each is all of the client's rows. The loss of a round is that after the step, on D'.

@@ -255,7 +255,7 @@ def finetune(settings: Settings) -> FineTune | None:
     epochs, batch_size = chosen["finetune"], chosen["finetune_batch_size"]
     if epochs is None:
         if batch_size != usual["finetune_batch_size"]:
-            raise ValueError(f"finetune_batch_size needs finetune, got {batch_size} without it; give --finetune 1.")
+            raise ValueError(f"finetune_batch_size needs finetune, got {batch_size} without it; give --set finetune=1.")
         return None
     if epochs < 1:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")
