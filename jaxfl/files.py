@@ -52,7 +52,7 @@ def checksum(paths: Sequence[Path]) -> str:
     '...'
     """
     there = [(path, path.stat()) for path in paths]
-    return crc(str([(now.st_size, _of_blocks(path, now.st_size, now.st_mtime_ns)) for path, now in there]).encode())
+    return crc(str([(now.st_size, _sampled_crc(path, now.st_size, now.st_mtime_ns)) for path, now in there]).encode())
 
 
 def crc(content: bytes) -> str:
@@ -61,7 +61,7 @@ def crc(content: bytes) -> str:
 
 
 @functools.lru_cache(maxsize=1000)
-def _of_blocks(path: Path, size: int, changed: int) -> int:
+def _sampled_crc(path: Path, size: int, changed: int) -> int:
     """Returns the CRC-32 of a file, which is of this size and was changed at this time."""
     found, step = 0, max(BLOCK, (size - BLOCK) // (BLOCKS - 1))
     with path.open("rb") as file:
@@ -88,7 +88,7 @@ def keep_copy(path: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def in_turn(path: Path, others: str) -> Iterator[None]:
+def exclusive(path: Path, others: str) -> Iterator[None]:
     """Waits until no other process is in such a context, and keeps others waiting.
 
     Args:

@@ -75,7 +75,7 @@ def check_seeds(seeds: Sequence[int]) -> list[int]:
     return found
 
 
-def check_one_or_several(seed: int | None, seeds: Sequence[int] | str | None) -> None:
+def check_seed_or_seeds(seed: int | None, seeds: Sequence[int] | str | None) -> None:
     """Raises ValueError if a seed and several seeds are both given: which one is meant is not said."""
     if seed is not None and seeds is not None:
         raise ValueError(f"seed must not be given beside seeds={seeds}, got {seed}; name it among them.")
@@ -100,11 +100,11 @@ def key_for(root: Key, stream: Stream, round: Array | int = 0, client: Array | i
     """
     # On a CPU in a loop: else half of a small program, and a fifth of what it takes to compile, would be its keys.
     address = [np.uint32(number) if isinstance(number, int) else number for number in (stream, round, client)]
-    return _folded(root, *address, unroll=jax.default_backend() != "cpu")
+    return _fold_in_address(root, *address, unroll=jax.default_backend() != "cpu")
 
 
 @functools.partial(jax.jit, static_argnames="unroll")
-def _folded(root: Key, *address: Array | int, unroll: bool) -> Key:
+def _fold_in_address(root: Key, *address: Array | int, unroll: bool) -> Key:
     """Returns the key with these numbers folded in, one after the other."""
     numbers = jnp.stack([jnp.asarray(number).astype(jnp.uint32) for number in address])
     return lax.scan(lambda key, number: (jax.random.fold_in(key, number), None), root, numbers, unroll=unroll)[0]

@@ -12,7 +12,7 @@ are of another type than a number, a word or one of `MAKERS`.
 ...         weighting: by rows, or the same for
 ...             every client.
 ...     '''
->>> options_of(average)["weighting"].line
+>>> function_options(average)["weighting"].line
 'by rows, or the same for every client.'
 >>> average([], weighting="row")
 Traceback (most recent call last):
@@ -67,20 +67,20 @@ class Option(NamedTuple):
     owner: str = ""
 
 
-def options_of(function: Callable[..., Any]) -> dict[str, Option]:
+def function_options(function: Callable[..., Any]) -> dict[str, Option]:
     """Returns the keyword-only options of a function by name.
 
     Args:
         function: any function with annotations; `functools.partial` of one, too. What its docstring says under `Args:`
             becomes the options' lines.
     """
-    return dict(_options_of(function))
+    return dict(_keyword_options(function))
 
 
 @functools.lru_cache(256)  # reading one takes a millisecond, and a table of results asks for thousands
-def _options_of(function: Callable[..., Any]) -> dict[str, Option]:
+def _keyword_options(function: Callable[..., Any]) -> dict[str, Option]:
     whole = inspect.unwrap(getattr(function, "func", function))
-    hints, lines = get_type_hints(whole), lines_of(whole)
+    hints, lines = get_type_hints(whole), docstring_lines(whole)
     return {
         word.name: Option(word.name, word.default, hints.get(word.name, Any), lines.get(word.name, ""))
         for word in inspect.signature(function).parameters.values()
@@ -88,7 +88,7 @@ def _options_of(function: Callable[..., Any]) -> dict[str, Option]:
     }
 
 
-def lines_of(documented: Any) -> dict[str, str]:
+def docstring_lines(documented: Any) -> dict[str, str]:
     """Returns what a docstring says of each argument or attribute, each on one line.
 
     Args:
@@ -105,7 +105,7 @@ def lines_of(documented: Any) -> dict[str, str]:
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Returns the function, which refuses a word that is not of its `Literal`, and a value of another type.
 
-    It raises ValueError and TypeError, see `check` and `check_type`.
+    It raises ValueError and TypeError, see `check_literal` and `check_type`.
     """
     words = inspect.signature(function).parameters
     if any(isinstance(word.annotation, str) for word in words.values()):  # from __future__ import annotations
@@ -118,12 +118,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         given = {**dict(zip(words, args, strict=False)), **kwargs}
         here = [(name, given[name], hint) for name, hint in hints.items() if name in given]
         for name, value, hint in here:
-            if isinstance(value, str) and words_of(hint):
-                check(name, value, hint)
+            if isinstance(value, str) and literal_values(hint):
+                check_literal(name, value, hint)
         for name, value, hint in here:
             check_type(name, value, hint)
-            if words_of(hint):
-                check(name, value, hint)
+            if literal_values(hint):
+                check_literal(name, value, hint)
         return function(*args, **kwargs)
 
     return call
@@ -142,12 +142,12 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     Traceback (most recent call last):
     TypeError: local_epochs must be a whole number or none, got "5".
     """
-    parts = [part for part in parts_of(hint) if get_origin(part) is not Literal]
+    parts = [part for part in union_members(hint) if get_origin(part) is not Literal]
     made = [part for part in parts if getattr(part, "__name__", "") in MAKERS]
     if not parts or not {*parts} <= {*NOUNS, None, *made} or any(_may_be(value, part) for part in parts):
         return
-    if words_of(hint) and isinstance(value, str):
-        return  # `check` knows the words
+    if literal_values(hint) and isinstance(value, str):
+        return  # `check_literal` knows the words
     remedy = "".join(f"; {MAKERS[part.__name__]}" for part in made)
     got = quoted(value) if isinstance(value, (str, numbers.Number, types.NoneType)) else f"a {type(value).__name__}"
     raise TypeError(f"{name} must be {describe(hint)}, got {got}{remedy}.")
@@ -166,7 +166,7 @@ def _may_be(value: Any, part: Any) -> bool:
     return isinstance(value, part) or bool(fields) and all(hasattr(value, field) for field in fields)
 
 
-def check(name: str, value: Any, hint: Any) -> None:
+def check_literal(name: str, value: Any, hint: Any) -> None:
     """Raises ValueError unless a value is one of the words of a type, or of another of its parts.
 
     Args:
@@ -174,12 +174,12 @@ def check(name: str, value: Any, hint: Any) -> None:
         value: what was given for it.
         hint: a type with a `Literal` in it. Beside other types (`float | Literal["auto"]`) only text is looked at.
 
-    >>> check("threshold", 0.3, float | Literal["auto"])
-    >>> check("threshold", "high", float | Literal["auto"])
+    >>> check_literal("threshold", 0.3, float | Literal["auto"])
+    >>> check_literal("threshold", "high", float | Literal["auto"])
     Traceback (most recent call last):
     ValueError: threshold must be a number or "auto", got "high".
     """
-    words, others = words_of(hint), [part for part in parts_of(hint) if get_origin(part) is not Literal]
+    words, others = literal_values(hint), [part for part in union_members(hint) if get_origin(part) is not Literal]
     kind = str if isinstance(value, str) else type(value)  # NumPy's texts are texts
     if any(type(word) is kind and value == word for word in words) or (value is None and None in others):
         return
@@ -196,7 +196,7 @@ def check_word(name: str, value: Any, words: Iterable[str]) -> None:
     """
     words = list(words)
     if value not in words:
-        known = listed(list(map(quoted, words)))
+        known = join_with_or(list(map(quoted, words)))
         raise ValueError(f"{name} must be {known}, got {quoted(value)}{did_you_mean(value, words)}")
 
 
@@ -225,7 +225,7 @@ def did_you_mean(name: Any, known: Iterable[Any]) -> str:
 
 
 @functools.cache
-def installed(group: str) -> dict[str, EntryPoint]:
+def installed_entry_points(group: str) -> dict[str, EntryPoint]:
     """Returns what installed packages bring, by name: the entry points of a group, none of which is imported.
 
     Args:
@@ -234,13 +234,13 @@ def installed(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
-def brought(group: str, name: str) -> Any:
+def load_entry_point(group: str, name: str) -> Any:
     """Returns what an entry point names, imported.
 
     Raises:
         ValueError: it cannot be imported.
     """
-    point = installed(group)[name]
+    point = installed_entry_points(group)[name]
     try:
         return point.load()
     except Exception as error:
@@ -251,16 +251,16 @@ def brought(group: str, name: str) -> Any:
         ) from error
 
 
-def words_of(hint: Any) -> tuple[Any, ...]:
+def literal_values(hint: Any) -> tuple[Any, ...]:
     """Returns the words that a type allows: those of its `Literal`, alone or beside other types.
 
-    >>> words_of(Literal["single", "complete"] | None), words_of(str | None)
+    >>> literal_values(Literal["single", "complete"] | None), literal_values(str | None)
     (('single', 'complete'), ())
     """
-    return tuple(word for part in parts_of(hint) if get_origin(part) is Literal for word in get_args(part))
+    return tuple(word for part in union_members(hint) if get_origin(part) is Literal for word in get_args(part))
 
 
-def parts_of(hint: Any) -> list[Any]:
+def union_members(hint: Any) -> list[Any]:
     """Returns the members of a union, or the type itself; the type of None is None."""
     union = get_origin(hint) in (Union, types.UnionType)
     parts = get_args(hint) if union else (hint,)
@@ -273,11 +273,11 @@ def describe(hint: Any) -> str:
     >>> describe(Literal["single", "complete", "average"] | None)
     '"single", "complete", "average" or none'
     """
-    parts = sorted(parts_of(hint), key=lambda part: get_origin(part) not in (None, Literal))  # lists at the end
-    return listed([noun for part in parts for noun in _nouns(part)])
+    parts = sorted(union_members(hint), key=lambda part: get_origin(part) not in (None, Literal))  # lists at the end
+    return join_with_or([noun for part in parts for noun in _nouns(part)])
 
 
-def listed(names: Sequence[str]) -> str:
+def join_with_or(names: Sequence[str]) -> str:
     """Returns names as they are said: `a, b or c`."""
     return " or ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)
 

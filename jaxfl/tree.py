@@ -187,13 +187,13 @@ def names(model: Params) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
 
 
-def made_order(make: Callable[[], Params]) -> Any:
+def creation_order(make: Callable[[], Params]) -> Any:
     """Returns the keys of the dictionaries that `make` returns, in the order in which it made them.
 
     What comes out of a transformation, as of `jax.jit`, or is unflattened has them sorted, and "the layer that the
     model made last" would be another one.
 
-    >>> made_order(lambda: {"stem": {"kernel": jnp.zeros(2)}, "head": jnp.zeros(3)})
+    >>> creation_order(lambda: {"stem": {"kernel": jnp.zeros(2)}, "head": jnp.zeros(3)})
     {'stem': {'kernel': None}, 'head': None}
     """
     found: list[Any] = []
@@ -210,9 +210,9 @@ def made_order(make: Callable[[], Params]) -> Any:
     return found[0]
 
 
-def in_order(model: Params, order: Any) -> Params:
-    """Returns the model with its keys in an order that `made_order` has found."""
-    return {name: in_order(model[name], one) for name, one in order.items()} if isinstance(order, dict) else model
+def with_key_order(model: Params, order: Any) -> Params:
+    """Returns the model with its keys in an order that `creation_order` has found."""
+    return {name: with_key_order(model[name], one) for name, one in order.items()} if isinstance(order, dict) else model
 
 
 def matching(model: Params, patterns: str | Sequence[str]) -> Params:

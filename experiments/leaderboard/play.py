@@ -30,11 +30,11 @@ from experiments.leaderboard.federations import APART, SEEDS, Federation
 from experiments.leaderboard.rows import Number, Row, items, next_value, passes, passes_before, values
 from experiments.leaderboard.table import Line, best
 from jaxfl import tree
-from jaxfl.data.clients import SPLITS, FederatedData, replaced
+from jaxfl.data.clients import SPLITS, FederatedData, replace_field
 from jaxfl.jobs import job as jobs
 from jaxfl.methods.base import served_model
 from jaxfl.sampling import cohort_size
-from jaxfl.schema import options_of
+from jaxfl.schema import function_options
 from jaxfl.settings import methods, options
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.seeds import alike
@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 
 def cell(on: Federation, row: Row, value: Number, rate: float, rounds: int | None = None) -> Cell:
     """Returns the run of a method at one value of its number and one learning rate."""
-    able = options_of(methods.row(row.method).factory)
+    able = function_options(methods.row(row.method).factory)
     shared = [item for item in on.items if item.partition("=")[0] in able or not item.startswith(LOCAL)]
     number = [] if row.number is None else [f"{row.number}={str(value).lower()}"]
     return Cell(
@@ -154,7 +154,7 @@ class Player:
         began = time.process_time()
         compiled, number = (rate, 1.0) if row.apart else (1.0, rate)  # the learning rate, and what its steps are times
         settings = job.settings._replace(optimizer=job.settings.optimizer | {"learning_rate": compiled})
-        unit, data = job._replace(settings=settings), replaced(self._load(job), "rate", np.float32(number))
+        unit, data = job._replace(settings=settings), replace_field(self._load(job), "rate", np.float32(number))
         if (value, compiled) not in self._tools:
             self._tools[value, compiled] = jobs.Tools.of(unit, data)
         tools = self._tools[value, compiled]
@@ -251,7 +251,7 @@ def same_shapes(data: Sequence[FederatedData]) -> list[FederatedData]:
         for place, split in enumerate(own):
             added = np.zeros(rows - len(split.rows), np.int32)
             padded = replace(split, rows=np.concatenate([split.rows, added]), max_size=most)
-            found[place] = replaced(found[place], name, padded)
+            found[place] = replace_field(found[place], name, padded)
     return alike(found) or found
 
 

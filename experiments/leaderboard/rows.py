@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from experiments.leaderboard.federations import Federation
 from jaxfl.methods import METHODS
-from jaxfl.schema import options_of
+from jaxfl.schema import function_options
 from jaxfl.settings import methods
 from jaxfl.settings.own import label
 
@@ -201,7 +201,7 @@ def passes_before(one: Row, on: Federation) -> float:
     >>> [passes_before(row(name), federation("rotated")) for name in ("kfed", "fesem", "fedavg")]
     [2.5, 1.0, 0.0]
     """
-    first = options_of(methods.row(one.method).factory).get("first_epochs")
+    first = function_options(methods.row(one.method).factory).get("first_epochs")
     return 0.0 if first is None else (first.default or _epochs(on)) / _epochs(on)
 
 

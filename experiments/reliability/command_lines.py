@@ -11,7 +11,7 @@ import numpy as np
 from jaxfl import data as federations
 from jaxfl.methods import METHODS
 from jaxfl.models import networks
-from jaxfl.schema import Option, parts_of
+from jaxfl.schema import Option, union_members
 from jaxfl.settings import options
 
 WEIRD = (
@@ -155,7 +155,7 @@ def _value(draw: random.Random, option: Option) -> str:
     """Returns the text of a value: usually one that fits."""
     if draw.random() < 0.2:
         return draw.choice(WEIRD)
-    return str(_fitting(draw, draw.choice(parts_of(option.hint)), option.default, extreme=draw.random() < 0.2))
+    return str(_fitting(draw, draw.choice(union_members(option.hint)), option.default, extreme=draw.random() < 0.2))
 
 
 def _fitting(draw: random.Random, hint: Any, default: Any, *, extreme: bool) -> Any:
@@ -174,7 +174,7 @@ def _fitting(draw: random.Random, hint: Any, default: Any, *, extreme: bool) -> 
         return draw.choice(["", ".*", "[", "x" * 100, "\\"] if extreme else ["Dense_0", ".*", "kernel", default])
     inner = next((part for part in parts if part is not Ellipsis), int)
     count = draw.choice([0, 1, 50] if extreme else [1, 2, 3])
-    return tuple(_fitting(draw, draw.choice(parts_of(inner)), 1, extreme=extreme) for _ in range(count))
+    return tuple(_fitting(draw, draw.choice(union_members(inner)), 1, extreme=extreme) for _ in range(count))
 
 
 def _flags(draw: random.Random, folder: Path, command: str) -> list[str]:
@@ -190,6 +190,7 @@ def _flags(draw: random.Random, folder: Path, command: str) -> list[str]:
         "--seed": ["1", "2", "4294967295"],
         "--seeds": ["0,1", "3", "0-2"],
         "--eval-every": ["1", "2", "100"],
+        "--finetune": ["1", "2"],
         "--checkpoint-every": ["1"],
         "--out": [path if path.startswith("/") else str(folder / path) for path in outs],
     }

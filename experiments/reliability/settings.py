@@ -87,7 +87,7 @@ def setting(seed: int, group: int, name: str) -> Setting:
     if "held out" in chosen:
         data = replace(data, held_out=np.isin(np.arange(CLIENTS), draw.sample(range(CLIENTS), 2)))
     if "attackers" in chosen:
-        data = conditions.attack(data, draw.choice(get_args(conditions.Kind)), 0.2, seed=draw.randrange(100))
+        data = conditions.attack(data, draw.choice(get_args(conditions.AttackKind)), 0.2, seed=draw.randrange(100))
     if "stragglers" in chosen:
         data = conditions.straggle(data, 0.5)
     if "availability" in chosen:
@@ -120,8 +120,8 @@ def _options(draw: random.Random, name: str) -> dict[str, Any]:
     """Returns options of a method: its small ones, and some at random."""
     row = METHODS[name]
     options = {"local_epochs": 2, "batch_size": 4, **row.small}
-    for option in schema.options_of(row.factory).values():
-        values = schema.words_of(option.hint) or OPTIONS.get(option.name, ())
+    for option in schema.function_options(row.factory).values():
+        values = schema.literal_values(option.hint) or OPTIONS.get(option.name, ())
         if values and draw.random() < 0.4:
             options[option.name] = draw.choice(values)
     return {key: value for key, value in options.items() if key in row.options}

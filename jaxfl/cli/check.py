@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import optax
 
 from jaxfl.cli.tables.console import stdout
-from jaxfl.schema import REQUIRED, options_of
+from jaxfl.schema import REQUIRED, function_options
 from jaxfl.settings import methods, options, own
 from jaxfl.testing import CHECKS, Verdict, verdicts
 from jaxfl.testing.small import linear_task
@@ -31,7 +31,7 @@ def check(name: str, items: Iterable[str]) -> bool:
     from rich import progress
 
     row = methods.row(name)
-    known = options_of(row.factory)
+    known = function_options(row.factory)
     read = options.read(options.split(items), list(known.values()), f"method {name}")
     row = row._replace(small={**row.small, **{option.name: value for option, value in read}})
     if missing := [key for key, one in known.items() if one.default is REQUIRED and key not in row.small]:

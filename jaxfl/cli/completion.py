@@ -54,7 +54,7 @@ def settings(context: typer.Context, incomplete: str) -> Offered:
     """
     from jaxfl.data import catalog
     from jaxfl.models.networks import MODELS
-    from jaxfl.schema import Option, words_of
+    from jaxfl.schema import Option, literal_values
     from jaxfl.settings import options
     from jaxfl.settings.optimizers import OPTIMIZERS
 
@@ -70,6 +70,6 @@ def settings(context: typer.Context, incomplete: str) -> Offered:
         else:
             found = list(catalog.known_options(data).values())
     for one in found:
-        words = words_of(one.hint) or [""]
+        words = literal_values(one.hint) or [""]
         begun += [(f"{one.name}={str(word).lower()}", one.line) for word in words]
     return [(word, line) for word, line in begun if word.startswith(incomplete)]

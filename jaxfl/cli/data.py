@@ -130,7 +130,7 @@ def _show_all(wanted: Wanted, out: "Console") -> None:
 def listed() -> list[str]:
     """Returns the names of all data sets, those of sources that installed packages bring included."""
     brought = [name for name in sources.names() if name not in sources.SOURCES]
-    return [*federations.DATASETS, *(one for name in brought for one in federations.cut(name))]
+    return [*federations.DATASETS, *(one for name in brought for one in federations.data_names(name))]
 
 
 def _download(source: str, data_dir: str | None, err: "Console") -> None:
@@ -138,7 +138,7 @@ def _download(source: str, data_dir: str | None, err: "Console") -> None:
     if sources.located(source) == "embedded":
         write(err, f"{source} is embedded: there is nothing to download")
         return
-    if not sources.row(source).remotes:
+    if not sources.entry(source).remotes:
         there = tables.place(source, data_dir)
         where = f"they are in {there['found']}" if there["found"] else there["missing"]
         raise ValueError(f"{source} cannot be downloaded by a program: {where}.")
@@ -191,7 +191,7 @@ def terms(source: str, data_dir: str | None) -> str:
     >>> print(terms("fashion-mnist", "data"))
     fashion-mnist: 30.9 MB to data/fashion-mnist; licence: MIT
     """
-    row = sources.row(source)
+    row = sources.entry(source)
     size = sum(remote.num_bytes for remote in row.remotes)
     known = f"{size / 1e6:,.1f} MB" if all(remote.num_bytes for remote in row.remotes) else "of unknown size"
     folder = (sources.home() if data_dir is None else Path(data_dir)) / source
@@ -202,7 +202,7 @@ def fetch(source: str, data_dir: str | None, progress: Callable[[str, int, int],
     """Downloads the files of a source, and returns their folder."""
     from jaxfl.data.sources.download import download
 
-    return download(source, sources.row(source).remotes, data_dir, progress=progress)
+    return download(source, sources.entry(source).remotes, data_dir, progress=progress)
 
 
 def save(name: str, chosen: dict[str, Any], data_dir: str | None, path: Path) -> sources.Source:

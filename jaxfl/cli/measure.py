@@ -15,9 +15,8 @@ from jaxfl.cli import page, tables
 from jaxfl.cli.tables.console import stderr, stdout, write
 from jaxfl.files import write_text
 from jaxfl.plots.curves import scaling as draw
-from jaxfl.schema import check_name, options_of
+from jaxfl.schema import check_name, function_options
 from jaxfl.settings import methods, options
-from jaxfl.settings.removed import without_removed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,10 +56,9 @@ def bench_scaling(
     if values is not None and len(over) > 1:
         raise ValueError(f"values must be those of one axis, got {len(over)} axes; name one with --over.")
     chosen = None if values is None else numbers(values, "values")
-    of_method = options_of(methods.row(method).factory)
+    of_method = function_options(methods.row(method).factory)
     of_method.pop("server_optimizer", None)
-    wanted = without_removed(method, options.split(items), of_method)
-    items_of = options.read(wanted, list(of_method.values()), f"method {method}")
+    items_of = options.read(options.split(items), list(of_method.values()), f"method {method}")
     given = {option.name: value for option, value in items_of}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # refuses a path that cannot be written to before anything is measured

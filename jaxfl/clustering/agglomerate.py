@@ -88,7 +88,7 @@ def agglomerate(
         # The row of the step before is written only now; see `merging.py`.
         gram = lax.dynamic_update_index_in_dim(gram, row, node, 0)
         gram = lax.dynamic_update_index_in_dim(gram, row, node, 1)
-        top, _ = _largest(bound)
+        top, _ = _first_largest(bound)
         merges = fresh[top]  # else the step only looks for the node's partner again
         node = jnp.where(merges, jnp.minimum(top, partner[top]), top)
         gone = jnp.where(merges, jnp.maximum(top, partner[top]), count)  # count is nobody
@@ -109,19 +109,19 @@ def agglomerate(
         partner = jnp.where(closer, node, partner)
         bound = jnp.where(alive, jnp.where(closer, cosine, bound), -jnp.inf)
         fresh = fresh | closer
-        best, value = _largest(cosine)
+        best, value = _first_largest(cosine)
         here = place == node
         partner, bound, fresh = jnp.where(here, best, partner), jnp.where(here, value, bound), fresh | here
         return gram, row, node, own, power, alive, label, partner, bound, fresh
 
     cosine = jax.vmap(rank, in_axes=(0, 0, None, None, None))(gram, place, own, power, alive)  # [M, M]
-    partner, bound = jax.vmap(_largest)(cosine)
+    partner, bound = jax.vmap(_first_largest)(cosine)
     state = gram, gram[0], jnp.int32(0), own, power, alive, place, partner, bound, jnp.ones(count, bool)
     state = lax.while_loop(lambda state: (state[8] > -jnp.inf).any(), step, state)
     return jnp.where(alive, state[6], -1)
 
 
-def _largest(values: Array) -> tuple[Array, Array]:
+def _first_largest(values: Array) -> tuple[Array, Array]:
     """Returns the first index of the largest of `[M]` and its value: on a CPU faster than `argmax`."""
     value = values.max()
     place = jnp.arange(values.shape[0], dtype=jnp.int32)

@@ -21,11 +21,11 @@ from jaxfl.typing import Array
 
 BLOCK_NUMBERS = 1 << 24  # of the products of a block of subspaces with all others: 64 MiB in float32
 SQUARINGS = 16  # of M'M: cosines are off by 1.4e-6 at most, where the ratio of two singular values is near 1
-Angle = Literal["smallest", "entry"]
+AngleKind = Literal["smallest", "entry"]
 
 
 @functools.partial(jax.jit, static_argnames="rank")
-def spanned(rows: Array, rank: int) -> Array:
+def principal_basis(rows: Array, rank: int) -> Array:
     """Returns an orthonormal basis of the `rank` directions that hold most of the rows' squared length `[F, rank]`.
 
     They are the leading left singular vectors of the matrix whose columns are the rows; nothing is centred. The
@@ -36,7 +36,7 @@ def spanned(rows: Array, rank: int) -> Array:
         rows: float `[n, F]`; rows of zeros add nothing.
         rank: p. Directions that the rows do not have are columns of zeros.
 
-    >>> spanned(jnp.array([[3.0, 3.0], [4.0, 4.0]]), 2).round(3).tolist()
+    >>> principal_basis(jnp.array([[3.0, 3.0], [4.0, 4.0]]), 2).round(3).tolist()
     [[0.707..., 0.0], [0.707..., 0.0]]
     """
     chex.assert_rank(rows, 2)
@@ -57,7 +57,7 @@ def spanned(rows: Array, rank: int) -> Array:
 
 @functools.partial(jax.jit, static_argnames="kind")
 @checked
-def between(left: Array, right: Array, kind: Angle = "smallest") -> Array:
+def subspace_angles(left: Array, right: Array, kind: AngleKind = "smallest") -> Array:
     """Returns the angles in degrees between two lists of subspaces `[M, N]`.
 
     | kind | angle between the bases U and V |
@@ -79,24 +79,24 @@ def between(left: Array, right: Array, kind: Angle = "smallest") -> Array:
     References: Bjorck and Golub, "Numerical methods for computing angles between linear subspaces", 1973.
 
     >>> axes = jnp.eye(3)[:, :, None]
-    >>> between(axes, jnp.array([[[1.0], [1.0], [0.0]]]) / jnp.sqrt(2.0)).round(2).ravel().tolist()
+    >>> subspace_angles(axes, jnp.array([[[1.0], [1.0], [0.0]]]) / jnp.sqrt(2.0)).round(2).ravel().tolist()
     [45.0, 45.0, 90.0]
     """
     chex.assert_rank([left, right], 3)
     cosine, farthest = COSINES[kind]
     size = right.shape[0] * left.shape[2] * right.shape[2]
-    there = _there(right)
+    there = _nonzero_columns(right)
 
     def one(basis: Array) -> Array:
         products = jnp.einsum("fp,nfq->npq", basis, right, precision="highest")
-        both = _there(basis[None])[:, :, None] & there[:, None]  # [N, p, q]
+        both = _nonzero_columns(basis[None])[:, :, None] & there[:, None]  # [N, p, q]
         return jnp.where(both.any((1, 2)), cosine(products, both), farthest)
 
     cosines = lax.map(one, left, batch_size=max(1, min(left.shape[0], BLOCK_NUMBERS // max(size, 1))))
     return jnp.degrees(jnp.arccos(jnp.clip(cosines, -1, 1)))
 
 
-def _there(bases: Array) -> Array:
+def _nonzero_columns(bases: Array) -> Array:
     """Returns which columns are no zeros `[N, p]`."""
     return (bases != 0).any(1)
 
@@ -127,7 +127,7 @@ def _largest_entry(products: Array, both: Array) -> Array:
     return jnp.where(both, products, -1).max((1, 2))
 
 
-COSINES: dict[Angle, tuple[Callable[[Array, Array], Array], float]] = {
+COSINES: dict[AngleKind, tuple[Callable[[Array, Array], Array], float]] = {
     "smallest": (_largest_singular_value, 0.0),
     "entry": (_largest_entry, -1.0),
 }

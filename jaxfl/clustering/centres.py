@@ -23,10 +23,10 @@ def counts(labels: Array, num_clusters: int) -> Array:
     return (labels[:, None] == jnp.arange(num_clusters, dtype=labels.dtype)[None]).sum(0, dtype=jnp.int32)
 
 
-def cuts(share: float, most: int) -> np.ndarray:
+def trim_counts(share: float, most: int) -> np.ndarray:
     """Returns how many of 0, 1, ..., `most` members a share is: `int(share * m)`, rounded as SciPy does.
 
-    >>> cuts(0.29, 100)[100].item(), int(0.29 * 100)
+    >>> trim_counts(0.29, 100)[100].item(), int(0.29 * 100)
     (28, 28)
     """
     return np.array([int(share * members) for members in range(most + 1)], np.int32)
@@ -79,7 +79,7 @@ def trimmed_mean(points: Array, labels: Array, empty: Array, *, share: float) ->
         return mean(points, labels, empty)
     count, clusters, length = points.shape[0], *empty.shape
     members = counts(labels, clusters)  # [K]
-    cut = jnp.minimum(jnp.asarray(cuts(share, count))[members], jnp.maximum(members - 1, 0) // 2)  # [K]
+    cut = jnp.minimum(jnp.asarray(trim_counts(share, count))[members], jnp.maximum(members - 1, 0) // 2)  # [K]
     inside = (labels >= 0) & (labels < clusters)  # [N]
     slot = jnp.where(inside, labels, 0)
     first, last = cut[slot], (members - cut)[slot]  # [N], the ranks that count

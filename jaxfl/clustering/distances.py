@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxfl.typing import Array
 
-Compare = Callable[[Array, Array, Array, Array], Array]
+CompareBlocks = Callable[[Array, Array, Array, Array], Array]
 
 BLOCK = 1024  # rows of x at a time: temporaries stay below BLOCK * d floats beside the result
 SMALL_BLOCK = 256  # smaller ones spend their time on fetching rows
@@ -40,16 +40,16 @@ def cosine(x: Array, y: Array | None = None, *, block: int = BLOCK) -> Array:
     [[1.0, 0.707..., 0.0], [0.707..., 1.0, 0.0], [0.0, 0.0, 0.0]]
     """
     symmetric = y is None
-    x, other = _rows(x, y)
-    block = _block(block, x)
+    x, other = _as_matrices(x, y)
+    block = _block_size(block, x)
     inverse = _inverse_norm(other)[:, 0]  # [M]
     if symmetric:
 
         def compare(rows: Array, inverse_rows: Array, columns: Array, inverse_columns: Array) -> Array:
             unit = rows * inverse_rows[:, None]
-            return jnp.clip(_product(unit, columns) * inverse_columns[None], -1, 1)
+            return jnp.clip(_precise_product(unit, columns) * inverse_columns[None], -1, 1)
 
-        return _pairs(compare, (x, inverse), (inverse > 0).astype(x.dtype), block)
+        return _symmetric_matrix(compare, (x, inverse), (inverse > 0).astype(x.dtype), block)
 
     def row(vector: Array) -> Array:
         unit = vector * _inverse_norm(vector[None])[0]
@@ -82,14 +82,14 @@ def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = 
     [0.0, 5.0]
     """
     symmetric = y is None
-    x, other = _rows(x, y)
-    block = _block(block, x)
-    centre, shifted, lengths = _about(other, jnp.ones(other.shape[0], bool))
+    x, other = _as_matrices(x, y)
+    block = _block_size(block, x)
+    centre, shifted, lengths = _centred_rows(other, jnp.ones(other.shape[0], bool))
     if other.shape[0] > 2:
-        centre, shifted, lengths = _about(other, lengths <= jnp.median(lengths))
+        centre, shifted, lengths = _centred_rows(other, lengths <= jnp.median(lengths))
 
     def compare(rows: Array, row_lengths: Array, columns: Array, column_lengths: Array) -> Array:
-        product = _product(rows, columns)
+        product = _precise_product(rows, columns)
         return jnp.maximum(row_lengths[:, None] + column_lengths[None] - 2 * product, 0)
 
     def row(vector: Array) -> Array:
@@ -97,7 +97,7 @@ def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = 
         return jnp.square(vector).sum() + lengths - 2 * jnp.dot(shifted, vector, precision=lax.Precision.HIGHEST)
 
     if symmetric:
-        distances = _pairs(compare, (shifted, lengths), jnp.zeros_like(lengths), block)
+        distances = _symmetric_matrix(compare, (shifted, lengths), jnp.zeros_like(lengths), block)
     else:
         distances = jnp.maximum(lax.map(row, x, batch_size=block), 0)  # [N, M]
     return distances if squared else jnp.sqrt(distances)
@@ -123,19 +123,19 @@ def l1(x: Array, y: Array | None = None, *, block: int = SMALL_BLOCK) -> Array:
     [0.0, 7.0]
     """
     symmetric = y is None
-    x, other = _rows(x, y)
-    block = _block(block, x)
+    x, other = _as_matrices(x, y)
+    block = _block_size(block, x)
     if symmetric:
         nothing = jnp.zeros(x.shape[:1], x.dtype)
-        return _pairs(lambda rows, _, columns, __: _manhattan(rows, columns), (x, nothing), nothing, block)
+        return _symmetric_matrix(lambda rows, _, columns, __: _manhattan(rows, columns), (x, nothing), nothing, block)
     return lax.map(lambda vector: _manhattan(vector[None], other)[0], x, batch_size=block)  # [N, M]
 
 
-def _about(rows: Array, some: Array) -> tuple[Array, Array, Array]:
+def _centred_rows(rows: Array, some: Array) -> tuple[Array, Array, Array]:
     """Returns the mean of some of the rows `[M, d]`, all rows as seen from there, and their squared lengths `[M]`."""
     weights = some.astype(rows.dtype)
     share = weights[None] / jnp.maximum(weights.sum(), 1)
-    centre = _product(share, rows.T)[0]  # [d]; as a product: a mean over few long rows is slow on a CPU
+    centre = _precise_product(share, rows.T)[0]  # [d]; as a product: a mean over few long rows is slow on a CPU
     shifted = rows - centre[None]
     return centre, shifted, jnp.square(shifted).sum(axis=1)
 
@@ -153,14 +153,14 @@ def _manhattan(rows: Array, columns: Array) -> Array:
     return lax.scan(step, jnp.zeros((rows.shape[0], columns.shape[0]), rows.dtype), (x, y))[0]
 
 
-def _rows(x: Array, y: Array | None) -> tuple[Array, Array]:
+def _as_matrices(x: Array, y: Array | None) -> tuple[Array, Array]:
     other = x if y is None else y
     chex.assert_rank([x, other], 2)
     chex.assert_equal_shape_suffix([x, other], 1)
     return x.astype(jnp.float32), other.astype(jnp.float32)
 
 
-def _block(block: int, x: Array) -> int:
+def _block_size(block: int, x: Array) -> int:
     if block < 1:
         raise ValueError(f"block must be at least 1 row, got {block}; larger blocks are faster and take more memory.")
     return min(block, max(1, x.shape[0]))
@@ -175,11 +175,11 @@ def _inverse_norm(rows: Array) -> Array:
     return jnp.where(nonzero, 1 / jnp.where(nonzero, norm, 1), 0)
 
 
-def _product(rows: Array, columns: Array) -> Array:
+def _precise_product(rows: Array, columns: Array) -> Array:
     return jnp.matmul(rows, columns.T, precision=lax.Precision.HIGHEST)
 
 
-def _pairs(compare: Compare, fields: tuple[Array, Array], diagonal: Array, block: int) -> Array:
+def _symmetric_matrix(compare: CompareBlocks, fields: tuple[Array, Array], diagonal: Array, block: int) -> Array:
     """Returns a symmetric matrix `[N, N]` from its upper triangle, a block of rows against a block of rows at a time.
 
     About half the products of the whole, and no pass over the matrix to mirror it.
@@ -212,14 +212,14 @@ def _pairs(compare: Compare, fields: tuple[Array, Array], diagonal: Array, block
             return lax.dynamic_update_slice(matrix, values.T, (other, start))
 
         # The last block meets itself last of all, after its overlap was written from either side.
-        values = _mirror(compare(*rows, *rows), lax.dynamic_slice_in_dim(diagonal, start, block))
+        values = _mirror_triangle(compare(*rows, *rows), lax.dynamic_slice_in_dim(diagonal, start, block))
         matrix = lax.dynamic_update_slice(matrix, values, (start, start))
         return lax.fori_loop(index + 1, num_blocks, one_pair, matrix)
 
     return lax.fori_loop(0, num_blocks, one_row, jnp.zeros((count, count), diagonal.dtype))
 
 
-def _mirror(matrix: Array, diagonal: Array) -> Array:
+def _mirror_triangle(matrix: Array, diagonal: Array) -> Array:
     """Copies the upper triangle to the lower one and sets the diagonal: products of blocks may differ by a rounding."""
     row = lax.broadcasted_iota(jnp.int32, matrix.shape, 0)
     column = lax.broadcasted_iota(jnp.int32, matrix.shape, 1)

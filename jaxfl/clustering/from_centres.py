@@ -20,7 +20,7 @@ def squared_l2(model: Params, centres: Params) -> Array:
     >>> squared_l2({"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([[1.0, 2.0], [4.0, 6.0]])}).tolist()
     [0.0, 25.0]
     """
-    return _sums(lambda leaf, centre: jnp.square(centre - leaf), model, centres)
+    return _sums_by_centre(lambda leaf, centre: jnp.square(centre - leaf), model, centres)
 
 
 def l1(model: Params, centres: Params) -> Array:
@@ -29,7 +29,7 @@ def l1(model: Params, centres: Params) -> Array:
     >>> l1({"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([[1.0, 2.0], [4.0, 6.0]])}).tolist()
     [0.0, 7.0]
     """
-    return _sums(lambda leaf, centre: jnp.abs(centre - leaf), model, centres)
+    return _sums_by_centre(lambda leaf, centre: jnp.abs(centre - leaf), model, centres)
 
 
 def cosine(model: Params, centres: Params) -> Array:
@@ -38,19 +38,23 @@ def cosine(model: Params, centres: Params) -> Array:
     >>> cosine({"w": jnp.array([2.0, 0.0])}, {"w": jnp.array([[3.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])}).tolist()
     [0.0, 1.0, 2.0]
     """
-    product = _sums(lambda leaf, centre: centre * leaf, model, centres)  # [K]
-    own = _sums(lambda leaf, _: jnp.square(leaf), model, centres)  # [1]
-    theirs = _sums(lambda _, centre: jnp.square(centre), model, centres)  # [K]
+    product = _sums_by_centre(lambda leaf, centre: centre * leaf, model, centres)  # [K]
+    own = _sums_by_centre(lambda leaf, _: jnp.square(leaf), model, centres)  # [1]
+    theirs = _sums_by_centre(lambda _, centre: jnp.square(centre), model, centres)  # [K]
     lengths = jnp.sqrt(own) * jnp.sqrt(theirs)
     similarity = jnp.where(lengths > 0, product / jnp.where(lengths > 0, lengths, 1), 0)
     return 1 - jnp.clip(similarity, -1, 1)
 
 
-Distance = Literal["squared_l2", "l1", "cosine"]
-DISTANCES: dict[Distance, Callable[[Params, Params], Array]] = {"squared_l2": squared_l2, "l1": l1, "cosine": cosine}
+CentreDistance = Literal["squared_l2", "l1", "cosine"]
+DISTANCES: dict[CentreDistance, Callable[[Params, Params], Array]] = {
+    "squared_l2": squared_l2,
+    "l1": l1,
+    "cosine": cosine,
+}
 
 
-def _sums(term: Callable[[Array, Array], Array], model: Params, centres: Params) -> Array:
+def _sums_by_centre(term: Callable[[Array, Array], Array], model: Params, centres: Params) -> Array:
     """Returns the sums over all parameters of `term(leaf [1, ...], centre [K, ...])`, a sum for every centre."""
 
     def one(leaf: Array, centre: Array) -> Array:

@@ -37,8 +37,8 @@ def gap_all_pairs(similarity: Array, group: Array) -> Array:
     >>> gap_all_pairs(similarity, jnp.array([0, 0, 1]))
     Array(0.5, dtype=float32)
     """
-    similarity, within, across = _pairs(similarity, group)
-    return _difference(_least(similarity, within), jnp.where(across, similarity, -jnp.inf).max())
+    similarity, within, across = _pair_masks(similarity, group)
+    return _gap(_least_similarity(similarity, within), jnp.where(across, similarity, -jnp.inf).max())
 
 
 @jax.jit
@@ -65,9 +65,9 @@ def gap_bipartition(similarity: Array, group: Array) -> Array:
     >>> gap_bipartition(similarity, three).item(), gap_all_pairs(similarity, three).item()
     (0.5, 0.0)
     """
-    similarity, within, _ = _pairs(similarity, group)
+    similarity, within, _ = _pair_masks(similarity, group)
     _, alpha_cross = linkage.bipartition(similarity, group >= 0)
-    return _difference(_least(similarity, within), alpha_cross)
+    return _gap(_least_similarity(similarity, within), alpha_cross)
 
 
 def intra_bound(gamma_i: Array | float, gamma_j: Array | float) -> Array:
@@ -133,7 +133,7 @@ def is_correct_split(alpha_cross: Array | float, gamma_max: Array | float) -> Ar
     return jnp.asarray(alpha_cross, float) < 1 - 2 * gamma_max * gamma_max
 
 
-def _pairs(similarity: Array, group: Array) -> tuple[Array, Array, Array]:
+def _pair_masks(similarity: Array, group: Array) -> tuple[Array, Array, Array]:
     """Returns similarities without NaN, which pairs are within a group and which across two, `[N, N]` each."""
     chex.assert_rank([similarity, group], [2, 1])
     count = group.shape[0]
@@ -145,11 +145,11 @@ def _pairs(similarity: Array, group: Array) -> tuple[Array, Array, Array]:
     return similarity, known & same & ~jnp.eye(count, dtype=bool), known & ~same
 
 
-def _least(similarity: Array, pairs: Array) -> Array:
+def _least_similarity(similarity: Array, pairs: Array) -> Array:
     return jnp.where(pairs, similarity, jnp.inf).min()
 
 
-def _difference(intra: Array, cross: Array) -> Array:
+def _gap(intra: Array, cross: Array) -> Array:
     """Returns intra - cross; the worst where either is as bad as can be, so that equal infinities make no NaN."""
     hopeless = (intra == -jnp.inf) | (cross == jnp.inf)
     return jnp.where(hopeless, -jnp.inf, intra - cross)

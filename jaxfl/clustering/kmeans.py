@@ -92,7 +92,7 @@ def kmeans(
     """
     if restarts < 1 or num_clusters < 1:
         raise ValueError(f"restarts and num_clusters must be at least 1, got {restarts} and {num_clusters}.")
-    points, mask = _present(points, mask, weights)
+    points, mask = _present_points(points, mask, weights)
 
     def start(key: Key) -> KMeans:
         return lloyd(
@@ -146,8 +146,8 @@ def lloyd(
         raise ValueError(f"max_iterations must be at least 0, got {max_iterations}.")
     if weights is not None and (trimmed or centre != "mean"):
         raise ValueError(f"weights must be None with trimmed={trimmed} and centre={centre!r}; only means are weighted.")
-    points, mask = _present(points, mask, weights)
-    centres = _floats("centres", centres)
+    points, mask = _present_points(points, mask, weights)
+    centres = _float_matrix("centres", centres)
     chex.assert_equal_shape_suffix([points, centres], 1)
 
     def measure(centres: Array) -> tuple[Array, Array, Array]:
@@ -206,7 +206,7 @@ def plus_plus(
         trimmed: share of the points, those farthest from the seeds so far, that the next one is not drawn from.
     """
     _check_trimmed(trimmed)
-    points, mask = _present(points, mask, weights)
+    points, mask = _present_points(points, mask, weights)
 
     def draw(key: Key, nearest: Array) -> Array:
         far = _farthest(nearest, jnp.where(mask, 0, -1), 1, trimmed) & (nearest > 0)
@@ -217,7 +217,7 @@ def plus_plus(
 
     keys = jax.random.split(key, num_clusters)
     first = draw(keys[0], jnp.zeros(points.shape[0], points.dtype))
-    return _seeds(points, mask, first[None], num_clusters, lambda nearest, turn: draw(keys[turn], nearest))
+    return _choose_seeds(points, mask, first[None], num_clusters, lambda nearest, turn: draw(keys[turn], nearest))
 
 
 @functools.partial(jax.jit, static_argnames="num_clusters")
@@ -235,8 +235,10 @@ def farthest_first(points: Array, first: Array, num_clusters: int, *, mask: Arra
     >>> farthest_first(jnp.array([[0.0], [5.0], [9.0]]), jnp.array([0]), 3).ravel().tolist()
     [0.0, 9.0, 5.0]
     """
-    points, mask = _present(points, mask)
-    return _seeds(points, mask, first, num_clusters, lambda nearest, turn: jnp.argmax(jnp.where(mask, nearest, -1)))
+    points, mask = _present_points(points, mask)
+    return _choose_seeds(
+        points, mask, first, num_clusters, lambda nearest, turn: jnp.argmax(jnp.where(mask, nearest, -1))
+    )
 
 
 def squared_distances(points: Array, centres: Array) -> Array:
@@ -244,9 +246,9 @@ def squared_distances(points: Array, centres: Array) -> Array:
     return lax.map(lambda centre: jnp.square(points - centre[None]).sum(1), centres).T
 
 
-def _present(points: Array, mask: Array | None, weights: Array | None = None) -> tuple[Array, Array]:
+def _present_points(points: Array, mask: Array | None, weights: Array | None = None) -> tuple[Array, Array]:
     """Returns the points, absent ones zeroed so that they poison no sum, and who is present `[N]`."""
-    points = _floats("points", points)
+    points = _float_matrix("points", points)
     finite = jnp.isfinite(jnp.square(points).sum(1))
     mask = finite if mask is None else finite & jnp.asarray(mask, bool)
     if weights is not None:
@@ -255,7 +257,7 @@ def _present(points: Array, mask: Array | None, weights: Array | None = None) ->
     return jnp.where(mask[:, None], points, 0), mask
 
 
-def _floats(name: str, points: Array) -> Array:
+def _float_matrix(name: str, points: Array) -> Array:
     """Returns points as floats; raises unless they are one or more rows of an array."""
     shape = getattr(points, "shape", None)
     if shape is None or len(shape) != 2 or not shape[0]:
@@ -271,7 +273,7 @@ def _check_trimmed(trimmed: float) -> None:
         raise ValueError(f"trimmed must be at least 0 and below 1, got {trimmed}; it is a share of the points.")
 
 
-def _seeds(points: Array, mask: Array, first: Array, num_clusters: int, choose: Callable[..., Array]) -> Array:
+def _choose_seeds(points: Array, mask: Array, first: Array, num_clusters: int, choose: Callable[..., Array]) -> Array:
     """Returns `num_clusters` points: those of `first [S]`, then those that `choose(nearest, turn)` takes.
 
     `nearest [N]` are the squared distances from the seeds taken so far, 0 for absent points.
@@ -296,5 +298,5 @@ def _farthest(distance: Array, group: Array, num_groups: int, share: float) -> A
     before = (group < 0).sum(dtype=jnp.int32) + jnp.cumsum(members, dtype=jnp.int32) - members  # [G], their beginnings
     slot = jnp.maximum(group, 0)
     place = jnp.zeros(count, jnp.int32).at[order].set(jnp.arange(count, dtype=jnp.int32))
-    cut = jnp.asarray(centre_of.cuts(share, count))[members]
+    cut = jnp.asarray(centre_of.trim_counts(share, count))[members]
     return (group >= 0) & (place - before[slot] < cut[slot])

@@ -54,8 +54,8 @@ def linkage(distances: Array, method: merging.Linkage = "single") -> Array:
     Array([[0. , 1. , 1. , 2. ],
            [2. , 3. , 4.5, 3. ]], dtype=float32)
     """
-    distances = _square("distances", distances)
-    return _tree(merging.find(distances, jnp.ones(distances.shape[0], bool), method))
+    distances = _square_matrix("distances", distances)
+    return _sorted_tree(merging.find_merges(distances, jnp.ones(distances.shape[0], bool), method))
 
 
 @jax.jit
@@ -75,8 +75,8 @@ def cut_by_number(tree: Array, num_clusters: Array | int) -> Array:
     >>> cut_by_number(linkage(jnp.abs(places[:, None] - places[None, :])), 2).tolist()
     [0, 1, 1, 0]
     """
-    merges = _checked_tree(tree)
-    return _cut(tree, jnp.arange(merges, dtype=jnp.int32) < merges + 1 - jnp.maximum(num_clusters, 1))
+    merges = _num_merges(tree)
+    return _cut_labels(tree, jnp.arange(merges, dtype=jnp.int32) < merges + 1 - jnp.maximum(num_clusters, 1))
 
 
 @jax.jit
@@ -98,8 +98,8 @@ def cut_by_threshold(tree: Array, threshold: Array | float) -> Array:
     >>> cut_by_threshold(tree, 2.0).tolist(), cut_by_threshold(tree, 1.9).tolist()
     ([0, 1, 1, 0], [0, 1, 1, 2])
     """
-    _checked_tree(tree)
-    return _cut(tree, tree[:, 2] <= jnp.asarray(threshold, tree.dtype))
+    _num_merges(tree)
+    return _cut_labels(tree, tree[:, 2] <= jnp.asarray(threshold, tree.dtype))
 
 
 @functools.partial(jax.jit, static_argnames="linkage")
@@ -129,18 +129,18 @@ def bipartition(similarity: Array, mask: Array, *, linkage: Bipartition = "singl
     >>> side.tolist(), alpha_cross.item()
     ([False, False, True], 0.2...)
     """
-    similarity = _square("similarity", similarity)
+    similarity = _square_matrix("similarity", similarity)
     chex.assert_shape(mask, similarity.shape[:1])
-    tree = _tree(merging.find(-similarity, mask, linkage))
+    tree = _sorted_tree(merging.find_merges(-similarity, mask, linkage))
     kept = jnp.arange(tree.shape[0], dtype=jnp.int32) < mask.sum(dtype=jnp.int32) - 2
-    label = _cut(tree, kept)
+    label = _cut_labels(tree, kept)
     side = mask & (label != label[jnp.argmax(mask)])
     cross = side[:, None] & (mask & ~side)[None, :] & ~jnp.isnan(similarity)
     alpha_cross = jnp.where(cross, similarity, -jnp.inf).max()
     return side, jnp.where(side.any(), alpha_cross, jnp.inf)
 
 
-def _square(name: str, matrix: Array) -> Array:
+def _square_matrix(name: str, matrix: Array) -> Array:
     chex.assert_rank(matrix, 2)
     count = matrix.shape[0]
     chex.assert_shape(matrix, (count, count))
@@ -149,12 +149,12 @@ def _square(name: str, matrix: Array) -> Array:
     return matrix if matrix.dtype == jnp.float64 else matrix.astype(jnp.float32)
 
 
-def _checked_tree(tree: Array) -> int:
+def _num_merges(tree: Array) -> int:
     chex.assert_shape(tree, (None, 4))
     return tree.shape[0]
 
 
-def _tree(merges: merging.Merges) -> Array:
+def _sorted_tree(merges: merging.Merges) -> Array:
     """Sorts the merges by height and names the clusters; equal heights keep their order `[N - 1, 4]`."""
     order = jnp.argsort(merges.height, stable=True)
     first, second, height = (field[order] for field in merges)
@@ -174,7 +174,7 @@ def _tree(merges: merging.Merges) -> Array:
     return jnp.stack([column.astype(height.dtype) for column in columns], axis=1)
 
 
-def _cut(tree: Array, kept: Array) -> Array:
+def _cut_labels(tree: Array, kept: Array) -> Array:
     """Labels everybody `[N]` by the merges that are kept `[N - 1]`, the lowest ones of the tree."""
     count = tree.shape[0] + 1
     node = jnp.arange(2 * count - 1, dtype=jnp.int32)

@@ -16,7 +16,7 @@ from jaxfl.schema import checked
 from jaxfl.typing import Array
 
 Linkage = Literal["single", "complete", "average", "ward", "weighted"]
-Update = Callable[[Array, Array, Array, Array, Array, Array], Array]
+DistanceUpdate = Callable[[Array, Array, Array, Array, Array, Array], Array]
 
 LEAST_PACKED = 1024  # rows of a packed matrix: smaller ones take less time than the compilation
 
@@ -30,7 +30,7 @@ class Merges(NamedTuple):
 
 
 @checked
-def find(distances: Array, mask: Array, method: Linkage) -> Merges:
+def find_merges(distances: Array, mask: Array, method: Linkage) -> Merges:
     """Returns the merges of the members, and infinite heights for the places that are left.
 
     Args:
@@ -41,17 +41,17 @@ def find(distances: Array, mask: Array, method: Linkage) -> Merges:
     Raises:
         ValueError: unknown method.
 
-    >>> find(jnp.array([[0.0, 3.0], [3.0, 0.0]]), jnp.ones(2, bool), "single").height
+    >>> find_merges(jnp.array([[0.0, 3.0], [3.0, 0.0]]), jnp.ones(2, bool), "single").height
     Array([3.], dtype=float32)
     """
     update = UPDATES[method]
     if distances.shape[0] == 1:
         none = jnp.zeros(0, jnp.int32)
         return Merges(none, none, jnp.zeros(0, distances.dtype))
-    return _spanning_tree(distances, mask) if update is None else _chains(distances, mask, update)
+    return _spanning_tree(distances, mask) if update is None else _nearest_neighbour_chains(distances, mask, update)
 
 
-def _finite(distances: Array) -> Array:
+def _replace_nonfinite(distances: Array) -> Array:
     """Replaces NaN and infinity by the largest number: infinity marks what takes no part."""
     largest = jnp.finfo(distances.dtype).max
     return jnp.where(distances < largest, distances, largest)
@@ -67,9 +67,9 @@ def _spanning_tree(distances: Array, mask: Array) -> Merges:
 
     def step(state: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], Merges]:
         point, nearest, outside = state  # the last one reached; how far the tree is from each point; who is not in it
-        nearest = jnp.minimum(nearest, _finite(distances[point]))
+        nearest = jnp.minimum(nearest, _replace_nonfinite(distances[point]))
         distance = jnp.where(outside, nearest, jnp.inf)
-        reached, height = _lowest(distance)
+        reached, height = _first_smallest(distance)
         outside = outside & (jnp.arange(count, dtype=jnp.int32) != reached)
         return (reached, nearest, outside), Merges(point, reached, height)
 
@@ -79,7 +79,7 @@ def _spanning_tree(distances: Array, mask: Array) -> Merges:
     return lax.scan(step, state, None, length=count - 1)[1]
 
 
-def _chains(distances: Array, mask: Array, update: Update) -> Merges:
+def _nearest_neighbour_chains(distances: Array, mask: Array, update: DistanceUpdate) -> Merges:
     """Merges along chains of nearest neighbours: each point of a chain is the nearest of the one before it.
 
     A chain ends in two that are nearest to each other. Under a reducible linkage they may merge at once, and what
@@ -91,18 +91,18 @@ def _chains(distances: Array, mask: Array, update: Update) -> Merges:
     merges = Merges(none, none, jnp.full(count - 1, jnp.inf, distances.dtype))
     last = mask.sum(dtype=jnp.int32) - 1
     done, point = jnp.int32(0), jnp.arange(count, dtype=jnp.int32)
-    matrix, size = _finite(distances), mask.astype(distances.dtype)
+    matrix, size = _replace_nonfinite(distances), mask.astype(distances.dtype)
     half = count // 2
     if half >= LEAST_PACKED:
-        done, matrix, size, merges = _follow(done, last + 1 - half, matrix, size, point, merges, update)
+        done, matrix, size, merges = _merge_chains(done, last + 1 - half, matrix, size, point, merges, update)
         place = jnp.argsort(size == 0, stable=True)[:half].astype(jnp.int32)
         matrix = lax.map(lambda one: matrix[one][place], place)  # row by row: a gather from a gather compiles for long
         size, point = size[place], point[place]
-    return _follow(done, last, matrix, size, point, merges, update)[-1]
+    return _merge_chains(done, last, matrix, size, point, merges, update)[-1]
 
 
-def _follow(
-    done: Array, last: Array, matrix: Array, size: Array, point: Array, merges: Merges, update: Update
+def _merge_chains(
+    done: Array, last: Array, matrix: Array, size: Array, point: Array, merges: Merges, update: DistanceUpdate
 ) -> tuple[Array, Array, Array, Merges]:
     """Merges until `last` merges are done in all.
 
@@ -133,7 +133,7 @@ def _follow(
         chain = lax.dynamic_update_index_in_dim(chain, top, length - 1, 0)
 
         def neighbour(one: Array) -> tuple[Array, Array]:
-            return _lowest(jnp.where((size > 0) & (place != one), matrix[one], jnp.inf))
+            return _first_smallest(jnp.where((size > 0) & (place != one), matrix[one], jnp.inf))
 
         def goes_on(state: tuple) -> Array:
             _, _, before, _, link, _, distance = state
@@ -151,7 +151,7 @@ def _follow(
         state = chain, length, before, top, link, *neighbour(top)
         chain, length, before, top, height, _, _ = lax.while_loop(goes_on, grow, state)
         kept, gone = jnp.minimum(top, before), jnp.maximum(top, before)
-        row = _finite(update(matrix[kept], matrix[gone], size[kept], size[gone], size, height))
+        row = _replace_nonfinite(update(matrix[kept], matrix[gone], size[kept], size[gone], size, height))
         size = jnp.where(place == kept, size + size[gone], jnp.where(place == gone, 0, size))
         merged = Merges(point[kept], point[gone], height)
         merges = jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, done, 0), merges, merged)
@@ -168,40 +168,40 @@ def _follow(
     return done, write(matrix, row, place_of_row), size, merges
 
 
-def _lowest(values: Array) -> tuple[Array, Array]:
+def _first_smallest(values: Array) -> tuple[Array, Array]:
     """Returns the first index of the smallest of `[N]` and its value: on a CPU a ninth of the time of `argmin`."""
     value = values.min()
     place = jnp.arange(values.shape[0], dtype=jnp.int32)
     return jnp.where(values == value, place, values.shape[0] - 1).min(), value
 
 
-def _complete(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
+def _update_complete(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
     """Returns the distances of everybody `[N]` from the union of clusters at distances `a` and `b`."""
     del size_a, size_b, size, height
     return jnp.maximum(a, b)
 
 
-def _average(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
+def _update_average(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
     del size, height
     share = size_a / (size_a + size_b)
     return share * a + (1 - share) * b
 
 
-def _ward(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
+def _update_ward(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
     total = size_a + size_b + size
     squares = (size_a + size) * jnp.square(a) + (size_b + size) * jnp.square(b) - size * jnp.square(height)
     return jnp.sqrt(jnp.maximum(squares / total, 0))
 
 
-def _weighted(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
+def _update_weighted(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
     del size_a, size_b, size, height
     return 0.5 * a + 0.5 * b
 
 
-UPDATES: dict[str, Update | None] = {
+UPDATES: dict[str, DistanceUpdate | None] = {
     "single": None,
-    "complete": _complete,
-    "average": _average,
-    "ward": _ward,
-    "weighted": _weighted,
+    "complete": _update_complete,
+    "average": _update_average,
+    "ward": _update_ward,
+    "weighted": _update_weighted,
 }

@@ -48,8 +48,10 @@ def adjusted_rand_index(a: ArrayLike, b: ArrayLike) -> float:
     1.0
     """
     counts, row, column = contingency(a, b)
-    total = _pairs(counts.sum())
-    both, in_a, in_b = (_pairs(part).sum() for part in (counts, np.bincount(row, counts), np.bincount(column, counts)))
+    total = _num_pairs(counts.sum())
+    both, in_a, in_b = (
+        _num_pairs(part).sum() for part in (counts, np.bincount(row, counts), np.bincount(column, counts))
+    )
     if in_a == both and in_b == both:  # the partitions are equal; also covers one cluster and all singletons
         return 1.0
     expected = in_a * in_b / total
@@ -99,7 +101,7 @@ def purity(truth: ArrayLike, found: ArrayLike) -> float:
     return float(largest.sum() / counts.sum())
 
 
-def _pairs(counts: np.ndarray) -> np.ndarray:
+def _num_pairs(counts: np.ndarray) -> np.ndarray:
     """Returns the number of unordered pairs in groups of the given sizes, as floats: counts squared may overflow."""
     counts = np.asarray(counts, np.float64)
     return counts * (counts - 1) / 2

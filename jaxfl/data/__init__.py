@@ -3,7 +3,18 @@
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import partition, stored, synthetic
 from jaxfl.data.building import federate
-from jaxfl.data.catalog import DATASETS, SHIFTS, SKEWS, Dataset, available, cut, dataset, known_options, load, options
+from jaxfl.data.catalog import (
+    DATASETS,
+    SHIFTS,
+    SKEWS,
+    Dataset,
+    available,
+    data_names,
+    dataset,
+    known_options,
+    load,
+    options,
+)
 from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.data.shift import relabel, rotate, rotated, shifted
 from jaxfl.data.sources import Source
@@ -20,7 +31,7 @@ __all__ = [
     "Source",
     "Split",
     "available",
-    "cut",
+    "data_names",
     "dataset",
     "federate",
     "known_options",

@@ -29,7 +29,7 @@ DAMAGE = (  # what a zip's members and numpy's headers raise beside ValueError
 )
 
 
-def check(declared: int, size: int, where: str = "") -> None:
+def check_unpacked_size(declared: int, size: int, where: str = "") -> None:
     """Raises if a file unpacks to more than it may.
 
     Args:
@@ -40,7 +40,7 @@ def check(declared: int, size: int, where: str = "") -> None:
     Raises:
         ValueError: it is too much.
 
-    >>> check(5_000_000_000, 42_000)
+    >>> check_unpacked_size(5_000_000_000, 42_000)
     Traceback (most recent call last):
     ValueError: its 42,000 bytes unpack to 5,000,000,000, more than 1,073,741,824 and more than 100 times as many; ...
     """
@@ -51,7 +51,7 @@ def check(declared: int, size: int, where: str = "") -> None:
         )
 
 
-def arrays(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
+def read_arrays(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
     """Reads arrays of an npz file.
 
     Args:
@@ -74,24 +74,24 @@ def arrays(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[str,
             with zipfile.ZipFile(stream) as archive:
                 members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
                 chosen = {name: info for name, info in members.items() if wanted is None or name in wanted}
-                check(sum(info.file_size for info in chosen.values()), size)
+                check_unpacked_size(sum(info.file_size for info in chosen.values()), size)
                 found = {}
                 for name, info in chosen.items():
-                    with _opened(archive, info) as member:
-                        found[name] = _array(member, info.file_size)
+                    with _open_member(archive, info) as member:
+                        found[name] = _read_npy(member, info.file_size)
                 return found, list(members)
         except DAMAGE as error:
             raise ValueError(str(error) or type(error).__name__) from error
 
 
-def _opened(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+def _open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
     """Opens a member that numpy may have written: others may unpack to more than they say, a block at a time."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{info.filename} is compressed as numpy does not; write it with np.savez")
     return archive.open(info)
 
 
-def _array(member: IO[bytes], size: int) -> np.ndarray:
+def _read_npy(member: IO[bytes], size: int) -> np.ndarray:
     """Reads one array of `size` bytes, header and values; the header may not say that there are more, or fewer."""
     version = np.lib.format.read_magic(member)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -113,7 +113,7 @@ def _array(member: IO[bytes], size: int) -> np.ndarray:
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
-def content(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
     """Returns the bytes of a file, unpacked if it is compressed by gzip.
 
     Raises:
@@ -129,11 +129,11 @@ def content(path: Path) -> bytes:
                 found = stream.read(max(FREE, RATIO * size) + 1)
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"it is a damaged gzip file: {error}") from error
-    check(len(found), size)
+    check_unpacked_size(len(found), size)
     return found
 
 
-def table(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Returns the object that a JSON file holds.
 
     Raises:
@@ -141,19 +141,19 @@ def table(path: Path) -> dict[str, Any]:
         ValueError: it holds something else.
     """
     with path.open("rb") as file:
-        found = parsed(file.read(TEXT + 1))
+        found = parse_json(file.read(TEXT + 1))
     if not isinstance(found, dict):
         raise ValueError(f"it must be an object, and is a {type(found).__name__}")
     return found
 
 
-def parsed(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Returns what a JSON text says.
 
     Raises:
         ValueError: it is none, is too long, or goes too deep.
 
-    >>> parsed('{"round": 3}'), parsed(b"[1]")
+    >>> parse_json('{"round": 3}'), parse_json(b"[1]")
     ({'round': 3}, [1])
     """
     if len(text) > TEXT:

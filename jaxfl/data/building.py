@@ -11,8 +11,8 @@ from numpy.typing import DTypeLike
 from jaxfl import schema
 from jaxfl.data import labels as kinds
 from jaxfl.data.clients import FederatedData, Split
-from jaxfl.data.partition.deal import number_lists
-from jaxfl.data.windows import extremes
+from jaxfl.data.partition.parts import number_lists
+from jaxfl.data.windows import value_range
 from jaxfl.typing import AnyArray
 
 
@@ -63,16 +63,16 @@ def federate(
     """
     schema.check_type("num_classes", num_classes, int | None)
     inputs, labels = np.asarray(inputs), np.asarray(labels)
-    train, test = _packed("train", train), _packed("test", test)
+    train, test = _pack_split("train", train), _pack_split("test", test)
     if not len(train.start):
         raise ValueError("train must have the rows of at least one client, got none.")
     pixels = inputs.dtype == np.uint8
     if pixels or mean is not None or std is not None:
         mean, std = (0.0 if mean is None else mean), ((255.0 if pixels else 1.0) if std is None else std)
-    check_type("inputs", inputs)
+    check_input_type("inputs", inputs)
     if inputs.dtype.kind in "iu" and not pixels:
         inputs = inputs.astype(np.int32)
-    labels, num_classes = kinds.prepared(inputs, labels, num_classes)
+    labels, num_classes = kinds.prepare_labels(inputs, labels, num_classes)
     _check_finite(inputs)
     if label_shift is not None:
         kinds.check_classes("label_shift", labels)
@@ -85,11 +85,11 @@ def federate(
         labels=labels,
         train=train,
         test=test,
-        rotation=_turns(rotation),
-        tilt=_degrees(tilt, dtype),
-        label_shift=_whole("label_shift", label_shift),
-        group=_whole("group", group),
-        held_out=None if held_out is None else _yes_or_no("held_out", held_out),
+        rotation=_quarter_turns(rotation),
+        tilt=_finite_degrees(tilt, dtype),
+        label_shift=_whole_numbers("label_shift", label_shift),
+        group=_whole_numbers("group", group),
+        held_out=None if held_out is None else _flags("held_out", held_out),
         mean=_normaliser("mean", mean, inputs.shape, dtype),
         std=_normaliser("std", std, inputs.shape, dtype),
         num_classes=num_classes,
@@ -98,15 +98,15 @@ def federate(
         class_names=tuple(map(str, class_names)),
         client_names=tuple(map(str, client_names)),
     )
-    check_lists(data)
+    check_client_lists(data)
     for part, split in data.splits.items():
         check_split(part, split, len(inputs))
     check_groups(data)
-    _warn_of_seen(data)
+    _warn_test_rows_in_training(data)
     return data
 
 
-def _packed(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
+def _pack_split(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
     """Returns a split of index arrays; raises if one of them is no list of whole numbers, such as a mask."""
     if isinstance(parts, Mapping):
         raise TypeError(
@@ -115,7 +115,7 @@ def _packed(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
     return parts if isinstance(parts, Split) else Split.pack(number_lists(name, parts, "client"))
 
 
-def _whole(name: str, values: np.ndarray | None) -> np.ndarray | None:
+def _whole_numbers(name: str, values: np.ndarray | None) -> np.ndarray | None:
     """Returns whole numbers, one for each client; raises if they are names or fractions."""
     if values is None:
         return None
@@ -126,7 +126,7 @@ def _whole(name: str, values: np.ndarray | None) -> np.ndarray | None:
     return values.astype(np.int32)
 
 
-def _yes_or_no(name: str, values: Any) -> np.ndarray:
+def _flags(name: str, values: Any) -> np.ndarray:
     """Returns a bool for each client; raises if they are words: any word is true to numpy."""
     values = np.asarray(values)
     if values.dtype.kind not in "iub" or not np.isin(values, (0, 1)).all():
@@ -136,7 +136,7 @@ def _yes_or_no(name: str, values: Any) -> np.ndarray:
     return values.astype(bool)
 
 
-def _degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:
+def _finite_degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:
     """Returns degrees; raises if they are no finite numbers."""
     if tilt is None:
         return None
@@ -147,9 +147,9 @@ def _degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:
     return values.astype(dtype)
 
 
-def _turns(rotation: np.ndarray | None) -> np.ndarray | None:
+def _quarter_turns(rotation: np.ndarray | None) -> np.ndarray | None:
     """Returns quarter turns from 0 to 3; raises if they are degrees."""
-    turns = _whole("rotation", rotation)
+    turns = _whole_numbers("rotation", rotation)
     if turns is not None and np.abs(turns).max(initial=0) > 3:
         worst = turns.flat[np.argmax(np.abs(turns))]
         raise ValueError(f"rotation must be quarter turns, -3 to 3, got {worst}; degrees are a tilt, or divided by 90.")
@@ -182,7 +182,7 @@ def check_normaliser(name: str, values: np.ndarray, where: str = "") -> None:
         raise ValueError(f"{where}{name} must be finite numbers{positive}, got {values.tolist()}.")
 
 
-def check_type(name: str, inputs: np.ndarray) -> None:
+def check_input_type(name: str, inputs: np.ndarray) -> None:
     """Raises unless inputs are of a type that is trained on; pixels are uint8, or they would not be scaled.
 
     Args:
@@ -209,7 +209,7 @@ def check_square(inputs: AnyArray) -> None:
         )
 
 
-def check_still(name: str, data: FederatedData) -> None:
+def check_no_drift(name: str, data: FederatedData) -> None:
     """Raises if data drift, and something is asked of them that would be true of the rounds before alone.
 
     Args:
@@ -234,7 +234,7 @@ def _check_finite(inputs: np.ndarray) -> None:
             raise ValueError(f"inputs must be numbers of float32, which they become, got {most:.3g}; scale them.")
 
 
-def check_lists(data: FederatedData) -> None:
+def check_client_lists(data: FederatedData) -> None:
     """Raises if a list of clients is too short or too long."""
     names = {"client_names": data.client_names} if data.client_names else {}
     for name, values in (data.per_client() | names).items():
@@ -255,7 +255,7 @@ def check_split(name: str, split: Split, pool: int) -> None:
         raise ValueError(f"{name}: the range of client {client} must lie within the {len(split.rows)} rows listed.")
     if split.max_size != size.max(initial=0):
         raise ValueError(f"{name}: max_size must be {size.max(initial=0)}, got {split.max_size}.")
-    low, high = extremes(split.rows)
+    low, high = value_range(split.rows)
     if low < 0 or high >= max(pool, 1):
         worst = low if low < 0 else high
         raise ValueError(f"{name} must index the {pool} rows of inputs, got row {worst}; index from 0.")
@@ -270,7 +270,7 @@ def check_groups(data: FederatedData) -> None:
         raise ValueError(f"group must be from 0 to {most}, got {got}; count from 0, and name all groups or none.")
 
 
-def _warn_of_seen(data: FederatedData) -> None:
+def _warn_test_rows_in_training(data: FederatedData) -> None:
     """Warns if some test rows of a client are training rows of its own: a slip, which makes it look better than it is.
 
     Where the two are the same rows, they were given twice on purpose: nothing is left to test on.

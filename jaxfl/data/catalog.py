@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from jaxfl.data import conditions, divide, natural, shift, skews, sources, stored
 from jaxfl.data.clients import FederatedData
-from jaxfl.data.drift import impose
+from jaxfl.data.drift import apply_conditions
 from jaxfl.data.sources import domains, saved
 from jaxfl.random import check_seed
-from jaxfl.schema import Option, check_name, check_type, checked, did_you_mean, options_of, quoted
+from jaxfl.schema import Option, check_name, check_type, checked, did_you_mean, function_options, quoted
 
 SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
     "rotated": (shift.rotated, "each group of clients sees the images turned by its own angle"),
@@ -101,7 +101,7 @@ class Dataset(NamedTuple):
 
 def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
     """Makes the row of one skew (and shifts) and one source."""
-    origin = sources.row(source)
+    origin = sources.entry(source)
     words = "; ".join([SKEWS[skew][1], *(SKEWS[shifted][1] for shifted in shifts)])
     return Dataset(
         name=f"{'+'.join([*shifts, skew])}-{source}",
@@ -116,22 +116,22 @@ def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
     )
 
 
-def cut(source: str) -> list[str]:
+def data_names(source: str) -> list[str]:
     """Returns the names of the data sets that a source can be cut into, without shifts and its own name."""
-    return [f"{skew}-{source}" for skew in _cuts(source)]
+    return [f"{skew}-{source}" for skew in _source_skews(source)]
 
 
-def _cuts(source: str) -> list[str]:
+def _source_skews(source: str) -> list[str]:
     """Returns the skews that a source can be cut by: by writer only where writers are known."""
-    row = sources.row(source)
+    row = sources.entry(source)
     return [skew for skew in SKEWS if skew in (row.skews or SKEWS) and (skew != "writers" or row.makers)]
 
 
 DATASETS: dict[str, Dataset] = {
-    row.name: row for source in sources.SOURCES for row in (_dataset(skew, source) for skew in _cuts(source))
+    row.name: row for source in sources.SOURCES for row in (_dataset(skew, source) for skew in _source_skews(source))
 }
 # Not in the list of what there is: it is whatever somebody has saved.
-SAVED = Dataset("saved", saved.ROW.summary, "saved", saved.NAME, (), None, True, {}, saved.ROW.model)
+SAVED = Dataset("saved", saved.ENTRY.summary, "saved", saved.NAME, (), None, True, {}, saved.ENTRY.model)
 # A source that always knows its makers needs no skew to be federated.
 DATASETS |= {
     source: DATASETS[f"writers-{source}"]._replace(name=source)
@@ -161,11 +161,11 @@ def dataset(name: str) -> Dataset:
     *shifts, skew = skew.split("+")
     known = source in sources.names() or (source.startswith("tfds:") and len(source) > len("tfds:"))
     distinct = len({*shifts, skew}) == len(shifts) + 1
-    if known and skew in _cuts(source) and distinct and all(one in SHIFTS for one in shifts):
+    if known and skew in _source_skews(source) and distinct and all(one in SHIFTS for one in shifts):
         return _dataset(skew, source, tuple(shifts))
     alone = [source for source in sources.SOURCES if source in DATASETS]
     if name in sources.names():
-        ways = ", ".join(f"{skew}-{name}" for skew in _cuts(name))
+        ways = ", ".join(f"{skew}-{name}" for skew in _source_skews(name))
         raise ValueError(f"data {quoted(name)} is a source, and who has what of it is open; choose one of {ways}.")
     if name in SKEWS:
         ways = ", ".join(row.name for row in DATASETS.values() if row.skew == name and not row.shifts)
@@ -184,12 +184,12 @@ def known_options(name: str) -> dict[str, Option]:
     Their owners are `"skew"`, a shift, `"source"`, `"condition"` and `"catalog"`.
     """
     row = dataset(name)
-    owners: dict[str, Callable[..., Any]] = {"source": sources.row(row.source).load, "condition": impose}
+    owners: dict[str, Callable[..., Any]] = {"source": sources.entry(row.source).load, "condition": apply_conditions}
     if row is not SAVED:
         owners = {"skew": SKEWS[row.skew][0], **{one: SHIFTS[one] for one in row.shifts}, **owners}
     found: dict[str, Option] = {}
     for owner, function in owners.items():
-        for option in options_of(function).values():
+        for option in function_options(function).values():
             default = row.defaults.get(option.name, option.default) if owner == "skew" else option.default
             found[option.name] = option._replace(default=default, owner=owner)
     found.pop("seed")  # `load` has one for all
@@ -262,19 +262,19 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         data = SHIFTS[shifted](data, seed=seed, **of(shifted))
     data = conditions.hold_out(data, share, seed) if share else data
     data = divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
-    return impose(data, seed=seed, **of("condition"))
+    return apply_conditions(data, seed=seed, **of("condition"))
 
 
 def _with_domains(source: sources.Source, other: str, usual: str, data_dir: str | Path | None) -> sources.Source:
     """Returns a source of several domains: itself, where its file says them (npz)."""
     if source.domains is None:
-        return domains.combined(source, _other(source, other, data_dir))
+        return domains.combined(source, _second_domain(source, other, data_dir))
     if other != usual:
         raise ValueError(f"other must be left out where {source.name} has domains of its own, got {other!r}.")
     return source
 
 
-def _other(source: sources.Source, other: str, data_dir: str | Path | None) -> sources.Source:
+def _second_domain(source: sources.Source, other: str, data_dir: str | Path | None) -> sources.Source:
     """Returns the second domain."""
     if other == "negative":
         return domains.negative(source)
@@ -282,16 +282,16 @@ def _other(source: sources.Source, other: str, data_dir: str | Path | None) -> s
     return sources.load(other, data_dir)
 
 
-def own_files(name: str, data_dir: str | Path | None = None, other: str | None = None) -> list[Path]:
+def user_files(name: str, data_dir: str | Path | None = None, other: str | None = None) -> list[Path]:
     """Returns the user's own files that a data set, and its other domain, are read from.
 
     There are none where the name says what is in them.
 
-    >>> own_files("rotated-digits"), own_files("writers-npz")  # the latter's file is not given
+    >>> user_files("rotated-digits"), user_files("writers-npz")  # the latter's file is not given
     ([], [])
     """
     names = [dataset(name).source] + ([] if other in (None, "negative") else [other])
-    rows = [saved.ROW] if name == SAVED.name else [sources.row(one) for one in names]
+    rows = [saved.ENTRY] if name == SAVED.name else [sources.entry(one) for one in names]
     found = [(row.own, row.find(data_dir)) for row in rows if row.own is not None]
     return sorted({file for own, place in found if place is not None for file in own(place)})
 

@@ -26,7 +26,7 @@ from jax.core import Tracer
 from jaxfl import tree
 from jaxfl.data import images
 from jaxfl.data import labels as kinds
-from jaxfl.data.partition.deal import check_numbers
+from jaxfl.data.partition.parts import check_numbers
 from jaxfl.typing import AnyArray, Array
 
 SHARED: dict[str, Any] = {"per_client": False, "seen": False}
@@ -85,15 +85,15 @@ def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield field.name, field.metadata
 
 
-def field_of(part: Any, name: str) -> Any:
+def get_field(part: Any, name: str) -> Any:
     """Returns a field of a federation, or of a part of one; `name` may lead through parts (`test.size`)."""
     return functools.reduce(getattr, name.split("."), part)
 
 
-def replaced(part: Any, name: str, value: Any) -> Any:
+def replace_field(part: Any, name: str, value: Any) -> Any:
     """Returns a federation, or a part of one, with one field replaced; `name` may lead through parts (`test.size`)."""
     first, _, rest = name.partition(".")
-    return dataclasses.replace(part, **{first: replaced(getattr(part, first), rest, value) if rest else value})
+    return dataclasses.replace(part, **{first: replace_field(getattr(part, first), rest, value) if rest else value})
 
 
 SPLITS = ("train", "test", "validation")  # of a federation, see `splits`
@@ -190,7 +190,7 @@ class FederatedData:
         rate: what the steps of this round's local training are multiplied by, `[]` float32, or None; given to methods
             by `jaxfl.scheduled`, no data set has one.
         fitted: whether the pool is scaled by what these training rows say, as a table's is.
-        dealt: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
+        sharded: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
         filled: how many training rows clients have in the mean, as a share of `train.max_size`, in quarters that are
             rounded down; 1 where all have as many, in every round. 0 where it is not known, see `in_programs`.
         validation: rows set apart from each client's training rows, or None, see `jaxfl.data.divide.set_apart`; nobody
@@ -216,7 +216,7 @@ class FederatedData:
     stragglers: AnyArray | None = struct.field(metadata=SHARED, default=None)
     attack: Attack | None = None
     rate: AnyArray | None = struct.field(metadata=SHARED, default=None)
-    dealt: bool = struct.field(pytree_node=False, default=False)
+    sharded: bool = struct.field(pytree_node=False, default=False)
     validation: Split | None = None
     absent: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     drift: Drift | None = None
@@ -226,7 +226,7 @@ class FederatedData:
     def __repr__(self) -> str:
         """Returns a line: the examples would fill pages."""
         inputs = f"{self.inputs.dtype}{list(self.inputs.shape)}"
-        words = kinds.counted(self.kind, self.num_classes)
+        words = kinds.class_count_phrase(self.kind, self.num_classes)
         groups = "" if self.group is None else f", {len(self.group_names) or len(np.unique(self.group))} groups"
         return (
             f"FederatedData({self.name!r}, {self.num_clients} clients, {words}{groups}, "
@@ -245,9 +245,9 @@ class FederatedData:
         return self.train.start.shape[0]
 
     @property
-    def kind(self) -> kinds.Kind:
+    def kind(self) -> kinds.LabelKind:
         """Returns the name of the task that the labels are for."""
-        return kinds.kind_of(self.labels)
+        return kinds.label_kind(self.labels)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -272,11 +272,11 @@ class FederatedData:
         if known and round < int(drift.round):
             return now
         for name, metadata in array_fields(drift):
-            later = field_of(drift, name)
+            later = get_field(drift, name)
             if metadata["per_client"] and later is not None:
                 if not known:
-                    later = jnp.where(round >= drift.round, later, field_of(now, name))
-                now = replaced(now, name, later)
+                    later = jnp.where(round >= drift.round, later, get_field(now, name))
+                now = replace_field(now, name, later)
         return now
 
     @property
@@ -301,7 +301,7 @@ class FederatedData:
         if self.rotation is not None:
             x = images.rotate(x, self.rotation[client])
         if self.tilt is not None:
-            x = images.tilt(x, self.tilt[client])
+            x = images.rotate_by_degrees(x, self.tilt[client])
         if self.mean is not None and self.std is not None:
             x = (x.astype(self.std.dtype) - self.mean) / self.std
         if self.label_shift is not None:
@@ -325,7 +325,7 @@ class FederatedData:
         """
         found = {}
         for name, metadata in array_fields(self):
-            value = field_of(self, name)
+            value = get_field(self, name)
             wanted = split is None or (metadata["seen"] and name.split(".")[0] not in {*SPLITS} - {split})
             if metadata["per_client"] and value is not None and wanted:
                 found[name] = value
@@ -351,11 +351,11 @@ class FederatedData:
         if len(outside):
             raise ValueError(f"ids must be clients from 0 to {self.num_clients - 1}, got {outside[0]}.")
         for name, values in self.per_client().items():
-            few = replaced(few, name, values[ids])
+            few = replace_field(few, name, values[ids])
         for name in few.splits:
             sizes = [one.splits[name].size for one in few.phases]
-            few = replaced(few, f"{name}.max_size", int(np.max(sizes, initial=0)))
-        return replaced(few, "client_names", tuple(self.client_names[one] for one in ids if self.client_names))
+            few = replace_field(few, f"{name}.max_size", int(np.max(sizes, initial=0)))
+        return replace_field(few, "client_names", tuple(self.client_names[one] for one in ids if self.client_names))
 
     def in_programs(self) -> "FederatedData":
         """Returns the federation as the programs of a run are given it.

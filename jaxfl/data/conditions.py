@@ -27,14 +27,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from jaxfl.data.building import check_still
+from jaxfl.data.building import check_no_drift
 from jaxfl.data.clients import Attack, FederatedData
 from jaxfl.data.labels import check_classes
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
 
-Kind = Literal["label-flip", "sign-flip", "gaussian"]
-KINDS: tuple[str, ...] = get_args(Kind)
+AttackKind = Literal["label-flip", "sign-flip", "gaussian"]
+ATTACK_KINDS: tuple[str, ...] = get_args(AttackKind)
 
 
 def hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
@@ -45,7 +45,7 @@ def hold_out(data: FederatedData, share: float, seed: int) -> FederatedData:
     Raises:
         ValueError: the data drift; who has not arrived yet is held out there, too.
     """
-    check_still("held-out clients", data)
+    check_no_drift("held-out clients", data)
     count = int(np.clip(round(share * data.num_clients), 1, data.num_clients - 1))
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.array(data.held_out)
     order = host_rng(seed, "held_out").permutation(data.num_clients)
@@ -77,7 +77,7 @@ def straggle(data: FederatedData, share: float) -> FederatedData:
 
 
 @checked
-def attack(data: FederatedData, kind: Kind, share: float, *, seed: int = 0, scale: float = 1.0) -> FederatedData:
+def attack(data: FederatedData, kind: AttackKind, share: float, *, seed: int = 0, scale: float = 1.0) -> FederatedData:
     """Returns the federation in which a share of the clients attacks.
 
     Args:

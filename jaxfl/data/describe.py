@@ -88,25 +88,25 @@ def describe(data: FederatedData) -> Description:
         name=data.name,
         num_clients=data.num_clients,
         num_rows=len(data.labels),
-        train=_sizes(data.train, len(data.labels)),
-        test=_sizes(data.test, len(data.labels)),
+        train=_split_sizes(data.train, len(data.labels)),
+        test=_split_sizes(data.test, len(data.labels)),
         empty_clients=int((sizes == 0).sum()),
         held_out_clients=0 if data.held_out is None else int(np.asarray(data.held_out).sum()) - absent,
         kind=data.kind,
         num_classes=data.num_classes,
-        classes_present=_present(data),
+        classes_present=_num_classes_present(data),
         class_names=list(data.class_names),
         groups=groups,
         input_shape=[int(size) for size in data.input_shape],
         input_dtype=str(data.inputs.dtype),
         pool_bytes=int(data.inputs.nbytes + data.labels.nbytes),
         histogram=histogram(sizes),
-        validation=None if data.validation is None else _sizes(data.validation, len(data.labels)),
-        drift=None if data.drifts_at is None else {"round": data.drifts_at, **_changes(data)},
+        validation=None if data.validation is None else _split_sizes(data.validation, len(data.labels)),
+        drift=None if data.drifts_at is None else {"round": data.drifts_at, **_count_changes(data)},
     )
 
 
-def _changes(data: FederatedData) -> dict[str, int]:
+def _count_changes(data: FederatedData) -> dict[str, int]:
     """Returns what happens in the middle of a run, counted."""
     before, after = data.phases
     now, later = before.per_client(), after.per_client()
@@ -138,10 +138,10 @@ def label_counts(data: FederatedData, split: Literal["train", "test", "validatio
     check_classes("label_counts", data.labels, "other labels cannot be counted; data.train.size counts rows")
     if split not in data.splits:
         raise ValueError(f"split must be one of {', '.join(data.splits)}, got {split!r}.")
-    return _counts(data, data.splits[split])
+    return _label_counts(data, data.splits[split])
 
 
-def _counts(data: FederatedData, part: Split) -> np.ndarray:
+def _label_counts(data: FederatedData, part: Split) -> np.ndarray:
     """Returns `label_counts` of a split."""
     # Clients that share a range (one test set for a group) are counted once.
     ranges, member = np.unique(
@@ -161,12 +161,12 @@ def _counts(data: FederatedData, part: Split) -> np.ndarray:
     return counts if part.flipped is None else np.where(np.asarray(part.flipped)[:, None], counts[:, ::-1], counts)
 
 
-def _present(data: FederatedData) -> int:
+def _num_classes_present(data: FederatedData) -> int:
     """Returns how many of the L there are."""
     labels = np.asarray(data.labels)
     match data.kind:
         case "classification":
-            return int(np.count_nonzero(sum(_counts(data, split).sum(0) for split in data.splits.values())))
+            return int(np.count_nonzero(sum(_label_counts(data, split).sum(0) for split in data.splits.values())))
         case "multilabel":
             return int(labels.any(0).sum())
         case "next_token":
@@ -195,13 +195,13 @@ def histogram(sizes: np.ndarray) -> dict[str, list[int]]:
     edges = [0, 1] if len(some) < len(sizes) else []
     if len(some):
         low, high = int(some.min()), int(some.max())
-        inner = _growing(low, high) if high >= WIDE * low else _even(low, high)
+        inner = _growing_edges(low, high) if high >= WIDE * low else _even_edges(low, high)
         edges = sorted({*edges, *inner})
     counts = np.histogram(sizes, bins=[*edges[:-1], edges[-1] - 0.5])[0] if edges else []
     return {"edges": edges, "counts": [int(count) for count in counts]}
 
 
-def _even(low: int, high: int) -> list[int]:
+def _even_edges(low: int, high: int) -> list[int]:
     """Returns edges of equal, round distance around whole numbers from `low` to `high`."""
     span = high - low + 1
     step = next(step for step in _round_numbers((1, 2, 5)) if step * 10 >= span)
@@ -209,7 +209,7 @@ def _even(low: int, high: int) -> list[int]:
     return [first, *range(low // step * step + step, high + step + 1, step)]
 
 
-def _growing(low: int, high: int) -> list[int]:
+def _growing_edges(low: int, high: int) -> list[int]:
     """Returns edges that grow by about the same factor, around whole numbers from `low` to `high`."""
     edges = [low]
     for mantissas in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
@@ -227,7 +227,7 @@ def _round_numbers(mantissas: Sequence[float]) -> Iterator[int]:
     return (int(number) for number in numbers if number == int(number))
 
 
-def _sizes(split: Split, num_rows: int) -> dict[str, float]:
+def _split_sizes(split: Split, num_rows: int) -> dict[str, float]:
     """Returns what is known of the rows of a split."""
     start, size, rows = (np.asarray(part) for part in (split.start, split.size, split.rows))
     # Ranges may overlap: a position is owned where more ranges have begun than ended.

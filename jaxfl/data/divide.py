@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.data.building import check_still
+from jaxfl.data.building import check_no_drift
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.random import Stream, host_rng, key_for
 from jaxfl.typing import Key
@@ -48,7 +48,7 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
     check_validation(share)
     if data.validation is not None:
         raise ValueError(f"validation must be set apart once: {data.name} has validation rows already; leave it out.")
-    check_still("validation", data)
+    check_no_drift("validation", data)
     rows, ranges = np.asarray(data.train.rows), np.stack([np.asarray(data.train.start), np.asarray(data.train.size)], 1)
     distinct, member = np.unique(ranges, axis=0, return_inverse=True)  # clients may share a range
     size = distinct[:, 1].astype(np.int64)
@@ -103,19 +103,19 @@ def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
         The rows that are left, and those held back.
     """
     size = jnp.asarray(split.size)
-    held = _held(size, share)
+    held = _num_held_back(size, share)
     # shuffle between any border of a client's rows and the next one, then hold back the last rows of every client
     place, start = jnp.arange(split.rows.shape[0], dtype=jnp.int32), jnp.asarray(split.start)
     piece = jnp.searchsorted(jnp.sort(jnp.concatenate([start, start + size])), place, side="right")
     order = jnp.lexsort((jax.random.bits(key_for(key, Stream.VALIDATION), place.shape, jnp.uint32), piece))
     rows = jnp.asarray(split.rows)[order]
     sizes = np.arange(split.max_size + 1, dtype=np.int32)
-    helds = _held(sizes, share, np)
+    helds = _num_held_back(sizes, share, np)
     left = replace(split, rows=rows, size=size - held, max_size=int((sizes - helds).max()))
     return left, replace(split, rows=rows, start=split.start + size - held, size=held, max_size=int(helds.max()))
 
 
-def _held(size: Any, share: float, xp: Any = jnp) -> Any:
+def _num_held_back(size: Any, share: float, xp: Any = jnp) -> Any:
     """Returns how many of `size` rows are held back, by JAX or by NumPy."""
     wanted = xp.round(size.astype(np.float32) * np.float32(share)).astype(np.int32)
     return xp.clip(xp.maximum(wanted, 1), 0, xp.maximum(size - 1, 0))

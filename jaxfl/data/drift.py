@@ -24,15 +24,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from jaxfl.data import conditions
-from jaxfl.data.building import check_square, check_still
+from jaxfl.data.building import check_no_drift, check_square
 from jaxfl.data.clients import Drift, FederatedData, Ranges
 from jaxfl.data.labels import check_classes
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
 
-Kind = Literal["swap", "rotate", "new-group"]
-KINDS: tuple[str, ...] = get_args(Kind)
-SHARES = {"swap": 0.5, "rotate": 1.0, "new-group": 0.25}
+DriftKind = Literal["swap", "rotate", "new-group"]
+DRIFT_KINDS: tuple[str, ...] = get_args(DriftKind)
+DRIFT_SHARES = {"swap": 0.5, "rotate": 1.0, "new-group": 0.25}
 
 
 @checked
@@ -40,7 +40,7 @@ def drift(
     data: FederatedData,
     round: int,
     *,
-    kind: Kind | None = None,
+    kind: DriftKind | None = None,
     share: float | None = None,
     arrive: float = 0.0,
     leave: float = 0.0,
@@ -68,20 +68,20 @@ def drift(
     >>> int((data.at(5).group != still.group).sum()), sorted(data.at(5).rotation.tolist())
     (4, [0, 0, 1, 1, 2, 2, 3, 3])
     """
-    check_still("drift", data)
+    check_no_drift("drift", data)
     if kind is None and not arrive and not leave:
         raise ValueError(
-            f"drift must be one of {', '.join(KINDS)}, or arrive or leave a share of the clients, got none."
+            f"drift must be one of {', '.join(DRIFT_KINDS)}, or arrive or leave a share of the clients, got none."
         )
     if not 1 <= round < 2**31:
         raise ValueError(f"drift_round must be at least 1, the rounds before the drift, got {round}; 50 is usual.")
     able = np.asarray(data.train.size) > 0
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
-    absent = _come_and_go(able & ~held_out, arrive, leave, seed)
+    absent = _absent_clients(able & ~held_out, arrive, leave, seed)
     later: dict[str, Any] = {}
     if kind is not None:
         staying = np.flatnonzero(able & ~held_out & ~absent.any(0))
-        share = SHARES[kind] if share is None else share
+        share = DRIFT_SHARES[kind] if share is None else share
         if not 0 < share <= 1:
             raise ValueError(f"drift_share must be a share of the clients, above 0 and at most 1, got {share}.")
         who = host_rng(seed, "drift").permutation(staying)[: max(1, int(np.rint(share * len(staying))))]
@@ -89,14 +89,14 @@ def drift(
             who = np.arange(data.num_clients)
         data, later = CHANGES[kind](data, who, seed)
     elif share is not None:
-        raise ValueError(f"drift must be given with drift_share={share}: one of {', '.join(KINDS)}.")
+        raise ValueError(f"drift must be given with drift_share={share}: one of {', '.join(DRIFT_KINDS)}.")
     if absent.any():
         data = dataclasses.replace(data, held_out=held_out | absent[0], absent=absent[0])
         later |= {"held_out": held_out | absent[1], "absent": absent[1]}
     return dataclasses.replace(data, drift=Drift(np.asarray(round, np.int32), **later))
 
 
-def _come_and_go(able: np.ndarray, arrive: float, leave: float, seed: int) -> np.ndarray:
+def _absent_clients(able: np.ndarray, arrive: float, leave: float, seed: int) -> np.ndarray:
     """Returns who is absent before and after `[2, N]`; somebody is always there."""
     for name, share in {"arrive": arrive, "leave": leave}.items():
         if not 0 <= share < 1:
@@ -112,7 +112,7 @@ def _come_and_go(able: np.ndarray, arrive: float, leave: float, seed: int) -> np
     return absent
 
 
-def _swapped(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
+def _swap_groups(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
     """Deals what the clients `who` have out among them, so that everybody gets another group's."""
     if data.group is None:
         raise ValueError(
@@ -132,10 +132,10 @@ def _swapped(data: FederatedData, who: np.ndarray, seed: int) -> tuple[Federated
     who = who[np.argsort(group[who], kind="stable")]
     source = np.arange(data.num_clients)
     source[who] = np.roll(who, min(most, rest))  # no group has more, so that nobody gets what its own had
-    return data, _taken(data, source)
+    return data, _fields_from(data, source)
 
 
-def _rotated(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
+def _rotate_further(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
     """Turns the images of the clients `who`."""
     try:
         check_square(data.inputs)
@@ -147,11 +147,11 @@ def _rotated(data: FederatedData, who: np.ndarray, seed: int) -> tuple[Federated
     data = dataclasses.replace(data, rotation=rotation)
     if data.group is None:
         return data, {"rotation": turned}
-    data, group = _regrouped(data, turned)
+    data, group = _groups_after_rotation(data, turned)
     return data, {"rotation": turned, "group": group}
 
 
-def _regrouped(data: FederatedData, turned: np.ndarray) -> tuple[FederatedData, np.ndarray]:
+def _groups_after_rotation(data: FederatedData, turned: np.ndarray) -> tuple[FederatedData, np.ndarray]:
     """Returns the true groups `[N]` of clients that have been turned, and the federation with names for the new ones.
 
     Where groups are what clients see (rotated, shifted: each group sees one thing, no two see the same), or that and
@@ -179,7 +179,7 @@ def _regrouped(data: FederatedData, turned: np.ndarray) -> tuple[FederatedData, 
     return dataclasses.replace(data, group_names=tuple(names)), found.astype(np.int32)
 
 
-def _renewed(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
+def _new_group(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
     """Gives the clients `who` rows of one group with labels that nobody had."""
     check_classes("drift=new-group", data.labels, "take drift=swap of data with true groups, arrive or leave")
     shifts = np.zeros(data.num_clients, np.int32) if data.label_shift is None else np.asarray(data.label_shift)
@@ -198,14 +198,14 @@ def _renewed(data: FederatedData, who: np.ndarray, seed: int) -> tuple[Federated
         chosen = host_rng(seed, "new-group").choice(np.unique(group[trains]))
         source[who] = np.resize(np.flatnonzero(trains & (group == chosen)), len(who))
         names = [*data.group_names, *(f"group {one}" for one in range(len(data.group_names), int(group.max()) + 1))]
-        data, later = dataclasses.replace(data, group_names=(*names, "new")), _taken(data, source)
+        data, later = dataclasses.replace(data, group_names=(*names, "new")), _fields_from(data, source)
         later["group"][who] = len(names)
     shifted = shifts.copy()
     shifted[who] = free[0]
     return data, later | {"label_shift": shifted}
 
 
-def _taken(data: FederatedData, source: np.ndarray) -> dict[str, Any]:
+def _fields_from(data: FederatedData, source: np.ndarray) -> dict[str, Any]:
     """Returns the fields of clients that each have what client `source [N]` of the federation had."""
     later: dict[str, Any] = {
         name: Ranges(np.asarray(split.start)[source], np.asarray(split.size)[source])
@@ -215,20 +215,20 @@ def _taken(data: FederatedData, source: np.ndarray) -> dict[str, Any]:
     return later | {name: np.asarray(one)[source] for name, one in fields.items() if one is not None}
 
 
-CHANGES = {"swap": _swapped, "rotate": _rotated, "new-group": _renewed}
+CHANGES = {"swap": _swap_groups, "rotate": _rotate_further, "new-group": _new_group}
 
-_drift = drift  # `impose` has an argument of that name
+_drift = drift  # `apply_conditions` has an argument of that name
 
 
 @checked
-def impose(
+def apply_conditions(
     data: FederatedData,
     *,
     stragglers: float = 0.0,
-    attack: conditions.Kind | None = None,
+    attack: conditions.AttackKind | None = None,
     attackers: float | None = None,
     attack_scale: float = 1.0,
-    drift: Kind | None = None,
+    drift: DriftKind | None = None,
     drift_round: int | None = None,
     drift_share: float | None = None,
     arrive: float | None = None,
@@ -255,7 +255,9 @@ def impose(
         unused = {"attackers": attackers or None, "attack_scale": None if attack_scale == 1.0 else attack_scale}
         for name, value in unused.items():
             if value is not None:
-                raise ValueError(f"attack must be given with {name}={value}: one of {', '.join(conditions.KINDS)}.")
+                raise ValueError(
+                    f"attack must be given with {name}={value}: one of {', '.join(conditions.ATTACK_KINDS)}."
+                )
     else:
         if attackers is None:
             raise ValueError(f"attackers must be given with attack={attack}: the share of the clients, such as 0.2.")

@@ -23,19 +23,19 @@ def rotate(images: Array, quarter_turns: Array) -> Array:
     >>> bool((rotate(jnp.asarray(image), jnp.int32(1))[0] == np.rot90(image[0])).all())
     True
     """
-    return _turned(images, quarter_turns)
+    return _rotate_quarter_turns(images, quarter_turns)
 
 
 @jax.custom_batching.custom_vmap
-def _turned(images: Array, quarter_turns: Array) -> Array:
+def _rotate_quarter_turns(images: Array, quarter_turns: Array) -> Array:
     turns = [functools.partial(jnp.rot90, k=turn, axes=(1, 2)) for turn in range(4)]
     return jax.lax.switch(quarter_turns, turns, images)
 
 
-@_turned.def_vmap
-def _turned_by_selection(size: int, batched: list[bool], images: Array, quarter_turns: Array) -> tuple[Array, bool]:
+@_rotate_quarter_turns.def_vmap
+def _rotate_by_selection(size: int, batched: list[bool], images: Array, quarter_turns: Array) -> tuple[Array, bool]:
     if not batched[1]:
-        return jax.vmap(lambda image: _turned(image, quarter_turns))(images), True
+        return jax.vmap(lambda image: _rotate_quarter_turns(image, quarter_turns))(images), True
 
     def one(images: Array, quarter_turns: Array) -> Array:
         turned = jnp.where(quarter_turns % 2 == 1, jnp.swapaxes(images, 1, 2), images)
@@ -45,7 +45,7 @@ def _turned_by_selection(size: int, batched: list[bool], images: Array, quarter_
     return jax.vmap(one, [0 if there else None for there in batched])(images, quarter_turns), True
 
 
-def tilt(images: Array, degrees: Array) -> Array:
+def rotate_by_degrees(images: Array, degrees: Array) -> Array:
     """Rotates images counter-clockwise about their centre by a traced angle, by bilinear interpolation.
 
     Beyond the border the nearest pixel is repeated: the background stays what it is, black in MNIST, white in FEMNIST.
@@ -56,7 +56,7 @@ def tilt(images: Array, degrees: Array) -> Array:
 
     >>> import numpy as np
     >>> image = np.arange(9, dtype=np.float32).reshape(1, 3, 3)
-    >>> np.allclose(tilt(jnp.asarray(image), jnp.float32(90))[0], np.rot90(image[0]), atol=1e-5)
+    >>> np.allclose(rotate_by_degrees(jnp.asarray(image), jnp.float32(90))[0], np.rot90(image[0]), atol=1e-5)
     True
     """
     dtype = jnp.float32 if images.dtype == jnp.uint8 else images.dtype

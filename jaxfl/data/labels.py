@@ -17,16 +17,16 @@ import numpy as np
 
 from jaxfl.typing import AnyArray
 
-Kind = Literal["classification", "regression", "multilabel", "next_token"]
+LabelKind = Literal["classification", "regression", "multilabel", "next_token"]
 COUNTED = {"classification": "class", "regression": "target", "multilabel": "label", "next_token": "token"}
 COLUMN = "labels[:, 0]"  # what makes classes of a column of them
 MASKED = -1  # in the place of a token that is not to be learned
 
 
-def kind_of(labels: AnyArray) -> Kind:
-    """Returns the kind of a federation's labels, as `prepared` returns them.
+def label_kind(labels: AnyArray) -> LabelKind:
+    """Returns the kind of a federation's labels, as `prepare_labels` returns them.
 
-    >>> kind_of(np.zeros(3, np.int32)), kind_of(np.zeros(3, np.float32)), kind_of(np.zeros((3, 5), bool))
+    >>> label_kind(np.zeros(3, np.int32)), label_kind(np.zeros(3, np.float32)), label_kind(np.zeros((3, 5), bool))
     ('classification', 'regression', 'multilabel')
     """
     if labels.dtype.kind == "f":
@@ -36,7 +36,7 @@ def kind_of(labels: AnyArray) -> Kind:
     return "classification" if labels.ndim == 1 else "next_token"
 
 
-def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) -> tuple[np.ndarray, int]:
+def prepare_labels(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) -> tuple[np.ndarray, int]:
     """Returns labels in the type of their kind, and L.
 
     Whole numbers `[P, L]` that are all 0 or 1 are multilabel, unless the inputs are tokens of that shape.
@@ -49,7 +49,7 @@ def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) ->
     Raises:
         ValueError: they are of no kind, not one for each row, not finite, or outside of L.
 
-    >>> flags, num_labels = prepared(np.zeros((2, 4)), np.array([[0, 1, 1], [0, 0, 0]]), None)
+    >>> flags, num_labels = prepare_labels(np.zeros((2, 4)), np.array([[0, 1, 1], [0, 0, 0]]), None)
     >>> flags.dtype, num_labels
     (dtype('bool'), 3)
     """
@@ -65,7 +65,7 @@ def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) ->
         raise ValueError(f"labels of type bool must be [{len(inputs)}, L], got [{len(inputs)}]; add [:, None].")
     if labels.dtype.kind == "f":
         labels = labels.astype(inputs.dtype if inputs.dtype.kind == "f" else np.float32)
-    kind = kind_of(labels)
+    kind = label_kind(labels)
     if kind in ("regression", "multilabel"):
         width = 1 if labels.ndim == 1 else labels.shape[1]
         if num_classes not in (None, width):
@@ -78,7 +78,7 @@ def prepared(inputs: np.ndarray, labels: np.ndarray, num_classes: int | None) ->
         num_classes = width
     if num_classes is None:
         one = f"; classes in a column are {COLUMN}" if labels.ndim == 2 and labels.shape[1] == 1 else ""
-        raise ValueError(f"num_classes must be given: how many {_plural(kind)} there are{one}.")
+        raise ValueError(f"num_classes must be given: how many {_plural_noun(kind)} there are{one}.")
     check_values(inputs, labels, num_classes)
     return labels if kind in ("regression", "multilabel") else labels.astype(np.int32), num_classes
 
@@ -99,7 +99,7 @@ def check_values(inputs: AnyArray, labels: np.ndarray, num_classes: int) -> None
         labels: of one of the kinds.
         num_classes: L.
     """
-    kind = kind_of(labels)
+    kind = label_kind(labels)
     if kind == "regression" and not np.isfinite(labels).all():
         row = int(np.argmax(~np.isfinite(labels.reshape(len(labels), -1)).all(1)))
         raise ValueError(f"labels must be finite, got NaN or infinity in row {row}; drop the row or fill its values.")
@@ -118,7 +118,7 @@ def check_values(inputs: AnyArray, labels: np.ndarray, num_classes: int) -> None
 
 def check_positions(inputs: AnyArray, labels: AnyArray) -> None:
     """Raises unless tokens are labels of positions that the inputs have."""
-    if kind_of(labels) == "next_token" and labels.shape != inputs.shape[:2]:
+    if label_kind(labels) == "next_token" and labels.shape != inputs.shape[:2]:
         raise ValueError(
             f"labels [P, T] of whole numbers must have one for every position of inputs [P, T, ...], got "
             f"{labels.shape} for {inputs.shape}; multilabel are bool, regression float, classes [P]: of one column "
@@ -144,16 +144,16 @@ def check_classes(argument: str, labels: AnyArray, remedy: str = SKEWS) -> None:
         )
 
 
-def counted(kind: Kind, num_classes: int) -> str:
+def class_count_phrase(kind: LabelKind, num_classes: int) -> str:
     """Returns L in words.
 
-    >>> counted("regression", 1), counted("classification", 10)
+    >>> class_count_phrase("regression", 1), class_count_phrase("classification", 10)
     ('1 target', '10 classes')
     """
-    return f"{num_classes} {COUNTED[kind] if num_classes == 1 else _plural(kind)}"
+    return f"{num_classes} {COUNTED[kind] if num_classes == 1 else _plural_noun(kind)}"
 
 
-def _plural(kind: Kind) -> str:
+def _plural_noun(kind: LabelKind) -> str:
     """Returns what there are several of."""
     word = COUNTED[kind]
     return f"{word}es" if word.endswith("s") else f"{word}s"

@@ -43,7 +43,7 @@ def writers(
         ValueError: the source does not know who made its examples, or there are too few who made enough of them.
     """
     own_test = by == "client" and source.test_clients is not None
-    clients = _makers(source, by)
+    clients = _row_makers(source, by)
     if source.test_clients is not None and own_test:
         inputs, labels, _ = source.pool
         clients = np.concatenate([clients, source.test_clients])
@@ -54,11 +54,11 @@ def writers(
             f"test_share must be a number: {source.name} has no test rows by {by}, got None; 0.2 is usual."
         )
     parts, _ = partition.natural(clients)
-    whole = _chosen(source.name, parts, num_clients, min_rows, seed)
+    whole = _choose_makers(source.name, parts, num_clients, min_rows, seed)
     parts = partition.at_most(whole, max_rows, min_rows, host_rng(seed, "writers", "rows"))
     if test_share is None:
-        parts = _with_training(parts, whole, len(source.inputs))
-    group, held_out = _groups(source, parts) if by == "client" else None, None
+        parts = _keep_one_training_row(parts, whole, len(source.inputs))
+    group, held_out = _client_groups(source, parts) if by == "client" else None, None
     if test_share is None:
         count = len(source.inputs)
         train, test = [part[part < count] for part in parts], [part[part >= count] for part in parts]
@@ -80,7 +80,9 @@ def writers(
     return pack(source, "writers", inputs, labels, train, test, group, names, held_out, makers)
 
 
-def _chosen(name: str, parts: partition.Parts, num_clients: int | None, min_rows: int, seed: int) -> partition.Parts:
+def _choose_makers(
+    name: str, parts: partition.Parts, num_clients: int | None, min_rows: int, seed: int
+) -> partition.Parts:
     """Returns the rows of the makers that take part; arguments as of `writers`."""
     partition.check_count("min_rows", min_rows, least=0)
     parts = [part for part in parts if len(part) >= min_rows]
@@ -100,7 +102,7 @@ def _chosen(name: str, parts: partition.Parts, num_clients: int | None, min_rows
     return parts
 
 
-def _with_training(parts: partition.Parts, whole: partition.Parts, count: int) -> partition.Parts:
+def _keep_one_training_row(parts: partition.Parts, whole: partition.Parts, count: int) -> partition.Parts:
     """Returns the rows that makers keep, the first one a training row where chance has left them none of theirs.
 
     Args:
@@ -112,7 +114,7 @@ def _with_training(parts: partition.Parts, whole: partition.Parts, count: int) -
     return [np.r_[own[:1], part[1:]] if one else part for part, own, one in zip(parts, whole, lost, strict=True)]
 
 
-def _makers(source: Source, by: str) -> np.ndarray:
+def _row_makers(source: Source, by: str) -> np.ndarray:
     """Returns whose each training example is `[P]`; raises where nobody knows."""
     if by == "group" and source.client_groups is not None:
         return source.client_groups
@@ -131,7 +133,7 @@ def _makers(source: Source, by: str) -> np.ndarray:
     )
 
 
-def _groups(source: Source, parts: partition.Parts) -> np.ndarray | None:
+def _client_groups(source: Source, parts: partition.Parts) -> np.ndarray | None:
     """Returns the true group of each client `[N]`; None if not all are known."""
     groups = source.client_groups
     if groups is None:

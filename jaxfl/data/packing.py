@@ -57,11 +57,11 @@ def pack(
         client_names=client_names,
     )
     if isinstance(test, Split) and group is not None:
-        _warn_of_untested(data.name, np.bincount(group, np.asarray(test.size)), group_names)
+        _warn_untested_groups(data.name, np.bincount(group, np.asarray(test.size)), group_names)
     return dataclasses.replace(data, fitted=source.fit is not None)
 
 
-def _warn_of_untested(name: str, rows: np.ndarray, group_names: tuple[str, ...]) -> None:
+def _warn_untested_groups(name: str, rows: np.ndarray, group_names: tuple[str, ...]) -> None:
     """Warns of groups without a test row, of which no metric says anything.
 
     Args:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxfl.data import partition
-from jaxfl.data.building import check_square, check_still
+from jaxfl.data.building import check_no_drift, check_square
 from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.labels import check_classes
 from jaxfl.data.packing import pack
@@ -43,7 +43,7 @@ def rotated(
         rows_per_client: training rows of a client, after the test rows are set aside; None is the most that all clients
             can have alike: what is left over of a group, fewer rows than it has clients, is dealt to nobody.
         angles: degrees, counter-clockwise, one per group. Multiples of 90 are exact, as `np.rot90`; others are
-            interpolated, see `jaxfl.data.images.tilt`.
+            interpolated, see `jaxfl.data.images.rotate_by_degrees`.
         test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
             where there is none.
         seed: of the permutations.
@@ -56,8 +56,8 @@ def rotated(
     >>> data.rotation.tolist(), data.train.size.tolist()
     ([0, 0, 1, 1, 2, 2, 3, 3], [20, 20, 20, 20, 20, 20, 20, 20])
     """
-    data = _grouped(source, "rotated", _angle_names(angles), num_clients, rows_per_client, test_share, seed)
-    return _rotate(data, np.asarray(angles, float)[data.group])
+    data = _federation_by_shift(source, "rotated", _angle_names(angles), num_clients, rows_per_client, test_share, seed)
+    return _add_angles(data, np.asarray(angles, float)[data.group])
 
 
 def shifted(
@@ -94,8 +94,8 @@ def shifted(
     check_classes("shifted", source.labels)
     shifts = default_shifts(source.num_classes) if shifts is None else shifts
     names = _shift_names(shifts, source.num_classes)
-    data = _grouped(source, "shifted", names, num_clients, rows_per_client, test_share, seed)
-    return _relabel(data, np.asarray(shifts)[data.group])
+    data = _federation_by_shift(source, "shifted", names, num_clients, rows_per_client, test_share, seed)
+    return _add_label_shifts(data, np.asarray(shifts)[data.group])
 
 
 def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int = 0) -> FederatedData:
@@ -120,8 +120,8 @@ def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int
     """
     check_square(data.inputs)
     names = _angle_names(angles)
-    data, choice = _crossed(data, "rotated", names, seed)
-    return _rotate(data, np.asarray(angles, float)[choice])
+    data, choice = _cross_groups(data, "rotated", names, seed)
+    return _add_angles(data, np.asarray(angles, float)[choice])
 
 
 def relabel(data: FederatedData, *, shifts: Sequence[int] | None = None, seed: int = 0) -> FederatedData:
@@ -137,8 +137,8 @@ def relabel(data: FederatedData, *, shifts: Sequence[int] | None = None, seed: i
     """
     check_classes("shifted", data.labels)
     shifts = default_shifts(data.num_classes) if shifts is None else shifts
-    data, choice = _crossed(data, "shifted", _shift_names(shifts, data.num_classes), seed)
-    return _relabel(data, np.asarray(shifts)[choice])
+    data, choice = _cross_groups(data, "shifted", _shift_names(shifts, data.num_classes), seed)
+    return _add_label_shifts(data, np.asarray(shifts)[choice])
 
 
 def default_shifts(num_classes: int) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ def default_shifts(num_classes: int) -> tuple[int, ...]:
     return (0, 3, 6, 9) if num_classes >= 10 else tuple(range(min(4, num_classes)))
 
 
-def _rotate(data: FederatedData, degrees: np.ndarray) -> FederatedData:
+def _add_angles(data: FederatedData, degrees: np.ndarray) -> FederatedData:
     """Adds an angle `[N]` to every client's rotation: whole quarter turns, which are exact, and what is left."""
     if data.rotation is not None:
         degrees = degrees + 90.0 * np.asarray(data.rotation)
@@ -164,7 +164,7 @@ def _rotate(data: FederatedData, degrees: np.ndarray) -> FederatedData:
     return dataclasses.replace(data, rotation=turns.astype(np.int32) % 4, tilt=tilt)
 
 
-def _relabel(data: FederatedData, shifts: np.ndarray) -> FederatedData:
+def _add_label_shifts(data: FederatedData, shifts: np.ndarray) -> FederatedData:
     """Adds a shift `[N]` to every client's labels."""
     before = 0 if data.label_shift is None else np.asarray(data.label_shift)
     return dataclasses.replace(data, label_shift=((before + shifts) % data.num_classes).astype(np.int32))
@@ -198,9 +198,9 @@ def _check_distinct(argument: str, values: Sequence[float], modulus: int) -> Non
         )
 
 
-def _crossed(data: FederatedData, skew: str, names: Sequence[str], seed: int) -> tuple[FederatedData, np.ndarray]:
+def _cross_groups(data: FederatedData, skew: str, names: Sequence[str], seed: int) -> tuple[FederatedData, np.ndarray]:
     """Deals the clients of every group out to the shifts; returns the new groups, and who got which shift `[N]`."""
-    check_still(skew, data)
+    check_no_drift(skew, data)
     group = np.zeros(data.num_clients, int) if data.group is None else np.asarray(data.group)
     choice = np.zeros(data.num_clients, int)
     for index in np.unique(group):
@@ -218,7 +218,7 @@ def _crossed(data: FederatedData, skew: str, names: Sequence[str], seed: int) ->
     ), choice
 
 
-def _grouped(
+def _federation_by_shift(
     source: Source,
     skew: str,
     names: tuple[str, ...],

@@ -36,7 +36,7 @@ def iid(
         seed: of all choices.
     """
     parts = partition.iid(len(source.labels), num_clients, rows_per_client=rows_per_client, seed=seed)
-    return _federation(source, "iid", parts, test_share, seed)
+    return _split_and_pack(source, "iid", parts, test_share, seed)
 
 
 def dirichlet(
@@ -62,7 +62,7 @@ def dirichlet(
     """
     parts = partition.dirichlet(source.labels, num_clients, alpha=alpha, min_rows=min_rows, seed=seed)
     parts = partition.at_most(parts, max_rows, min_rows, host_rng(seed, "dirichlet", "rows"))
-    return _federation(source, "dirichlet", parts, test_share, seed)
+    return _split_and_pack(source, "dirichlet", parts, test_share, seed)
 
 
 def shards(
@@ -83,7 +83,7 @@ def shards(
         seed: of all choices.
     """
     parts = partition.shards(source.labels, num_clients, shards_per_client=shards_per_client, seed=seed)
-    return _federation(source, "shards", parts, test_share, seed)
+    return _split_and_pack(source, "shards", parts, test_share, seed)
 
 
 @checked
@@ -113,7 +113,7 @@ def quantity(
     parts = partition.quantity(
         len(source.labels), num_clients, law=law, sigma=sigma, exponent=exponent, min_rows=min_rows, seed=seed
     )
-    return _federation(source, "quantity", parts, test_share, seed)
+    return _split_and_pack(source, "quantity", parts, test_share, seed)
 
 
 def pathological(
@@ -146,9 +146,11 @@ def pathological(
     parts, group = partition.pathological(
         source.labels, num_clients, label_groups=label_groups, rows_per_client=rows_per_client, seed=seed
     )
-    names = names or tuple(f"labels {', '.join(_called(source, label) for label in labels)}" for labels in label_groups)
+    names = names or tuple(
+        f"labels {', '.join(_class_name(source, label) for label in labels)}" for labels in label_groups
+    )
     tests = None if source.test_labels is None else [np.isin(source.test_labels, own) for own in label_groups]
-    return _federation(source, "pathological", parts, test_share, seed, group, names, tests)
+    return _split_and_pack(source, "pathological", parts, test_share, seed, group, names, tests)
 
 
 def dominant(
@@ -175,8 +177,8 @@ def dominant(
     parts, group = partition.dominant(
         source.labels, num_clients, beta=beta, num_groups=num_groups, rows_per_client=rows_per_client, seed=seed
     )
-    names = tuple(f"mostly {_called(source, label)}" for label in np.unique(source.labels)[: group.max() + 1])
-    return _federation(source, "dominant", parts, test_share, seed, group, names)
+    names = tuple(f"mostly {_class_name(source, label)}" for label in np.unique(source.labels)[: group.max() + 1])
+    return _split_and_pack(source, "dominant", parts, test_share, seed, group, names)
 
 
 def hybrid(
@@ -229,12 +231,12 @@ def hybrid(
     return pack(source, "hybrid", inputs, labels, train, Split.shared(tests, group), group, source.domain_names)
 
 
-def _called(source: Source, label: int) -> str:
+def _class_name(source: Source, label: int) -> str:
     """Returns what a class is called: its name, or its number."""
     return source.class_names[label] if source.class_names else str(label)
 
 
-def _federation(
+def _split_and_pack(
     source: Source,
     skew: str,
     parts: partition.Parts,

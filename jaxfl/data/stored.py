@@ -18,10 +18,17 @@ import numpy as np
 
 from jaxfl.data import bounded, conditions
 from jaxfl.data import labels as kinds
-from jaxfl.data.building import check_groups, check_lists, check_split, check_square, check_still, check_type
-from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replaced
+from jaxfl.data.building import (
+    check_client_lists,
+    check_groups,
+    check_input_type,
+    check_no_drift,
+    check_split,
+    check_square,
+)
+from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replace_field
 from jaxfl.data.sources import saved
-from jaxfl.data.windows import extremes, let_go
+from jaxfl.data.windows import release_pages, value_range
 from jaxfl.files import write_text
 
 HEADER, SCHEMA = saved.HEADER, 1
@@ -33,7 +40,7 @@ MAPPED = (
 PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
 NAMES = "client_names"  # where there are any
 FITTED = "fitted"  # where it is so
-TYPES = {  # of the arrays whose type is always the same
+ARRAY_TYPES = {  # of the arrays whose type is always the same
     **dict.fromkeys(("rotation", "label_shift", "group"), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
     **dict.fromkeys(("held_out", "absent", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
@@ -60,18 +67,18 @@ def save(data: FederatedData, folder: str | Path) -> None:
     ...     load(folder).num_clients
     4
     """
-    check_still("save", data)
+    check_no_drift("save", data)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"save must be a folder that is not there yet, or is empty, got {folder}; choose another.")
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = _arrays(data)
+    arrays = _named_arrays(data)
     for name, array in arrays.items():
         with (folder / f"{name}.npy").open("wb") as file:
             np.save(file, array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
-        let_go(array)
+        release_pages(array)
     write_header(folder, data, {name: (array.dtype, array.shape) for name, array in arrays.items()})
 
 
@@ -109,11 +116,11 @@ def load(folder: str | Path | None) -> FederatedData:
     folder = Path(folder or "")
     path = folder / HEADER
     try:
-        header = bounded.table(path)
+        header = bounded.read_object(path)
         if header["schema"] != SCHEMA:
             raise ValueError(f"it has format {header['schema']!r}, and this version of jaxfl reads {SCHEMA}")
         said = {name: (str(one["dtype"]), tuple(map(int, one["shape"]))) for name, one in header["arrays"].items()}
-        data = _blank(header)
+        data = _from_header(header)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{path} is not what jaxfl wrote, or is damaged ({error}); save the federation again."
@@ -129,12 +136,12 @@ def load(folder: str | Path | None) -> FederatedData:
     if missing := sorted(needed - set(said)):
         raise ValueError(f"{path} must name all arrays of a federation, {missing[0]} is missing; save it again.")
     for name, (kind, shape) in said.items():
-        data = replaced(data, name, _array(folder / f"{name}.npy", name, kind, shape))
-    _check(folder, data)
+        data = replace_field(data, name, _map_array(folder / f"{name}.npy", name, kind, shape))
+    _check_arrays(folder, data)
     return data
 
 
-def _blank(header: dict[str, Any]) -> FederatedData:
+def _from_header(header: dict[str, Any]) -> FederatedData:
     """Returns the federation of a header, without arrays."""
     sizes = {name: header["max_size"][name] for name in SPLITS if name != "validation" or name in header["max_size"]}
     numbers = [header["num_classes"], *sizes.values()]
@@ -145,7 +152,7 @@ def _blank(header: dict[str, Any]) -> FederatedData:
     nothing: Any = None  # in the place of arrays that are still to be read
     splits = {name: Split(nothing, nothing, nothing, size) for name, size in sizes.items()}
     attack = header["attack"]
-    if attack not in (None, *conditions.KINDS):
+    if attack not in (None, *conditions.ATTACK_KINDS):
         raise ValueError(f"attack is {attack!r}")
     absent = {field.name: None for field in fields(FederatedData) if "per_client" in field.metadata}
     made: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
@@ -153,7 +160,7 @@ def _blank(header: dict[str, Any]) -> FederatedData:
     return FederatedData(**made, attack=None if attack is None else Attack(nothing, nothing, attack))
 
 
-def _array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+def _map_array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     """Returns an array of a folder: mapped if it may be long."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -168,7 +175,7 @@ def _array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarr
         missing = isinstance(error, FileNotFoundError)
         what = "is missing" if missing else f"is not what jaxfl wrote, or is damaged ({error})"
         raise ValueError(f"{path} {what}; save the federation again.") from error
-    wanted = TYPES.get(name, kind)
+    wanted = ARRAY_TYPES.get(name, kind)
     if (array.dtype.name, array.shape) != (kind, shape) or kind != wanted:
         raise ValueError(
             f"{path} must hold {wanted}{list(shape)}, as {HEADER} and jaxfl say, got {array.dtype.name}"
@@ -177,25 +184,25 @@ def _array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarr
     return array if name in MAPPED else np.array(array)
 
 
-def _check(folder: Path, data: FederatedData) -> None:
+def _check_arrays(folder: Path, data: FederatedData) -> None:
     """Raises unless the arrays of a folder fit each other; nothing of the inputs is read."""
     try:
         if data.inputs.dtype.kind in "iu" and data.inputs.dtype not in (np.uint8, np.int32):
             raise ValueError(f"inputs must be uint8, int32, float32 or float64, got {data.inputs.dtype}.")
-        check_type("inputs", data.inputs[:0])
+        check_input_type("inputs", data.inputs[:0])
         if data.rotation is not None or data.tilt is not None:
             check_square(data.inputs[:0])
-        _check_labels(data)
+        _check_stored_labels(data)
         for name, split in data.splits.items():
             check_split(name, split, len(data.inputs))
-        check_lists(data)
+        check_client_lists(data)
         _check_scale(data)
         check_groups(data)
     except ValueError as error:
         raise ValueError(f"{folder}: {error} Save the federation again.") from error
 
 
-def _check_labels(data: FederatedData) -> None:
+def _check_stored_labels(data: FederatedData) -> None:
     """Raises unless the labels are of a kind and fit inputs and classes; whether floats are finite is not looked at."""
     inputs, values = data.inputs, data.labels
     if inputs.ndim < 1 or values.ndim not in (1, 2) or len(values) != len(inputs):
@@ -207,7 +214,7 @@ def _check_labels(data: FederatedData) -> None:
         if data.num_classes != width:
             raise ValueError(f"num_classes must be {width}, the labels of a row, got {data.num_classes}.")
     else:
-        low, high = extremes(values)
+        low, high = value_range(values)
         if low < (0 if data.kind == "classification" else kinds.MASKED) or high >= max(data.num_classes, 1):
             raise ValueError(f"labels must be in 0..{data.num_classes - 1}, got {low if low < 0 else high}.")
         kinds.check_positions(inputs, values)
@@ -234,7 +241,7 @@ def _check_scale(data: FederatedData) -> None:
             raise ValueError(f"{name} must be finite floats, one or one for each channel, and std above 0.")
 
 
-def _arrays(data: FederatedData) -> dict[str, np.ndarray]:
+def _named_arrays(data: FederatedData) -> dict[str, np.ndarray]:
     """Returns the arrays of a federation, by name; those that are None are left out."""
     found = {}
     for name, _ in array_fields(data):

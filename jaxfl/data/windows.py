@@ -17,13 +17,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfl import tree
-from jaxfl.data.clients import FederatedData, Split, replaced
+from jaxfl.data.clients import FederatedData, Split, replace_field
 from jaxfl.typing import AnyArray, Array
 
 Splits = Sequence[Literal["train", "test"]]
-DEALT = ("inputs", "labels", "train.rows", "test.rows")  # what of a window lies in parts, where it is dealt
+SHARDED_FIELDS = ("inputs", "labels", "train.rows", "test.rows")  # what of a window lies in parts, where it is sharded
 LOW = (1 << 32) - 1
-LOOKED_AT = 1 << 24  # numbers of an array at once
+RANGE_BLOCK = 1 << 24  # numbers of an array at once
 
 
 class Windows:
@@ -34,9 +34,9 @@ class Windows:
         clients: the most clients of a window.
         splits: whose rows a window holds: those of `"train"`, of `"test"`, or of both.
         mesh: the devices that windows are sent to; None is the first one.
-        dealt: whether each device is sent the rows of its own clients alone, and each process cuts those of its
+        sharded: whether each device is sent the rows of its own clients alone, and each process cuts those of its
             devices: as many clients a device, in the order that they are named in. Places count through all parts, as
-            if they were one pool, until `own_part` counts from the device's own.
+            if they were one pool, until `local_window` counts from the device's own.
 
     Attributes:
         blank: a window of nobody, on the device: the shapes of all, and what they have in common.
@@ -58,20 +58,20 @@ class Windows:
         splits: Splits = ("train",),
         mesh: jax.sharding.Mesh | None = None,
         *,
-        dealt: bool = False,
+        sharded: bool = False,
     ):
         # whoever tests on them makes them the test rows, see `on_validation`
         data = replace(data, validation=None, drift=data.drift and replace(data.drift, validation=None))
         self._data, self._splits = jax.tree.map(np.asarray, data), tuple(splits)
-        devices = list(mesh.devices.flat) if mesh is not None and dealt else []
+        devices = list(mesh.devices.flat) if mesh is not None and sharded else []
         here = [part for part, device in enumerate(devices) if device.process_index == jax.process_index()]
         self._parts, self._own = max(1, len(devices)), here or [0]
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])) if mesh is not None and dealt else None
+        self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])) if mesh is not None and sharded else None
         self._drifts_at = data.drifts_at
-        self._ranges = [{name: _ranges(getattr(now, name)) for name in self._splits} for now in data.phases]
+        self._ranges = [{name: _encoded_ranges(getattr(now, name)) for name in self._splits} for now in data.phases]
         most = clients // self._parts
-        widths = {name: max(_widest(ranges[name], most) for ranges in self._ranges) for name in self._splits}
+        widths = {name: max(_max_rows(ranges[name], most) for ranges in self._ranges) for name in self._splits}
         self._width = max(1, sum(widths.values()))  # rows of a part
         nobody, begin, made = np.zeros(data.num_clients, np.int32), 0, {}
         for name in ("train", "test"):
@@ -83,14 +83,15 @@ class Windows:
         drift = data.drift
         for name in ("train", "test"):  # a window says where the rows of its round are
             if drift is not None and getattr(drift, name) is not None:
-                drift = replaced(drift, f"{name}.start", None)
-        self.blank = self._known(replace(self._data, **pool, **made, dealt=self._each is not None, drift=drift))
+                drift = replace_field(drift, f"{name}.start", None)
+        self.blank = self._known(replace(self._data, **pool, **made, sharded=self._each is not None, drift=drift))
 
     def of(self, ids: Sequence[int] | np.ndarray, real: np.ndarray | None = None, round: int = 0) -> FederatedData:
         """Returns the window of these clients, sent to the devices; a client may be named twice, but be real once.
 
         Args:
-            ids: clients, at most as many as a window may hold; where rows are dealt, as many for each device, in order.
+            ids: clients, at most as many as a window may hold; where rows are sharded, the same number
+                for each device, in order.
             real: of which the rows are needed `[M]` bool; None is all of them.
             round: whose rows are theirs, of data that drift.
         """
@@ -105,7 +106,7 @@ class Windows:
             begin = self._own.index(part) * self._width if part in self._own else None
             for name in self._splits:
                 width = len(getattr(self.blank, name).rows) // self._parts
-                places, first = _packed(ranges[name], members)
+                places, first = _row_places(ranges[name], members)
                 start[name][members] = part * width + first
                 if begin is not None:
                     rows, place = take_rows(getattr(self._data, name).rows, places), slice(begin, begin + len(places))
@@ -123,7 +124,7 @@ class Windows:
         return np.zeros((len(self._own) * self._width, *like.shape[1:]), like.dtype)
 
     def _sent(self, rows: np.ndarray) -> Array:
-        """Returns the rows of this process's parts on its devices; or, where nothing is dealt, on all of them."""
+        """Returns the rows of this process's parts on its devices; or, where nothing is sharded, on all of them."""
         if self._each is None:
             return tree.placed(rows, self._everywhere)
         length = len(rows) // len(self._own) * self._parts
@@ -136,8 +137,8 @@ class Windows:
         )
 
 
-def lies(shared: Any, axis: str) -> Any:
-    """Returns the specs of a tree of arrays: rows that were dealt are each on one device, all else is on all.
+def window_specs(shared: Any, axis: str) -> Any:
+    """Returns the specs of a tree of arrays: rows that are sharded are each on one device, all else is on all.
 
     Args:
         shared: federations, and anything else.
@@ -146,37 +147,39 @@ def lies(shared: Any, axis: str) -> Any:
 
     def specs(part: Any) -> Any:
         everywhere = jax.tree.map(lambda _: PartitionSpec(), part)
-        if not _was_dealt(part):
+        if not _is_sharded(part):
             return everywhere
-        return functools.reduce(lambda one, name: replaced(one, name, PartitionSpec(axis)), DEALT, everywhere)
+        return functools.reduce(
+            lambda one, name: replace_field(one, name, PartitionSpec(axis)), SHARDED_FIELDS, everywhere
+        )
 
-    return jax.tree.map(specs, shared, is_leaf=_was_dealt)
+    return jax.tree.map(specs, shared, is_leaf=_is_sharded)
 
 
-def own_part(shared: Any, axis: str) -> Any:
-    """Returns a tree of arrays as it is on one device: federations whose rows were dealt count from their part's first.
+def local_window(shared: Any, axis: str) -> Any:
+    """Returns a tree of arrays as one device holds it: rows of sharded federations are counted from its own first row.
 
     Args:
-        shared: the device's own blocks of what `lies` describes.
+        shared: the device's own blocks of what `window_specs` describes.
         axis: of the mesh.
     """
 
     def own(one: Any) -> Any:
-        if not _was_dealt(one):
+        if not _is_sharded(one):
             return one
         part, width = jax.lax.axis_index(axis), len(one.inputs)
         splits = {
             name: replace(split, rows=split.rows - part * width, start=split.start - part * len(split.rows))
             for name, split in (("train", one.train), ("test", one.test))
         }
-        return replace(one, **splits, dealt=False)
+        return replace(one, **splits, sharded=False)
 
-    return jax.tree.map(own, shared, is_leaf=_was_dealt)
+    return jax.tree.map(own, shared, is_leaf=_is_sharded)
 
 
-def _was_dealt(part: Any) -> bool:
+def _is_sharded(part: Any) -> bool:
     """Returns whether this is a federation whose rows lie on the devices of their clients."""
-    return isinstance(part, FederatedData) and part.dealt
+    return isinstance(part, FederatedData) and part.sharded
 
 
 def take_rows(array: AnyArray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -188,35 +191,35 @@ def take_rows(array: AnyArray, rows: np.ndarray, out: np.ndarray | None = None) 
         out: where to write them, `[M, ...]`, or None.
     """
     array = np.asarray(array)
-    _ask_for(array, rows)
+    _prefetch_rows(array, rows)
     found = np.take(array, rows, axis=0, out=out, mode="clip")  # "raise" would fill a copy of `out`
-    let_go(array)
+    release_pages(array)
     return found
 
 
-def let_go(array: AnyArray) -> None:
+def release_pages(array: AnyArray) -> None:
     """Lets the pages of a mapped file no longer count as this process's memory; other arrays stay as they are."""
-    file = _file_of(array)
+    file = _mapped_file(array)
     if file is not None:
         file.madvise(mmap.MADV_DONTNEED)
 
 
-def extremes(array: Any) -> tuple[int, int]:
+def value_range(array: Any) -> tuple[int, int]:
     """Returns the lowest and highest number of `[M]`, 0 at most and at least; a mapped file is read part by part."""
     low, high = 0, 0
-    for begin in range(0, len(array), LOOKED_AT):
-        part = array[begin : begin + LOOKED_AT]
+    for begin in range(0, len(array), RANGE_BLOCK):
+        part = array[begin : begin + RANGE_BLOCK]
         low, high = min(low, int(part.min())), max(high, int(part.max()))
-        let_go(array)
+        release_pages(array)
     return low, high
 
 
-def _ask_for(array: np.ndarray, rows: np.ndarray) -> None:
+def _prefetch_rows(array: np.ndarray, rows: np.ndarray) -> None:
     """Tells the system which rows of a mapped file will be read, and begins with all of them at once.
 
     Left to itself it reads on behind every page that is touched: 8 MB for a client of 39 kB, on some machines.
     """
-    file = _file_of(array)
+    file = _mapped_file(array)
     if file is None or not len(rows):
         return
     begin = array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
@@ -229,7 +232,7 @@ def _ask_for(array: np.ndarray, rows: np.ndarray) -> None:
         file.madvise(mmap.MADV_WILLNEED, page, end - page)
 
 
-def _file_of(array: Any) -> mmap.mmap | None:
+def _mapped_file(array: Any) -> mmap.mmap | None:
     """Returns the file that an array is mapped from, to be read alone; None for any other: it may be the only copy."""
     read_only = False
     while array is not None and not isinstance(array, mmap.mmap):
@@ -238,18 +241,18 @@ def _file_of(array: Any) -> mmap.mmap | None:
     return array if read_only and hasattr(mmap, "MADV_DONTNEED") else None
 
 
-def _ranges(split: Split) -> np.ndarray:
+def _encoded_ranges(split: Split) -> np.ndarray:
     """Returns every client's range as one number `[N]` int64, its start before its size."""
     return (np.asarray(split.start, np.int64) << 32) | np.asarray(split.size, np.int64)
 
 
-def _widest(ranges: np.ndarray, clients: int) -> int:
+def _max_rows(ranges: np.ndarray, clients: int) -> int:
     """Returns the most rows that so many clients can have; a range that clients share counts once."""
     sizes = np.sort(np.unique(ranges) & LOW)
     return int(sizes[max(len(sizes) - clients, 0) :].sum())
 
 
-def _packed(ranges: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _row_places(ranges: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the places of some clients' rows, one range behind the other, and where each client's begins `[M]`."""
     distinct, member = np.unique(ranges[ids], return_inverse=True)
     size = distinct & LOW

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxfl import plots
 from jaxfl.analysis.comparison import deviation
-from jaxfl.data.catalog import own_files
+from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import checksum, keep_copy, write_text
 from jaxfl.methods.base import Method
@@ -25,7 +25,6 @@ from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
 from jaxfl.schema import check_type
 from jaxfl.settings import options, own
-from jaxfl.settings.removed import removed_in
 from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
@@ -95,17 +94,16 @@ class Job(NamedTuple):
         """Returns what the numbers depend on: rounds may be added, and where the data lie does not matter.
 
         A run that goes on is called what it was when it began: options that are younger, and have their defaults, are
-        left out, and those that have been removed since have their old defaults.
+        left out.
         """
         identity = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
-        if own := own_files(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
+        if own := user_files(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
             identity[DATA] = checksum(own)
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
         began = processes.by_first(RunDirectory(self.out).config) if self.resume and self.out is not None else None
         if began is None:
             return identity
         defaults = json.loads(json.dumps(self.settings.defaults()))
-        identity |= removed_in(self.settings.method_name, began)
         younger = {name for name, value in defaults.items() if name not in began and identity[name] == value}
         if DATA not in began:  # of an older version
             younger.add(DATA)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxfl import tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.schema import options_of
+from jaxfl.schema import function_options
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -162,7 +162,7 @@ class Row(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """Returns the keyword-only options of the factory and their defaults; `jaxfl.schema` tells more of them."""
-        return {name: option.default for name, option in options_of(self.factory).items()}
+        return {name: option.default for name, option in function_options(self.factory).items()}
 
 
 def info(

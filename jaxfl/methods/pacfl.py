@@ -37,7 +37,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.training import local_train
-from jaxfl.clustering.angles import Angle, between, spanned
+from jaxfl.clustering.angles import AngleKind, principal_basis, subspace_angles
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -82,7 +82,7 @@ def pacfl(
     num_clusters: int | None = None,
     rank: int = 3,
     vectors: Vectors | None = None,
-    angle: Angle | None = None,
+    angle: AngleKind | None = None,
     linkage: Linkage | None = None,
     local_epochs: int = 5,
     batch_size: int | None = None,
@@ -136,7 +136,7 @@ def pacfl(
         if jax.default_backend() == "cpu":  # LAPACK for several at once, on several devices, may wait for ever
             everybody = Cohort.of(everybody.ids, everybody.plan._replace(chunk=1))
         bases, able = sign(data, everybody)
-        away = between(bases, bases, chosen["angle"])
+        away = subspace_angles(bases, bases, chosen["angle"])
         away = jnp.minimum(away, away.T)  # alike but for rounding
         known = able & base.takes_part(data)
         found, number = cluster(away, known, able, chosen["linkage"], threshold, num_clusters)
@@ -174,10 +174,12 @@ def signing(rank: int, vectors: Vectors) -> Sign:
         finite = jnp.isfinite(jnp.square(rows).sum())
         rows = jnp.where(finite, rows, 0)
         if vectors == "client":
-            basis = spanned(rows, rank)
+            basis = principal_basis(rows, rank)
         else:
             labels = jnp.arange(data.num_classes, dtype=batch.y.dtype)
-            of_label = jax.lax.map(lambda label: spanned(jnp.where((batch.y == label)[:, None], rows, 0), rank), labels)
+            of_label = jax.lax.map(
+                lambda label: principal_basis(jnp.where((batch.y == label)[:, None], rows, 0), rank), labels
+            )
             basis = jnp.moveaxis(of_label, 0, 1).reshape(shape.shape[1], -1)  # [F, L p]
         return (), basis
 
@@ -196,7 +198,7 @@ def sent_once(state: PACFLState, data: FederatedData) -> Array:
     return base.traffic(jnp.where(state.round == 0, told, 0), vector)
 
 
-def joining(sign: Sign, angle: Angle, linkage: Linkage, threshold: float | Array) -> Join:
+def joining(sign: Sign, angle: AngleKind, linkage: Linkage, threshold: float | Array) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
     Those who open clusters are clustered with each other. Who has no rows, or inputs that are not finite, is in none.
@@ -214,9 +216,9 @@ def joining(sign: Sign, angle: Angle, linkage: Linkage, threshold: float | Array
         # who is held out is served by a cluster and no member of it; members that have left still are
         served = False if data.held_out is None else jnp.asarray(data.held_out) & base.present(data)
         old = jnp.where((state.bases != 0).any((1, 2)) & ~jnp.asarray(served), state.cluster.at[ids].set(-1), -1)
-        away = to_clusters(between(bases, state.bases, angle), old, count, linkage)  # [M, K]
+        away = to_clusters(subspace_angles(bases, state.bases, angle), old, count, linkage)  # [M, K]
         apart = able & ~(away.min(1) <= threshold)
-        label, number = cluster(between(bases, bases, angle), apart, apart, linkage, threshold, None)
+        label, number = cluster(subspace_angles(bases, bases, angle), apart, apart, linkage, threshold, None)
         opened = jnp.where(apart.any(), number, 0)
         nearest = jnp.argmin(away, 1).astype(jnp.int32)
         found = jnp.where(able, jnp.where(apart, state.num_clusters + label, nearest), -1)

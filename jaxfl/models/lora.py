@@ -66,7 +66,7 @@ class Lora(NamedTuple):
             raise ValueError(
                 f"base must be parameters of the module, but only one of them has {name} of shape {shape}."
             )
-        init = functools.partial(self._init, order=tree.made_order(lambda: network.init(jax.random.key(0))))
+        init = functools.partial(self._init, order=tree.creation_order(lambda: network.init(jax.random.key(0))))
         adapters = jax.eval_shape(init, jax.random.key(0))
         name, most = max(((name, one["up"].shape[0]) for name, one in adapters.items()), key=lambda one: one[1])
         if self.rank > most:
@@ -103,7 +103,7 @@ class Lora(NamedTuple):
                 down = jax.random.normal(own, (rows, rank), leaf.dtype) / math.sqrt(rows)
                 found[name] = {"down": down, "up": jnp.zeros((rank, columns), leaf.dtype)}
         places = jax.tree.unflatten(jax.tree.structure(self.base), tree.names(self.base))
-        return {name: found[name] for name in _leaves(tree.in_order(places, order)) if name in found}
+        return {name: found[name] for name in _leaves(tree.with_key_order(places, order)) if name in found}
 
 
 def _leaves(node: Any) -> list[Any]:

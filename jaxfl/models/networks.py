@@ -19,7 +19,7 @@ from flax import linen as nn
 from jaxfl.models.cropped import IFCACifarCNN
 from jaxfl.models.layers import BatchNorm, Conv, Dense, as_images, as_vectors, check_rates, check_sizes, max_pool
 from jaxfl.models.sequences import CharRNN, Transformer
-from jaxfl.schema import Option, check_name, lines_of
+from jaxfl.schema import Option, check_name, docstring_lines
 from jaxfl.typing import Array
 
 
@@ -347,7 +347,7 @@ def options(name: str) -> dict[str, Option]:
     (200,)
     """
     check_name("model", name, MODELS)
-    lines = lines_of(MODELS[name])
+    lines = docstring_lines(MODELS[name])
     return {
         field.name: Option(field.name, field.default, field.type, lines.get(field.name, ""))
         for field in dataclasses.fields(MODELS[name])

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from jaxfl.clustering import gaps
 from jaxfl.plots import style
-from jaxfl.schema import check, checked, quoted
+from jaxfl.schema import check_literal, checked, quoted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,7 +103,7 @@ def heatmaps(
     _check(arrays, group)
     kinds: dict[str, Any] = {name: of.get(name) if isinstance(of, Mapping) else of for name in arrays}
     for name, kind in kinds.items():
-        check(f"of {quoted(name)}" if isinstance(of, Mapping) else "of", kind, Kind)
+        check_literal(f"of {quoted(name)}" if isinstance(of, Mapping) else "of", kind, Kind)
 
     total = len(next(iter(arrays.values())))
     order = np.arange(total)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxfl.analysis.local_sketches import Sketches
 from jaxfl.plots import style
 from jaxfl.plots.runs import Run, heading, order_of
-from jaxfl.schema import check
+from jaxfl.schema import check_literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def models(sketches: Sketches, *, by: Map | Sequence[Map] = MAPS, result: Run | 
     if not maps:
         raise ValueError('by must be "pca", "tsne" or several of them, got none.')
     for one in maps:
-        check("by", one, Map)
+        check_literal("by", one, Map)
     points, found = sketches.points[sketches.trained], sketches.cluster[sketches.trained]
     if len(points) < 2:
         raise ValueError(

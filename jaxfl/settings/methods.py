@@ -10,7 +10,7 @@ from typing import Any
 import optax
 
 from jaxfl.methods import METHODS, Method, Row
-from jaxfl.schema import brought, check_name, installed, options_of, quoted
+from jaxfl.schema import check_name, function_options, installed_entry_points, load_entry_point, quoted
 from jaxfl.settings import own
 from jaxfl.tasks import Task
 
@@ -20,7 +20,7 @@ REMEDY = "it must be a function (task, optimizer, *, options) that returns a jax
 
 def names() -> list[str]:
     """Returns the names of all methods but those of files; a name of jaxfl stays jaxfl's."""
-    return [*METHODS, *(name for name in installed(GROUP) if name not in METHODS)]
+    return [*METHODS, *(name for name in installed_entry_points(GROUP) if name not in METHODS)]
 
 
 def rows() -> dict[str, Row]:
@@ -36,7 +36,7 @@ def rows() -> dict[str, Row]:
 
 def is_method(name: str) -> bool:
     """Returns whether a name may be that of a method; a file need not exist."""
-    return name in METHODS or own.is_own(name) or name in installed(GROUP)
+    return name in METHODS or own.is_own(name) or name in installed_entry_points(GROUP)
 
 
 def row(name: str) -> Row:
@@ -57,13 +57,13 @@ def row(name: str) -> Row:
         if name.endswith(".py"):
             raise ValueError(f"method must be FILE.py:NAME, got {name!r}; write {name}: and the name of its factory.")
         check_name("method", name, names())
-    found = own.load(name) if own.is_own(name) else brought(GROUP, name)
+    found = own.load(name) if own.is_own(name) else load_entry_point(GROUP, name)
     made = found if isinstance(found, Row) else Row(found, _summary(found), "-")
     if not callable(made.factory):
         kind = type(found).__name__
         raise ValueError(f"{name} must be a method, got a {kind}; {REMEDY}.")
     try:
-        options_of(made.factory)
+        function_options(made.factory)
     except Exception as error:
         raise ValueError(f"{name} has options that cannot be read: {type(error).__name__}: {error}.") from error
     return made

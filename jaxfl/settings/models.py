@@ -15,7 +15,7 @@ from flax import nnx
 
 from jaxfl.models import networks
 from jaxfl.models.adapters import Composed, Functions, Network
-from jaxfl.schema import REQUIRED, Option, brought, check_name, installed, lines_of, quoted
+from jaxfl.schema import REQUIRED, Option, check_name, docstring_lines, installed_entry_points, load_entry_point, quoted
 from jaxfl.settings import own
 
 GROUP = "jaxfl.models"
@@ -62,11 +62,11 @@ def _others(name: str) -> Any:
     """Returns a network that is not of jaxfl, or what makes one; None where it is."""
     if own.is_own(name):
         found = own.load(name)
-    elif name in networks.MODELS or name not in installed(GROUP):
-        check_name("model", name, [*networks.MODELS, *installed(GROUP)])
+    elif name in networks.MODELS or name not in installed_entry_points(GROUP):
+        check_name("model", name, [*networks.MODELS, *installed_entry_points(GROUP)])
         return None
     else:
-        found = brought(GROUP, name)
+        found = load_entry_point(GROUP, name)
     if not callable(found) and not _is_network(found):
         raise ValueError(f"{name} must be a class or a function that makes a network, got {quoted(found)}.")
     return found
@@ -75,7 +75,7 @@ def _others(name: str) -> Any:
 def _takes(made: Callable[..., Any]) -> list[Option]:
     """Returns what a function takes, or a class when an instance is made."""
     function = made.__init__ if isinstance(made, type) else made  # flax.nnx hides the signature of its classes
-    lines = lines_of(made)
+    lines = docstring_lines(made)
     try:
         words = inspect.signature(function, eval_str=True).parameters.values()
     except NameError:  # of a type that is imported for a type checker alone

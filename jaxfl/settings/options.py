@@ -19,14 +19,13 @@ from jaxfl.methods import METHODS, Method
 from jaxfl.methods.scheduled import scheduled
 from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network
-from jaxfl.schema import REQUIRED, Option, check_name, options_of, quoted
+from jaxfl.schema import REQUIRED, Option, check_name, function_options, quoted
 from jaxfl.settings import methods, models, optimizers, own, reading, run_options, tasks
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.reading import convert as convert
 from jaxfl.settings.reading import find as find
 from jaxfl.settings.reading import read as read
 from jaxfl.settings.reading import split as split
-from jaxfl.settings.removed import without_removed
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.tasks import start_from
@@ -88,7 +87,7 @@ class Settings(NamedTuple):
 
 def known(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
     """Returns all options that apply to this choice of method, data, model and optimisers, with their defaults."""
-    of_method, of_model = options_of(methods.row(method).factory), models.options(model)
+    of_method, of_model = function_options(methods.row(method).factory), models.options(model)
     of_method.pop("server_optimizer", None)  # it has a name and options of its own
     suits, suited = federations.dataset(data).model
     for name, default in suited.items() if model == suits else ():
@@ -128,8 +127,8 @@ def whose(name: str) -> str:
     ('optimizer momentum, server_optimizer fedavgm', 'data dirichlet-...', 'model mlp, mlp-batch-norm')
     """
     choices: dict[str, Mapping[str, Iterable[str]]] = {
-        "method": {one: options_of(row.factory) for one, row in METHODS.items()},
-        "data": {f"{skew}-...": options_of(deal) for skew, (deal, _) in federations.SKEWS.items()},
+        "method": {one: function_options(row.factory) for one, row in METHODS.items()},
+        "data": {f"{skew}-...": function_options(deal) for skew, (deal, _) in federations.SKEWS.items()},
         "model": {one: models.options(one) for one in MODELS},
         "optimizer": {one: numbers for one, (_, numbers) in OPTIMIZERS.items()},
         "server_optimizer": {one: numbers for one, (_, numbers) in SERVERS.items()},
@@ -149,8 +148,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         **given: options that have their values already, such as `finetune=1`; they win over items.
 
     Raises:
-        ValueError: a name or an option that nobody knows, an ambiguous one, one that is set twice, a value of the
-            wrong type, or an option of before with a value that is not its old default, see `settings.removed`.
+        ValueError: a name or an option that nobody knows, an ambiguous one, one that is set twice, or a value of the
+            wrong type.
     """
     methods.row(method)
     row = federations.dataset(data)
@@ -161,7 +160,6 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     check_name("optimizer", optimizer, OPTIMIZERS)
     server = _choose_server(method, wanted)
     options = known(method, data, model, optimizer, server)
-    wanted = without_removed(method, wanted, {option.name for option in options})
     where = f"method {method}, data {data}, model {model}, optimizer {optimizer}"
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
     for option, value in read(wanted, options, where, ("model", "optimizer", "server_optimizer"), whose):
@@ -255,7 +253,7 @@ def finetune(settings: Settings) -> FineTune | None:
     epochs, batch_size = chosen["finetune"], chosen["finetune_batch_size"]
     if epochs is None:
         if batch_size != usual["finetune_batch_size"]:
-            raise ValueError(f"finetune_batch_size needs finetune, got {batch_size} without it; give --set finetune=1.")
+            raise ValueError(f"finetune_batch_size needs finetune, got {batch_size} without it; give --finetune 1.")
         return None
     if epochs < 1:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")

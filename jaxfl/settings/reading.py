@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from jaxfl.schema import REQUIRED, Option, describe, did_you_mean, parts_of, quoted, words_of
+from jaxfl.schema import REQUIRED, Option, describe, did_you_mean, literal_values, quoted, union_members
 
 
 def parse(text: str) -> Any:
@@ -50,7 +50,7 @@ def fit(value: Any, hint: Any) -> tuple[bool, Any]:
     kind, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return True, value
-    if len(members := parts_of(hint)) > 1:
+    if len(members := union_members(hint)) > 1:
         # exact types first: 1 is an int, not a float or a tuple, where both are welcome
         exact = None if value is None else type(value)
         for part in sorted(members, key=lambda part: part is not exact):
@@ -84,7 +84,7 @@ def can_say(hint: Any) -> bool:
     >>> can_say(float | None), can_say(tuple[float, ...]), can_say(Exception | None)
     (True, True, False)
     """
-    kinds = [get_origin(part) or part for part in parts_of(hint)]
+    kinds = [get_origin(part) or part for part in union_members(hint)]
     return any(kind in (Any, Literal, int, float, str, bool, tuple, list, Sequence) for kind in kinds)
 
 
@@ -163,7 +163,7 @@ def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
     if not fits:
         if not remedy and option.default is not REQUIRED:
             remedy = f"its default is {quoted(option.default)}"
-        near = did_you_mean(given, words_of(option.hint))
+        near = did_you_mean(given, literal_values(option.hint))
         end = f"; {remedy}." if near == "." and remedy else near
         raise ValueError(f"{key} must be {describe(option.hint)}, got {quoted(given)}{end}")
     if not isinstance(option.default, tuple) or isinstance(value, tuple) or value is None:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import engine, sampling
-from jaxfl.cohort import Plan, PlanChoice, resolve_plan
+from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
-from jaxfl.random import check_one_or_several, check_seeds
+from jaxfl.random import check_seed_or_seeds, check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import program
@@ -130,7 +130,7 @@ def run_mapped(
     check_drift(data.drifts_at, rounds)
     if data.absent is not None:
         raise ValueError("data must have the same clients in all rounds, got some that arrive or leave; use jaxfl.run.")
-    check_one_or_several(seed, seeds)
+    check_seed_or_seeds(seed, seeds)
     size, seeds = cohort_size(cohort, data), check_seeds([seed or 0] if seeds is None else seeds)
     try:
         methods = [make(number) for number in numbers]  # a value that is out of range is refused here
@@ -145,7 +145,7 @@ def run_mapped(
     keys = [jax.random.key(one) for one in seeds]
     stacked = keys[0] if len(keys) == 1 else jnp.stack(keys)
     model = served_model(methods[0], jax.eval_shape(methods[0].init, keys[0], data))
-    plan = resolve_plan(plan, model, size, models=len(numbers) * len(seeds))
+    plan = engine.resolve_plan(plan, model, size, models=len(numbers) * len(seeds))
     data = data.in_programs().on_device()
     traced = jnp.asarray(numbers, jnp.float32)  # [V]
     try:

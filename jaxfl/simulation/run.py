@@ -8,11 +8,11 @@ from typing import Any, overload
 
 import jax
 
-from jaxfl import sampling, tree
-from jaxfl.cohort import DevicesChoice, PlanChoice, resolve_mesh, resolve_plan
+from jaxfl import engine, sampling, tree
+from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
-from jaxfl.random import check_one_or_several, check_seeds
+from jaxfl.random import check_seed_or_seeds, check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import MAKERS, checked
 from jaxfl.simulation import processes
@@ -150,7 +150,7 @@ def run(
     ((0, 1), 0.0)
     """
     began, several = time.perf_counter(), seeds is not None
-    check_one_or_several(seed, seeds)
+    check_seed_or_seeds(seed, seeds)
     numbers = check_seeds([0 if seed is None else seed] if seeds is None else seeds)
     of_each = _of_each(data, len(numbers))
     check_learns(method.task, of_each[0])
@@ -168,10 +168,10 @@ def run(
         check_named(sampler)
     size = cohort_size(cohort, data)
     # traced once, for the shapes and for the state
-    init = initialiser(method, shapes_of(data), resolve_mesh(plan, devices))
+    init = initialiser(method, shapes_of(data), engine.mesh_of(plan, devices))
     shapes = jax.eval_shape(init, jax.random.key(numbers[0]), data)
     model = served_model(method, shapes)
-    chosen = resolve_plan(plan, model, size, devices=devices)
+    chosen = engine.resolve_plan(plan, model, size, devices=devices)
     within = inside(plan, chosen, model, size, len(numbers))
     stream = streams(method, data, resident)
     kept = keeps(method, shapes, size, resident, chosen, beside=0 if stream else tree.num_bytes(data))

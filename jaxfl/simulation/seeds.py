@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import tree
-from jaxfl.cohort import Plan, PlanChoice, resolve_plan
-from jaxfl.data.clients import FederatedData, replaced
+from jaxfl import engine, tree
+from jaxfl.cohort import Plan, PlanChoice
+from jaxfl.data.clients import FederatedData, replace_field
 from jaxfl.methods.base import Grow, Method, doubled
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.simulation.asked import One
@@ -140,7 +140,7 @@ def inside(choice: PlanChoice, plan: Plan, model: Any, size: int, count: int) ->
     if isinstance(choice, Plan):
         return choice._replace(mesh=None)
     devices = 1 if plan.mesh is None else plan.mesh.size
-    return resolve_plan(choice, model, size, models=-(-count // devices), devices=1)
+    return engine.resolve_plan(choice, model, size, models=-(-count // devices), devices=1)
 
 
 def behind(ones: Sequence[One], schedule: Schedule, resume: bool) -> dict[int, int]:
@@ -196,7 +196,10 @@ def alike(data: Sequence[FederatedData]) -> list[FederatedData] | None:
 
     bare = first.in_programs()
     found = (jax.tree.map(known, bare, other.in_programs()) for other in others)
-    return [first, *(replaced(one, "client_names", of.client_names) for one, of in zip(found, others, strict=True))]
+    return [
+        first,
+        *(replace_field(one, "client_names", of.client_names) for one, of in zip(found, others, strict=True)),
+    ]
 
 
 def placed(data: Sequence[FederatedData], plan: Plan) -> list[FederatedData]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.data.labels import Kind, counted
+from jaxfl.data.labels import LabelKind, class_count_phrase
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks.metrics import ACCURACY, Metrics
 from jaxfl.typing import Array, Key, Params
@@ -84,12 +84,12 @@ class Rows(NamedTuple):
     """What the rows of a federation are."""
 
     inputs: tuple[int, ...]  # the shape of one
-    kind: Kind
+    kind: LabelKind
     num_classes: int  # L
 
     def __str__(self) -> str:
         """Returns it in words."""
-        return f"inputs of shape {self.inputs} and {counted(self.kind, self.num_classes)}"
+        return f"inputs of shape {self.inputs} and {class_count_phrase(self.kind, self.num_classes)}"
 
 
 class OnePass(NamedTuple):

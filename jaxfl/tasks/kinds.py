@@ -10,7 +10,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.data.labels import MASKED, Kind
+from jaxfl.data.labels import MASKED, LabelKind
 from jaxfl.models.adapters import Network
 from jaxfl.models.precision import Compute
 from jaxfl.models.weights import load_weights
@@ -36,12 +36,12 @@ def start_from(task: Task, path: str | os.PathLike) -> Task:
         ValueError: as `jaxfl.models.load_weights`.
     """
     model = load_weights(path, jax.eval_shape(task.init, jax.random.key(0)))
-    order = tree.made_order(lambda: task.init(jax.random.key(0)))
+    order = tree.creation_order(lambda: task.init(jax.random.key(0)))
 
     def init(key: Key) -> Params:
         del key
         # XLA would fold it, for minutes
-        return tree.in_order(jax.lax.optimization_barrier(jax.tree.map(jnp.asarray, model)), order)
+        return tree.with_key_order(jax.lax.optimization_barrier(jax.tree.map(jnp.asarray, model)), order)
 
     return task._replace(init=init)
 
@@ -239,7 +239,7 @@ TASKS: dict[str, Callable[..., Task]] = {
 }
 
 
-def _check_kind(task: Kind, data: FederatedData) -> None:
+def _check_kind(task: LabelKind, data: FederatedData) -> None:
     """Raises ValueError if the labels are of another kind."""
     if data.kind != task:
         raise ValueError(

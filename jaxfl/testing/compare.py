@@ -18,29 +18,29 @@ def leaves(values: Any) -> dict[str, np.ndarray]:
     return dict(zip(tree.names(values), map(np.asarray, jax.tree.leaves(values)), strict=True))
 
 
-def but_cluster(state: Any) -> dict[str, np.ndarray]:
+def leaves_without_cluster(state: Any) -> dict[str, np.ndarray]:
     """Returns the leaves of a state other than `cluster`."""
     return {path: leaf for path, leaf in leaves(state).items() if path != "cluster"}
 
 
-def _compare(left: Any, right: Any, law: str, same: Callable[[np.ndarray, np.ndarray], bool]) -> None:
+def _assert_leaves(left: Any, right: Any, law: str, same: Callable[[np.ndarray, np.ndarray], bool]) -> None:
     for (path, a), b in zip(leaves(left).items(), leaves(right).values(), strict=True):
         assert a.shape == b.shape, f"{law}: {path or 'it'} has the shapes {a.shape} and {b.shape}"
-        assert same(a, b), f"{law}: {path or 'it'} differs, by up to {_difference(a, b)}"
+        assert same(a, b), f"{law}: {path or 'it'} differs, by up to {_largest_difference(a, b)}"
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> str:
+def _largest_difference(a: np.ndarray, b: np.ndarray) -> str:
     return f"{np.abs(a.astype(float) - b.astype(float)).max(initial=0):.3g}"
 
 
 def assert_equal(left: Any, right: Any, law: str) -> None:
     """Every leaf is the same, bit for bit."""
-    _compare(left, right, law, lambda a, b: a.tobytes() == b.tobytes())
+    _assert_leaves(left, right, law, lambda a, b: a.tobytes() == b.tobytes())
 
 
 def assert_close(left: Any, right: Any, law: str) -> None:
     """Choices (integers, booleans) are the same, floats agree to rounding."""
-    _compare(
+    _assert_leaves(
         left,
         right,
         law,

@@ -74,22 +74,22 @@ def linear_task() -> Task:
 
 def case(row: Row, batch_size: int | None = 4) -> Case:
     """Returns the row's method on the battery's task; the same object for the same row, so that it compiles once."""
-    return _case(*_address(row, batch_size))
+    return _compiled_case(*_case_options(row, batch_size))
 
 
-def case_anew(row: Row) -> Case:
+def recompiled_case(row: Row) -> Case:
     """Returns what `case(row)` returns, made and compiled again."""
-    return _case.__wrapped__(*_address(row, 4))
+    return _compiled_case.__wrapped__(*_case_options(row, 4))
 
 
-def _address(row: Row, batch_size: int | None) -> tuple[Callable[..., Method], tuple[tuple[str, Any], ...]]:
+def _case_options(row: Row, batch_size: int | None) -> tuple[Callable[..., Method], tuple[tuple[str, Any], ...]]:
     """Returns a row's factory and the options that the battery gives it."""
     options = {"local_epochs": 2, "batch_size": batch_size, **row.small}
     return row.factory, tuple((name, value) for name, value in options.items() if name in row.options)
 
 
 @functools.lru_cache(maxsize=4)
-def _case(factory: Callable[..., Method], options: tuple[tuple[str, Any], ...]) -> Case:
+def _compiled_case(factory: Callable[..., Method], options: tuple[tuple[str, Any], ...]) -> Case:
     """Returns the method with these options, about to be compiled."""
     method = factory(linear_task(), optax.sgd(0.3), **dict(options))
     return Case(method, *map(jax.jit, (method.init, method.round, method.client_params, method.assign)))
@@ -100,13 +100,13 @@ def federation(num_groups: int = 2, ragged: bool = True, rows: int = 12) -> Fede
     """Returns the battery's federation of eight clients, in arrays of the same shapes whatever is asked for."""
     data = clustered_linear(CLIENTS, num_groups, rows, FEATURES, CLASSES, ragged=ragged)
     pool, owned = 2 * CLIENTS * ROWS, CLIENTS * ROWS
-    splits = {name: replace(split, rows=_lengthened(split.rows, owned)) for name, split in _splits(data)}
+    splits = {name: replace(split, rows=_pad_rows(split.rows, owned)) for name, split in _splits(data)}
     nobody = np.zeros(CLIENTS, bool)  # an array in place of None: the same program for those who are held out
-    pools = {name: _lengthened(getattr(data, name), pool) for name in POOL}
-    return of_one_width(replace(data, **pools, **splits, held_out=nobody, group_names=()))
+    pools = {name: _pad_rows(getattr(data, name), pool) for name in POOL}
+    return with_batch_width(replace(data, **pools, **splits, held_out=nobody, group_names=()))
 
 
-def of_one_width(data: FederatedData, rows: int = ROWS) -> FederatedData:
+def with_batch_width(data: FederatedData, rows: int = ROWS) -> FederatedData:
     """Returns the federation with batches as wide as those of all others of the battery, or of so many rows."""
     return replace(data, **{name: replace(split, max_size=rows) for name, split in _splits(data)})
 
@@ -119,25 +119,25 @@ def windowed(data: FederatedData, ids: Sequence[int]) -> FederatedData:
     """Returns a window of these clients, see `jaxfl.data.windows`, in arrays of the same shapes."""
     window = jax.tree.map(np.asarray, Windows(data, len(ids), ("train", "test")).of(ids))
     splits = {
-        name: replace(getattr(window, name), rows=_lengthened(getattr(window, name).rows, CLIENTS * ROWS))
+        name: replace(getattr(window, name), rows=_pad_rows(getattr(window, name).rows, CLIENTS * ROWS))
         for name in ("train", "test")
     }
-    return replace(window, **splits, **{name: _lengthened(getattr(window, name), 2 * CLIENTS * ROWS) for name in POOL})
+    return replace(window, **splits, **{name: _pad_rows(getattr(window, name), 2 * CLIENTS * ROWS) for name in POOL})
 
 
-def _lengthened(array: Any, length: int) -> np.ndarray:
+def _pad_rows(array: Any, length: int) -> np.ndarray:
     """Returns the array with zeros behind it: rows of nobody."""
     array = np.asarray(array)
     return np.pad(array, [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)])
 
 
-def cohort_of(ids: Sequence[int] = COHORT, plan: Plan = Plan()) -> Cohort:
+def small_cohort(ids: Sequence[int] = COHORT, plan: Plan = Plan()) -> Cohort:
     """Returns the cohort of these clients in eight entries; those that are left are client 5's, and do not count."""
     rest = CLIENTS - len(ids)
     mask = jnp.array([True] * len(ids) + [False] * rest)
     return Cohort(jnp.array([*ids, *[5] * rest], jnp.int32), mask, plan)
 
 
-def everyone() -> Cohort:
+def full_cohort() -> Cohort:
     """Returns the cohort of all clients."""
-    return cohort_of(range(CLIENTS))
+    return small_cohort(range(CLIENTS))

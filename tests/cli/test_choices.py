@@ -14,7 +14,7 @@ from jaxfl.cli.tables import choices
 from jaxfl.cli.tables.console import write
 from jaxfl.methods import METHODS, Row
 from jaxfl.models.networks import MODELS
-from jaxfl.schema import Option, options_of, words_of
+from jaxfl.schema import Option, function_options, literal_values
 
 
 def page(name, width=100):
@@ -34,7 +34,7 @@ def test_pages_fit_the_terminal_and_tell_every_option(name, width):
     lines = page(name, width).splitlines()
     assert max(map(len, lines[1:])) <= width  # the first is left to the terminal to wrap
     told = {line.split()[0]: line for line in lines if line[:1].strip()}
-    for option, known in options_of(METHODS[name].factory).items():
+    for option, known in function_options(METHODS[name].factory).items():
         assert option in told and known.line, option
         assert told[option].split()[1:2] == choices.text(choices.resolved(known, METHODS[name].presets)[0]).split()[:1]
 
@@ -48,7 +48,7 @@ def test_defaults_are_those_of_the_preset_and_others_are_beside_them():
     shown = page("cfl")
     assert re.search(r"\neps1 +0\.4 .*\n +fesem: infinity ", shown) and "eps1=none" not in shown
     assert re.search(r"\nlinkage +single .*\n +official: complete .*\n +fesem: average ", shown)
-    assert re.search(r"\nsketch_size +4096 +\S", shown)
+    assert re.search(r"\nmetric +cosine +\S", shown)
     assert re.search(r"\nlayers +\.\* .*\n +official: last kernel ", page("fesem"))
 
 
@@ -89,7 +89,7 @@ def test_networks_are_listed_with_their_options():
 
 def test_json_has_the_same():
     (row,) = json.loads(CliRunner().invoke(app, ["methods", "cfl", "--json"]).stdout)
-    assert set(row["options"]) == set(options_of(METHODS["cfl"].factory))
+    assert set(row["options"]) == set(function_options(METHODS["cfl"].factory))
     eps1 = row["options"]["eps1"]
     assert eps1 | {"line": ""} == {
         "default": 0.4,
@@ -105,10 +105,10 @@ def test_json_has_the_same():
 
 @pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.presets])
 def test_presets_are_those_of_the_factory(name):
-    known, presets = options_of(METHODS[name].factory), METHODS[name].presets
+    known, presets = function_options(METHODS[name].factory), METHODS[name].presets
     if "preset" in known:
         assert next(iter(presets)) == known["preset"].default
-        assert words_of(known["preset"].hint) in ((), tuple(presets))
+        assert literal_values(known["preset"].hint) in ((), tuple(presets))
     for rule in presets.values():
         assert set(rule) <= {option for option, one in known.items() if one.default is None}
 

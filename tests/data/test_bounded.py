@@ -66,8 +66,8 @@ def test_a_zip_that_unpacks_to_too_much_is_refused_before_it_does(little, tmp_pa
 
 def test_what_is_written_without_compression_is_read(little, tmp_path):
     np.savez(tmp_path / "plain.npz", x=np.zeros(1_000_000, np.uint8))
-    assert bounded.arrays(tmp_path / "plain.npz")[0]["x"].shape == (1_000_000,)
-    assert bounded.arrays(zeros(tmp_path / "bomb.npz"), ["y"])[1] == ["x", "y"], "only what is wanted counts"
+    assert bounded.read_arrays(tmp_path / "plain.npz")[0]["x"].shape == (1_000_000,)
+    assert bounded.read_arrays(zeros(tmp_path / "bomb.npz"), ["y"])[1] == ["x", "y"], "only what is wanted counts"
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_what_is_written_without_compression_is_read(little, tmp_path):
 def test_an_array_that_lies_about_itself_is_refused(tmp_path, content, message):
     path = archive(tmp_path / "x.npz", content)
     with refused(*message):
-        bounded.arrays(path)
+        bounded.read_arrays(path)
 
 
 def test_compressions_that_numpy_does_not_write_are_refused(tmp_path):
     path = archive(tmp_path / "x.npz", header_of((2,)) + bytes(8), compression=zipfile.ZIP_LZMA)
     with refused("x.npy", "np.savez"):
-        bounded.arrays(path)
+        bounded.read_arrays(path)
 
 
 def test_arrays_are_those_that_numpy_reads(tmp_path):
@@ -108,7 +108,7 @@ def test_arrays_are_those_that_numpy_reads(tmp_path):
         "large": np.arange(1_000_000),
     }
     np.savez_compressed(tmp_path / "a.npz", allow_pickle=False, **written)
-    found, names = bounded.arrays(tmp_path / "a.npz")
+    found, names = bounded.read_arrays(tmp_path / "a.npz")
     assert names == list(written)
     for name, array in written.items():
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
@@ -126,11 +126,11 @@ def test_a_gzip_that_unpacks_to_too_much_is_refused_before_it_does(little, tmp_p
 
 def test_json_is_bounded_in_length_and_depth(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=mentions("deep")):
-        bounded.parsed("[" * 100_000)
+        bounded.parse_json("[" * 100_000)
     monkeypatch.setattr(bounded, "TEXT", 10)
     (tmp_path / "a.json").write_text(json.dumps({"a": "long enough"}))
     with pytest.raises(ValueError, match=mentions("10 bytes")):
-        bounded.table(tmp_path / "a.json")
+        bounded.read_object(tmp_path / "a.json")
     (tmp_path / "a.json").write_text("[1]")
     with pytest.raises(ValueError, match=mentions("object", "list")):
-        bounded.table(tmp_path / "a.json")
+        bounded.read_object(tmp_path / "a.json")

@@ -31,7 +31,7 @@ def test_embedded_federations_load_with_their_defaults(name):
 @pytest.mark.parametrize("name", ["fashion-mnist", "emnist-balanced", "emnist-letters", "cifar10", "cifar100"])
 def test_defaults_fit_what_a_source_has(name):
     """These have as many rows of every class, and others have more."""
-    classes = data.sources.row(name).num_classes
+    classes = data.sources.entry(name).num_classes
     sizes = {"emnist-balanced": (112800, 18800), "emnist-letters": (124800, 20800), "fashion-mnist": (60000, 10000)}
     train, test = (np.arange(count) % classes for count in sizes.get(name, (50000, 10000)))
     pixels, test_pixels = (np.zeros((len(labels), 1, 1), np.uint8) for labels in (train, test))
@@ -102,7 +102,7 @@ def test_same_seed_same_split_and_other_seed_another(name):
 @pytest.mark.parametrize("name", [*data.DATASETS, "rotated+pathological-mnist", "iid-tfds:kmnist"])
 def test_options_are_those_of_the_skew_and_the_source(name):
     row = data.dataset(name)
-    functions = [catalog.SKEWS[row.skew][0], catalog.sources.row(row.source).load]
+    functions = [catalog.SKEWS[row.skew][0], catalog.sources.entry(row.source).load]
     functions += [catalog.SHIFTS[shift] for shift in row.shifts]
     words = [word for function in functions for word in inspect.signature(function).parameters.values()]
     names = [word.name for word in words if word.kind is word.KEYWORD_ONLY and word.name != "seed"]
@@ -273,5 +273,5 @@ def test_every_skew_of_mnist_loads_with_its_defaults():
 def test_own_files_are_those_of_both_domains(tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
     for other, files in (("npz", [tmp_path / "own.npz"]), ("negative", []), (None, [])):
-        assert catalog.own_files("hybrid-digits", tmp_path / "own.npz", other) == files
-    assert catalog.own_files("hybrid-npz", tmp_path / "own.npz", "npz") == [tmp_path / "own.npz"]
+        assert catalog.user_files("hybrid-digits", tmp_path / "own.npz", other) == files
+    assert catalog.user_files("hybrid-npz", tmp_path / "own.npz", "npz") == [tmp_path / "own.npz"]

@@ -109,7 +109,7 @@ def test_grey_images_become_colour(folder):
 def test_variants_of_the_folder(tmp_path, top, inner):
     write(tmp_path / top, inner)
     assert len(celeba.load(tmp_path, size=2).inputs) == 5
-    assert celeba.ROW.find(tmp_path) == tmp_path / top
+    assert celeba.ENTRY.find(tmp_path) == tmp_path / top
 
 
 @pytest.mark.parametrize("name", [celeba.ATTRIBUTES, celeba.IDENTITIES, celeba.IMAGES])
@@ -117,7 +117,7 @@ def test_missing_file_says_which_where_and_how(folder, name):
     (folder / name).rename(folder / "elsewhere")
     with pytest.raises(FileNotFoundError, match=mentions("celeba", name, "data_dir")):
         celeba.load(folder)
-    assert celeba.ROW.find(folder) is None
+    assert celeba.ENTRY.find(folder) is None
 
 
 def test_nothing_there(tmp_path):
@@ -132,7 +132,7 @@ def undecodable(*_):
 def test_missing_image(folder, monkeypatch):
     for name in NAMES[2:6]:
         (folder / celeba.IMAGES / name).unlink()
-    monkeypatch.setattr(celeba, "_decode", undecodable)
+    monkeypatch.setattr(celeba, "_decode_images", undecodable)
     # 7 has images 3 and 6 of these; the others belong to persons with too few.
     with pytest.raises(FileNotFoundError, match=mentions("2 of 5", "000003.jpg", "img_align_celeba")):
         celeba.load(folder)
@@ -154,7 +154,7 @@ def test_first_damaged_image_ends_the_reading(folder, monkeypatch):
     true_open = Image.open
     monkeypatch.setattr(Image, "open", lambda path, formats: opened.append(path) or true_open(path, formats=formats))
     with pytest.raises(ValueError, match=mentions("000002.jpg", "JPEG")):
-        celeba._decode(folder / celeba.IMAGES, names, 84)
+        celeba._decode_images(folder / celeba.IMAGES, names, 84)
     assert len(opened) < 1500
 
 
@@ -185,7 +185,7 @@ ROW_3 = attribute_lines()[2]
     ],
 )
 def test_damaged_attributes(folder, lines, message, monkeypatch):
-    monkeypatch.setattr(celeba, "_decode", undecodable)
+    monkeypatch.setattr(celeba, "_decode_images", undecodable)
     (folder / celeba.ATTRIBUTES).write_text("\n".join(lines))
     with pytest.raises(ValueError, match=mentions(*message)):
         celeba.load(folder)
@@ -206,7 +206,7 @@ def test_damaged_attributes(folder, lines, message, monkeypatch):
     ],
 )
 def test_damaged_identities(folder, lines, message, monkeypatch):
-    monkeypatch.setattr(celeba, "_decode", undecodable)
+    monkeypatch.setattr(celeba, "_decode_images", undecodable)
     (folder / celeba.IDENTITIES).write_text("\n".join(lines))
     with pytest.raises(ValueError, match=mentions(*message)):
         celeba.load(folder)
@@ -228,12 +228,12 @@ def test_damaged_identities(folder, lines, message, monkeypatch):
     ],
 )
 def test_options_that_cannot_be(folder, options, message, monkeypatch):
-    monkeypatch.setattr(celeba, "_decode", undecodable)
+    monkeypatch.setattr(celeba, "_decode_images", undecodable)
     with pytest.raises(ValueError, match=mentions(*message)):
         celeba.load(folder, **options)
 
 
 def test_the_row_names_a_model_that_exists():
-    name, options = celeba.ROW.model
+    name, options = celeba.ENTRY.model
     assert isinstance(models.create(name, 2, **options), models.LeafCelebaCNN)
-    assert not celeba.ROW.remotes  # its hosts want a browser
+    assert not celeba.ENTRY.remotes  # its hosts want a browser

@@ -87,7 +87,7 @@ def test_folders_that_are_searched(binary, inner):
     for path in binary.glob("*.*"):
         path.rename(place / path.name)
     assert len(cifar10.load(binary).inputs) == 30
-    assert cifar10.ROW.find(binary) == place
+    assert cifar10.ENTRY.find(binary) == place
 
 
 def test_class_names_come_from_the_files_and_may_be_absent(binary):
@@ -122,7 +122,7 @@ def test_missing_file_says_which_where_and_how(layout, name, request):
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=mentions("cifar10", "https://www.cs.toronto.edu", name, folder.name)):
         cifar10.load(folder)
-    assert cifar10.ROW.find(folder) is None
+    assert cifar10.ENTRY.find(folder) is None
 
 
 def test_nothing_there(tmp_path):
@@ -136,7 +136,7 @@ def test_pickles_are_not_read(tmp_path, inner):
     (tmp_path / inner / "data_batch_1").write_bytes(b"\x80\x02}q\x01.")
     with pytest.raises(FileNotFoundError, match=mentions("cifar10", "pickled")):
         cifar10.load(tmp_path)
-    assert cifar10.ROW.find(tmp_path) is None
+    assert cifar10.ENTRY.find(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_the_share_is_exact_and_of_those_who_can(share, empty, held_out):
 
 
 def test_who_attacks_is_the_seeds_and_not_the_kinds():
-    found = {kind: attackers(conditions.attack(DATA, kind, 0.3, seed=4, scale=2.0)) for kind in conditions.KINDS}
+    found = {kind: attackers(conditions.attack(DATA, kind, 0.3, seed=4, scale=2.0)) for kind in conditions.ATTACK_KINDS}
     assert len({tuple(who) for who in found.values()}) == 1
     assert found["gaussian"] != attackers(conditions.attack(DATA, "gaussian", 0.3, seed=5))
     fewer = attackers(conditions.attack(DATA, "gaussian", 0.1, seed=4))
@@ -57,7 +57,7 @@ def test_nobody_is_no_condition():
         ),
         (lambda: conditions.attack(DATA, "sign-flip", 1.0), ("attackers", 1.0)),
         (lambda: conditions.attack(DATA, "sign-flip", -0.1), ("attackers", -0.1)),
-        (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=0), ("attack_scale", "got 0")),
+        (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=0), ("attack_scale", 0)),
         (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=float("inf")), ("attack_scale", "inf")),
         (
             lambda: conditions.attack(conditions.attack(DATA, "gaussian", 0.1), "sign-flip", 0.1),

@@ -29,7 +29,7 @@ def test_leaf_files_load_from_where_leaf_puts_them(tmp_path, place):
     check(source.inputs, source.labels, source.clients, ONE | TWO)  # 2 comes before 10
     assert source.test_inputs is None and source.test_labels is None and source.test_clients is None
     assert (source.name, source.mean, source.std, source.num_classes) == ("femnist", 0.0, 255.0, 62)
-    assert femnist.ROW.find(tmp_path) == tmp_path / place
+    assert femnist.ENTRY.find(tmp_path) == tmp_path / place
 
 
 def test_writers_2100_to_2599_are_students(tmp_path):
@@ -45,7 +45,7 @@ def test_writers_2100_to_2599_are_students(tmp_path):
 
 def test_classes_are_in_leafs_order():
     assert [femnist.CLASSES[label] for label in (0, 9, 10, 11, 35, 36, 37, 61)] == list("09ABZabz")
-    assert len(set(femnist.CLASSES)) == femnist.ROW.num_classes == 62
+    assert len(set(femnist.CLASSES)) == femnist.ENTRY.num_classes == 62
 
 
 def test_white_paper_stays_white_and_every_grey_value_is_exact(tmp_path):
@@ -68,7 +68,7 @@ def test_leafs_split_by_sample_and_by_user(tmp_path, test):
     source = femnist.load(tmp_path)
     check(source.inputs, source.labels, source.clients, ONE)
     check(source.test_inputs, source.test_labels, source.test_clients, held)
-    assert femnist.ROW.find(tmp_path) == tmp_path / "data"
+    assert femnist.ENTRY.find(tmp_path) == tmp_path / "data"
 
 
 def test_tff_files_load_with_their_test_set(tmp_path):
@@ -78,7 +78,7 @@ def test_tff_files_load_with_their_test_set(tmp_path):
     source = femnist.load(tmp_path)
     check(source.inputs, source.labels, source.clients, ONE)
     check(source.test_inputs, source.test_labels, source.test_clients, held)
-    assert femnist.ROW.find(tmp_path) == tmp_path / "femnist"
+    assert femnist.ENTRY.find(tmp_path) == tmp_path / "femnist"
 
 
 def test_layout_chooses_between_files_that_lie_together(tmp_path):
@@ -140,11 +140,11 @@ def test_missing_files_say_which_where_and_how(tmp_path):
         ),
     ):
         femnist.load(tmp_path)
-    assert femnist.ROW.find(tmp_path) is None
+    assert femnist.ENTRY.find(tmp_path) is None
     leaf_files.write_hdf5(tmp_path / "fed_emnist_train.h5", ONE)
     with pytest.raises(FileNotFoundError, match=mentions("femnist", "fed_emnist_test.h5")):
         femnist.load(tmp_path)
-    assert femnist.ROW.find(tmp_path) is None
+    assert femnist.ENTRY.find(tmp_path) is None
 
 
 def damaged(change):
@@ -318,6 +318,6 @@ def test_hdf5_flipped_byte_in_a_compressed_image(hdf5):
 
 
 def test_remote_has_a_complete_checksum():
-    (remote,) = femnist.ROW.remotes
+    (remote,) = femnist.ENTRY.remotes
     kind, digest = remote.checksum.split(":")
     assert kind == "sha256" and len(bytes.fromhex(digest)) == 32

@@ -8,7 +8,7 @@ from scipy import ndimage
 from jaxfl import data
 from jaxfl.data import images
 
-tilt = jax.jit(images.tilt)
+tilt = jax.jit(images.rotate_by_degrees)
 RNG = np.random.Generator(np.random.PCG64(3))
 
 

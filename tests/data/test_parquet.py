@@ -61,7 +61,7 @@ def test_the_hubs_layout(tmp_path):
     assert source.class_names == tuple("abcd") and source.num_classes == 4
     assert source.clients.tolist() == WRITERS.tolist() and source.test_clients.tolist() == ["ann", "dan"]
     assert source.client_groups.tolist() == np.repeat([0, 1, 2], 4).tolist() and source.group_names == ("0", "1", "2")
-    assert parquet.ROW.find(tmp_path) == tmp_path
+    assert parquet.ENTRY.find(tmp_path) == tmp_path
     test = parquet.load(tmp_path, split="test")
     assert len(test.inputs) == 2 and test.test_inputs is None
     with pytest.raises(ValueError, match=mentions("split", "['test', 'train', 'validation']", "extra")):
@@ -234,23 +234,23 @@ def test_missing_files(tmp_path):
     for place in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileNotFoundError, match=mentions("parquet", "*.parquet", "data/*.parquet", "data_dir")):
             parquet.load(place)
-        assert parquet.ROW.find(place) is None
+        assert parquet.ENTRY.find(place) is None
     for name in ("small", "large"):
         write(tmp_path / name / "train.parquet", column("label", LABELS))
     with pytest.raises(FileNotFoundError, match=mentions("['large', 'small']", "data_dir")):
         parquet.load(tmp_path)
     assert len(parquet.load(tmp_path / "small").inputs) == 12
     (tmp_path / "own.npz").write_bytes(b"")
-    assert parquet.ROW.find(tmp_path / "own.npz") is None
-    assert parquet.ROW.find(tmp_path / "small" / "train.parquet") == tmp_path / "small" / "train.parquet"
+    assert parquet.ENTRY.find(tmp_path / "own.npz") is None
+    assert parquet.ENTRY.find(tmp_path / "small" / "train.parquet") == tmp_path / "small" / "train.parquet"
 
 
 def test_a_file_of_the_user_is_found_by_what_it_holds(tmp_path):
     """And so `jaxfl compare` is told which file it was."""
     mine = write(tmp_path / "mine.parquet", column("label", LABELS)).rename(tmp_path / "mine.pq")
-    assert parquet.ROW.find(mine) == mine and parquet.ROW.own(mine) == [mine]
+    assert parquet.ENTRY.find(mine) == mine and parquet.ENTRY.own(mine) == [mine]
     mine.write_bytes(b"something else")
-    assert parquet.ROW.find(mine) is None
+    assert parquet.ENTRY.find(mine) is None
 
 
 def test_a_folder_with_one_of_several_files_is_not_whole(tmp_path):

@@ -79,7 +79,7 @@ def test_a_client_is_a_collection_and_a_group_its_language(tmp_path, layout):
         assert said(source, source.inputs[own].ravel()[: len(stream) - 1]) == stream[:-1]
         assert said(source, source.labels[own][source.labels[own] >= 0]) == stream[1:]
         assert set(source.client_groups[own]) == {source.group_names.index(language)}
-    assert fortunes.ROW.find(tmp_path) == tmp_path
+    assert fortunes.ENTRY.find(tmp_path) == tmp_path
     few = fortunes.load(tmp_path, length=8, tokens=5, languages="ru")
     assert (few.num_classes, few.group_names, len(few.class_names)) == (5, ("ru",), 5) and few.inputs.max() == 4
     fed = data.load("fortunes", data_dir=tmp_path, length=4, test_share=0.5)

@@ -41,7 +41,7 @@ def test_batches_are_those_of_the_whole(name):
 def test_dealt_rows_lie_with_their_clients():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("clients",))
     ids, real = np.array([5, 2, 7, 2]), np.array([True, True, True, False])  # the last one fills the second part
-    windows = Windows(RAGGED, 4, mesh=mesh, dealt=True)
+    windows = Windows(RAGGED, 4, mesh=mesh, sharded=True)
     window = windows.of(ids, real)
     assert shapes_of(window) == shapes_of(windows.blank)
     size, start = RAGGED.train.size, np.asarray(window.train.start)

@@ -15,7 +15,7 @@ from experiments.leaderboard.federations import FEDERATIONS, SEEDS, SMOKE
 from experiments.leaderboard.rows import Row, row
 from jaxfl.jobs import job
 from jaxfl.methods import METHODS
-from jaxfl.schema import options_of
+from jaxfl.schema import function_options
 from jaxfl.settings import options
 from tests.messages import mentions
 
@@ -257,7 +257,7 @@ def test_every_method_has_a_row_and_every_cell_can_be():
     for one in rows.ROWS:
         assert bool(one.beyond) == (one.number is not None and not one.counts)
         assert not one.grid or not set(one.beyond) & set(one.grid) or one.elsewhere
-        known = options_of(METHODS[one.method].factory).get(rows.PULL)
+        known = function_options(METHODS[one.method].factory).get(rows.PULL)
         preset = METHODS[one.method].presets.get("paper", {}).get(rows.PULL)
         given = one.number == rows.PULL or any(item.startswith(rows.PULL) for item in one.items)
         assert one.pull == (None if known is None or given else known.default or preset or None)

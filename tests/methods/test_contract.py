@@ -13,7 +13,7 @@ from jaxfl import methods
 from jaxfl.methods import METHODS, Row
 from jaxfl.methods.averaging import AveragingState
 from jaxfl.methods.base import keep_clusters, write_clusters
-from jaxfl.schema import describe, options_of, words_of
+from jaxfl.schema import describe, function_options, literal_values
 from jaxfl.testing import CHECKS
 from tests.messages import mentions
 
@@ -48,8 +48,8 @@ def test_law(name, check):
 WORDS = [
     pytest.param(row.factory, option, id=f"{name}-{option.name}")
     for name, row in METHODS.items()
-    for option in options_of(row.factory).values()
-    if words_of(option.hint)
+    for option in function_options(row.factory).values()
+    if literal_values(option.hint)
 ]
 
 
@@ -62,7 +62,7 @@ def test_other_words_are_refused_before_anything_else(factory, option):
 @pytest.mark.parametrize("name", METHODS)
 def test_no_option_of_text_is_free(name):
     """What takes a few words says which; only patterns of names of parameters are any text."""
-    free = [option for option in options_of(METHODS[name].factory).values() if option.hint in (str, str | None)]
+    free = [option for option in function_options(METHODS[name].factory).values() if option.hint in (str, str | None)]
     assert free == []
 
 

@@ -220,7 +220,7 @@ def test_sweeps_take_files(mine):
 
 BROUGHT = """
 import numpy as np
-from jaxfl.data.sources import Row, Source
+from jaxfl.data.sources import Source, SourceEntry
 from jaxfl.models import Logistic
 from tests.methods.example_method import example
 
@@ -229,7 +229,7 @@ def load(data_dir):
     return Source("ours", np.arange(48.0, dtype=np.float32).reshape(24, 2), np.arange(24) % 3, 3)
 
 
-data = Row(load, lambda data_dir: None, "ours", "free", 0, 3, model=("brought-net", {}))
+data = SourceEntry(load, lambda data_dir: None, "ours", "free", 0, 3, model=("brought-net", {}))
 """
 
 
@@ -246,9 +246,9 @@ def package(tmp_path, monkeypatch):
         "[jaxfl.data]\nours = brought_by_us:data\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    schema.installed.cache_clear()
+    schema.installed_entry_points.cache_clear()
     yield
-    schema.installed.cache_clear()
+    schema.installed_entry_points.cache_clear()
 
 
 @pytest.mark.filterwarnings("always")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxfl.methods import METHODS
 from jaxfl.models import networks
-from jaxfl.schema import REQUIRED, Option, describe, listed, options_of, quoted, words_of
+from jaxfl.schema import REQUIRED, Option, describe, function_options, join_with_or, literal_values, quoted
 from jaxfl.settings import methods, options, reading
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
 
 def of_method(name: str) -> dict[str, Option]:
     """Returns the options of a method; of those that are `as in` another method, it has the line of that one."""
-    own = options_of(methods.row(name).factory)
+    own = function_options(methods.row(name).factory)
     return {option: said._replace(line=_line(said)) for option, said in own.items()}
 
 
@@ -49,7 +49,7 @@ def _line(option: Option) -> str:
     "E, passes over a client's rows in a round."
     """
     while (other := re.match(r"as in `(\w+)`", option.line)) and other[1] in METHODS:
-        option = options_of(METHODS[other[1]].factory)[option.name]
+        option = function_options(METHODS[other[1]].factory)[option.name]
     return re.sub(r"^[BEK](?=[.;])", lambda symbol: ALONE[symbol[0]], option.line)
 
 
@@ -68,7 +68,7 @@ def option_rows(chosen: Iterable[Option], presets: Presets) -> dict[str, dict[st
             "required": default is REQUIRED,
             "presets": {preset: _finite(value) for preset, value in by_preset.items()},
             "type": describe(option.hint),
-            "words": list(words_of(option.hint)),
+            "words": list(literal_values(option.hint)),
             "line": option.line,
         }
     return rows
@@ -136,8 +136,8 @@ def _entry(option: Option, presets: Presets) -> tuple[str, str, str]:
     """
     default, values = resolved(option, presets)
     others = [f"{preset}: {text(value)}" for preset, value in values.items() if value != default]
-    words = list(map(quoted, words_of(option.hint)))
-    more = ["" if all(word in option.line for word in words) else listed(words)]
+    words = list(map(quoted, literal_values(option.hint)))
+    more = ["" if all(word in option.line for word in words) else join_with_or(words)]
     more += [] if reading.can_say(option.hint) else ["In Python only."]
     return option.name, "\n".join([text(default), *others]), _sentences(option.line, *more)
 

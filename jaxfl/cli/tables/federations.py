@@ -44,10 +44,10 @@ def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[st
 
 def source_row(name: str, data_dir: str | None = None) -> dict[str, Any]:
     """Returns what is known about a source, ready for JSON, with the data sets that can be cut from it."""
-    row = sources.row(name)
+    row = sources.entry(name)
     known = {"name": name, "description": row.summary, "classes": row.num_classes, "model": row.model[0]}
     own = {key: one.default for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
-    cuts = federations.cut(name)
+    cuts = federations.data_names(name)
     return {**known, **place(name, data_dir), "options": own, **_terms(name), "datasets": cuts}
 
 
@@ -195,7 +195,7 @@ def _facts(row: dict[str, Any]) -> list[str]:
 
 def _terms(source: str) -> dict[str, Any]:
     """Returns licence, size and makers of a source, and whether `--download` gets it."""
-    row = sources.row(source)
+    row = sources.entry(source)
     size = row.num_bytes or sum(remote.num_bytes for remote in row.remotes)
     terms = {"licence": row.licence, "bytes": size, "makers": row.makers or None}
     return {**terms, "downloadable": bool(row.remotes)}
@@ -209,7 +209,7 @@ def place(source: str, data_dir: str | None, *, makers: bool = False) -> dict[st
 
 def _missing(source: str, data_dir: str | None) -> str:
     """Returns what to put where, of a source whose files are missing."""
-    row = sources.row(source)
+    row = sources.entry(source)
     if source.startswith("tfds:"):
         return f"{source} is read by tensorflow-datasets when it is asked for"
     if row.find(data_dir) is not None:

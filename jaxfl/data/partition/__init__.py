@@ -3,8 +3,8 @@
 Every row goes to one client at most; the docstrings say where it goes to exactly one.
 """
 
-from jaxfl.data.partition.deal import Parts, at_most, check_count, check_numbers, group_members, rows_that_fit
 from jaxfl.data.partition.labels import default_groups, dirichlet, dominant, pathological, shards
+from jaxfl.data.partition.parts import Parts, at_most, check_count, check_numbers, group_members, rows_that_fit
 from jaxfl.data.partition.rows import iid, natural, quantity, train_test_split
 
 __all__ = [

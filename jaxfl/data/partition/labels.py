@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxfl.data.labels import check_classes
-from jaxfl.data.partition.deal import (
+from jaxfl.data.partition.parts import (
     Parts,
     as_array,
     check_count,
     check_min_rows,
     check_real,
-    deal,
     group_members,
     number_lists,
+    split_equally,
 )
 from jaxfl.random import host_rng
 
@@ -40,7 +40,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, *, alpha: float, min_rows: in
     >>> sorted(np.concatenate(dirichlet(np.array([0, 0, 1, 1, 1]), 3, alpha=0.1)).tolist())
     [0, 1, 2, 3, 4]
     """
-    labels = _classes("dirichlet", labels)
+    labels = _class_labels("dirichlet", labels)
     check_count("num_clients", num_clients)
     check_real("alpha", alpha)
     if not (math.isfinite(alpha) and alpha > 0):
@@ -97,7 +97,7 @@ def pathological(
     >>> sorted(parts[1].tolist()), group.tolist()
     ([1, 3], [0, 1])
     """
-    labels = _classes("pathological", labels)
+    labels = _class_labels("pathological", labels)
     if label_groups is None:
         label_groups = default_groups(int(labels.max(initial=0)) + 1)
     groups = [tuple(group.tolist()) for group in number_lists("label_groups", label_groups, "group")]
@@ -117,7 +117,7 @@ def pathological(
     parts: Parts = []
     for index, group in enumerate(groups):
         order = host_rng(seed, "partition", "pathological", index).permutation(np.flatnonzero(np.isin(labels, group)))
-        parts += deal(order, members, rows_per_client, f"with labels {group}")
+        parts += split_equally(order, members, rows_per_client, f"with labels {group}")
     return parts, np.repeat(np.arange(len(groups), dtype=np.int32), members)
 
 
@@ -164,7 +164,7 @@ def dominant(
     >>> [np.bincount(labels[part]).tolist() for part in parts]
     [[4, 2, 2], [4, 2, 2], [2, 4, 2], [2, 4, 2]]
     """
-    labels = _classes("dominant", labels)
+    labels = _class_labels("dominant", labels)
     classes, counts = np.unique(labels, return_counts=True)
     num_groups = min(4, max(len(classes), 1)) if num_groups is None else num_groups
     members = group_members(num_clients, num_groups)
@@ -230,7 +230,7 @@ def shards(labels: ArrayLike, num_clients: int, *, shards_per_client: int = 2, s
     >>> [np.unique(np.repeat([0, 1, 2, 3], 10)[part]).size for part in shards(np.repeat([0, 1, 2, 3], 10), 2)]
     [2, 2]
     """
-    labels = _classes("shards", labels)
+    labels = _class_labels("shards", labels)
     check_count("num_clients", num_clients)
     check_count("shards_per_client", shards_per_client)
     count = num_clients * shards_per_client
@@ -246,7 +246,7 @@ def shards(labels: ArrayLike, num_clients: int, *, shards_per_client: int = 2, s
     return [np.concatenate([pieces[shard] for shard in own]) for own in owners]
 
 
-def _classes(which: str, labels: ArrayLike) -> np.ndarray:
+def _class_labels(which: str, labels: ArrayLike) -> np.ndarray:
     """Returns labels, such as a list, as an array `[P]`; raises unless they are classes."""
     labels = as_array("labels", labels)
     check_classes(which, labels)

@@ -7,7 +7,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxfl.data.partition.deal import Parts, as_array, check_count, check_min_rows, check_real, deal, number_lists
+from jaxfl.data.partition.parts import (
+    Parts,
+    as_array,
+    check_count,
+    check_min_rows,
+    check_real,
+    number_lists,
+    split_equally,
+)
 from jaxfl.random import host_rng
 from jaxfl.schema import checked
 
@@ -27,7 +35,7 @@ def iid(num_rows: int, num_clients: int, *, rows_per_client: int | None = None, 
     check_count("num_rows", num_rows, least=0)
     check_count("num_clients", num_clients)
     order = host_rng(seed, "partition", "iid").permutation(num_rows)
-    return deal(order, num_clients, rows_per_client, "of the data")
+    return split_equally(order, num_clients, rows_per_client, "of the data")
 
 
 @checked

@@ -1,9 +1,9 @@
-"""Sources: where examples come from, before any skew is cut into them.
+"""Sources of examples, before a skew divides them among clients.
 
-A source is one module with a loader and one `Row` in `SOURCES`; a package brings one by an entry point `jaxfl.data`,
-which names its `Row`. A loader takes the place where its files lie and returns a `Source`. Nothing is downloaded unless
-it is asked for; a missing file is named, with the folders looked in and the place to get it. Heavy libraries are
-imported only by the loader that needs them.
+A source is one module with a loader, and one `SourceEntry` in `SOURCES`. A package adds a source by an entry point
+`jaxfl.data` that names its `SourceEntry`. A loader takes the folder of its files and returns a `Source`. Nothing is
+downloaded unless the user requests it. The error of a missing file names the file, the folders that were searched, and
+an address to get it from. Heavy libraries are imported only by the loader that needs them.
 """
 
 import inspect
@@ -27,52 +27,52 @@ from jaxfl.data.sources import (
     tfds,
     unipen,
 )
-from jaxfl.data.sources.base import Folder, Remote, Row, Source, home
-from jaxfl.schema import brought, check_name, installed
+from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, home
+from jaxfl.schema import check_name, installed_entry_points, load_entry_point
 
 GROUP = "jaxfl.data"
-SOURCES: dict[str, Row] = {
-    "digits": digits.ROW,
+SOURCES: dict[str, SourceEntry] = {
+    "digits": digits.ENTRY,
     "mnist": mnist.MNIST,
     "fashion-mnist": mnist.FASHION_MNIST,
-    "cifar10": cifar10.ROW,
-    "cifar100": cifar100.ROW,
-    "femnist": femnist.ROW,
-    **emnist.ROWS,
+    "cifar10": cifar10.ENTRY,
+    "cifar100": cifar100.ENTRY,
+    "femnist": femnist.ENTRY,
+    **emnist.ENTRIES,
     "unipen": unipen.UNIPEN,
     "unipen-letters": unipen.LETTERS,
-    "celeba": celeba.ROW,
-    "fortunes": fortunes.ROW,
-    "shakespeare": shakespeare.ROW,
-    "ratings": ratings.ROW,
-    "npz": npz.ROW,
-    "parquet": parquet.ROW,
-    "table": table.ROW,
+    "celeba": celeba.ENTRY,
+    "fortunes": fortunes.ENTRY,
+    "shakespeare": shakespeare.ENTRY,
+    "ratings": ratings.ENTRY,
+    "npz": npz.ENTRY,
+    "parquet": parquet.ENTRY,
+    "table": table.ENTRY,
 }
 
 
-def row(name: str) -> Row:
+def entry(name: str) -> SourceEntry:
     """Returns the row of a source; `tfds:<name>` reads what tensorflow-datasets has prepared, `saved` a federation.
 
     Raises:
         ValueError: there is none of this name.
     """
     if name == saved.NAME:
-        return saved.ROW
+        return saved.ENTRY
     if name.startswith("tfds:"):
-        return tfds.row(name.removeprefix("tfds:"))
+        return tfds.entry(name.removeprefix("tfds:"))
     if name in SOURCES:
         return SOURCES[name]
     check_name("source", name, names())
-    found = brought(GROUP, name)
-    if not isinstance(found, Row):
-        raise ValueError(f"source {name} must be a jaxfl.data.sources.Row, got a {type(found).__name__}.")
+    found = load_entry_point(GROUP, name)
+    if not isinstance(found, SourceEntry):
+        raise ValueError(f"source {name} must be a jaxfl.data.sources.SourceEntry, got a {type(found).__name__}.")
     return found
 
 
 def names() -> list[str]:
     """Returns the names of all sources: of jaxfl, and of installed packages (entry points `jaxfl.data`)."""
-    return [*SOURCES, *(name for name in installed(GROUP) if name not in SOURCES)]
+    return [*SOURCES, *(name for name in installed_entry_points(GROUP) if name not in SOURCES)]
 
 
 def defaults(name: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def defaults(name: str) -> dict[str, Any]:
     >>> defaults("celeba")
     {'target': 'Smiling', 'min_images': 5, 'size': 84}
     """
-    words = inspect.signature(row(name).load).parameters.values()
+    words = inspect.signature(entry(name).load).parameters.values()
     return {word.name: word.default for word in words if word.kind is word.KEYWORD_ONLY}
 
 
@@ -96,13 +96,16 @@ def load(name: str, data_dir: Folder = None, **options: Any) -> Source:
         data_dir: where its files are.
         **options: the keyword-only arguments of its loader.
     """
-    one, converted = row(name), npz.converted(name, data_dir, defaults(name) | options) if name in SOURCES else None
-    if converted is None or (_knows_makers(one, data_dir) and "client" not in npz.read(converted, ())[1]):
+    one, converted = (
+        entry(name),
+        npz.find_converted(name, data_dir, defaults(name) | options) if name in SOURCES else None,
+    )
+    if converted is None or (_has_makers_file(one, data_dir) and "client" not in npz.read(converted, ())[1]):
         return one.load(data_dir, **options)
     return npz.load(converted)
 
 
-def _knows_makers(one: Row, data_dir: Folder) -> bool:
+def _has_makers_file(one: SourceEntry, data_dir: Folder) -> bool:
     """Returns whether a source's files are there, with the file beside them that names the makers."""
     place = one.find(data_dir) if one.makers_file else None
     return place is not None and any(place.glob(one.makers_file))
@@ -121,9 +124,9 @@ def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str 
     """
     if name == "digits":
         return "embedded"
-    one = row(name)
+    one = entry(name)
     try:
-        place = npz.converted(name, data_dir, defaults(name)) if not (makers and one.makers_file) else None
+        place = npz.find_converted(name, data_dir, defaults(name)) if not (makers and one.makers_file) else None
     except ValueError:  # converted with other options, or damaged: `load` says which
         place = None
     place = place or one.find(data_dir)
@@ -132,4 +135,16 @@ def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str 
     return str(place)
 
 
-__all__ = ["SOURCES", "Folder", "Remote", "Row", "Source", "defaults", "home", "load", "located", "names", "row"]
+__all__ = [
+    "SOURCES",
+    "Folder",
+    "Remote",
+    "Source",
+    "SourceEntry",
+    "defaults",
+    "entry",
+    "home",
+    "load",
+    "located",
+    "names",
+]

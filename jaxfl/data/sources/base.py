@@ -90,7 +90,7 @@ class Remote(NamedTuple):
         return self.url.rsplit("/", 1)[-1]
 
 
-class Row(NamedTuple):
+class SourceEntry(NamedTuple):
     """One row of the table of sources.
 
     Attributes:
@@ -126,7 +126,7 @@ class Row(NamedTuple):
     own: Callable[[Path], Iterable[Path]] | None = None
 
 
-def warn_of_gaps(name: str, labels: Sequence[np.ndarray], num_classes: int, remedy: str) -> None:
+def warn_missing_classes(name: str, labels: Sequence[np.ndarray], num_classes: int, remedy: str) -> None:
     """Warns where classes that nobody named have no rows: labels 0, 1000 and 2000 would be 2,001 classes.
 
     Args:

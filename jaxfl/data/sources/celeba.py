@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.data.partition.deal import check_count
-from jaxfl.data.sources.base import Folder, Row, Source, folders
+from jaxfl.data.partition.parts import check_count
+from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders
 from jaxfl.schema import did_you_mean, quoted
 
 ATTRIBUTES, IDENTITIES, IMAGES = "list_attr_celeba.txt", "identity_CelebA.txt", "img_align_celeba"
@@ -59,9 +59,9 @@ def load(data_dir: Folder = None, *, target: str = "Smiling", min_images: int = 
     """
     for option, value in {"min_images": min_images, "size": size}.items():
         check_count(option, value)
-    paths = _require(data_dir)
-    labels = _attribute(paths[ATTRIBUTES], target)
-    persons = _identities(paths[IDENTITIES])
+    paths = _require_celeba(data_dir)
+    labels = _read_attribute(paths[ATTRIBUTES], target)
+    persons = _read_identities(paths[IDENTITIES])
     _check_same_images(paths, labels, persons)
 
     numbers = np.fromiter((persons[name] for name in labels), np.int32, len(labels))
@@ -77,7 +77,7 @@ def load(data_dir: Folder = None, *, target: str = "Smiling", min_images: int = 
     words = target.replace("_", " ").lower()
     return Source(
         "celeba",
-        _decode(paths[IMAGES], names, size),
+        _decode_images(paths[IMAGES], names, size),
         np.fromiter(labels.values(), np.uint8, len(labels))[keep],
         2,
         clients=numbers[keep],
@@ -87,7 +87,7 @@ def load(data_dir: Folder = None, *, target: str = "Smiling", min_images: int = 
     )
 
 
-def _search(data_dir: Folder) -> list[dict[str, Path]]:
+def _found_files(data_dir: Folder) -> list[dict[str, Path]]:
     """Returns which of the three are found in each place, and where."""
     found = []
     for top in folders("celeba", data_dir):
@@ -102,9 +102,9 @@ def _search(data_dir: Folder) -> list[dict[str, Path]]:
     return found
 
 
-def _require(data_dir: Folder) -> dict[str, Path]:
+def _require_celeba(data_dir: Folder) -> dict[str, Path]:
     """Returns the paths of the two text files and of the folder of images, or raises."""
-    found = _search(data_dir)
+    found = _found_files(data_dir)
     best = max(found, key=len)
     if len(best) == len(INNER):
         return best
@@ -116,7 +116,7 @@ def _require(data_dir: Folder) -> dict[str, Path]:
     raise FileNotFoundError(f"celeba needs {missing}: not found in {looked}, beside {beside}; {HELP}.")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _numbered_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields the number and the words of each line that is not empty."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
@@ -124,9 +124,9 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield number, words
 
 
-def _attribute(path: Path, target: str) -> dict[str, int]:
+def _read_attribute(path: Path, target: str) -> dict[str, int]:
     """Returns whether each image has an attribute, 0 or 1, by the image's name."""
-    lines = _lines(path)
+    lines = _numbered_lines(path)
     _, first = next(lines, (0, []))
     if len(first) != 1 or not first[0].isdecimal():
         raise ValueError(f"{path} must start with the number of images, got {' '.join(first)[:40]!r}; {HELP}.")
@@ -155,10 +155,10 @@ def _attribute(path: Path, target: str) -> dict[str, int]:
     return labels
 
 
-def _identities(path: Path) -> dict[str, int]:
+def _read_identities(path: Path) -> dict[str, int]:
     """Returns the number of the person on each image, by the image's name."""
     persons = {}
-    for number, words in _lines(path):
+    for number, words in _numbered_lines(path):
         if len(words) != 2 or not words[1].isdecimal() or len(words[1]) > 9:
             raise ValueError(
                 f"{path}: line {number} must be an image and the number of a person, got {' '.join(words)[:40]!r}; it "
@@ -192,7 +192,7 @@ def _check_images(folder: Path, names: list[str]) -> None:
         )
 
 
-def _decode(folder: Path, names: list[str], size: int) -> np.ndarray:
+def _decode_images(folder: Path, names: list[str], size: int) -> np.ndarray:
     """Returns the images `[P, size, size, 3]`, decoded by a few threads into one array."""
     from PIL import Image
 
@@ -215,17 +215,17 @@ def _decode(folder: Path, names: list[str], size: int) -> np.ndarray:
     return images
 
 
-def _find(data_dir: Folder) -> Path | None:
+def _find_celeba(data_dir: Folder) -> Path | None:
     """Returns where the files are, without a look at the images."""
-    for top, found in zip(folders("celeba", data_dir), _search(data_dir), strict=True):
+    for top, found in zip(folders("celeba", data_dir), _found_files(data_dir), strict=True):
         if len(found) == len(INNER):
             return top
     return None
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
-    find=_find,
+    find=_find_celeba,
     summary="CelebA as in LEAF, 200,288 faces of 9,343 persons, scaled to 84 x 84 pixels (4.2 GB of memory)",
     licence="non-commercial research only",
     num_bytes=1_473_600_000,  # the images' archive and the two text files

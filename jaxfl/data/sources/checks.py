@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.data.building import check_normaliser, check_type
-from jaxfl.data.labels import are_flags, prepared
-from jaxfl.data.sources.base import warn_of_gaps
+from jaxfl.data.building import check_input_type, check_normaliser
+from jaxfl.data.labels import are_flags, prepare_labels
+from jaxfl.data.sources.base import warn_missing_classes
 
 
 def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], *, prefix: str = "") -> None:
@@ -27,7 +27,7 @@ def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, s
         if images is None:
             raise ValueError(f"{path}: {name} belongs to examples of a test set, and there are none; leave it out.")
         if column.endswith("y"):
-            _check_labels(path, name, values, len(images), own.get(f"{prefix}x", "x"))
+            _check_label_column(path, name, values, len(images), own.get(f"{prefix}x", "x"))
         elif values.shape != (len(images),):
             raise ValueError(
                 f"{path}: {name} must be [{len(images)}], one entry for each row of {own.get(f'{prefix}x', 'x')}, got "
@@ -36,12 +36,12 @@ def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, s
     if images is None:
         return
     name, first = own.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
-    check_type(f"{path}: {name}", images)
+    check_input_type(f"{path}: {name}", images)
     if (images.dtype, images.shape[1:]) != (first.dtype, first.shape[1:]):
         raise ValueError(f"{path}: {name} must have the type and the shape of {own.get('x', 'x')}, row by row.")
 
 
-def _check_labels(path: Path, name: str, values: np.ndarray, count: int, inputs: str) -> None:
+def _check_label_column(path: Path, name: str, values: np.ndarray, count: int, inputs: str) -> None:
     """Raises unless labels are of a kind, see `jaxfl.data.labels`, and as many as inputs."""
     if values.ndim not in (1, 2) or len(values) != count:
         raise ValueError(
@@ -76,7 +76,7 @@ def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, 
         raise ValueError(
             f"{path}: {own.get('test_y', 'test_y')} must have the type and the shape of {name}, row by row."
         )
-    known = count(path, arrays["num_classes"]) if "num_classes" in arrays else named
+    known = stated_num_classes(path, arrays["num_classes"]) if "num_classes" in arrays else named
     if named and named != known:
         raise ValueError(f"{path}: class_names must be as many as num_classes ({known}), got {named}.")
     whole = labels["y"].dtype.kind in "iu"
@@ -84,7 +84,7 @@ def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, 
     if whole and labels["y"].ndim == 1:
         if not {"num_classes", "class_names"} & set(arrays):
             remedy = "add num_classes or class_names"
-            warn_of_gaps(f"{path}: {name}", list(labels.values()), known or highest + 1, remedy)
+            warn_missing_classes(f"{path}: {name}", list(labels.values()), known or highest + 1, remedy)
         if known and highest >= known:
             raise ValueError(f"{path}: {name} must be below the {known} classes, got {highest}.")
         return known or highest + 1
@@ -93,7 +93,7 @@ def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, 
     try:
         width = 0
         for one in rows:
-            _, width = prepared(*one, known or (highest + 1 if tokens else None))
+            _, width = prepare_labels(*one, known or (highest + 1 if tokens else None))
         return width
     except ValueError as error:
         raise ValueError(f"{path}: {name} are no labels of a task: {error}") from error
@@ -109,7 +109,7 @@ def check_numbers(path: Path, name: str, values: np.ndarray, names: str, count: 
         )
 
 
-def count(path: Path, value: np.ndarray) -> int:
+def stated_num_classes(path: Path, value: np.ndarray) -> int:
     """Returns the number of classes that a file says."""
     if value.shape or value.dtype.kind not in "iu" or value < 1:
         raise ValueError(f"{path}: num_classes must be one whole number above 0, got {value.tolist()!r}.")

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from jaxfl.data import bounded
-from jaxfl.data.sources.base import Folder, Remote, Row, Source, folders, locate, require
+from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, folders, locate, require
 from jaxfl.schema import checked
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -49,24 +49,26 @@ def load(data_dir: Folder = None, *, scaling: Literal["channels", "half"] = "cha
 
     Reference: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
     """
-    layout, place = require("cifar10", LAYOUTS, _places(data_dir), _remedy(data_dir))
-    inputs, labels, test_inputs, test_labels, names = (_binary if layout == "binary" else _sheets)(place)
+    layout, place = require("cifar10", LAYOUTS, _cifar10_folders(data_dir), _missing_files_help(data_dir))
+    inputs, labels, test_inputs, test_labels, names = (_read_binary if layout == "binary" else _read_sheets)(place)
     mean, std = (MEAN, STD) if scaling == "channels" else (127.5, 127.5)
     return Source(
         "cifar10", inputs, labels, 10, test_inputs, test_labels, class_names=names or CLASSES, mean=mean, std=std
     )
 
 
-Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]  # train x, y, test x, y, class names
+CifarArrays = tuple[
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]
+]  # train x, y, test x, y, class names
 
 
-def _places(data_dir: Folder) -> list[Path]:
+def _cifar10_folders(data_dir: Folder) -> list[Path]:
     """Returns where to look, the best place first; the archive unpacks into a folder of its own."""
     tops = folders("cifar10", data_dir)
     return [*tops, *(top / "cifar-10-batches-bin" for top in tops)]
 
 
-def _remedy(data_dir: Folder) -> str:
+def _missing_files_help(data_dir: Folder) -> str:
     """Returns what to put where; to those who have the pickled version, also why it does not do."""
     places = [place / inner for place in folders("cifar10", data_dir) for inner in ("", "cifar-10-batches-py")]
     pickled = next((place for place in places if (place / TRAIN[0]).is_file()), None)
@@ -75,7 +77,7 @@ def _remedy(data_dir: Folder) -> str:
     return f"the pickled version in {pickled} is not read, because unpickling runs code that the file brings: {HELP}"
 
 
-def _binary(place: Path) -> Parts:
+def _read_binary(place: Path) -> CifarArrays:
     """Reads the official binary version."""
 
     def part(batches: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -85,9 +87,9 @@ def _binary(place: Path) -> Parts:
         start = 0
         for path, count in zip(paths, counts, strict=True):
             rows = slice(start, start + count)
-            found, images[rows] = records(path, 1, HELP)
+            found, images[rows] = read_records(path, 1, HELP)
             labels[rows] = found[:, 0]
-            _check_labels(str(path), labels[rows])
+            _check_cifar10_labels(str(path), labels[rows])
             start += count
         return images, labels
 
@@ -95,11 +97,11 @@ def _binary(place: Path) -> Parts:
     meta = place / "batches.meta.txt"
     if meta.is_file():
         names = tuple(meta.read_text(encoding="utf-8", errors="replace").split())
-        _check_names(str(meta), names)
+        _check_class_names(str(meta), names)
     return *part(TRAIN), *part(TEST), names
 
 
-def records(path: Path, num_labels: int, help: str) -> tuple[np.ndarray, np.ndarray]:
+def read_records(path: Path, num_labels: int, help: str) -> tuple[np.ndarray, np.ndarray]:
     """Reads a file of CIFAR's binary versions.
 
     Args:
@@ -132,14 +134,14 @@ def _num_records(path: Path, num_labels: int, help: str) -> int:
     return size // record
 
 
-def _sheets(place: Path) -> Parts:
+def _read_sheets(place: Path) -> CifarArrays:
     """Reads WebP sheets and their labels."""
     path = place / LABELS
-    arrays = _labels(path)
+    arrays = _read_label_file(path)
     names: tuple[str, ...] = ()
     if "names" in arrays:
         names = tuple(map(str, arrays["names"].ravel()))
-        _check_names(f"{path}: names", names)
+        _check_class_names(f"{path}: names", names)
 
     def part(batches: tuple[str, ...], key: str) -> tuple[np.ndarray, np.ndarray]:
         paths, labels = [place / f"{batch}.webp" for batch in batches], arrays[key]
@@ -152,10 +154,10 @@ def _sheets(place: Path) -> Parts:
             )
         if not np.issubdtype(labels.dtype, np.integer):
             raise ValueError(f"{path}: {key} must be integers, got {labels.dtype}; use astype(int).")
-        _check_labels(f"{path}: {key}", labels)
+        _check_cifar10_labels(f"{path}: {key}", labels)
         images, start = np.empty((count, SIDE, SIDE, 3), np.uint8), 0
         for sheet, (high, wide) in zip(paths, grids, strict=True):
-            tiles = _pixels(sheet).reshape(high, SIDE, wide, SIDE, 3).transpose(0, 2, 1, 3, 4)
+            tiles = _read_sheet(sheet).reshape(high, SIDE, wide, SIDE, 3).transpose(0, 2, 1, 3, 4)
             rows = images[start : start + high * wide]
             rows.reshape(high, wide, SIDE, SIDE, 3)[:] = tiles  # a view: rows are contiguous
             start += high * wide
@@ -164,10 +166,10 @@ def _sheets(place: Path) -> Parts:
     return *part(TRAIN, "train_y"), *part(TEST, "test_y"), names
 
 
-def _labels(path: Path) -> dict[str, np.ndarray]:
+def _read_label_file(path: Path) -> dict[str, np.ndarray]:
     """Returns the arrays of the labels' file that are needed."""
     try:
-        arrays, found = bounded.arrays(path, ("train_y", "test_y", "names"))
+        arrays, found = bounded.read_arrays(path, ("train_y", "test_y", "names"))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{path} must be an .npz file of plain arrays, and is not ({error}); copy it again."
@@ -201,7 +203,7 @@ def _sheet_size(path: Path) -> tuple[int, int]:
     return height // SIDE, width // SIDE
 
 
-def _pixels(path: Path) -> np.ndarray:
+def _read_sheet(path: Path) -> np.ndarray:
     """Returns the pixels of a sheet `[height, width, 3]`."""
     from PIL import Image
 
@@ -212,7 +214,7 @@ def _pixels(path: Path) -> np.ndarray:
         raise ValueError(f"{path} is a damaged WebP image ({error}); copy it again.") from error
 
 
-def _check_labels(what: str, labels: np.ndarray) -> None:
+def _check_cifar10_labels(what: str, labels: np.ndarray) -> None:
     """Raises if a label is no class."""
     wrong = (labels < 0) | (labels >= len(CLASSES))
     if wrong.any():
@@ -222,21 +224,21 @@ def _check_labels(what: str, labels: np.ndarray) -> None:
         )
 
 
-def _check_names(what: str, names: tuple[str, ...]) -> None:
+def _check_class_names(what: str, names: tuple[str, ...]) -> None:
     """Raises unless every class has a name of its own."""
     if len(set(names)) != len(CLASSES) or len(names) != len(CLASSES):
         raise ValueError(f"{what} must name {len(CLASSES)} classes, got {len(names)}: {', '.join(names[:12])}; {HELP}.")
 
 
-def _find(data_dir: Folder) -> Path | None:
+def _find_cifar10(data_dir: Folder) -> Path | None:
     """Returns where the files of one layout are."""
-    found = locate(LAYOUTS, _places(data_dir))
+    found = locate(LAYOUTS, _cifar10_folders(data_dir))
     return None if found is None else found[1]
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
-    find=_find,
+    find=_find_cifar10,
     summary="CIFAR-10, 50,000 + 10,000 colour photographs of 32 x 32 pixels",
     licence="none stated; cite Krizhevsky 2009",
     num_bytes=170_052_171,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.data.sources.base import Folder, Remote, Row, Source, folders, locate, require
-from jaxfl.data.sources.cifar10 import records
+from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, folders, locate, require
+from jaxfl.data.sources.cifar10 import read_records
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
 HELP = f"get the binary version from {URL}, unpack it and give its folder as data_dir"
@@ -36,9 +36,9 @@ def load(data_dir: Folder = None) -> Source:
     tops = folders("cifar100", data_dir)
     _, place = require("cifar100", LAYOUTS, [*tops, *(top / FOLDER for top in tops)], HELP)
     coarse_names, names = (
-        _names(place / file, most) for file, most in zip(LAYOUTS["binary"][2:], (COARSE, FINE), strict=True)
+        _read_names(place / file, most) for file, most in zip(LAYOUTS["binary"][2:], (COARSE, FINE), strict=True)
     )
-    parts = [_part(place / f"{split}.bin") for split in ("train", "test")]
+    parts = [_read_split_file(place / f"{split}.bin") for split in ("train", "test")]
     coarse, fine = (np.concatenate([part[0][:, column] for part in parts]) for column in (0, 1))
     group = np.zeros(FINE, np.int32)
     group[fine] = coarse
@@ -61,9 +61,9 @@ def load(data_dir: Folder = None) -> Source:
     )
 
 
-def _part(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_split_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns the labels of a file, coarse and fine `[P, 2]`, and its images."""
-    labels, images = records(path, 2, HELP)
+    labels, images = read_records(path, 2, HELP)
     for column, (name, most) in enumerate((("superclasses", COARSE), ("classes", FINE))):
         if labels[:, column].max() >= most:
             row = int(np.argmax(labels[:, column] >= most))
@@ -74,7 +74,7 @@ def _part(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return labels, images
 
 
-def _names(path: Path, most: int) -> tuple[str, ...]:
+def _read_names(path: Path, most: int) -> tuple[str, ...]:
     """Returns the names of classes or superclasses, one a line."""
     names = tuple(path.read_text(encoding="utf-8", errors="replace").split())
     if len(set(names)) != most or len(names) != most:
@@ -82,16 +82,16 @@ def _names(path: Path, most: int) -> tuple[str, ...]:
     return names
 
 
-def _find(data_dir: Folder) -> Path | None:
+def _find_cifar100(data_dir: Folder) -> Path | None:
     """Returns where the files are."""
     tops = folders("cifar100", data_dir)
     found = locate(LAYOUTS, [*tops, *(top / FOLDER for top in tops)])
     return None if found is None else found[1]
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
-    find=_find,
+    find=_find_cifar100,
     summary="CIFAR-100, 50,000 + 10,000 colour photographs of 32 x 32 pixels in 100 classes of 20 superclasses",
     licence="none stated; cite Krizhevsky 2009",
     num_bytes=168_513_733,

@@ -4,7 +4,7 @@ from importlib.metadata import distribution
 
 import numpy as np
 
-from jaxfl.data.sources.base import Folder, Row, Source
+from jaxfl.data.sources.base import Folder, Source, SourceEntry
 
 
 def load(data_dir: Folder = None) -> Source:
@@ -22,7 +22,7 @@ def load(data_dir: Folder = None) -> Source:
     return Source("digits", images, labels, 10, mean=float(images.mean()), std=float(images.std()))
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
     find=lambda data_dir: None,
     summary="scikit-learn's 1,797 digits of 8 x 8 pixels, embedded",

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxfl.data.sources.base import Folder, Remote, folders
-from jaxfl.files import in_turn
+from jaxfl.files import exclusive
 
 TARS = {".tar.gz": gzip.GzipFile, ".tgz": gzip.GzipFile, ".tar.bz2": bz2.BZ2File}
 
@@ -49,7 +49,7 @@ def unpack(remote: Remote, archive: Path, folder: Path) -> None:
                 shutil.copyfileobj(source, target, 1 << 20)
             files[name] = size
             matched |= patterns
-            if size_of(unpacking / name) != size:
+            if file_size(unpacking / name) != size:
                 raise EOFError(f"{name} ends before its {size:,} bytes")
         if lacking := [pattern for pattern in remote.members if pattern not in matched]:
             raise ValueError(f"{remote.url} must have a member {lacking[0]}, and has none; correct the source.")
@@ -91,12 +91,12 @@ def marker(remote: Remote, folder: Path) -> Path:
     return folder / f"{remote.file_name}.done"
 
 
-def size_of(path: Path) -> int:
+def file_size(path: Path) -> int:
     """Returns the bytes of a file; 0 if there is none."""
     return path.stat().st_size if path.is_file() else 0
 
 
-Progress = Callable[[str, int, int], None]
+DownloadProgress = Callable[[str, int, int], None]
 
 CHUNK = 1 << 17  # bytes between two calls of `progress`
 RETRIES = 3  # of a connection that was cut
@@ -114,12 +114,12 @@ REFUSALS = {
 }
 
 
-class _Cut(Exception):
+class _ConnectionCut(Exception):
     """The connection ended before the file did."""
 
 
 def download(
-    name: str, remotes: Sequence[Remote], data_dir: Folder = None, *, progress: Progress | None = None
+    name: str, remotes: Sequence[Remote], data_dir: Folder = None, *, progress: DownloadProgress | None = None
 ) -> Path:
     """Gets the files of a source into the folder of its name, and returns that folder.
 
@@ -160,14 +160,14 @@ def download(
             f"them into {folder}."
         )
     for remote in remotes:
-        _check(remote)
+        _check_remote(remote)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if _missing(remotes, folder):
-            with in_turn(folder / LOCK, f"another process downloads {name} into {folder}"):
-                pending = _missing(remotes, folder)  # another process may have got them meanwhile
+        if _files_to_get(remotes, folder):
+            with exclusive(folder / LOCK, f"another process downloads {name} into {folder}"):
+                pending = _files_to_get(remotes, folder)  # another process may have got them meanwhile
                 _check_space(name, pending, folder)
-                _get_all(pending, folder, progress)
+                _download_all(pending, folder, progress)
     except OSError as error:
         if (remedy := REFUSALS.get(error.errno or 0)) is None:
             raise
@@ -175,11 +175,11 @@ def download(
     return folder
 
 
-def _missing(remotes: Sequence[Remote], folder: Path) -> list[Remote]:
-    return [remote for remote in remotes if not _is_there(remote, folder)]
+def _files_to_get(remotes: Sequence[Remote], folder: Path) -> list[Remote]:
+    return [remote for remote in remotes if not _is_complete(remote, folder)]
 
 
-def _check(remote: Remote) -> None:
+def _check_remote(remote: Remote) -> None:
     """Raises if a row of the table is not one that can be downloaded and verified."""
     kind, _, digits = remote.checksum.partition(":")
     if len(digits) != DIGESTS.get(kind, -1):
@@ -195,7 +195,7 @@ def _check(remote: Remote) -> None:
 
 def _check_space(name: str, pending: Sequence[Remote], folder: Path) -> None:
     """Raises if the files whose sizes are known do not fit on the disk."""
-    sizes = [(remote.num_bytes, size_of(_partial(remote, folder))) for remote in pending]
+    sizes = [(remote.num_bytes, file_size(_partial_path(remote, folder))) for remote in pending]
     needed = sum(total - (present if present <= total else 0) for total, present in sizes if total > 0)
     if needed > (free := shutil.disk_usage(folder).free):
         raise ValueError(
@@ -204,11 +204,11 @@ def _check_space(name: str, pending: Sequence[Remote], folder: Path) -> None:
         )
 
 
-def _partial(remote: Remote, folder: Path) -> Path:
+def _partial_path(remote: Remote, folder: Path) -> Path:
     return folder / f"{remote.file_name}.partial"
 
 
-def _digest(checksum: str, path: Path) -> Any:
+def _file_hash(checksum: str, path: Path) -> Any:
     """Returns the hash, of the kind that `checksum` names, of what a file holds so far."""
     digest = hashlib.new(checksum.partition(":")[0], usedforsecurity=False)
     if path.is_file():
@@ -218,22 +218,22 @@ def _digest(checksum: str, path: Path) -> Any:
     return digest
 
 
-def _is(remote: Remote, path: Path) -> bool:
+def _is_verified(remote: Remote, path: Path) -> bool:
     """Returns whether a file is the one that is meant."""
     if not path.is_file() or (remote.num_bytes > 0 and path.stat().st_size != remote.num_bytes):
         return False
-    return _digest(remote.checksum, path).hexdigest() == _expected(remote)
+    return _file_hash(remote.checksum, path).hexdigest() == _expected_digest(remote)
 
 
-def _expected(remote: Remote) -> str:
+def _expected_digest(remote: Remote) -> str:
     return remote.checksum.partition(":")[2].lower()
 
 
-def _is_there(remote: Remote, folder: Path) -> bool:
+def _is_complete(remote: Remote, folder: Path) -> bool:
     """Returns whether there is nothing to do; unpacks an archive that was put into the folder by hand."""
     path = folder / remote.file_name
     if not remote.members:
-        return _is(remote, path)
+        return _is_verified(remote, path)
     try:
         note = json.loads(marker(remote, folder).read_text())
         if (note["checksum"], note["members"]) == (remote.checksum, list(remote.members)):
@@ -242,23 +242,23 @@ def _is_there(remote: Remote, folder: Path) -> bool:
                 return True
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         pass  # no note, or one that nobody can read: the archive is unpacked again
-    if not _is(remote, path):
+    if not _is_verified(remote, path):
         return False
     unpack(remote, path, folder)
     return True
 
 
-def _get_all(remotes: Sequence[Remote], folder: Path, progress: Progress | None) -> None:
+def _download_all(remotes: Sequence[Remote], folder: Path, progress: DownloadProgress | None) -> None:
     """Downloads files one after the other, each verified and, if it is an archive, unpacked."""
     import requests
 
     with requests.Session() as session:
         for remote in remotes:
-            partial = _partial(remote, folder)
-            if not _is(remote, partial):  # it is if unpacking was interrupted
-                if remote.num_bytes > 0 and size_of(partial) >= remote.num_bytes:
+            partial = _partial_path(remote, folder)
+            if not _is_verified(remote, partial):  # it is if unpacking was interrupted
+                if remote.num_bytes > 0 and file_size(partial) >= remote.num_bytes:
                     partial.unlink()
-                _get(session, remote, folder, progress)
+                _download_file(session, remote, folder, progress)
             if remote.members:
                 unpack(remote, partial, folder)
                 partial.unlink()
@@ -266,11 +266,11 @@ def _get_all(remotes: Sequence[Remote], folder: Path, progress: Progress | None)
                 os.replace(partial, folder / remote.file_name)
 
 
-def _get(session: Any, remote: Remote, folder: Path, progress: Progress | None) -> None:
+def _download_file(session: Any, remote: Remote, folder: Path, progress: DownloadProgress | None) -> None:
     """Fills the partial file, asking again for the rest when the connection is cut, and verifies it."""
     import requests
 
-    partial = _partial(remote, folder)
+    partial = _partial_path(remote, folder)
     elsewhere = f"download it elsewhere and put it into {folder}"
     if (folder / remote.file_name).is_file():
         elsewhere += " (the file of this name there has another size or checksum)"
@@ -278,22 +278,24 @@ def _get(session: Any, remote: Remote, folder: Path, progress: Progress | None) 
     for attempt in range(1 + RETRIES):
         time.sleep(BACKOFF * 2 ** (attempt - 1) if attempt else 0)
         try:
-            got = _receive(session, remote, partial, progress)
+            got = _request_rest(session, remote, partial, progress)
             break
-        except _Cut as cut:
+        except _ConnectionCut as cut:
             if attempt == RETRIES:
                 raise FileNotFoundError(
-                    f"{remote.url} cannot be downloaded: {cut}, {1 + RETRIES} times; {size_of(partial):,} "
+                    f"{remote.url} cannot be downloaded: {cut}, {1 + RETRIES} times; {file_size(partial):,} "
                     f"bytes are kept, try again to go on from there, or {elsewhere}."
                 ) from cut
         except requests.RequestException as error:
             # A server that has answered once may come back; one that never did, or says no, is not asked again.
             if attempt in (0, RETRIES) or isinstance(error, requests.HTTPError):
-                raise FileNotFoundError(f"{remote.url} cannot be downloaded: {_reason(error)}; {elsewhere}.") from error
-    size = size_of(partial)
+                raise FileNotFoundError(
+                    f"{remote.url} cannot be downloaded: {_failure_phrase(error)}; {elsewhere}."
+                ) from error
+    size = file_size(partial)
     if remote.num_bytes > 0 and size != remote.num_bytes:
         fault = f"have {remote.num_bytes:,} bytes, got {'more' if size > remote.num_bytes else f'{size:,}'}"
-    elif got != _expected(remote):
+    elif got != _expected_digest(remote):
         fault = f"have the checksum {remote.checksum}, got {got}"
     else:
         return
@@ -304,24 +306,24 @@ def _get(session: Any, remote: Remote, folder: Path, progress: Progress | None) 
     )
 
 
-def _receive(session: Any, remote: Remote, partial: Path, progress: Progress | None) -> str:
+def _request_rest(session: Any, remote: Remote, partial: Path, progress: DownloadProgress | None) -> str:
     """Makes one request for the bytes that the partial file lacks; returns the checksum of the whole."""
-    start = size_of(partial)
+    start = file_size(partial)
     # Without `identity` a server may compress what it sends, and neither sizes nor ranges would be those of the file.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     with session.get(remote.url, headers=headers, stream=True, timeout=TIMEOUT) as response:
         if response.status_code in BUSY:
-            raise _Cut(f"HTTP {response.status_code} {response.reason}")
+            raise _ConnectionCut(f"HTTP {response.status_code} {response.reason}")
         resumed = re.match(rf"bytes {start}-", response.headers.get("Content-Range", "")) is not None
         if start and (response.status_code == 416 or (response.status_code == 206 and not resumed)):
             partial.unlink()
-            return _receive(session, remote, partial, progress)  # from 0, which asks for no range
+            return _request_rest(session, remote, partial, progress)  # from 0, which asks for no range
         response.raise_for_status()
         done = start if response.status_code == 206 else 0
         length = response.headers.get("Content-Length", "")
         total = remote.num_bytes or (done + int(length) if length.isdigit() else 0)
         with partial.open("ab" if done else "wb") as file:
-            digest = _digest(remote.checksum, partial)
+            digest = _file_hash(remote.checksum, partial)
             if progress:
                 progress(remote.file_name, done, total)
             for chunk in _chunks(response):
@@ -333,7 +335,7 @@ def _receive(session: Any, remote: Remote, partial: Path, progress: Progress | N
                 if 0 < remote.num_bytes < done:
                     break
     if not length and done < remote.num_bytes:  # no length was announced: its end looks like any other
-        raise _Cut(f"the connection was cut after {done:,} of {total:,} bytes")
+        raise _ConnectionCut(f"the connection was cut after {done:,} of {total:,} bytes")
     return digest.hexdigest()
 
 
@@ -346,10 +348,10 @@ def _chunks(response: Any) -> Iterator[bytes]:
         yield from response.raw.stream(CHUNK, decode_content=False)
     except (exceptions.HTTPError, ConnectionError, TimeoutError) as error:
         slow = isinstance(error, exceptions.TimeoutError | TimeoutError)
-        raise _Cut("the server stopped sending" if slow else "the connection was cut") from error
+        raise _ConnectionCut("the server stopped sending" if slow else "the connection was cut") from error
 
 
-def _reason(error: Exception) -> str:
+def _failure_phrase(error: Exception) -> str:
     """Returns in few words why there is no answer, or not the wanted one."""
     import requests
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfl.data.sources import idx
-from jaxfl.data.sources.base import Folder, Remote, Row, Source, folders
+from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, folders
 
 ARCHIVE = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 ARCHIVE_BYTES = 561_753_746
@@ -19,7 +19,7 @@ BYCLASS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 MERGED = tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")
 
 
-class Split(NamedTuple):
+class EmnistSplit(NamedTuple):
     """One of the official splits.
 
     Attributes:
@@ -34,12 +34,14 @@ class Split(NamedTuple):
 
 
 SPLITS = {
-    "letters": Split(tuple(string.ascii_lowercase), "124,800 + 20,800 letters, small and capital in one class", 1),
-    "byclass": Split(BYCLASS, "697,932 + 116,323 digits and letters"),
-    "bymerge": Split(MERGED, "697,932 + 116,323 digits and letters, letters that look alike in one class"),
-    "balanced": Split(MERGED, "112,800 + 18,800 digits and letters, 47 classes of one size"),
-    "digits": Split(DIGITS, "240,000 + 40,000 digits"),
-    "mnist": Split(DIGITS, "60,000 + 10,000 digits, sizes as in MNIST"),
+    "letters": EmnistSplit(
+        tuple(string.ascii_lowercase), "124,800 + 20,800 letters, small and capital in one class", 1
+    ),
+    "byclass": EmnistSplit(BYCLASS, "697,932 + 116,323 digits and letters"),
+    "bymerge": EmnistSplit(MERGED, "697,932 + 116,323 digits and letters, letters that look alike in one class"),
+    "balanced": EmnistSplit(MERGED, "112,800 + 18,800 digits and letters, 47 classes of one size"),
+    "digits": EmnistSplit(DIGITS, "240,000 + 40,000 digits"),
+    "mnist": EmnistSplit(DIGITS, "60,000 + 10,000 digits, sizes as in MNIST"),
 }
 
 
@@ -63,7 +65,7 @@ def load(split: str, data_dir: Folder = None) -> Source:
     name, kind = f"emnist-{split}", SPLITS[split]
 
     def part(which: str) -> tuple[np.ndarray, np.ndarray]:
-        images_path, labels_path = (_require(stem, split, data_dir) for stem in _stems(split, which))
+        images_path, labels_path = (_require_emnist_file(stem, split, data_dir) for stem in _file_stems(split, which))
         images, labels = idx.read_pair(images_path, labels_path, len(kind.class_names), kind.first_label)
         return np.ascontiguousarray(images.transpose(0, 2, 1)), labels
 
@@ -86,24 +88,24 @@ def load(split: str, data_dir: Folder = None) -> Source:
     )
 
 
-def _stems(split: str, which: str) -> tuple[str, str]:
+def _file_stems(split: str, which: str) -> tuple[str, str]:
     """Returns the names of the files of images and of labels.
 
-    >>> _stems("letters", "test")
+    >>> _file_stems("letters", "test")
     ('emnist-letters-test-images-idx3-ubyte', 'emnist-letters-test-labels-idx1-ubyte')
     """
     return f"emnist-{split}-{which}-images-idx3-ubyte", f"emnist-{split}-{which}-labels-idx1-ubyte"
 
 
-def _places(split: str, data_dir: Folder) -> list[Path]:
+def _emnist_folders(split: str, data_dir: Folder) -> list[Path]:
     """Returns where to look, the best place first."""
     own, top = folders(f"emnist-{split}", data_dir)
     return [place / sub for place in (own, top / "emnist", top) for sub in ("", "gzip")]
 
 
-def _require(stem: str, split: str, data_dir: Folder) -> Path:
+def _require_emnist_file(stem: str, split: str, data_dir: Folder) -> Path:
     """Returns the path of a file, or raises."""
-    places = _places(split, data_dir)
+    places = _emnist_folders(split, data_dir)
     path = idx.find(stem, places)
     if path is None:
         raise FileNotFoundError(
@@ -112,18 +114,22 @@ def _require(stem: str, split: str, data_dir: Folder) -> Path:
     return path
 
 
-def _find(split: str, data_dir: Folder) -> Path | None:
+def _find_emnist(split: str, data_dir: Folder) -> Path | None:
     """Returns where the four files are."""
-    paths = [idx.find(stem, _places(split, data_dir)) for which in ("train", "test") for stem in _stems(split, which)]
+    paths = [
+        idx.find(stem, _emnist_folders(split, data_dir))
+        for which in ("train", "test")
+        for stem in _file_stems(split, which)
+    ]
     return None if paths[0] is None or None in paths else paths[0].parent
 
 
-def _row(split: str) -> Row:
+def _split_entry(split: str) -> SourceEntry:
     """Returns the row of one split."""
     digest = "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"
-    return Row(
+    return SourceEntry(
         functools.partial(load, split),
-        find=functools.partial(_find, split),
+        find=functools.partial(_find_emnist, split),
         summary=f"EMNIST {split}, {SPLITS[split].counts}, 28 x 28 pixels",
         licence="none stated by its authors; from NIST's Special Database 19, a work of the US government",
         num_bytes=ARCHIVE_BYTES,
@@ -134,4 +140,4 @@ def _row(split: str) -> Row:
     )
 
 
-ROWS = {f"emnist-{split}": _row(split) for split in SPLITS}
+ENTRIES = {f"emnist-{split}": _split_entry(split) for split in SPLITS}

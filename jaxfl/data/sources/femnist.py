@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import leaf
-from jaxfl.data.sources.base import Folder, Remote, Row, Source, locate, require
+from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, locate, require
 from jaxfl.schema import checked
 
 SHAPE = (28, 28)
@@ -63,7 +63,7 @@ def load(data_dir: Folder = None, *, layout: Layout = "auto") -> Source:
     read = _read_hdf5 if found == "tff" else leaf.read
     parts = [read(leaf.sorted_files(place, pattern)) for pattern in LAYOUTS[found]]
     train, test = parts if len(parts) == 2 else (parts[0], None)
-    groups = _collections(train.clients)
+    groups = _nist_collections(train.clients)
     return Source(
         "femnist",
         train.inputs,
@@ -81,7 +81,7 @@ def load(data_dir: Folder = None, *, layout: Layout = "auto") -> Source:
     )
 
 
-def _collections(users: np.ndarray) -> np.ndarray | None:
+def _nist_collections(users: np.ndarray) -> np.ndarray | None:
     """Returns 1 for the rows of students, 0 for those of employees `[P]`; None if a user's name does not say."""
     names, rows = np.unique(users, return_inverse=True)
     found = [re.search(r"(?:^|:)f(\d{4})_\d{2}$", str(name)) for name in names]
@@ -90,13 +90,13 @@ def _collections(users: np.ndarray) -> np.ndarray | None:
     return np.array([2100 <= int(one[1]) <= 2599 for one in found if one], np.int32)[rows]
 
 
-def _find(data_dir: Folder) -> Path | None:
+def _find_femnist(data_dir: Folder) -> Path | None:
     """Returns the folder of the files."""
     found = locate(LAYOUTS, leaf.places("femnist", data_dir))
     return None if found is None else found[1]
 
 
-def _read_hdf5(paths: list[Path]) -> leaf.Rows:
+def _read_hdf5(paths: list[Path]) -> leaf.LeafRows:
     """Reads HDF5 files with `examples/<client>/pixels` `[n, 28, 28]` and `examples/<client>/label` `[n]`."""
     import h5py
 
@@ -121,15 +121,15 @@ def _read_hdf5(paths: list[Path]) -> leaf.Rows:
                         if not isinstance(column, h5py.Dataset) or column.shape is None:
                             raise ValueError(f"{path}: client {client!r} has no {key}; the file is incomplete.")
                     said += sum(math.prod(column.shape) * column.dtype.itemsize for column in columns)
-                    bounded.check(said, path.stat().st_size, f"{path}: ")
+                    bounded.check_unpacked_size(said, path.stat().st_size, f"{path}: ")
                     pixels, labels = (np.asarray(column) for column in columns)
-                    collector.add(path, client, *_checked(f"{path}: client {client!r}", pixels, labels))
+                    collector.add(path, client, *_check_client(f"{path}: client {client!r}", pixels, labels))
         except (OSError, RuntimeError, KeyError) as error:
             raise ValueError(f"{path} is no HDF5 file or a damaged one ({error}); download it again.") from error
     return collector.rows()
 
 
-def _checked(where: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[bytes, np.ndarray]:
+def _check_client(where: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[bytes, np.ndarray]:
     """Returns one client's pixels as bytes and labels `[n]`, or raises."""
     count = len(pixels) if pixels.ndim else 0
     if pixels.shape != (count, *SHAPE) or labels.shape not in ((count,), (count, 1)):
@@ -154,9 +154,9 @@ def _checked(where: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[bytes,
     return np.rint(pixels * 255).astype(np.uint8).tobytes(), labels.reshape(-1)
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
-    find=_find,
+    find=_find_femnist,
     summary="FEMNIST, 805,263 digits and letters of 28 x 28 pixels by 3,550 writers (TFF: 749,068 by 3,400)",
     licence="LEAF BSD-2-Clause; the images are NIST's Special Database 19, a work of the US government",
     num_bytes=0,

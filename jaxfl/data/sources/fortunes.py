@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import text
-from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Row, Source, folders, locate, require
+from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, folders, locate, require
 
 DEBIAN = Path("/usr/share/games/fortunes")  # where Debian's packages put them
 BESIDE = (".dat", ".u8")  # an index or a link with this ending lies beside every collection
@@ -51,8 +51,8 @@ def load(data_dir: Folder = None, *, length: int = 64, tokens: int = 192, langua
     for name, number, least in (("length", length, 1), ("tokens", tokens, 2)):
         if number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}.")
-    layout, place = require("fortunes", LAYOUTS, _places(data_dir), HELP)
-    found = (_json_lines if layout == "jsonl" else _debian)(place)
+    layout, place = require("fortunes", LAYOUTS, _fortunes_folders(data_dir), HELP)
+    found = (_read_json_lines if layout == "jsonl" else _read_debian)(place)
     there = sorted({language for language, _ in found})
     wanted = sorted(set(filter(None, languages.split(":")))) or there
     if missing := sorted(set(wanted) - set(there)):
@@ -74,22 +74,22 @@ def load(data_dir: Folder = None, *, length: int = 64, tokens: int = 192, langua
     )
 
 
-def _places(data_dir: Folder) -> list[Path]:
+def _fortunes_folders(data_dir: Folder) -> list[Path]:
     """Returns where to look, the best place first."""
     return [*folders("fortunes", data_dir), DEBIAN]
 
 
-def _json_lines(place: Path) -> Collections:
+def _read_json_lines(place: Path) -> Collections:
     """Reads the files of all languages."""
     found: Collections = {}
     for path in sorted(place.glob(LAYOUTS["jsonl"][0])):
         try:
-            lines = bounded.content(path).splitlines()
+            lines = bounded.read_content(path).splitlines()
         except ValueError as error:
             raise ValueError(f"{path} cannot be read ({error}); get it again.") from error
         for number, line in enumerate(lines, 1):
             try:
-                row = bounded.parsed(line)
+                row = bounded.parse_json(line)
                 collection, words = row["collection"], row["text"]
                 if not isinstance(collection, str) or not isinstance(words, str):
                     raise TypeError("collection and text must be texts")
@@ -101,7 +101,7 @@ def _json_lines(place: Path) -> Collections:
     return found
 
 
-def _debian(place: Path) -> Collections:
+def _read_debian(place: Path) -> Collections:
     """Reads the collections of Debian's folders."""
     found: Collections = {}
     for path in sorted([*place.glob("*"), *place.glob("??/*")]):
@@ -120,15 +120,15 @@ def _debian(place: Path) -> Collections:
     return found
 
 
-def _find(data_dir: Folder) -> Path | None:
+def _find_fortunes(data_dir: Folder) -> Path | None:
     """Returns the folder of the files."""
-    found = locate(LAYOUTS, _places(data_dir))
+    found = locate(LAYOUTS, _fortunes_folders(data_dir))
     return None if found is None else found[1]
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
-    find=_find,
+    find=_find_fortunes,
     summary="fortunes, quotations of about 340 collections in nine languages, 7 million characters",
     licence="BSD, GPL-2+ or public domain by package; see Debian's copyright files",
     num_bytes=0,

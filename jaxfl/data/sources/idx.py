@@ -55,12 +55,12 @@ def read(path: Path, *, num_axes: int, type_code: int = 0x08) -> np.ndarray:
         file.seek(0)
         try:
             with gzip.open(file) if packed else file as stream:
-                return _read(path, stream, num_axes, type_code)
+                return _read_values(path, stream, num_axes, type_code)
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{path} is a damaged gzip file ({error}); download it again.") from error
 
 
-def _read(path: Path, stream: Any, num_axes: int, type_code: int) -> np.ndarray:
+def _read_values(path: Path, stream: Any, num_axes: int, type_code: int) -> np.ndarray:
     """Reads header and values, and of the values no more than the header says, and one byte."""
     offset, dtype = 4 + 4 * num_axes, np.dtype(TYPES[type_code])
     content = stream.read(offset)
@@ -76,7 +76,7 @@ def _read(path: Path, stream: Any, num_axes: int, type_code: int) -> np.ndarray:
     if not all(shape):
         raise ValueError(f"{path} is empty: its header says {shape}; download it again.")
     size = math.prod(shape) * dtype.itemsize
-    bounded.check(size, path.stat().st_size, f"{path}: ")
+    bounded.check_unpacked_size(size, path.stat().st_size, f"{path}: ")
     content = stream.read(size + 1)
     if len(content) != size:
         fault = "is truncated" if len(content) < size else "has bytes after its end"

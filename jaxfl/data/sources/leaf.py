@@ -24,7 +24,7 @@ KEYS = ("users", "num_samples", "user_data")
 MAX_TEXTS = 65_536
 
 
-class Rows(NamedTuple):
+class LeafRows(NamedTuple):
     """Images and who made them.
 
     Attributes:
@@ -74,14 +74,16 @@ class Collector:
         self._pixels += pixels
         self._labels.append(np.asarray(labels, np.int32))
 
-    def rows(self) -> Rows:
+    def rows(self) -> LeafRows:
         """Returns what has come. Nothing can be added after that."""
         inputs = np.frombuffer(self._pixels, np.uint8).reshape(-1, *self.shape)
         labels = np.concatenate([np.zeros(0, np.int32), *self._labels])
-        return Rows(inputs, labels, np.repeat(np.array(list(self.files), str), [len(part) for part in self._labels]))
+        return LeafRows(
+            inputs, labels, np.repeat(np.array(list(self.files), str), [len(part) for part in self._labels])
+        )
 
 
-def read(paths: Iterable[Path], *, shape: tuple[int, ...] = (28, 28), num_classes: int = 62) -> Rows:
+def read(paths: Iterable[Path], *, shape: tuple[int, ...] = (28, 28), num_classes: int = 62) -> LeafRows:
     """Reads LEAF's json files of images, one at a time.
 
     Args:
@@ -120,7 +122,7 @@ class _Pixels(dict[str, bytes | float]):
         return pixel
 
 
-def parsed(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Returns the object that a file holds, each fraction from 0 to 1 as a pixel, after checking its three keys.
 
     Raises:
@@ -150,12 +152,12 @@ def parsed(path: Path) -> dict[str, Any]:
 
 def _add_file(collector: Collector, path: Path, num_classes: int) -> None:
     """Reads one file."""
-    for user, images, labels in users_of(path, parsed(path), collector.files, "images", "labels"):
+    for user, images, labels in pop_users(path, read_json(path), collector.files, "images", "labels"):
         for row, label in enumerate(labels):
             if type(label) is not int or not 0 <= label < num_classes:
                 raise ValueError(
-                    f"{path}: labels must be integers 0..{num_classes - 1}, got {_shown(label)} in row {row} of user "
-                    f"{user!r}; it is another data set under this name."
+                    f"{path}: labels must be integers 0..{num_classes - 1}, got {_as_in_file(label)} in row {row} of "
+                    f"user {user!r}; it is another data set under this name."
                 )
         size = math.prod(collector.shape)
         pixels = b"".join(
@@ -179,14 +181,14 @@ def check_new(path: Path, user: str, files: Mapping[str, Path]) -> None:
         )
 
 
-def users_of(
+def pop_users(
     path: Path, content: dict[str, Any], files: Mapping[str, Path], inputs: str, labels: str
 ) -> Iterator[tuple[str, list, list]]:
     """Yields each user's name, `x` and `y`, as many as the file says; they are taken out of `content`.
 
     Args:
         path: of the file, for the messages.
-        content: from `parsed`.
+        content: from `read_json`.
         files: of the users that have come.
         inputs, labels: what `x` and `y` are.
 
@@ -205,7 +207,7 @@ def users_of(
             raise ValueError(f"{path} lists user {user!r}, and user_data has no lists x and y of that user.")
         if not len(rows["x"]) == len(rows["y"]) == count:
             raise ValueError(
-                f"{path}: user {user!r} must have {_shown(count)} rows, as num_samples says, got {len(rows['x'])} "
+                f"{path}: user {user!r} must have {_as_in_file(count)} rows, as num_samples says, got {len(rows['x'])} "
                 f"{inputs} and {len(rows['y'])} {labels}."
             )
         if not rows["y"]:
@@ -233,6 +235,6 @@ def _pixel(where: str, value: Any) -> bytes:
     return bytes([255 * value])
 
 
-def _shown(value: Any) -> Any:
-    """Returns a value as the file has it: `parsed` has taken fractions for pixels."""
+def _as_in_file(value: Any) -> Any:
+    """Returns a value as the file has it: `read_json` has taken fractions for pixels."""
     return value[0] / 255 if isinstance(value, bytes) else value

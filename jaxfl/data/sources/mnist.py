@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.data.sources import idx
-from jaxfl.data.sources.base import Folder, Remote, Row, Source, folders
+from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, folders
 
 MNIST_HELP = "get the four files from https://ossci-datasets.s3.amazonaws.com/mnist/ and give their folder as data_dir"
 FASHION_HELP = (
@@ -32,7 +32,7 @@ def mnist(data_dir: Folder = None) -> Source:
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged, or the counts of images and labels disagree.
     """
-    places = _places("mnist", data_dir)
+    places = _mnist_folders("mnist", data_dir)
     source = _idx_source("mnist", places, MNIST_HELP)
     path = idx.find(WRITERS, places)
     if path is None:
@@ -60,11 +60,11 @@ def fashion_mnist(data_dir: Folder = None) -> Source:
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged, or the counts of images and labels disagree.
     """
-    source = _idx_source("fashion-mnist", _places("fashion-mnist", data_dir), FASHION_HELP)
+    source = _idx_source("fashion-mnist", _mnist_folders("fashion-mnist", data_dir), FASHION_HELP)
     return dataclasses.replace(source, class_names=CLOTHES)
 
 
-def _places(name: str, data_dir: Folder) -> list[Path]:
+def _mnist_folders(name: str, data_dir: Folder) -> list[Path]:
     """Returns where to look, the best place first."""
     places = folders(name, data_dir)
     return [*places, FASHION_FOLDER] if name == "fashion-mnist" else places
@@ -75,12 +75,13 @@ def _idx_source(name: str, places: list[Path], help: str) -> Source:
 
     def part(kind: str) -> tuple[np.ndarray, np.ndarray]:
         images_path, labels_path = (
-            _require(f"{kind}-{what}", name, places, help) for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+            _require_mnist_file(f"{kind}-{what}", name, places, help)
+            for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
         )
         return idx.read_pair(images_path, labels_path, 10)
 
     images, labels = part("train")
-    _check_identity(name, _require("train-labels-idx1-ubyte", name, places, help), labels)
+    _check_identity(name, _require_mnist_file("train-labels-idx1-ubyte", name, places, help), labels)
     test_images, test_labels = part("t10k")
     if images.shape[1:] != test_images.shape[1:]:
         raise ValueError(
@@ -97,7 +98,7 @@ def _check_identity(name: str, path: Path, labels: np.ndarray) -> None:
             raise ValueError(f"{path} must belong to {name}, and holds the labels of {other}; give another data_dir.")
 
 
-def _require(stem: str, name: str, places: list[Path], help: str) -> Path:
+def _require_mnist_file(stem: str, name: str, places: list[Path], help: str) -> Path:
     """Returns the path of a file, or raises."""
     path = idx.find(stem, places)
     if path is None:
@@ -105,10 +106,10 @@ def _require(stem: str, name: str, places: list[Path], help: str) -> Path:
     return path
 
 
-def _find(name: str, data_dir: Folder) -> Path | None:
+def _find_mnist(name: str, data_dir: Folder) -> Path | None:
     """Returns where the four files are, if they are those of this data set."""
     stems = [f"{kind}-{what}-ubyte" for kind in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
-    paths = [idx.find(stem, _places(name, data_dir)) for stem in stems]
+    paths = [idx.find(stem, _mnist_folders(name, data_dir)) for stem in stems]
     labels = paths[1]
     if labels is None or None in paths:
         return None
@@ -123,9 +124,9 @@ MNIST_FILES = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION_FILES = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 QMNIST_FILES = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
 
-MNIST = Row(
+MNIST = SourceEntry(
     mnist,
-    find=functools.partial(_find, "mnist"),
+    find=functools.partial(_find_mnist, "mnist"),
     summary="MNIST, 60,000 + 10,000 digits of 28 x 28 pixels; with QMNIST's labels beside it, by writer",
     licence="CC BY-SA 3.0 (as commonly stated); QMNIST's labels BSD-3-Clause",
     num_bytes=12_000_000,
@@ -161,9 +162,9 @@ MNIST = Row(
         ),
     ),
 )
-FASHION_MNIST = Row(
+FASHION_MNIST = SourceEntry(
     fashion_mnist,
-    find=functools.partial(_find, "fashion-mnist"),
+    find=functools.partial(_find_mnist, "fashion-mnist"),
     summary="Fashion-MNIST, 60,000 + 10,000 pieces of clothing of 28 x 28 pixels",
     licence="MIT",
     num_bytes=31_000_000,

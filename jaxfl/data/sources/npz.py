@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import checks
-from jaxfl.data.sources.base import Folder, Row, Source, folders
+from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders
 
 NAMES = ("class", "group", "domain", "class_group")
 # What a file may hold beside the four arrays that have options, and their `test_` halves.
@@ -93,10 +93,10 @@ def load(
         arrays = {key: np.char.decode(one) if one.dtype.kind == "S" else one for key, one in arrays.items()}
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must have its bytes in UTF-8 ({error}); write texts.") from error
-    return _source(path, arrays, own)
+    return _source_from_arrays(path, arrays, own)
 
 
-def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]) -> Source:
+def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]) -> Source:
     """Makes a source of the arrays of a file, by the names that `save` gives them.
 
     Args:
@@ -108,7 +108,7 @@ def _source(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]
         if arrays[key].ndim != 1:
             raise ValueError(f"{path}: {key} must be a list of names, got shape {arrays[key].shape}.")
     names = {key: tuple(map(str, arrays[f"{key}_names"])) for key in NAMES if f"{key}_names" in arrays}
-    origin = _parsed(path, arrays["origin"]) if "origin" in arrays else None
+    origin = _parse_origin(path, arrays["origin"]) if "origin" in arrays else None
     checks.check_rows(path, arrays, own)
     checks.check_rows(path, arrays, own, prefix="test_")
     if not len(arrays["x"]):
@@ -174,7 +174,7 @@ def read(path: Path, wanted: Collection[str]) -> tuple[dict[str, np.ndarray], li
         ValueError: it is no npz file, is damaged, holds Python objects, or unpacks to too much (`jaxfl.data.bounded`).
     """
     try:
-        return bounded.arrays(path, wanted)
+        return bounded.read_arrays(path, wanted)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{path} must be an .npz file of plain arrays, and is not ({error}); write it with np.savez."
@@ -187,8 +187,8 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
     Args:
         source: what to write.
         path: the file, replaced if it exists.
-        origin: `{"source": name, "options": {...}}`, what the examples were read from; `converted` compares it. None
-            stands for the source's own name without options.
+        origin: `{"source": name, "options": {...}}`, what the examples were read from; `find_converted` compares it.
+            None stands for the source's own name without options.
 
     Raises:
         ValueError: a field holds Python objects or does not fit the others, the origin is not of that form, or the
@@ -219,7 +219,7 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
     for key, array in arrays.items():
         if array.dtype.kind not in "biufSU":
             raise ValueError(f"{key} of {source.name} must be numbers or strings, got {array.dtype}; convert it first.")
-    _source(path, arrays, {})  # what could not be loaded must not be written
+    _source_from_arrays(path, arrays, {})  # what could not be loaded must not be written
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -230,7 +230,7 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
         part.unlink(missing_ok=True)
 
 
-def converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> Path | None:
+def find_converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> Path | None:
     """Returns the file that `save` made of a source, or None if there is none; only its origin is read.
 
     Args:
@@ -245,7 +245,7 @@ def converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> Path |
         if not path.is_file():
             continue
         arrays, _ = read(path, ("origin",))
-        origin = _parsed(path, arrays["origin"]) if arrays else {}
+        origin = _parse_origin(path, arrays["origin"]) if arrays else {}
         if origin.get("source") != name:  # others write files of these names, too
             continue
         asked, made = json.loads(json.dumps(dict(options))), origin["options"]
@@ -260,10 +260,10 @@ def converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> Path |
     return None
 
 
-def _parsed(path: Path, text: np.ndarray) -> dict[str, Any]:
+def _parse_origin(path: Path, text: np.ndarray) -> dict[str, Any]:
     """Returns what `save` wrote into the array `origin`."""
     try:
-        origin = bounded.parsed(str(text))
+        origin = bounded.parse_json(str(text))
         if not (isinstance(origin["source"], str) and isinstance(origin["options"], dict)):
             raise TypeError("source must be a name and options a table")
     except (ValueError, TypeError, KeyError) as error:
@@ -273,7 +273,7 @@ def _parsed(path: Path, text: np.ndarray) -> dict[str, Any]:
     return origin
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
     find=lambda data_dir: Path(data_dir) if data_dir is not None and zipfile.is_zipfile(data_dir) else None,
     summary="your own arrays x, y[, client, group, test_x, test_y] in the .npz file that data_dir names",

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxfl.data import bounded
 from jaxfl.data.sources import shards
-from jaxfl.data.sources.base import Folder, Row, Source, warn_of_gaps
+from jaxfl.data.sources.base import Folder, Source, SourceEntry, warn_missing_classes
 
 # Pillow's modes of 8 bits, and what they are read as: [H, W] or [H, W, 3].
 MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
@@ -43,14 +43,14 @@ def image_batches(where: str, start: int, column: Any) -> Iterator[tuple[int, np
         for row, content in enumerate(column.to_pylist(), start):
             if content is None:
                 raise ValueError(f"{where}: row {row} has no bytes of an image; write the files into the column.")
-            yield row, _decoded(f"{where}: row {row}", content)[None]
+            yield row, _decode_image(f"{where}: row {row}", content)[None]
     elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        yield start, _numbers(f"{where}: rows from {start}", column)
+        yield start, _array_from_lists(f"{where}: rows from {start}", column)
     else:
         raise ValueError(f"{where} must hold bytes, struct<bytes, path> or lists of numbers, got {kind}; set image.")
 
 
-def _decoded(where: str, content: bytes) -> np.ndarray:
+def _decode_image(where: str, content: bytes) -> np.ndarray:
     """Returns the pixels of an image file, `[H, W]` or `[H, W, 3]`."""
     from PIL import Image
 
@@ -69,7 +69,7 @@ def _decoded(where: str, content: bytes) -> np.ndarray:
     )
 
 
-def _numbers(where: str, column: Any) -> np.ndarray:
+def _array_from_lists(where: str, column: Any) -> np.ndarray:
     """Returns nested lists of numbers as one array `[rows, ...]`."""
     from pyarrow import types
 
@@ -91,7 +91,7 @@ def _numbers(where: str, column: Any) -> np.ndarray:
     return values.astype(np.uint8)
 
 
-def values(where: str, role: str, column: Any) -> np.ndarray:
+def column_values(where: str, role: str, column: Any) -> np.ndarray:
     """Returns labels, makers or groups `[rows]`: integers or strings.
 
     Args:
@@ -103,7 +103,7 @@ def values(where: str, role: str, column: Any) -> np.ndarray:
         ValueError: the column is of another type.
 
     >>> import pyarrow
-    >>> values("own.parquet, column y", "label", pyarrow.array([True, False])).tolist()
+    >>> column_values("own.parquet, column y", "label", pyarrow.array([True, False])).tolist()
     [1, 0]
     """
     from pyarrow import types
@@ -121,7 +121,7 @@ def values(where: str, role: str, column: Any) -> np.ndarray:
 
 
 def readable(kind: Any) -> bool:
-    """Returns whether `values` reads columns of an Arrow type."""
+    """Returns whether `column_values` reads columns of an Arrow type."""
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -165,23 +165,25 @@ def load(
         ValueError: a file is damaged, a column missing or of another type, a value missing, or images differ in shape.
     """
     files = shards.files_in(data_dir)
-    train_files, test_files = (files, []) if files == [Path(data_dir or "")] else shards.of_splits(files, split, "test")
-    schema = _schema(train_files[0])
+    train_files, test_files = (
+        (files, []) if files == [Path(data_dir or "")] else shards.select_splits(files, split, "test")
+    )
+    schema = _read_schema(train_files[0])
     asked = {"image": image, "label": label, "client": client, "group": group}
-    columns = {role: _column(train_files, schema.names, role, name) for role, name in asked.items()}
-    train = _read(train_files, {role: name for role, name in columns.items() if name})
+    columns = {role: _choose_column(train_files, schema.names, role, name) for role, name in asked.items()}
+    train = _read_split(train_files, {role: name for role, name in columns.items() if name})
     test: dict[str, np.ndarray] = {}
     if test_files:
-        there = _schema(test_files[0]).names
+        there = _read_schema(test_files[0]).names
         wanted = {role: name for role, name in columns.items() if role != "group" and name}
         for role in ("image", "label"):
-            _column(test_files, there, role, wanted[role])
-        test = _read(test_files, {role: name for role, name in wanted.items() if name in there})
+            _choose_column(test_files, there, role, wanted[role])
+        test = _read_split(test_files, {role: name for role, name in wanted.items() if name in there})
         first, second = ((part["image"].dtype, part["image"].shape[1:]) for part in (train, test))
         if first != second:
             raise ValueError(f"{test_files[0]}: test images are {second}, training images {first}; resize them.")
-    names, num_classes = _classes(train_files[0], _class_names(schema, columns["label"]), train, test)
-    groups, group_names = _groups(train_files[0], train, columns["group"], asked=bool(group))
+    names, num_classes = _number_classes(train_files[0], _class_names(schema, columns["label"]), train, test)
+    groups, group_names = _number_groups(train_files[0], train, columns["group"], asked=bool(group))
     pixels = train["image"].dtype == np.uint8
     return Source(
         Path(os.path.abspath(data_dir or "")).stem,  # of "." too
@@ -200,12 +202,12 @@ def load(
     )
 
 
-def _damaged(path: Path, error: object) -> ValueError:
+def _damaged_file(path: Path, error: object) -> ValueError:
     """Returns the error of a file that cannot be read."""
     return ValueError(f"{path} is a damaged parquet file ({error}); get it again.")
 
 
-def _schema(path: Path) -> Any:
+def _read_schema(path: Path) -> Any:
     """Returns the Arrow schema of a file that has the format's first and last bytes."""
     import pyarrow
     from pyarrow import parquet
@@ -222,10 +224,10 @@ def _schema(path: Path) -> Any:
     try:
         return parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise _damaged(path, error) from error
+        raise _damaged_file(path, error) from error
 
 
-def _column(files: Sequence[Path], found: Sequence[str], role: str, name: str) -> str:
+def _choose_column(files: Sequence[Path], found: Sequence[str], role: str, name: str) -> str:
     """Returns the column of a role: the one that was asked for, or the first candidate; "" for no makers or groups."""
     if name or role in ("image", "label"):
         candidates = (name,) if name else CANDIDATES[role]
@@ -237,17 +239,17 @@ def _column(files: Sequence[Path], found: Sequence[str], role: str, name: str) -
             )
         return column
     there = (one for one in CANDIDATES[role] if one in found)
-    return next((one for one in there if role != "group" or _tells_groups(files, one)), "")
+    return next((one for one in there if role != "group" or _is_complete_column(files, one)), "")
 
 
-def _tells_groups(files: Sequence[Path], column: str) -> bool:
+def _is_complete_column(files: Sequence[Path], column: str) -> bool:
     """Returns whether a column that nobody asked for has an integer, a truth value or a text in every row."""
-    if not readable(_schema(files[0]).field(column).type):
+    if not readable(_read_schema(files[0]).field(column).type):
         return False
-    return not any(batch.column(0).null_count for path in files for _, batch in _batches(path, [column]))
+    return not any(batch.column(0).null_count for path in files for _, batch in _row_batches(path, [column]))
 
 
-def _batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+def _row_batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
     """Yields the number of the first row, and the rows, of one batch after the other."""
     import pyarrow
     from pyarrow import parquet
@@ -258,42 +260,42 @@ def _batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
             try:
                 batch = next(batches, None)
             except (pyarrow.ArrowException, OSError) as error:
-                raise _damaged(path, error) from error
+                raise _damaged_file(path, error) from error
             if batch is None:
                 return
             yield start, batch
             start += len(batch)
 
 
-def _read(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, np.ndarray]:
+def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Reads columns of all files of a split; the images into one array that is allocated once."""
     from pyarrow import parquet
 
     for path in files:
         for name in columns.values():
-            if name not in (found := _schema(path).names):
+            if name not in (found := _read_schema(path).names):
                 raise ValueError(f"{path} must have the column {name} of {files[0].name}, found {found}; get it again.")
     metadata, size = [parquet.read_metadata(path) for path in files], sum(path.stat().st_size for path in files)
     said = sum(one.row_group(group).total_byte_size for one in metadata for group in range(one.num_row_groups))
-    bounded.check(said, size, f"{files[0]}: ")
+    bounded.check_unpacked_size(said, size, f"{files[0]}: ")
     total, done = sum(one.num_rows for one in metadata), 0
     if not total:
         raise ValueError(f"{files[0]} must have rows, got none; get it again.")
     images: np.ndarray | None = None
     parts: dict[str, list[np.ndarray]] = {role: [] for role in columns if role != "image"}
     for path in files:
-        for start, batch in _batches(path, list(columns.values())):
+        for start, batch in _row_batches(path, list(columns.values())):
             for role, name in columns.items():
                 column, where = batch.column(name), f"{path}, column {name}"
                 if column.null_count:
                     row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
                     raise ValueError(f"{where}: row {row} has no {role}; leave such rows out.")
                 if role != "image":
-                    parts[role].append(values(where, role, column))
+                    parts[role].append(column_values(where, role, column))
                     continue
                 for row, pixels in image_batches(where, start, column):
                     if images is None:
-                        bounded.check(total * pixels[:1].nbytes, size, f"{where}: ")
+                        bounded.check_unpacked_size(total * pixels[:1].nbytes, size, f"{where}: ")
                         images = np.empty((total, *pixels.shape[1:]), pixels.dtype)
                     if (pixels.dtype, pixels.shape[1:]) != (images.dtype, images.shape[1:]):
                         raise ValueError(
@@ -315,7 +317,7 @@ def _class_names(schema: Any, column: str) -> tuple[str, ...]:
         return ()  # other writers' metadata: names are a convenience
 
 
-def _classes(
+def _number_classes(
     path: Path, names: tuple[str, ...], train: dict[str, np.ndarray], test: dict[str, np.ndarray]
 ) -> tuple[tuple[str, ...], int]:
     """Numbers the labels of both parts in place, and returns the names and the number of classes."""
@@ -332,11 +334,11 @@ def _classes(
         raise ValueError(f"{path}: labels must be below the {len(names)} classes of its metadata, got {highest}.")
     if not names:
         remedy = "write them as words"
-        warn_of_gaps(f"{path}: labels", [part["label"] for part in parts], highest + 1, remedy)
+        warn_missing_classes(f"{path}: labels", [part["label"] for part in parts], highest + 1, remedy)
     return names, len(names) or highest + 1
 
 
-def _groups(
+def _number_groups(
     path: Path, train: Mapping[str, np.ndarray], column: str, *, asked: bool
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Returns the group of each row's client, and the names of the groups."""
@@ -353,7 +355,7 @@ def _groups(
     return (None, ()) if fault else (groups.astype(np.int32), tuple(map(str, names)))
 
 
-def _find(data_dir: Folder) -> Path | None:
+def _find_parquet(data_dir: Folder) -> Path | None:
     """Returns the file or the folder if it holds parquet files."""
     try:
         files = shards.files_in(data_dir)
@@ -362,9 +364,9 @@ def _find(data_dir: Folder) -> Path | None:
     return Path(data_dir or "") if shards.is_parquet(files[0]) else None
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
-    find=_find,
+    find=_find_parquet,
     summary="images and labels[, client, group] in the .parquet files that data_dir names, as on Hugging Face's hub",
     licence="yours",
     own=shards.files_in,

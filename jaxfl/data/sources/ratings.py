@@ -6,7 +6,7 @@ Reference: Bates et al., "Fitting linear mixed-effects models using lme4", Journ
 from pathlib import Path
 
 from jaxfl.data.sources import columns, table
-from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Row, Source, folders, locate, require
+from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, folders, locate, require
 
 LAYOUTS = {"csv.gz": ("insteval.csv.gz",), "csv": ("insteval.csv",)}
 HELP = "write it in R with write.csv(lme4::InstEval, 'insteval.csv') and give its folder as data_dir"
@@ -28,21 +28,21 @@ def load(data_dir: Folder = None) -> Source:
     """
     layout, place = require("ratings", LAYOUTS, folders("ratings", data_dir), HELP)
     path = place / LAYOUTS[layout][0]
-    found = columns.names_in(path)
+    found = columns.read_names(path)
     if missing := [name for name in COLUMNS if name not in found]:
         raise ValueError(f"{path} must have the columns {', '.join(COLUMNS)}: {missing[0]} is missing; {HELP}.")
-    return table.source_of("ratings", path, ROLES, "number")
+    return table.read_source("ratings", path, ROLES, "number")
 
 
-def _find(data_dir: Folder) -> Path | None:
+def _find_ratings(data_dir: Folder) -> Path | None:
     """Returns the folder of the file."""
     found = locate(LAYOUTS, folders("ratings", data_dir))
     return None if found is None else found[1]
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
-    find=_find,
+    find=_find_ratings,
     summary="InstEval of R's lme4, 73,421 ratings of lectures by 1,128 lecturers of 14 departments",
     licence="GPL-2 or later",
     num_bytes=520_000,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxfl.data.sources.base import Folder, Row, Source
+from jaxfl.data.sources.base import Folder, Source, SourceEntry
 
 NAME, HEADER = "saved", "federation.json"
 
@@ -24,7 +24,7 @@ def find(data_dir: Folder) -> Path | None:
     return Path(data_dir) if data_dir is not None and (Path(data_dir) / HEADER).is_file() else None
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
     find,
     summary="a federation that jaxfl data NAME --save DIR wrote, in the folder that data_dir names",

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfl.data.labels import MASKED
 from jaxfl.data.sources import leaf, text
-from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Row, Source, locate, require
+from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, locate, require
 from jaxfl.schema import checked
 
 LENGTH = 80  # characters of a row
@@ -24,7 +24,7 @@ HELP = (
 )
 
 
-class _Roles:
+class _RoleCollector:
     """Takes the rows of one file after the other."""
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class _Roles:
 
     def add(self, path: Path, stride: int, targets: str) -> None:
         """Takes the rows of all users of a file."""
-        content = leaf.parsed(path)
+        content = leaf.read_json(path)
         plays: Any = content.get("hierarchies")
         if isinstance(plays, list) and len(plays) == len(content["users"]):  # LEAF's split by rows may keep too many
             self.plays |= dict(zip(map(str, content["users"]), map(str, plays), strict=True))
-        for user, windows, following in leaf.users_of(path, content, self.files, "texts", "characters"):
+        for user, windows, following in leaf.pop_users(path, content, self.files, "texts", "characters"):
             self.files[user] = path
             for row, (window, letter) in enumerate(zip(windows, following, strict=True)):
                 for name, value, length in (("x", window, LENGTH), ("y", letter, 1)):
@@ -96,7 +96,7 @@ def load(
     found, place = require("shakespeare", layouts, leaf.places("shakespeare", data_dir), HELP)
     parts = []
     for pattern in LAYOUTS[found]:
-        part = _Roles()
+        part = _RoleCollector()
         for path in leaf.sorted_files(place, pattern):
             part.add(path, stride, targets)
         parts.append(part)
@@ -120,15 +120,15 @@ def load(
     )
 
 
-def _find(data_dir: Folder) -> Path | None:
+def _find_shakespeare(data_dir: Folder) -> Path | None:
     """Returns the folder of the files."""
     found = locate(LAYOUTS, leaf.places("shakespeare", data_dir))
     return None if found is None else found[1]
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
-    find=_find,
+    find=_find_shakespeare,
     summary="Shakespeare, 4,226,158 rows of 80 characters by 1,129 speaking roles",
     licence="LEAF BSD-2-Clause; the texts are in the public domain",
     num_bytes=0,

@@ -29,7 +29,7 @@ def files_in(data_dir: Folder) -> list[Path]:
     return sorted(below[0].glob("*.parquet"))
 
 
-def of_splits(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
+def select_splits(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
     """Returns the files of the split to train on and those of the split to test on, which may be none."""
     splits: dict[str, list[Path]] = {}
     for path in files:

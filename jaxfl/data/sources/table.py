@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxfl.data.sources import columns as files
-from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Row, Source
+from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry
 from jaxfl.schema import checked, did_you_mean
 
 UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # what pandas calls a column without a name, such as a frame's index
-OF_CLASSES = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
-Kind = Literal["auto", "number", "class"]
+TABLE_SKEWS = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
+TargetKind = Literal["auto", "number", "class"]
 
 
 class Roles(NamedTuple):
@@ -50,7 +50,7 @@ def load(
     group: str = "",
     categories: str = "",
     numbers: str = "",
-    target_kind: Kind = "auto",
+    target_kind: TargetKind = "auto",
     scale_target: bool = False,
 ) -> Source:
     """Returns the rows of one csv or parquet file, whose path is given as `data_dir`; csv may be compressed by gzip.
@@ -78,8 +78,8 @@ def load(
             got = f"{data_dir} is a folder; name the file in it"
         raise FileNotFoundError(f"table needs data_dir, the path of a csv or parquet file with a header: {got}.")
     path = Path(data_dir)
-    columns = files.names_in(path)
-    asked = Roles(target, client, group, _split(categories), _split(numbers))
+    columns = files.read_names(path)
+    asked = Roles(target, client, group, _split_names(categories), _split_names(numbers))
     if not target:
         raise ValueError(f"target must be the column to predict, one of {', '.join(columns)}; set target.")
     used = [name for name in (target, client, group, *asked.categories, *asked.numbers) if name]
@@ -94,10 +94,12 @@ def load(
             raise ValueError(f"{name} must have one role, got two; target, client and group are no features.")
     rest = tuple(name for name in columns if name not in used and not re.fullmatch(UNNAMED, name))
     roles = asked if numbers else asked._replace(numbers=rest)
-    return source_of(path.name.split(".")[0], path, roles, target_kind, scale_target=scale_target)
+    return read_source(path.name.split(".")[0], path, roles, target_kind, scale_target=scale_target)
 
 
-def source_of(name: str, path: Path, roles: Roles, target_kind: Kind = "auto", *, scale_target: bool = False) -> Source:
+def read_source(
+    name: str, path: Path, roles: Roles, target_kind: TargetKind = "auto", *, scale_target: bool = False
+) -> Source:
     """Returns the rows of a table as a source.
 
     Args:
@@ -113,39 +115,41 @@ def source_of(name: str, path: Path, roles: Roles, target_kind: Kind = "auto", *
     frame = files.read(path, sorted(there))
     if not len(frame[roles.target]):
         raise ValueError(f"{path} must have rows, got none.")
-    numbers = [_numbers(path, one, frame[one]) for one in roles.numbers]
-    codes = [np.unique(_words(path, one, frame[one]), return_inverse=True)[1] for one in roles.categories]
+    numbers = [_number_column(path, one, frame[one]) for one in roles.numbers]
+    codes = [np.unique(_text_column(path, one, frame[one]), return_inverse=True)[1] for one in roles.categories]
     inputs = np.stack([*numbers, *codes], 1)  # float64 until it is scaled: of times since 1970, float32 keeps minutes
     target = frame[roles.target]
     class_names: tuple[str, ...] = ()
-    counts = target.dtype != bool and not _read_numbers(target)[1]  # truth values are names, as those of a csv file are
+    counts = (
+        target.dtype != bool and not _parse_numbers(target)[1]
+    )  # truth values are names, as those of a csv file are
     if target_kind == "number" or (target_kind == "auto" and counts):
-        labels, num_classes = _numbers(path, roles.target, target, or_else="leave target_kind=number out"), 1
+        labels, num_classes = _number_column(path, roles.target, target, or_else="leave target_kind=number out"), 1
         labels = labels if scale_target else labels.astype(np.float32)
     else:
         if scale_target:
             raise ValueError(
                 f"{path}: scale_target needs numbers to predict, {roles.target} has classes; leave it out."
             )
-        names, labels = np.unique(_words(path, roles.target, target), return_inverse=True)
+        names, labels = np.unique(_text_column(path, roles.target, target), return_inverse=True)
         class_names, num_classes = tuple(names.tolist()), len(names)
     groups, group_names = None, np.zeros(0, str)
     if roles.group:
-        group_names, groups = np.unique(_words(path, roles.group, frame[roles.group]), return_inverse=True)
+        group_names, groups = np.unique(_text_column(path, roles.group, frame[roles.group]), return_inverse=True)
     return Source(
         name,
         inputs,
         labels,
         num_classes,
-        clients=_words(path, roles.client, frame[roles.client]) if roles.client else None,
+        clients=_text_column(path, roles.client, frame[roles.client]) if roles.client else None,
         client_groups=groups,
         group_names=tuple(group_names.tolist()),
         class_names=class_names,
-        fit=functools.partial(fitted, count=len(numbers), scale_target=scale_target),
+        fit=functools.partial(scale_features, count=len(numbers), scale_target=scale_target),
     )
 
 
-def fitted(
+def scale_features(
     inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray, *, count: int, scale_target: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns inputs `[P, features]` and labels, scaled by what the training rows say.
@@ -158,7 +162,7 @@ def fitted(
         scale_target: whether labels that are numbers are standardised.
 
     >>> inputs = np.array([[1.0, 0], [3.0, 1], [5.0, 2]], np.float32)
-    >>> fitted(inputs, np.zeros(3, np.float32), np.array([0, 1]), count=1)[0].tolist()
+    >>> scale_features(inputs, np.zeros(3, np.float32), np.array([0, 1]), count=1)[0].tolist()
     [[-1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [3.0, 0.0, 0.0]]
     """
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -175,12 +179,12 @@ def fitted(
     return np.concatenate(parts, 1, dtype=np.float32), labels
 
 
-def _split(names: str) -> tuple[str, ...]:
+def _split_names(names: str) -> tuple[str, ...]:
     """Returns the names between colons."""
     return tuple(name for name in names.split(":") if name)
 
 
-def _read_numbers(values: np.ndarray) -> tuple[np.ndarray, tuple[int, Any] | None]:
+def _parse_numbers(values: np.ndarray) -> tuple[np.ndarray, tuple[int, Any] | None]:
     """Returns a column as numbers; and row and value of the first one that is no finite number."""
     import pandas
 
@@ -189,9 +193,9 @@ def _read_numbers(values: np.ndarray) -> tuple[np.ndarray, tuple[int, Any] | Non
     return numbers, (int(np.argmax(wrong)), values[np.argmax(wrong)]) if wrong.any() else None
 
 
-def _numbers(path: Path, name: str, values: np.ndarray, or_else: str = "") -> np.ndarray:
+def _number_column(path: Path, name: str, values: np.ndarray, or_else: str = "") -> np.ndarray:
     """Returns a column as numbers; what else there is to do where a value is none, or else to name it a category."""
-    numbers, wrong = _read_numbers(values)
+    numbers, wrong = _parse_numbers(values)
     if wrong is not None:
         row, value = wrong
         of_words = isinstance(value, str | datetime.date) and value != ""
@@ -202,7 +206,7 @@ def _numbers(path: Path, name: str, values: np.ndarray, or_else: str = "") -> np
     return numbers
 
 
-def _words(path: Path, name: str, values: np.ndarray) -> np.ndarray:
+def _text_column(path: Path, name: str, values: np.ndarray) -> np.ndarray:
     """Returns a column as texts."""
     import pandas
 
@@ -219,7 +223,7 @@ def _words(path: Path, name: str, values: np.ndarray) -> np.ndarray:
     return values.astype(str)
 
 
-ROW = Row(
+ENTRY = SourceEntry(
     load,
     find=lambda data_dir: Path(data_dir) if data_dir is not None and Path(data_dir).is_file() else None,
     summary="a table in the csv or parquet file that data_dir names: target=COL, client=COL, categories=COL:COL",
@@ -229,5 +233,5 @@ ROW = Row(
     num_classes=None,
     makers="client",
     model=("mlp", {"hidden": (64,)}),
-    skews=OF_CLASSES,
+    skews=TABLE_SKEWS,
 )

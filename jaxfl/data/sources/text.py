@@ -27,7 +27,7 @@ class Vocabulary:
     """
 
     def __init__(self, letters: Sequence[str]):
-        points = _points("".join(letters))
+        points = _code_points("".join(letters))
         self._order = np.argsort(points)
         self._points = points[self._order]
         self.size = len(points) + 1
@@ -53,7 +53,7 @@ class Vocabulary:
 
     def tokens(self, text: str) -> np.ndarray:
         """Returns the tokens of a text `[len(text)]`, int32."""
-        points = _points(text)
+        points = _code_points(text)
         if not len(self._points):
             return np.zeros(len(points), np.int32)
         place = np.minimum(np.searchsorted(self._points, points), len(self._points) - 1)
@@ -82,6 +82,6 @@ def windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     return x.reshape(rows, length), y.reshape(rows, length)
 
 
-def _points(text: str) -> np.ndarray:
+def _code_points(text: str) -> np.ndarray:
     """Returns the code points of a text."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)

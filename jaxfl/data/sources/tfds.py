@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.data.sources.base import Folder, Row, Source
+from jaxfl.data.sources.base import Folder, Source, SourceEntry
 
 COARSE = "coarse_label"  # CIFAR-100's name for a feature that groups the classes
 
@@ -39,11 +39,11 @@ def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
     features = dict(builder.info.features.items()) if hasattr(builder.info.features, "items") else {}
     if "train" not in splits:
         raise ValueError(f"tfds:{name} must have a split train, found {list(known)}; choose another data set.")
-    image, label = _keys(name, builder.info, features)
+    image, label = _feature_names(name, builder.info, features)
     if client and client not in features:
         raise ValueError(f"tfds:{name} must have the feature {client}, found {sorted(features)}; set client to one.")
     coarse = COARSE if COARSE in features and label != COARSE else ""
-    parts = {split: _read(name, split, splits[split], image, label, client, coarse) for split in splits}
+    parts = {split: _read_examples(name, split, splits[split], image, label, client, coarse) for split in splits}
     train, test = parts["train"], parts.get("test", (None, None, None, None))
     if test[0] is not None and test[0].shape[1:] != train[0].shape[1:]:
         raise ValueError(
@@ -76,7 +76,7 @@ def _builder(name: str, data_dir: Folder) -> Any:
     """Returns the builder of a prepared folder, or the one of a name."""
     import tensorflow_datasets
 
-    if data_dir is None or (folder := _prepared(name, Path(data_dir).expanduser())) is None:
+    if data_dir is None or (folder := _prepared_folder(name, Path(data_dir).expanduser())) is None:
         return tensorflow_datasets.builder(name, data_dir=data_dir, file_format="array_record")
     builder: Any = tensorflow_datasets.builder_from_directory(folder)
     info, asked = builder.info, name.partition(":")[0]
@@ -85,7 +85,7 @@ def _builder(name: str, data_dir: Folder) -> Any:
     return builder
 
 
-def _prepared(name: str, top: Path) -> Path | None:
+def _prepared_folder(name: str, top: Path) -> Path | None:
     """Returns the folder that holds `dataset_info.json`: `top`, or that of the newest version of the name."""
     base, _, version = name.partition(":")
     folders = [top, top / base, *(path.parent for path in (top / base).glob(f"{version or '*'}/dataset_info.json"))]
@@ -97,7 +97,7 @@ def _prepared(name: str, top: Path) -> Path | None:
     return max(found, key=newest, default=None)
 
 
-def _keys(name: str, info: Any, features: dict[str, Any]) -> tuple[str, str]:
+def _feature_names(name: str, info: Any, features: dict[str, Any]) -> tuple[str, str]:
     """Returns the names of the features that hold the image and the label."""
     from tensorflow_datasets import features as kinds
 
@@ -116,7 +116,7 @@ def _keys(name: str, info: Any, features: dict[str, Any]) -> tuple[str, str]:
     return image, label
 
 
-def _read(
+def _read_examples(
     name: str, split: str, examples: Any, image: str, label: str, client: str, coarse: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """Reads a split into arrays that are allocated once: images, labels, who made them, and coarse labels."""
@@ -175,9 +175,9 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def row(name: str) -> Row:
+def entry(name: str) -> SourceEntry:
     """Returns the row of a data set that tensorflow-datasets knows; whether it is prepared is seen when it is read."""
-    return Row(
+    return SourceEntry(
         functools.partial(load, name),
         find=lambda data_dir: None,
         summary=f"{name}, prepared by tensorflow-datasets",

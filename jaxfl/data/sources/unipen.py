@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.data.sources import checks, npz
-from jaxfl.data.sources.base import Folder, Row, Source, folders, locate, require
+from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders, locate, require
 
 FILE = "unipen_62.npz"
 LAYOUTS = {"npz": [FILE]}
@@ -99,15 +99,15 @@ def _home_sites(path: Path, writers: np.ndarray, sites: np.ndarray) -> np.ndarra
     return home.astype(np.int32)
 
 
-def _find(data_dir: Folder) -> Path | None:
+def _find_unipen(data_dir: Folder) -> Path | None:
     """Returns the folder of the file."""
     found = locate(LAYOUTS, folders("unipen", data_dir))
     return None if found is None else found[1]
 
 
-UNIPEN = Row(
+UNIPEN = SourceEntry(
     unipen,
-    find=_find,
+    find=_find_unipen,
     summary="UNIPEN, 104,766 digits and letters of 28 x 28 pixels by 317 writers of 21 sites; 62 classes",
     licence="CC BY 4.0 (an older notice says research use)",
     num_bytes=13_210_158,

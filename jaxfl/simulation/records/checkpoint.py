@@ -144,11 +144,11 @@ def load(path: Path) -> Saved:
         OSError: it cannot be opened.
     """
     try:
-        arrays, _ = bounded.arrays(path)
+        arrays, _ = bounded.read_arrays(path)
         digest = bytes(arrays.pop(_DIGEST)).decode()
         if digest != _digest(arrays):
             raise ValueError("its SHA-256 is another than when it was written")
-        header = bounded.parsed(bytes(arrays.pop(_HEADER)))
+        header = bounded.parse_json(bytes(arrays.pop(_HEADER)))
         if header["schema"] != SCHEMA:
             raise ValueError(f"it has format {header['schema']}, and this version of jaxfl reads {SCHEMA}")
         arrays |= {name: arrays[name].view(jnp.dtype(kind)) for name, kind in header.get(_KINDS, {}).items()}

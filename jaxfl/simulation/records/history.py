@@ -181,7 +181,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return bounded.table(path)
+        return bounded.read_object(path)
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}); remove it or choose another directory.") from error
 
@@ -211,7 +211,7 @@ def read_back(value: Any) -> Any:
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Returns the record of a line."""
     try:
-        record = bounded.parsed(line)
+        record = bounded.parse_json(line)
         if not isinstance(record, dict) or not isinstance(record.get("round"), int):
             raise ValueError("a record has a round")
     except ValueError as error:

@@ -9,7 +9,13 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.methods.base import Row
 from jaxfl.simulation.host.rows import RowsHere, places, with_field
-from jaxfl.testing.compare import assert_close, assert_equal, assert_finite, assert_same_partition, but_cluster
+from jaxfl.testing.compare import (
+    assert_close,
+    assert_equal,
+    assert_finite,
+    assert_same_partition,
+    leaves_without_cluster,
+)
 from jaxfl.testing.small import (
     CLIENTS,
     COHORT,
@@ -17,16 +23,16 @@ from jaxfl.testing.small import (
     HELD_OUT,
     SICK,
     case,
-    cohort_of,
-    everyone,
     federation,
+    full_cohort,
+    small_cohort,
     windowed,
 )
 
 
 def check_sick_client(row: Row) -> None:
     """A client whose numbers are NaN, or 1e30, is counted, and the others are served as if it had no rows."""
-    one, data, cohort = case(row), federation(), cohort_of()
+    one, data, cohort = case(row), federation(), small_cohort()
     start, size = data.train.start[SICK], data.train.size.copy()
     rows = data.train.rows[start : start + size[SICK]]
     size[SICK] = 0
@@ -46,8 +52,8 @@ def check_sick_client(row: Row) -> None:
 def check_empty_client(row: Row) -> None:
     """A client without training rows changes nothing for the others, and is served a finite model."""
     one, data = case(row), federation()
-    state, info = one.run(data, cohort_of())
-    everybody = cohort_of()
+    state, info = one.run(data, small_cohort())
+    everybody = small_cohort()
     without = replace(everybody, mask=everybody.mask & (everybody.ids != EMPTY))
     others = [i for i in range(data.num_clients) if i != EMPTY]
     law = "a client without rows must change nothing"
@@ -63,8 +69,8 @@ def check_empty_client(row: Row) -> None:
 def check_served_models(row: Row) -> None:
     """Clients in one cluster are served one model, bit for bit, and a client never sampled a finite one."""
     one, data = case(row), federation()
-    trained = one.run(data, cohort_of())[0]
-    assigned = one.assign(jax.random.key(0), trained, data, everyone())
+    trained = one.run(data, small_cohort())[0]
+    assigned = one.assign(jax.random.key(0), trained, data, full_cohort())
     for when, state in {"": trained, " after assign": assigned}.items():
         cluster = np.asarray(state.cluster)
         leader = jnp.array([np.argmax(cluster == k) for k in cluster])  # the first client of each one's cluster
@@ -76,13 +82,15 @@ def check_served_models(row: Row) -> None:
 def check_assign(row: Row) -> None:
     """`assign` gives everyone with rows a cluster, those never sampled too, and touches nothing but `cluster`."""
     one, data = case(row), federation()
-    state, info = one.run(data, cohort_of())
-    new = one.assign(jax.random.key(0), state, data, everyone())
+    state, info = one.run(data, small_cohort())
+    new = one.assign(jax.random.key(0), state, data, full_cohort())
     lost = [i for i in np.flatnonzero(data.train.size > 0) if new.cluster[i] < 0]
     assert not lost, f"assign must give every client with rows a cluster, gave none to {lost}"
-    assert_equal(but_cluster(new), but_cluster(state), "assign must change nothing but state.cluster")
+    assert_equal(
+        leaves_without_cluster(new), leaves_without_cluster(state), "assign must change nothing but state.cluster"
+    )
     for i in (COHORT[0], HELD_OUT[0]):
-        alone = one.assign(jax.random.key(0), state, data, cohort_of([i])).cluster[i]
+        alone = one.assign(jax.random.key(0), state, data, small_cohort([i])).cluster[i]
         law = f"assign must give a client the same cluster whoever else is assigned: client {i} alone is given {alone}"
         assert alone == new.cluster[i], f"{law}, with all others {new.cluster[i]}"
     found, said = len(np.unique(new.cluster)), int(info.num_clusters)
@@ -97,9 +105,9 @@ def check_rows_of_others(row: Row) -> str | None:
     if one.method.reads == "everybody":
         return "not run: the method reads everybody's rows"
     window = windowed(data, COHORT)
-    (state, _), (same, _) = (one.run(rows, cohort_of()) for rows in (data, window))
+    (state, _), (same, _) = (one.run(rows, small_cohort()) for rows in (data, window))
     assert_equal(same, state, "rows of clients outside the cohort must change nothing; or say reads='everybody'")
-    found, again = (one.assign(jax.random.key(0), state, rows, cohort_of()).cluster for rows in (data, window))
+    found, again = (one.assign(jax.random.key(0), state, rows, small_cohort()).cluster for rows in (data, window))
     law = "assign must read the rows of the cohort alone; or say reads='everybody'"
     assert_equal(again[np.array(COHORT)], found[np.array(COHORT)], law)
     return None
@@ -113,11 +121,11 @@ def check_rows_per_client(row: Row) -> str | None:
         return "not run: the method says of no field that it has a row for each client"
     start = getattr(one.init(jax.random.key(0), data), field)
     assert_equal(tree.take(start, np.zeros(CLIENTS, int)), start, f"init must give everybody the same row of {field}")
-    state, _ = one.run(data, cohort_of(), rounds=1)
+    state, _ = one.run(data, small_cohort(), rounds=1)
     here = with_field(state, field, RowsHere(tree.take(getattr(state, field), ids), places(ids, CLIENTS)))
     law = f"round and client_params must reach {field} by tree.take and tree.put alone, its cohort's rows"
     try:
-        found, wanted = (one.run(data, cohort_of(), rounds=1, start=begun)[0] for begun in (here, state))
+        found, wanted = (one.run(data, small_cohort(), rounds=1, start=begun)[0] for begun in (here, state))
         served = [one.client_params(after, jnp.asarray(ids)) for after in (found, wanted)]
     except (TypeError, AttributeError) as error:  # no array is there
         raise AssertionError(law) from error
@@ -129,7 +137,7 @@ def check_rows_per_client(row: Row) -> str | None:
 def check_loss_falls(row: Row) -> None:
     """Where one model suits everybody, the training loss falls by a fifth in eight rounds."""
     one, data = case(row), federation(num_groups=1, ragged=False)
-    first, last = (float(one.run(data, everyone(), rounds=rounds)[1].loss.mean()) for rounds in (1, 8))
+    first, last = (float(one.run(data, full_cohort(), rounds=rounds)[1].loss.mean()) for rounds in (1, 8))
     assert last < 0.8 * first, f"the training loss must fall on a problem that one model solves, went {first} -> {last}"
 
 
@@ -138,7 +146,7 @@ def check_planted_clusters(row: Row) -> str | None:
     if not row.finds_clusters:
         return "not run: the row does not say that the method finds clusters"
     one, data = case(row), federation(ragged=False, rows=40)
-    state, info = one.run(data, everyone(), rounds=8)
+    state, info = one.run(data, full_cohort(), rounds=8)
     assert_same_partition(state.cluster, data.group, "the two planted groups must be found")
     assert int(info.num_clusters) == 2, f"two groups are planted: info.num_clusters must be 2, is {info.num_clusters}"
     return None
@@ -150,8 +158,8 @@ def check_held_out_clients(row: Row) -> str | None:
         return "not run: the row does not say that the method finds clusters"
     one, data = case(row), federation(ragged=False, rows=40)
     data = replace(data, held_out=np.isin(np.arange(CLIENTS), HELD_OUT))
-    state, _ = one.run(data, cohort_of([i for i in range(CLIENTS) if i not in HELD_OUT]), rounds=8)
-    found = one.assign(jax.random.key(0), state, data, everyone())
+    state, _ = one.run(data, small_cohort([i for i in range(CLIENTS) if i not in HELD_OUT]), rounds=8)
+    found = one.assign(jax.random.key(0), state, data, full_cohort())
     assert_same_partition(
         found.cluster, data.group, "clients that are held out must be served by their group's cluster"
     )

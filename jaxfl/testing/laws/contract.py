@@ -16,7 +16,7 @@ from jaxfl.methods.base import Info, Row
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.run import run
 from jaxfl.testing.compare import assert_close, assert_equal
-from jaxfl.testing.small import CLIENTS, COHORT, case, case_anew, cohort_of, federation
+from jaxfl.testing.small import CLIENTS, COHORT, case, federation, recompiled_case, small_cohort
 
 
 def check_argument_names(row: Row) -> None:
@@ -40,7 +40,7 @@ def check_argument_names(row: Row) -> None:
 def check_info(row: Row) -> None:
     """A round returns an `Info` of the declared shapes; the state counts rounds and knows every client's cluster."""
     one, data = case(row), federation()
-    state, info = one.run(data, cohort_of())
+    state, info = one.run(data, small_cohort())
     assert isinstance(info, Info), f"round must return (state, Info), returned {type(info).__name__} second"
     scalars = ("num_clusters", "diverged", "bytes_up", "bytes_down", "overflow")
     shapes = {"loss": (CLIENTS,), "cluster": (CLIENTS,), **dict.fromkeys(scalars, ())}
@@ -58,7 +58,7 @@ def check_info(row: Row) -> None:
 
 def check_stable_state(row: Row) -> None:
     """Shapes and dtypes of the state never change: a round can be scanned over, and compiles once."""
-    one, data, cohort, key = case(row), federation(), cohort_of(), jax.random.key(0)
+    one, data, cohort, key = case(row), federation(), small_cohort(), jax.random.key(0)
     before = jax.eval_shape(one.init, key, data)
     after, _ = jax.eval_shape(one.round, key, before, data, cohort)
     were, are = (
@@ -91,9 +91,9 @@ def check_stable_state(row: Row) -> None:
 
 def check_seed(row: Row) -> None:
     """The same seed gives the same bits, in a method built and compiled again; another seed gives another result."""
-    one, data, cohort = case(row), federation(), cohort_of()
+    one, data, cohort = case(row), federation(), small_cohort()
     state, info = one.run(data, cohort)
-    again = case_anew(row).run(data, cohort)
+    again = recompiled_case(row).run(data, cohort)
     assert_equal(again, (state, info), "the same seed must give the same bits")
     other, _ = one.run(data, cohort, seed=1)
     same = jax.tree.map(lambda a, b: bool((a == b).all()), one.served(other, COHORT), one.served(state, COHORT))
@@ -102,7 +102,7 @@ def check_seed(row: Row) -> None:
 
 def check_checkpoint(row: Row) -> None:
     """Save, load and continue is continue, bit for bit."""
-    one, data, cohort = case(row), federation(), cohort_of()
+    one, data, cohort = case(row), federation(), small_cohort()
     state, _ = one.run(data, cohort, rounds=1)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.save(Path(folder), state, {})
@@ -127,7 +127,7 @@ def check_cuts(row: Row) -> None:
 
 def check_growth(row: Row) -> str | None:
     """More slots change nothing but the shapes."""
-    one, data, cohort = case(row), federation(), cohort_of()
+    one, data, cohort = case(row), federation(), small_cohort()
     if one.method.grow is None:
         return "not run: the method's slots always suffice"
     state, _ = one.run(data, cohort, rounds=1)

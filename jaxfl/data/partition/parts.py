@@ -10,7 +10,7 @@ from jaxfl import schema
 Parts = list[np.ndarray]
 
 
-def deal(order: np.ndarray, num_clients: int, rows_per_client: int | None, which: str) -> Parts:
+def split_equally(order: np.ndarray, num_clients: int, rows_per_client: int | None, which: str) -> Parts:
     """Cuts a permutation into equal parts; all of it if `rows_per_client` is None."""
     if rows_per_client is None:
         return list(np.array_split(order, num_clients))
