@@ -5,10 +5,8 @@ what the clients send. The models of all clients never exist at once: at most on
 leaves the chunk is a sum by cluster and a small record per client.
 """
 
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,18 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import tree
-from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
+from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import windows
 from jaxfl.data.clients import FederatedData
 from jaxfl.server import coordinate_sums
 from jaxfl.typing import Array, Params
 
-COPIES = 6  # models alive per mapped client: its own, gradient, update, start, and room for activations
-CACHE_BYTES = 1 << 20  # of the mapped clients' models on a CPU: the second-level cache of a core
 # XLA's CPU backend gives products, sums and convolutions to a library, YNN. Nothing is as fast as its products, but its
 # convolutions take one core alone where there are few channels, and longer than XLA's own: those it is not given.
 LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"}
-WIDEST = 128  # clients mapped on a CPU: logistic models gain nothing beyond (71 ms at 1, 29 at 17, 26 at 128)
 
 
 def jit(fn: Callable, **options: Any) -> Any:
@@ -157,7 +152,7 @@ def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
     return dataclasses.replace(cohort, ids=ids, mask=mask)
 
 
-def places(plan: Plan, size: int) -> int:
+def padded_size(plan: Plan, size: int) -> int:
     """Returns how many clients `by_size` makes of a cohort: as many for each of several devices."""
     return size if plan.mesh is None else size + _dealt(plan, size)[1]
 
@@ -172,105 +167,3 @@ def _dealt(plan: Plan, count: int) -> tuple[int, int]:
 def _pad(leaf: Array, padding: int) -> Array:
     """Repeats the last row, the smallest client's of a cohort by size; valid work whose result is masked out."""
     return leaf if padding == 0 else jnp.concatenate([leaf, jnp.repeat(leaf[-1:], padding, 0)])
-
-
-def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1, devices: DevicesChoice = None) -> Plan:
-    """Returns the plan itself, or for `"auto"` one for this machine: how many clients to train side by side.
-
-    On the CPU one client at a time keeps its weights in cache and every core on its matrix products: 242-281 GFLOP/s
-    against 80-87 with all clients mapped (784-2048-10 network, 50 rows, two cores). Models so small that several fit
-    the cache gain from being mapped: logistic regression is 2.7 times as fast at 128 clients. (784-200-10 would gain
-    15 % at 4, but its batched products then take four times as long for seconds at a time.) On an accelerator chunks
-    are as large as memory allows, up to the whole cohort.
-
-    Args:
-        plan: a `Plan`, or `"auto"`.
-        model: the model that a client trains, or its shapes.
-        size: clients of a cohort.
-        models: how many such models each client trains at once.
-        devices: how many of each process's devices, or `"all"`. None takes all that are accelerators, the cores that
-            `use_cores` has made devices, or one CPU; with a `Plan`, those of the plan.
-
-    Raises:
-        ValueError: it is neither, its chunk is below 1, there are not so many devices, or the plan has others already.
-
-    >>> resolve_plan("auto", {"w": jnp.zeros(10**7)}, 100).chunk, resolve_plan(Plan(chunk=3), {}, 100).chunk
-    (1, 3)
-    >>> resolve_plan("auto", {"w": jnp.zeros(100)}, 130, devices=1).chunk  # where 128 fit, not 128 and 2
-    65
-    """
-    mesh = mesh_of(plan, devices)
-    if isinstance(plan, Plan):
-        return plan._replace(mesh=mesh)
-    size = size if mesh is None else -(-size // mesh.size)
-    model_bytes = COPIES * tree.num_bytes(model)
-    if jax.default_backend() == "cpu":
-        fits = min(WIDEST, CACHE_BYTES // model_bytes)
-    else:
-        limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 8 << 30)
-        fits = int(limit / 4) // model_bytes
-    passes = -(-size // max(1, fits // models))
-    return Plan(chunk=-(-size // passes), mesh=mesh)  # evenly: what a last chunk lacks is computed and thrown away
-
-
-def mesh_of(plan: PlanChoice, devices: DevicesChoice = None) -> jax.sharding.Mesh | None:
-    """Returns the devices of the plan that `resolve_plan` returns.
-
-    Raises:
-        ValueError: as there.
-    """
-    if isinstance(plan, Plan) and plan.chunk is not None:
-        whole = isinstance(plan.chunk, int | np.integer) and not isinstance(plan.chunk, bool)
-        if not (whole and 1 <= plan.chunk < 2**31):
-            raise ValueError(f"chunk must be a whole number from 1 on, got {plan.chunk!r}; None takes all at once.")
-    if isinstance(plan, Plan) and devices is None and (plan.mesh is not None or jax.process_count() == 1):
-        return plan.mesh
-    if isinstance(plan, Plan) and plan.mesh is not None:
-        raise ValueError(f"devices must be None where the plan has a mesh, got {devices!r}; leave one of them out.")
-    if not isinstance(plan, Plan) and plan != "auto":
-        raise ValueError(f'plan must be a jaxfl.Plan or "auto", got {plan!r}; Plan(chunk=8) trains 8 clients at once.')
-    given = _within.get()
-    return _mesh(devices) if given is None or devices is not None else given[0]
-
-
-@contextlib.contextmanager
-def within(mesh: jax.sharding.Mesh | None) -> Iterator[None]:
-    """Inside, plans that are resolved for no devices in particular take these: a method's own passes over clients."""
-    token = _within.set((mesh,))
-    try:
-        yield
-    finally:
-        _within.reset(token)
-
-
-_within: contextvars.ContextVar[tuple[jax.sharding.Mesh | None] | None] = contextvars.ContextVar("within", default=None)
-
-
-def _mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
-    """Returns the devices to spread the clients over, as many of every process; None for one."""
-    there = jax.local_devices()
-    if devices is None:
-        cores = jax.config.values["jax_num_cpu_devices"] > 1
-        devices = "all" if cores or there[0].platform != "cpu" else 1
-    if devices == "all":
-        devices = len(there)
-    if not isinstance(devices, int) or not 1 <= devices <= len(there):
-        raise ValueError(f'devices must be 1 to {len(there)}, those of this process, or "all", got {devices!r}.')
-    if devices == 1 and jax.process_count() == 1:
-        return None
-    by_process = [jax.local_devices(process) for process in range(jax.process_count())]
-    if len({*map(len, by_process)}) > 1:
-        raise ValueError(
-            f"every process must have as many devices, got {[*map(len, by_process)]}; CUDA_VISIBLE_DEVICES hides some."
-        )
-    return jax.sharding.Mesh(np.concatenate([some[:devices] for some in by_process]), ("clients",))
-
-
-def halved(plan: Plan, size: int) -> Plan | None:
-    """Returns the plan with half as many clients side by side; None where there is one only.
-
-    >>> halved(Plan(chunk=None), 7), halved(Plan(chunk=1), 7)
-    (Plan(chunk=3, mesh=None), None)
-    """
-    chunk = size if plan.chunk is None else min(plan.chunk, size)
-    return plan._replace(chunk=chunk // 2) if chunk > 1 else None

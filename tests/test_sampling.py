@@ -29,7 +29,7 @@ HELD_OUT = replace(DATA, held_out=np.arange(10) >= 7)
 @pytest.mark.parametrize(
     ("cohort", "data", "message"),
     [
-        (0, DATA, ("cohort", 0, 10)),
+        (0, DATA, ("cohort", "got 0", 10)),
         (-3, DATA, ("cohort", -3)),
         (11, DATA, ("cohort", 11, 10)),
         (8, HELD_OUT, ("cohort", 8, 7)),

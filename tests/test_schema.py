@@ -115,8 +115,8 @@ def learn(method: Method, *, epochs: int = 1, rate: float | None = 0.1, solver: 
 @pytest.mark.parametrize(
     ("args", "given", "message"),
     [
-        ([0.1], {}, ("method", 0.1, "jaxfl.methods.fedavg")),
-        (["fedavg"], {}, ("method", "fedavg")),
+        ([0.1], {}, ("method", "got 0.1", "jaxfl.methods.fedavg")),
+        (["fedavg"], {}, ("method", '"fedavg"')),
         ([[1]], {}, ("method", "list")),
         ([None], {}, ("method", "None")),
         ([], {"solver": learn}, ("solver", "function")),

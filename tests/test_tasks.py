@@ -354,7 +354,7 @@ def test_a_task_refuses_labels_of_another_kind_and_outputs_of_another_shape():
         summarise(Metrics(lambda outputs, batch: {}, lambda sums, rows: {"m": 1.0}), totals, np.zeros(1, int), floats)
     for name, lower, said in (
         ("m", ("n",), ("lower", "n")),
-        ("m", "m", ("lower", "m")),
+        ("m", "m", ("lower", "got 'm'")),
         ("group", (), ("metrics", "group")),
     ):
         metrics = Metrics(lambda outputs, batch: {}, lambda sums, rows, name=name: {name: np.ones(1)}, lower)

@@ -16,6 +16,7 @@ import jaxfl
 from experiments.harness.base import Cell
 from jaxfl.jobs.job import Job
 from jaxfl.settings import options
+from jaxfl.settings.removed import removed_defaults
 from jaxfl.simulation.records.history import json_ready
 from jaxfl.simulation.result import Result
 
@@ -45,7 +46,7 @@ def identifier(job: Job) -> str:
 
 def find(lines: Sequence[dict[str, Any]], job: Job) -> dict[str, Any] | None:
     """Returns the last line that is about a run, or None."""
-    name, wanted = identifier(job), configuration(job)
+    name, wanted = identifier(job), removed_defaults(job.settings.method_name) | configuration(job)
     for line in reversed(lines):
         saved = line["configuration"]
         if line["id"] == name and all(key in wanted and wanted[key] == value for key, value in saved.items()):

@@ -190,7 +190,6 @@ def _flags(draw: random.Random, folder: Path, command: str) -> list[str]:
         "--seed": ["1", "2", "4294967295"],
         "--seeds": ["0,1", "3", "0-2"],
         "--eval-every": ["1", "2", "100"],
-        "--finetune": ["1", "2"],
         "--checkpoint-every": ["1"],
         "--out": [path if path.startswith("/") else str(folder / path) for path in outs],
     }

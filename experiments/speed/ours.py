@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.speed.measure import Side
-from jaxfl import engine
 from jaxfl.client.passes import mean_loss
-from jaxfl.cohort import Plan
+from jaxfl.cohort import Plan, resolve_plan
 from jaxfl.data import FederatedData
 from jaxfl.methods import Method
 from jaxfl.methods.base import served_model
@@ -37,7 +36,7 @@ class Rounds:
         shapes = jax.eval_shape(method.init, self._key, data)
         size = cohort or data.num_clients
         plan = "auto" if chunk is None else Plan(chunk=chunk)
-        self.plan = engine.resolve_plan(plan, served_model(method, shapes), size)
+        self.plan = resolve_plan(plan, served_model(method, shapes), size)
         self.data = data.on_device(self.plan.mesh)
         began = time.perf_counter()
         self._advance = compile_rounds(method, self._key, shapes, self.data, size, self.plan, limit=1)

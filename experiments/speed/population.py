@@ -40,7 +40,8 @@ import optax
 
 import jaxfl
 from experiments.speed import measure
-from jaxfl import engine, sampling, tree
+from jaxfl import sampling, tree
+from jaxfl.cohort import resolve_plan
 from jaxfl.data import FederatedData, Split, stored
 from jaxfl.data.synthetic import prototypes
 from jaxfl.methods import Method
@@ -176,7 +177,7 @@ def in_turns(options: Any, cohort: int, method_name: str) -> dict[str, Any]:
     for name, data in (("streamed", saved), ("resident", few)):
         method = method_of(method_name, options.network, data)
         shapes = jax.eval_shape(method.init, key, data)
-        plan = engine.resolve_plan("auto", served_model(method, shapes), cohort)
+        plan = resolve_plan("auto", served_model(method, shapes), cohort)
         stream = Stream(data, key, cohort, plan, sampling.uniform, total) if name == "streamed" else None
         rows = data.on_device() if stream is None else stream.blank
         if stream is not None and method.per_client is not None:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import engine, tree
+from jaxfl import tree
+from jaxfl.cohort import resolve_plan
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.simulation.evaluation.evaluate import evaluator
@@ -84,7 +85,7 @@ def class_confusion(result: Finished) -> ClassConfusion:
     counted = method._replace(task=method.task._replace(metrics=_pairs(number)))
     tested = np.flatnonzero(run.rows) if "eval_clients" in run.metrics else None
     size = data.num_clients if tested is None else len(tested)
-    plan = engine.resolve_plan("auto", served_model(method, shapes_whole(result.state)), size)
+    plan = resolve_plan("auto", served_model(method, shapes_whole(result.state)), size)
     stream = streams(method, data, "auto")
     look = evaluator(counted, data if stream else data.on_device(plan.mesh), plan, clients=tested, stream=stream)
     found = look(jax.random.key(result.seed), tree.placed(result.state, plan.place))

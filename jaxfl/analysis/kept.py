@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl.settings import options, own
+from jaxfl.settings.removed import removed_defaults
 from jaxfl.simulation.records.directory import HISTORY, SUMMARY, RunDirectory
 from jaxfl.simulation.records.history import History
 
@@ -53,7 +54,7 @@ class Kept(NamedTuple):
         return {**{name: value for name, value in every.items() if name not in ANYHOW}, **asked}
 
     def _defaults(self) -> dict[str, Any]:
-        """Returns the defaults of all options that there are today; none for what the library does not know."""
+        """Returns the defaults of all options, those removed since too; none for what the library does not know."""
         chosen = {**self.summary["options"], **self.config}  # the summary's data are the federation, by its own name
         method, data, model, optimizer = (chosen.get(name, "") for name in ("method", "data", "model", "optimizer"))
         if own.is_own(method) or own.is_own(model):  # a file, which is not run for this
@@ -62,7 +63,7 @@ class Kept(NamedTuple):
             defaults = options.defaults(method, data, model, optimizer, chosen.get("server_optimizer"))
         except (KeyError, ValueError):  # something is not called so any more
             return {}
-        return json.loads(json.dumps(defaults))
+        return removed_defaults(method) | json.loads(json.dumps(defaults))
 
 
 def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], list[Path]]:

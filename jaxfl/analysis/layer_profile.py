@@ -23,7 +23,7 @@ from jaxfl import engine, tree
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import gaps as gap_of
 from jaxfl.clustering.distances import cosine, l2
-from jaxfl.cohort import Cohort, PlanChoice
+from jaxfl.cohort import Cohort, PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import takes_part
 from jaxfl.random import Stream, check_seed, key_for
@@ -148,7 +148,7 @@ def layer_profile(
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     _check(data, shapes, rounds, distances)
     key = jax.random.key(check_seed(seed))
-    plan = engine.resolve_plan(plan, shapes, data.num_clients)
+    plan = resolve_plan(plan, shapes, data.num_clients)
 
     taking_part = np.asarray(takes_part(data))
     everybody = Cohort(jnp.arange(data.num_clients, dtype=jnp.int32), jnp.asarray(taking_part), plan)

@@ -12,7 +12,7 @@ from jaxfl import engine
 from jaxfl.analysis.class_confusion import Finished
 from jaxfl.client.conduct import honest
 from jaxfl.clustering.distances import cosine
-from jaxfl.cohort import Cohort, PlanChoice
+from jaxfl.cohort import Cohort, PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.methods.parts.vectors import to_vector
@@ -65,7 +65,7 @@ def client_similarity(result: Finished, *, clients: int | None = 400, size: int 
     chosen = np.sort(chosen).astype(np.int32)
     task, key = result.method.task, jax.random.key(result.seed)
     anchor = task.init(key_for(key, Stream.INIT))  # that of the run
-    plan = engine.resolve_plan("auto", anchor, len(chosen))._replace(mesh=None)  # the data lie on one device
+    plan = resolve_plan("auto", anchor, len(chosen))._replace(mesh=None)  # the data lie on one device
     sent = represent(task, optax.sgd(1.0), size=size)
     psi = np.array(of_clients(sent, key, anchor, honest(result.data.subset(chosen)), plan))  # [M, d]
     psi[~psi.any(1)] = np.nan  # similar to nobody is not the same as at right angles to everybody
@@ -155,7 +155,7 @@ def local_sketches(
     chosen = _choose(data, clients, seed)
     ids, place = np.unique(chosen, return_inverse=True)
     state = at_hand(state, ids, None)
-    plan = engine.resolve_plan(plan, served_model(method, state), len(ids))
+    plan = resolve_plan(plan, served_model(method, state), len(ids))
     learn = trainer(method, train)
 
     def client(shared: Any, client: Array) -> tuple[tuple, tuple[Array, Array]]:

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import optax
 
-from jaxfl import engine, sampling
+from jaxfl import sampling
 from jaxfl.bench import machine
 from jaxfl.bench.axes import CLASSES, INPUTS, ROWS, Point
+from jaxfl.cohort import resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.synthetic import prototypes
 from jaxfl.methods.base import Method, served_model
@@ -93,7 +94,7 @@ def _programs(point: Point, method: Method, data: FederatedData) -> list[tuple[R
     """Returns the programs of all seeds and the states they start from: as many in a program as in `jaxfl.run`."""
     shapes = jax.eval_shape(method.init, jax.random.key(0), data)
     model, size = served_model(method, shapes), point.cohort
-    plan = engine.resolve_plan("auto", model, size, devices=point.devices)
+    plan = resolve_plan("auto", model, size, devices=point.devices)
     lane = inside("auto", plan, model, size, point.seeds)
     (rows,) = placed([data.in_programs()], plan)
     most, found = together(point.seeds), []

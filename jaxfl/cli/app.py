@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from jaxfl.cli import completion, experiments, signals
-from jaxfl.cli.errors import errors
+from jaxfl.cli.errors import errors, refuse_setting
 from jaxfl.cli.experiments import WORKS
 
 MethodName = Annotated[
@@ -83,6 +84,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 TIMED = 3  # rounds that `jaxfl plan --time` trains
+
+
+class SettingsCommand(TyperCommand):
+    """A command with `--set`, which refuses an option that is written as a flag, with the words to type instead."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Returns the words of a command line that no argument takes.
+
+        Raises:
+            typer.Exit: with 2, where an unknown flag is an option of `--set`.
+        """
+        words = list(args)  # parsing empties it
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # typer's class of an unknown flag is private, its attribute is not
+            with errors():
+                refuse_setting(getattr(error, "option_name", ""), words)
+            raise
 
 
 def sweep_command(
@@ -450,7 +469,7 @@ def with_options(
         keep_programs()
 
 
-@app.command("run")
+@app.command("run", cls=SettingsCommand)
 def run_command(
     method: MethodName,
     data: DataName,
@@ -479,27 +498,8 @@ def run_command(
     eval_every: Annotated[
         int | None, typer.Option(help="Rounds between evaluations; default a tenth of all.", metavar="R")
     ] = None,
-    finetune: Annotated[
-        int | None,
-        typer.Option(
-            help="Test every client a second time, after this many epochs on its own training rows (the run's "
-            "optimiser and batch size): finetuned_micro_accuracy and so on, beside the others.",
-            metavar="EPOCHS",
-        ),
-    ] = None,
-    eval_clients: Annotated[
-        int | None,
-        typer.Option(help="Clients that are tested, a fixed sample; default all of up to 10,000.", metavar="K"),
-    ] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Rounds between checkpoints; default after every evaluation.", metavar="R")
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(help="Devices of each process that share a round; default all GPUs, or cores.", metavar="N|all"),
-    ] = None,
-    chunk: Annotated[
-        str | None, typer.Option(help="Clients trained side by side; default auto.", metavar="C|auto|none")
     ] = None,
     log: Annotated[
         list[str] | None,
@@ -542,9 +542,7 @@ def run_command(
     from jaxfl.settings import options
 
     with errors(), together(processes, process, coordinator):
-        given = {"finetune": finetune, "devices": devices, "chunk": chunk, "eval_clients": eval_clients}
-        flags = [f"{name}={value}" for name, value in given.items() if value is not None]
-        settings = options.route(method, data, [*(items or ()), *flags])
+        settings = options.route(method, data, items or ())
         rounds, share = defaults(data, rounds, cohort)
         check_seed_or_seeds(seed, seeds)
         jobs = [job.Job(settings, rounds, share, seed or 0, data_dir, eval_every, checkpoint_every, out, resume)]
@@ -563,8 +561,8 @@ def run_command(
 
 
 app.command("compare")(compare_command)
-app.command("sweep")(sweep_command)
-app.command("check")(check_command)
+app.command("sweep", cls=SettingsCommand)(sweep_command)
+app.command("check", cls=SettingsCommand)(check_command)
 
 
 @app.command("methods")
@@ -649,8 +647,8 @@ def data_command(
         show(wanted, stdout(), stderr())
 
 
-app.command("plan")(plan_command)
-app.command("reproduce")(reproduce_command)
+app.command("plan", cls=SettingsCommand)(plan_command)
+app.command("reproduce", cls=SettingsCommand)(reproduce_command)
 app.command("report")(report_command)
 
 

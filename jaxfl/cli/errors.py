@@ -1,9 +1,10 @@
-"""What the command line makes of errors and warnings: one line, and an exit code."""
+"""Errors and warnings of the command line: one line each, and the exit status."""
 
 import contextlib
+import shlex
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxfl.settings import own
@@ -12,9 +13,10 @@ from jaxfl.simulation.interrupts import Stopped
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Shows what the library refuses as one red line, and exits with 2; with 130 or 143 where a run was stopped.
+    """Prints an error of the library as one red line, a warning as a yellow one.
 
-    What it warns of is a yellow line.
+    Raises:
+        typer.Exit: with 2 after an error, with 130 or 143 after a run that a signal has stopped.
     """
     import typer
 
@@ -59,3 +61,28 @@ def _leave(code: int, error: Exception | None = None) -> None:
         if error is not None:
             traceback.print_exception(error)
         leave(code)
+
+
+def refuse_setting(flag: str, words: Sequence[str]) -> None:
+    """Refuses an unknown flag that is an option of `--set`; does nothing about others.
+
+    Args:
+        flag: unknown to the command.
+        words: of the command line.
+
+    Raises:
+        ValueError: it names an option.
+
+    >>> refuse_setting("--eval-clients", ["fedavg", "--eval-clients", "20"])
+    Traceback (most recent call last):
+    ValueError: --eval-clients is not a flag; write --set eval_clients=20.
+    """
+    from jaxfl.settings import options
+
+    name = flag.lstrip("-").replace("-", "_")
+    choices = {"model", "optimizer", "server_optimizer", *(option.name for option in options.RUN)}
+    if name not in choices and not options.whose(name):
+        return
+    after = [word for before, word in zip(words, words[1:], strict=False) if before == flag]
+    given = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")] or after or ["VALUE"]
+    raise ValueError(f"{flag} is not a flag; write --set {shlex.quote(f'{name}={given[0]}')}.")

@@ -17,6 +17,7 @@ from jaxfl.files import write_text
 from jaxfl.plots.curves import scaling as draw
 from jaxfl.schema import check_name, function_options
 from jaxfl.settings import methods, options
+from jaxfl.settings.removed import without_removed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +59,8 @@ def bench_scaling(
     chosen = None if values is None else numbers(values, "values")
     of_method = function_options(methods.row(method).factory)
     of_method.pop("server_optimizer", None)
-    items_of = options.read(options.split(items), list(of_method.values()), f"method {method}")
+    wanted = without_removed(method, options.split(items), of_method)
+    items_of = options.read(wanted, list(of_method.values()), f"method {method}")
     given = {option.name: value for option, value in items_of}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # refuses a path that cannot be written to before anything is measured

@@ -25,6 +25,7 @@ from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
 from jaxfl.schema import check_type
 from jaxfl.settings import options, own
+from jaxfl.settings.removed import removed_in
 from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
@@ -94,7 +95,7 @@ class Job(NamedTuple):
         """Returns what the numbers depend on: rounds may be added, and where the data lie does not matter.
 
         A run that goes on is called what it was when it began: options that are younger, and have their defaults, are
-        left out.
+        left out, and those that have been removed since have their old defaults.
         """
         identity = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
         if own := user_files(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
@@ -104,6 +105,7 @@ class Job(NamedTuple):
         if began is None:
             return identity
         defaults = json.loads(json.dumps(self.settings.defaults()))
+        identity |= removed_in(self.settings.method_name, began)
         younger = {name for name, value in defaults.items() if name not in began and identity[name] == value}
         if DATA not in began:  # of an older version
             younger.add(DATA)

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxfl import engine, tree
-from jaxfl.cohort import PlanChoice
+from jaxfl import tree
+from jaxfl.cohort import PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job as jobs
 from jaxfl.methods.base import Method, served_model
@@ -136,7 +136,7 @@ class KeptRun:
         model = served_model(self.method, shapes_whole(self.state))
         identity = self._saved.header["identity"]
         size, clients = identity["cohort"], run.get("eval_clients", identity.get("eval_clients"))
-        chosen = engine.resolve_plan(plan, model, size, devices=run.get("devices"))
+        chosen = resolve_plan(plan, model, size, devices=run.get("devices"))
         stream = streams(self.method, self._whole, run.get("resident", "auto"))
         data = self._whole if stream else self._whole.on_device(chosen.mesh)
         tested = sampled_clients(self._whole, clients, self.seed)

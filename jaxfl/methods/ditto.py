@@ -10,7 +10,8 @@ round (not to the one that the round makes of it). Only sampled clients move; v_
 sent: lambda = 0 is local training beside the solver, and w does not depend on lambda.
 
 With several lambdas, as in the official code's dynamic choice from (0.1, 1, 2), a client takes in every step the one
-whose step has the lowest loss on its validation rows, a share of its training rows that neither model is trained on.
+whose step has the lowest loss on its validation rows: a tenth of its training rows, and at least one of two or more,
+that neither model is trained on.
 
 Where the official code differs: clients that were never sampled are served their v_k = w^0 (here the global model,
 unless `newcomers="initial"`); batches of a round run on through the client's rows instead of passing over all of them,
@@ -43,6 +44,7 @@ from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
+VALIDATION_SHARE = 0.1  # of the training rows of a client that chooses lambda
 Judge = Callable[[Params], Array]
 
 
@@ -67,7 +69,6 @@ def ditto(
     batch_size: int | None = None,
     weighting: Weighting = "uniform",
     solver: Method | None = None,
-    validation_share: float = 0.1,
     newcomers: Literal["global", "initial"] = "global",
 ) -> Method:
     """Returns Ditto.
@@ -85,8 +86,6 @@ def ditto(
         solver: trains the global part, e.g. `fedprox(task, optimizer, ...)`, and then has its own epochs, batches and
             weighting; None is FedAvg with those above. A method of several models pulls each client to the one that
             it was served before the round.
-        validation_share: share of each client's training rows (at least one of two or more) that is held back to choose
-            lambda; not used with a single lambda.
         newcomers: what clients that have never trained are served: the `"global"` model, or the `"initial"` one (the
             official code).
 
@@ -101,7 +100,10 @@ def ditto(
     (8, 64, 10)
     """
     weights = tuple(proximal_weight) if isinstance(proximal_weight, Sequence) else (proximal_weight,)
-    _check(weights, validation_share)
+    if not weights:
+        raise ValueError(
+            "proximal_weight must be a number or a tuple of at least one, got (); 0 switches the pull off."
+        )
     if personal_epochs is not None and personal_epochs < 1:
         raise ValueError(f"personal_epochs must be at least 1, got {personal_epochs}.")
     if solver is None:
@@ -117,7 +119,7 @@ def ditto(
         """Returns the federation of the rows that are trained on, and of those that choose lambda."""
         if len(weights) == 1:
             return data, data
-        rest, validation = divide_rows(key, data.train, validation_share)
+        rest, validation = divide_rows(key, data.train, VALIDATION_SHARE)
         return replace(data, train=rest), replace(data, train=validation)
 
     def init(key: Key, data: FederatedData) -> DittoState:
@@ -194,16 +196,6 @@ def learning(train: Train, solver: Method) -> Callable[..., Passed]:
         return over_rows(client, shared, cohort, state.models)
 
     return learn
-
-
-def _check(weights: tuple[float, ...], validation_share: float) -> None:
-    """Raises ValueError if an option is out of range."""
-    if not weights:
-        raise ValueError(
-            "proximal_weight must be a number or a tuple of at least one, got (); 0 switches the pull off."
-        )
-    if not 0 < validation_share < 1:
-        raise ValueError(f"validation_share must be above 0 and below 1, got {validation_share}; 0.1 is usual.")
 
 
 def best_of(candidates: Sequence[optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:

@@ -16,7 +16,7 @@ Stored models of absent clients count; those that have never been trained do not
 u_i is that one; with alpha = 0, or xi_ii = 1, it is w_i, and the client is pulled to where it was.
 
 No official code was found, nor could the paper's text be opened: the equations are those in which notes and three other
-codes agree. These start either from w_i or from u_i (`start`). Their settings differ, too: alpha, lambda and sigma are
+codes agree. These start either from w_i, as here, or from u_i. Their settings differ, too: alpha, lambda and sigma are
 1, 1 and 1, or 0.1, 0.1 and 1; HeurFedAMP has sigma = 25 and xi_ii = 1 / N, or 0.1 and 0.1. PFLlib pulls by the
 distance and not by its square, and counts the models of the last round alone.
 
@@ -69,7 +69,6 @@ def fedamp(
     attraction: float | None = None,
     own_share: float | None = None,
     proximal_weight: float = 1.0,
-    start: Literal["own", "cloud"] = "own",
     local_epochs: int = 5,
     batch_size: int | None = None,
 ) -> Method:
@@ -87,7 +86,6 @@ def fedamp(
         own_share: xi_ii, of cosines, from 0 to 1; None is 1 / N of the same N.
         proximal_weight: lambda / alpha, the pull to u_i; the paper's lambda alone is not an option. Plain gradient
             steps need `learning_rate * (proximal_weight + curvature) < 2`.
-        start: what local training starts from: the client's `"own"` model, or that in the `"cloud"`.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
 
@@ -130,8 +128,7 @@ def fedamp(
         key, (models, trained, round), data = shared
         others = trained.at[client].set(False)
         cloud = mixed(models, model, weights(models, model, others, data))
-        begin = model if start == "own" else cloud
-        made, loss = train(key_for(key, Stream.BATCHES, round, client), begin, data, client, anchor=cloud)
+        made, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=cloud)
         kept = tree.where(data.train.size[client] > 0, made, model)  # who makes no step does not move to the cloud
         return (), kept, loss, tree.is_finite(made)
 

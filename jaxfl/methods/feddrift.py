@@ -6,7 +6,8 @@ round of each but the first, with r_cm the risk (share of errors, or mean loss) 
 
     c takes the best model         m_c = argmin_m r_cm  of the pool; its own where another is as good
     and drifts if                  r_c,m_c - (its risk at the step before) > delta
-        then it trains a copy of m_c in a free slot, alone (isolated) for W steps, after which the copy is in the pool
+        then it trains a copy of m_c in a free slot, alone (isolated) for W steps (here 1, as in that code), after
+        which the copy is in the pool
     models i and j are apart by    d_ij = max(R_ij - R_ii, R_ji - R_jj, 0)
         where R_ij is the risk of i on the rows of j's clients, and merge by complete linkage while d <= delta';
         a merged model is their mean, weighted by the (client, step) pairs that each was given
@@ -58,6 +59,7 @@ from jaxfl.typing import Array, Key, Params
 
 Measure = Literal["auto", "accuracy", "loss"]
 Risks = Callable[[Params, FederatedData, Array], Array]
+ISOLATION = 1  # W, steps that a client that has drifted trains alone, as in the official code
 HUGE = 2.0**64  # a loss beyond it is that of a client whose model is not finite, see `tree.is_finite`
 
 
@@ -86,7 +88,6 @@ def moved(
     able: Array,
     now: Array,
     threshold: float,
-    isolation: int,
     eager: bool,
     *,
     there: Array,
@@ -99,7 +100,6 @@ def moved(
         able: who has taken part and can say `[N]`; the others stay with their model.
         now: the time step `[]`.
         threshold: delta.
-        isolation: W.
         eager: whether all that drift share a model.
         there: who takes part `[N]`: the models of others, who may be held out or gone, are nobody's.
 
@@ -132,7 +132,7 @@ def moved(
         models=tree.put(state.models, written, tree.take(state.models, source)),
         cluster=home,
         risk=jnp.where(chooses, newest, state.risk),
-        alone_until=state.alone_until if eager else jnp.where(gets, now + isolation, state.alone_until),
+        alone_until=state.alone_until if eager else jnp.where(gets, now + ISOLATION, state.alone_until),
         weight=jnp.where(new, 0, state.weight).at[home].add(able.astype(jnp.float32)),
         used=state.used.at[jnp.where(able, home, slots)].set(now, mode="drop"),
     )
@@ -228,7 +228,6 @@ def feddrift(
     rounds_per_step: int = 10,
     threshold: float = 0.1,
     merge_threshold: float | None = None,
-    isolation: int = 1,
     eager: bool = False,
     start: Literal["common", "own"] = "common",
     measure: Measure = "auto",
@@ -248,7 +247,6 @@ def feddrift(
         threshold: delta, by how much the risk has to grow (the official code: 0.04 to 0.2, on MNIST 0.1).
         merge_threshold: delta', at which models merge, in the same units; None is delta, as in the official code. It
             has to be above what a client's own rows are easier for its model than other rows of the same cluster are.
-        isolation: W, steps that a client that has drifted trains alone.
         eager: FedDrift-Eager.
         start: `"common"` or `"own"`, the models of the first step.
         measure: what risks are: `"accuracy"`, the share of errors; `"loss"`; or `"auto"`, errors where classes are
@@ -268,7 +266,7 @@ def feddrift(
     >>> jaxfl.run(method, data, rounds=30, seed=0).summary["ari"]
     1.0
     """
-    _check(rounds_per_step, threshold, merge_threshold, isolation, slots)
+    _check(rounds_per_step, threshold, merge_threshold, slots)
     risks_of = drift_risks(task, measure)
     height = threshold if merge_threshold is None else merge_threshold
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
@@ -311,7 +309,7 @@ def feddrift(
         there = base.takes_part(data)
         able = there & jnp.isfinite(risks).any(1)
         now = state.round // rounds_per_step
-        state, pool, drifted = moved(state, risks, able, now, threshold, isolation, eager, there=there)
+        state, pool, drifted = moved(state, risks, able, now, threshold, eager, there=there)
         if not eager:
             state = merged(state, risks, jnp.where(able, rows, 0), pool, height)
         return state._replace(step=now), drifted.sum(dtype=jnp.int32)
@@ -364,9 +362,9 @@ def feddrift(
     return Method(init, round, client_params, task, assign, reads="everybody")
 
 
-def _check(rounds_per_step: int, threshold: float, merge_threshold: float | None, isolation: int, slots: int) -> None:
+def _check(rounds_per_step: int, threshold: float, merge_threshold: float | None, slots: int) -> None:
     """Raises ValueError if an option is out of range."""
-    for name, value in {"rounds_per_step": rounds_per_step, "isolation": isolation, "slots": slots}.items():
+    for name, value in {"rounds_per_step": rounds_per_step, "slots": slots}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     for name, number in {"threshold": threshold, "merge_threshold": merge_threshold}.items():

@@ -2,7 +2,7 @@
 
 Duan et al., "FedGroup: Efficient Clustered Federated Learning via Decomposed Data-Driven Measure", 2020; FlexCFL is its
 journal version. Before the first round every client trains the initial model omega_0, to w_i, and D_i = w_i - omega_0.
-Of alpha K clients, drawn at random,
+Of alpha K = 20 K clients, drawn at random,
 
     V       = the K leading left singular vectors of [D_1 ... D_n]
     E_ik    = cos(D_i, V_k); k-means of the rows of E finds K groups (their Euclidean distance is the paper's EDC)
@@ -39,7 +39,7 @@ from jaxfl import engine, tree
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.training import Train, local_train
 from jaxfl.clustering import kmeans
-from jaxfl.cohort import Cohort
+from jaxfl.cohort import Cohort, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
@@ -55,7 +55,7 @@ from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-ALPHA = 20  # clients drawn for each group
+ALPHA = 20  # clients drawn for each group, of both official codes
 STEPS = 20  # of k-means
 
 
@@ -81,8 +81,6 @@ def fedgroup(
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
     first_epochs: int = 5,
-    first_clients: int | None = None,
-    restarts: int = 20,
     sketch_size: int = 4096,
 ) -> Method:
     """Returns FedGroup.
@@ -98,8 +96,6 @@ def fedgroup(
         batch_size: B; None takes all of a client's rows at once.
         weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m), of the models in a round; w_g of the start is uniform.
         first_epochs: of the first updates.
-        first_clients: alpha K, clients that the groups are found from; None is 20 K.
-        restarts: k-means++ starts; the clustering of the lowest inertia is kept.
         sketch_size: numbers kept of each first update, if it is longer; E is off by about 1 / sqrt(sketch_size).
 
     Raises:
@@ -112,8 +108,7 @@ def fedgroup(
     >>> len(set(result.state.cluster.tolist()))
     4
     """
-    drawn = ALPHA * num_clusters if first_clients is None else first_clients
-    _check(num_clusters, drawn, first_epochs, restarts, sketch_size, between_rate)
+    _check(num_clusters, first_epochs, sketch_size, between_rate)
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
     local = optax.chain(proximal_pull(proximal_weight), optimizer) if proximal_weight else optimizer
     step = averaging(local_train(task, local, local_epochs=local_epochs, batch_size=batch_size), weighting)
@@ -125,12 +120,12 @@ def fedgroup(
         base.check_clusters(num_clusters, data)
         model = task.init(key_for(key, Stream.INIT))
         updates, known = train_all_once(key, model, data, first, vector_of, "updates")
-        ids = draw(key, base.takes_part(data), drawn)
+        ids = draw(key, base.takes_part(data), ALPHA * num_clusters)
         known = known[ids]
         points = decomposed_cosines(jnp.where(known[:, None], updates[ids], 0), num_clusters)
         start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
-        options = {"mask": known, "restarts": restarts, "max_iterations": STEPS}
-        label = kmeans.kmeans(start_key, points, num_clusters, **options).labels  # [n], -1 of those unknown
+        found = kmeans.kmeans(start_key, points, num_clusters, mask=known, max_iterations=STEPS)
+        label = found.labels  # [n], -1 of those unknown
         member = jax.nn.one_hot(label, num_clusters, dtype=updates.dtype)  # [n, K]
         sums = jnp.matmul(member.T, updates[ids], precision="highest")
         directions = aggregate.divide(sums, member.sum(0), jnp.zeros_like(sums))
@@ -217,7 +212,7 @@ def group_models(
         weight = aggregate.client_weight(data, client, "uniform")
         return aggregate.contribute(trained, weight, label, num_clusters), ()
 
-    cohort = Cohort.of(ids, engine.resolve_plan("auto", model, ids.shape[0]))
+    cohort = Cohort.of(ids, resolve_plan("auto", model, ids.shape[0]))
     total, _ = over_clients(client, (key, model, data), cohort, label)
     return aggregate.mean(total, empty=tree.repeat(model, num_clusters))
 
@@ -269,15 +264,11 @@ def joining(train: Train, vector_of: PointOf) -> Join:
     return join
 
 
-def _check(
-    num_clusters: int, drawn: int, first_epochs: int, restarts: int, sketch_size: int, between_rate: float
-) -> None:
+def _check(num_clusters: int, first_epochs: int, sketch_size: int, between_rate: float) -> None:
     """Raises ValueError if an option is out of range."""
-    sizes = {"num_clusters": num_clusters, "first_epochs": first_epochs, "restarts": restarts}
-    for name, value in {**sizes, "sketch_size": sketch_size}.items():
+    sizes = {"num_clusters": num_clusters, "first_epochs": first_epochs, "sketch_size": sketch_size}
+    for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    if drawn < num_clusters:
-        raise ValueError(f"first_clients must be at least num_clusters ({num_clusters}), got {drawn}.")
     if not 0 <= between_rate < math.inf:
         raise ValueError(f"between_rate must be at least 0 and finite, got {between_rate}; 0 keeps the groups apart.")

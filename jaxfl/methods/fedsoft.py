@@ -83,7 +83,6 @@ def fedsoft(
     smoother: float | None = None,
     estimate_every: int | None = None,
     estimate: Literal["cohort", "everybody"] | None = None,
-    local_start: Literal["own", "mixture"] = "own",
     local_epochs: int = 10,
     batch_size: int | None = 10,
     weighting: aggregate.Weighting = "rows",
@@ -105,8 +104,6 @@ def fedsoft(
             whenever it begins (1, 2).
         estimate: who estimates u in such a round: the `"cohort"`, or `"everybody"`, whose rows are read then and who
             are all sent the centres (cohort, everybody).
-        local_start: where a client's training begins: at its `"own"` last model, or, beyond the paper, at the
-            `"mixture"` of the centres that it is pulled to.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
         weighting: of the centres: `"rows"` (u_ks n_k) or `"uniform"` (u_ks).
@@ -151,9 +148,8 @@ def fedsoft(
             due = (round % rule["estimate_every"] == 0) | ~trained[client]
             u = jax.lax.cond(due, lambda: weigh(centres, data, client), lambda: weights[client])
         anchor = mixed(centres, u)
-        begin = own if local_start == "own" else anchor
         client_key = key_for(key, Stream.BATCHES, round, client)
-        model, loss = train(client_key, begin, data, client, anchor=anchor, pull_scale=u.sum())
+        model, loss = train(client_key, own, data, client, anchor=anchor, pull_scale=u.sum())
         finite, some = tree.is_finite(model), data.train.size[client] > 0
         sent = aggregate.contribute_to_all(model, u * aggregate.client_weight(data, client, weighting).astype(u.dtype))
         kept = jnp.where(finite & some, u, weights[client])  # who has diverged, or no rows, keeps what it had

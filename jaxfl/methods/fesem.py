@@ -21,11 +21,11 @@ No value of lambda is stated.
 
 The start. All clients make one local update from one common model (before it, all W_i are equal); the best of 20
 k-means, by intra-cluster distance, gives the r_i, and the means of the updates are the C_k. k-means is shown sketches
-(see `clustering.sketch`), and the updates are made a second time to be added up: they are never held together either.
+of 1,024 numbers (see `clustering.sketch`), and the updates are made a second time to be added up: they are never held
+together either.
 
 Clients that are not sampled keep their r_i, and a centre is the mean of its sampled clients. Ties go to the lowest k.
-With `empty="farthest"`, a centre that no client is left with moves to the model of the sampled client that is farthest
-from its own centre.
+A centre that no client is left with stays as it is.
 
 `preset="official"` is the rule of the official code: W_i and C_k are compared by the last kernel alone, and nothing is
 pulled. That code differs in more: its k-means starts from random points that are no models, its centres count the
@@ -39,7 +39,7 @@ import optax
 
 from jaxfl.clustering.from_centres import CentreDistance
 from jaxfl.methods.base import Method, from_preset
-from jaxfl.methods.parts.multi_centre import Empty, by_index, multi_centre
+from jaxfl.methods.parts.multi_centre import by_index, multi_centre
 from jaxfl.methods.parts.vectors import LAST_KERNEL
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
@@ -65,10 +65,7 @@ def fesem(
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: Weighting = "uniform",
-    empty: Empty = "keep",
     first_epochs: int | None = None,
-    restarts: int = 20,
-    sketch_size: int = 1024,
 ) -> Method:
     """Returns FeSEM.
 
@@ -91,11 +88,7 @@ def fesem(
         local_epochs: E; the paper's N = 1 is one such pass a round.
         batch_size: B; None takes all of a client's rows at once.
         weighting: of the M step: `"uniform"` (equation 9) or `"rows"` (n_i).
-        empty: what becomes of a centre that no client is left with: `"keep"`, or `"farthest"`: it moves to the model of
-            the sampled client that is farthest from its own centre.
         first_epochs: of the updates that clients are first clustered by; None is `local_epochs`.
-        restarts: k-means++ starts of the first clustering; that of the lowest inertia is kept.
-        sketch_size: numbers kept of each first update, if it is longer.
 
     Raises:
         ValueError: an option is out of range, a pattern matches no parameter, or there are more clusters than clients.
@@ -111,8 +104,5 @@ def fesem(
         local_epochs=local_epochs,
         batch_size=batch_size,
         weighting=weighting,
-        empty=empty,
         first_epochs=first_epochs,
-        restarts=restarts,
-        sketch_size=sketch_size,
     )

@@ -36,7 +36,7 @@ from jaxfl import tree
 from jaxfl.clustering.from_centres import squared_l2
 from jaxfl.methods.base import Method
 from jaxfl.methods.parts import matching
-from jaxfl.methods.parts.multi_centre import Empty, Rule, multi_centre
+from jaxfl.methods.parts.multi_centre import Rule, multi_centre
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
@@ -55,10 +55,7 @@ def fesem_ma(
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: Weighting = "uniform",
-    empty: Empty = "keep",
     first_epochs: int | None = None,
-    restarts: int = 20,
-    sketch_size: int = 1024,
 ) -> Method:
     """Returns FeSEM-MA; state and `info` are FeSEM's.
 
@@ -72,10 +69,7 @@ def fesem_ma(
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
         weighting: of the M step: `"uniform"` (equation 9) or `"rows"` (n_i).
-        empty: what becomes of a centre that no client is left with: `"keep"` or `"farthest"`, see `fesem`.
         first_epochs: of the updates that clients are first clustered by; None is `local_epochs`.
-        restarts: k-means++ starts of the first clustering.
-        sketch_size: numbers kept of each first update, if it is longer.
 
     Raises:
         ValueError: an option is out of range, the model is no chain of layers, or there are more clusters than clients.
@@ -113,8 +107,5 @@ def fesem_ma(
         local_epochs=local_epochs,
         batch_size=batch_size,
         weighting=weighting,
-        empty=empty,
         first_epochs=first_epochs,
-        restarts=restarts,
-        sketch_size=sketch_size,
     )

@@ -10,7 +10,7 @@ data", IJCNN 2020, Algorithm 1.
     from round n on      FedAvg in every cluster, each from theta, never clustered again
 
 No official code was found. Published ones differ from the paper and from each other: one clusters the models instead
-of the updates (`compare="weights"`, `metric="l2"`, `linkage="complete"`, `warmup_rounds=20`), the others use average
+of the updates (by `metric="l2"`, `linkage="complete"`, `warmup_rounds=20`), the others use average
 linkage. Here clusters at exactly T merge; those of scikit-learn merge strictly below it.
 
 From a common start, models and updates have the same L1 and L2 distances, up to rounding, but other cosines. L1 and L2
@@ -75,7 +75,6 @@ def flhc(
     linkage: Linkage = "average",
     threshold: float | None = None,
     num_clusters: int | None = None,
-    compare: Literal["updates", "weights"] = "updates",
     layers: str | Sequence[str] = ".*",
     sketch_size: int | None = 4096,
     local_epochs: int = 5,
@@ -94,7 +93,6 @@ def flhc(
         threshold: T, in units of the distances; clusters at exactly T merge. None is 0.8 for the cosine; l1 and l2
             have no scale of their own and need one.
         num_clusters: so many clusters instead of a threshold.
-        compare: what is clustered: `"updates"` (the paper) or `"weights"`.
         layers: patterns (see `tree.matching`) of the parameters that are compared; all by default.
         sketch_size: numbers kept of each client's, if they are more: l2 is off by about 1 / sqrt(sketch_size) of
             itself, a cosine by that. None keeps all, N models in round n; l1 needs it.
@@ -134,7 +132,7 @@ def flhc(
         # as many at a time as ever: a plan that takes the whole cohort at once need not have room for all clients
         plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])
         everybody = Cohort.of(jnp.arange(data.num_clients), plan)
-        vectors, finite = train_once(key, model, data, train, vector_of, everybody, compare)
+        vectors, finite = train_once(key, model, data, train, vector_of, everybody, "updates")
         able = finite & (data.train.size > 0)
         return vectors, able & base.takes_part(data), able
 

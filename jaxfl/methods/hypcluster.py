@@ -37,7 +37,6 @@ def hypcluster(
     weighting: Weighting = "rows",
     start: competing.Kind = "groups",
     min_share: float = 0.1,
-    max_draws: int = 100,
     warmup_rounds: int = 20,
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
@@ -53,7 +52,7 @@ def hypcluster(
         start: `"groups"`: a warm start from K runs of FedAvg on random groups of the clients; `"kmeans++"`: from the
             models of K single clients, each the next that all models so far serve worst; `"random"` (the paper) or
             `"balanced"`, see `ifca`.
-        min_share, max_draws: for `"balanced"`, see `ifca`.
+        min_share: for `"balanced"`, see `ifca`.
         warmup_rounds: for `"groups"` the first rounds, in which nobody chooses; for `"kmeans++"` how many rounds a
             single client trains.
         server_optimizer: takes the server's step, for each cluster with a state of its own, see `jaxfl.server`; None
@@ -78,7 +77,6 @@ def hypcluster(
         weighting=weighting,
         start=start,
         min_share=min_share,
-        max_draws=max_draws,
         warmup_rounds=warmup_rounds,
         server_optimizer=server_optimizer,
     )

@@ -72,7 +72,6 @@ def ifca(
     choose: Rows = "train",
     start: competing.Kind = "random",
     min_share: float = 0.1,
-    max_draws: int = 100,
     warmup_rounds: int = 20,
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
@@ -92,13 +91,12 @@ def ifca(
         choose: the rows by whose loss evaluation chooses a client's model: `"train"`, or `"test"` as in the official
             MNIST and CIFAR code, which is optimistic. Training always chooses by training rows.
         start: `"random"` (the paper): K independent initial models. `"balanced"`: these, drawn again until every model
-            wins `min_share` of the clients (of at most 1,000), or the most balanced of `max_draws` draws.
+            wins `min_share` of the clients (of at most 1,000), or the most balanced of 100 draws.
             `"groups"`: in the first `warmup_rounds` rounds a client trains the model of a random group that it stays
             in, K runs of FedAvg (or FedSGD) side by side. `"kmeans++"`: the models of K single clients, see
             `starts.far_apart`, each trained for `warmup_rounds` rounds by its client alone. The bytes of a start before
             the first round (`"balanced"`, `"kmeans++"`) are not counted.
         min_share: of the clients, for `"balanced"`: at most 1 / K.
-        max_draws: for `"balanced"`.
         warmup_rounds: for `"groups"` and `"kmeans++"`.
         server_optimizer: takes the server's step of Option II, for each cluster with a state of its own, see
             `jaxfl.server`; None takes the mean.
@@ -108,7 +106,7 @@ def ifca(
     """
     _check(num_clusters, average, shared, server_optimizer)
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
-    competing.check(start, num_clusters, min_share, max_draws, warmup_rounds, shared)
+    competing.check(start, num_clusters, min_share, warmup_rounds, shared)
     losses, pooled = losses_of(task), pooling(shared)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     work = train_model(train) if average == "models" else full_gradient_of(task)
@@ -120,7 +118,7 @@ def ifca(
         return pooled(models, tree.repeat(tree.take(models, 0), num_clusters))
 
     begin = {
-        "balanced": competing.balanced(task, draw, losses, num_clusters, min_share=min_share, max_draws=max_draws),
+        "balanced": competing.balanced(task, draw, losses, num_clusters, min_share=min_share),
         "kmeans++": competing.far_apart(task, train, losses, num_clusters, rounds=warmup_rounds),
     }.get(start, draw)
 

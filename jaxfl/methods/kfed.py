@@ -59,7 +59,6 @@ def kfed(
     weighting: aggregate.Weighting = "rows",
     first_epochs: int = 5,
     layers: str | Sequence[str] = ".*",
-    sketch_size: int = 1024,
 ) -> Method:
     """Returns k-FED on the clients' updates, and FedAvg by cluster.
 
@@ -72,7 +71,6 @@ def kfed(
         weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m), of the models; every update has one vote.
         first_epochs: of the updates that clients are clustered by.
         layers: patterns (see `tree.matching`) of the parameters that clients are clustered by; all by default.
-        sketch_size: numbers kept of each update, if it is longer.
 
     Raises:
         ValueError: an option is out of range, or there are more clusters than clients.
@@ -84,7 +82,7 @@ def kfed(
     >>> result.state.models["Dense_0"]["kernel"].shape
     (2, 64, 10)
     """
-    for name, value in {"num_clusters": num_clusters, "sketch_size": sketch_size, "first_epochs": first_epochs}.items():
+    for name, value in {"num_clusters": num_clusters, "first_epochs": first_epochs}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     chosen = compared_leaves(task, layers)
@@ -92,7 +90,7 @@ def kfed(
     step = averaging(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
 
     def point_of(key: Key, sent: Params) -> Array:
-        return to_vector(key, tree.partition(sent, chosen)[0], size=sketch_size)
+        return to_vector(key, tree.partition(sent, chosen)[0])
 
     def init(key: Key, data: FederatedData) -> KFedState:
         base.check_clusters(num_clusters, data)

@@ -17,7 +17,7 @@ where the `optimizer` makes the step beta; then w <- (1 / m) sum_i w_i. `order` 
 
 and "exact" differentiates. Where a network has kinks (relu, max pooling), a unit that switches between the two
 gradients adds its jump over 2 delta: with the 0.001 of published codes that noise is larger than the step on a small
-network (64 rows, 128 units), with 0.1 a twentieth of it.
+network (64 rows, 128 units), with 0.1, which is taken here, a twentieth of it.
 
 Every client is served w; **its personal model is w after its own step**, and its accuracy is
 `finetuned_micro_accuracy`. The command line tests it with one step of alpha on all training rows, unless it is told
@@ -26,7 +26,7 @@ otherwise (`--set finetune=none`); in Python it is asked for:
     jaxfl.run(method, data, ..., finetune=jaxfl.FineTune(optax.sgd(alpha)))
 
 Without the step w may be a poor model. `jaxfl run perfedavg --data pathological-digits` ends at 10 % right before
-it and 97 % after, `jaxfl run fedavg --data pathological-digits --finetune 1` at 89 and 98 %.
+it and 97 % after, `jaxfl run fedavg --data pathological-digits --set finetune=1` at 89 and 98 %.
 
 A mini-batch of B rows is dealt out to D, D' and, unless the order is first, D''; where it has too few, they share. With
 `batch_size=None` each is all of the client's rows. The loss of a round is that after the step, on D'.
@@ -57,6 +57,7 @@ from jaxfl.tasks import Task
 from jaxfl.tasks.contract import Loss, averages_of, with_loss
 from jaxfl.typing import Array, Key, Params
 
+DELTA = 0.1  # of the differences of gradients, see above
 Order = Literal["first", "exact", "hessian-free"]
 
 
@@ -67,7 +68,6 @@ def perfedavg(
     *,
     adaptation_rate: float = 0.1,
     order: Order = "first",
-    delta: float = 0.1,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: Weighting = "uniform",
@@ -82,7 +82,6 @@ def perfedavg(
             the command line, before it is tested a second time; 0 is FedAvg, of full batches.
         order: `"first"`, `"exact"` or `"hessian-free"`, see above. A step costs about 2, 4 and 4 gradients of full
             batches, and 1, 1.3 and 1.3 of mini-batches, of which each part takes a share.
-        delta: of the differences of gradients, for `"hessian-free"`.
         local_epochs: E.
         batch_size: B; they are dealt out to D, D' and D''. None takes all of a client's rows for each.
         weighting: `"uniform"` (1 / m) or `"rows"` (n_i / n).
@@ -101,25 +100,23 @@ def perfedavg(
     """
     if not 0 <= adaptation_rate < math.inf:  # nor NaN
         raise ValueError(f"adaptation_rate must be at least 0 and finite, got {adaptation_rate}; 0 is FedAvg.")
-    if not 0 < delta < math.inf:
-        raise ValueError(f"delta must be above 0 and finite, got {delta}; 0.1 is usual.")
     parts = 1 if batch_size is None else 2 if order == "first" else 3
-    meta = adapted(task, adaptation_rate, order, delta, parts)
+    meta = adapted(task, adaptation_rate, order, parts)
     # a block of a client's rows would adapt to that block, see `adapted` too
     block = 2**31 if batch_size is None else BLOCK
     train = local_train(meta, optimizer, local_epochs=local_epochs, batch_size=batch_size, block=block)
     return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer)
 
 
-def adapted(task: Task, rate: float, order: Order, delta: float, parts: int) -> Task:
+def adapted(task: Task, rate: float, order: Order, parts: int, delta: float = DELTA) -> Task:
     """Returns the task whose loss is that of the model after a step, and whose gradient is as `order` says.
 
     Args:
         task: what is learned. Its running averages, if it has any, move as in the batch D'.
         rate: alpha, of the step.
         order: see above.
-        delta: see above.
         parts: that a batch is dealt out to: 1, 2 or 3.
+        delta: of the differences of gradients.
     """
 
     def slope(model: Params, batch: Batch, key: Key | None) -> Params:

@@ -20,8 +20,8 @@ them a centre of their own, while `trim_by="all"` leaves them out as a whole if 
 sampled clients have sent last. FeSEM's baseline of this name is that, with `layers` the last kernel, `centre="median"`,
 `outliers=0.0`, `trim=0.2` and `num_clusters=3`; in its code, though, all clients start at random points, not at w_i.
 
-Memory: the w_i are kept as sketches of `sketch_size` numbers, which keep their distances (off by about
-1 / sqrt(sketch_size)); stage III keeps the models of one cohort, [C, ...], since no sum of them holds their ranks.
+The best of 20 k-means is kept. Memory: the w_i are kept as sketches of 1,024 numbers, which keep their distances (off
+by about 3 %); stage III keeps the models of one cohort, [C, ...], since no sum of them holds their ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,9 +73,7 @@ def robust(
     outliers: float = 0.25,
     trim_by: kmeans.Trim = "all",
     centre: kmeans.Centre = "mean",
-    restarts: int = 20,
     layers: str | Sequence[str] = ".*",
-    sketch_size: int = 1024,
     iterative: bool = False,
 ) -> Method:
     """Returns Robust.
@@ -94,10 +92,8 @@ def robust(
         trim_by: `"all"`: those farthest from their centres; `"cluster"`: in every cluster, those farthest from its
             geometric median (TKM).
         centre: of a cluster: `"mean"`, `"median"` (coordinate by coordinate) or `"geometric_median"`.
-        restarts: k-means++ starts; that of the lowest inertia is kept.
         layers: patterns (see `tree.matching`) of the parameters that clients are clustered by, or `"last kernel"`; all
             by default.
-        sketch_size: numbers kept of each w_i, if it is longer.
         iterative: cluster again after every round.
 
     Raises:
@@ -110,15 +106,14 @@ def robust(
     >>> result.state.models["Dense_0"]["kernel"].shape
     (2, 64, 10)
     """
-    sizes = {"num_clusters": num_clusters, "restarts": restarts}
-    _check(sizes | {"sketch_size": sketch_size, "first_epochs": first_epochs}, trim, outliers)
+    _check({"num_clusters": num_clusters, "first_epochs": first_epochs}, trim, outliers)
     chosen = compared_leaves(task, layers)
     stage = {"trimmed": outliers, "trim": trim_by, "centre": centre}
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
 
     def point_of(key: Key, model: Params) -> Array:
-        return to_vector(key, tree.partition(model, chosen)[0], size=sketch_size)
+        return to_vector(key, tree.partition(model, chosen)[0])
 
     cluster_again = reclustering(point_of, stage)
 
@@ -127,7 +122,7 @@ def robust(
         model = task.init(key_for(key, Stream.INIT))
         points, known = train_all_once(key, model, data, first, point_of)
         start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
-        found = kmeans.kmeans(start_key, points, num_clusters, mask=known, restarts=restarts, **stage)
+        found = kmeans.kmeans(start_key, points, num_clusters, mask=known, **stage)
         return RobustState(
             models=tree.repeat(model, num_clusters),
             points=points,

@@ -17,11 +17,11 @@ The paper's text could not be opened; this is its rule as the official code and 
 without its pull, but for the start, a k-means of all clients' first updates, in which clients weigh lambda_i as well.
 
 The official code (`preset="official"`) compares the last kernel alone and, in every round, forgets the clusters and
-runs a weighted k-means of the w_i to its end (`recluster="scratch"`). Sums by cluster can only be made once the
-clusters are known, so here the cohort trains twice: for sketches of the w_i, and for the sums. The new clusters take
-the numbers of the old ones that they share the most weight with; in that code numbers change from round to round. It
-differs in more: its lambda_i counts batches, its momentum outlives the round, and it can pull clients to the mean of
-all models.
+runs a weighted k-means of the w_i to its end (`recluster="scratch"`; here the best of 20). Sums by cluster can only be
+made once the clusters are known, so here the cohort trains twice: for sketches of the w_i of 1,024 numbers, and for the
+sums. The new clusters take the numbers of the old ones that they share the most weight with; in that code numbers
+change from round to round. It differs in more: its lambda_i counts batches, its momentum outlives the round, and it can
+pull clients to the mean of all models.
 
 Clients that are not sampled keep their r_i; a centre that no client is left with is kept. A client that joins later
 (`join`) trains from every centre, and is given the one that it moves away from the least.
@@ -73,8 +73,6 @@ def wecfl(
     batch_size: int | None = None,
     weighting: Weighting = "rows",
     first_epochs: int | None = None,
-    restarts: int = 20,
-    sketch_size: int = 1024,
 ) -> Method:
     """Returns WeCFL.
 
@@ -95,8 +93,6 @@ def wecfl(
         batch_size: B; None takes all of a client's rows at once.
         weighting: lambda_i, of clustering and averages: `"rows"` (n_i / n) or `"uniform"` (1 / m, FeSEM without pull).
         first_epochs: of the updates that clients are first clustered by; None is `local_epochs`.
-        restarts: k-means++ starts; the clustering of the lowest weighted inertia is kept.
-        sketch_size: numbers that k-means is shown of each model, if it is longer.
 
     Raises:
         ValueError: an option is out of range, a pattern matches no parameter, or there are more clusters than clients.
@@ -120,32 +116,26 @@ def wecfl(
         local_epochs=local_epochs,
         batch_size=batch_size,
         weighting=weighting,
-        empty="keep",
         first_epochs=first_epochs,
-        restarts=restarts,
-        sketch_size=sketch_size,
         voting=weighting,
     )
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     if chosen["recluster"] == "scratch":
 
         def vector_of(key: Key, model: Params) -> Array:
-            return to_vector(key, rule.shown(model), size=sketch_size)
+            return to_vector(key, rule.shown(model))
 
-        method = method._replace(round=from_scratch(train, vector_of, weighting=weighting, restarts=restarts))
+        method = method._replace(round=from_scratch(train, vector_of, weighting))
     return method._replace(join=joining(train, rule))
 
 
-def from_scratch(
-    train: Train, vector_of: Callable[[Key, Params], Array], *, weighting: Weighting, restarts: int
-) -> Round:
+def from_scratch(train: Train, vector_of: Callable[[Key, Params], Array], weighting: Weighting) -> Round:
     """Returns the round that clusters the cohort anew: train, weighted k-means, train again and add up.
 
     Args:
         train: a client's local training.
         vector_of: `(key, model) -> [d]`, what k-means is shown of a model.
         weighting: lambda_i.
-        restarts: of k-means.
     """
 
     def learn(shared, client: Array) -> tuple[Params, Array]:
@@ -176,7 +166,7 @@ def from_scratch(
         known = jnp.zeros(count, bool).at[ids].set(True, mode="drop")
         weights = aggregate.client_weight(data, jnp.arange(count), weighting)
         again = key_for(key, Stream.START, round=2 + state.round)  # 0 and 1 are those of the start
-        clustering = kmeans.kmeans(again, points, slots, mask=known, weights=weights, restarts=restarts)
+        clustering = kmeans.kmeans(again, points, slots, mask=known, weights=weights)
         name = named_after(clustering.labels, state.cluster, jnp.where(known, weights, 0), slots)
         label = clustering.labels[cohort.ids]
         found = jnp.where(able, name[jnp.maximum(label, 0)], old)

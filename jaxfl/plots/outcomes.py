@@ -221,7 +221,7 @@ def personalisation(result: Run) -> "Figure":
     evaluation = result.evaluation
     if evaluation.finetuned is None:
         raise ValueError(
-            "result must have tested fine-tuned models, got none; run with finetune=jaxfl.FineTune(...), --finetune 1."
+            "result must have fine-tuned models, got none; run with finetune=jaxfl.FineTune(...) or --set finetune=1."
         )
     main = evaluation.main
     before, after = evaluation.values[main], evaluation.finetuned.values[main]

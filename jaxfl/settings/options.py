@@ -26,6 +26,7 @@ from jaxfl.settings.reading import convert as convert
 from jaxfl.settings.reading import find as find
 from jaxfl.settings.reading import read as read
 from jaxfl.settings.reading import split as split
+from jaxfl.settings.removed import without_removed
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.tasks import start_from
@@ -148,8 +149,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         **given: options that have their values already, such as `finetune=1`; they win over items.
 
     Raises:
-        ValueError: a name or an option that nobody knows, an ambiguous one, one that is set twice, or a value of the
-            wrong type.
+        ValueError: a name or an option that nobody knows, an ambiguous one, one that is set twice, a value of the
+            wrong type, or an option of before with a value that is not its old default, see `settings.removed`.
     """
     methods.row(method)
     row = federations.dataset(data)
@@ -160,6 +161,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     check_name("optimizer", optimizer, OPTIMIZERS)
     server = _choose_server(method, wanted)
     options = known(method, data, model, optimizer, server)
+    wanted = without_removed(method, wanted, {option.name for option in options})
     where = f"method {method}, data {data}, model {model}, optimizer {optimizer}"
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
     for option, value in read(wanted, options, where, ("model", "optimizer", "server_optimizer"), whose):
@@ -253,7 +255,7 @@ def finetune(settings: Settings) -> FineTune | None:
     epochs, batch_size = chosen["finetune"], chosen["finetune_batch_size"]
     if epochs is None:
         if batch_size != usual["finetune_batch_size"]:
-            raise ValueError(f"finetune_batch_size needs finetune, got {batch_size} without it; give --finetune 1.")
+            raise ValueError(f"finetune_batch_size needs finetune, got {batch_size} without it; give --set finetune=1.")
         return None
     if epochs < 1:
         raise ValueError(f"finetune must be at least 1 epoch, got {epochs}; none tests the served models alone.")

@@ -82,7 +82,13 @@ RUN = (
         bool | Literal["auto"],
         "whether all clients' rows and models lie on the device, or a round's are sent ahead",
     ),
-    Option("finetune", None, int | None, "epochs of every client before a second test, as --finetune"),
+    Option(
+        "finetune",
+        None,
+        int | None,
+        "epochs that every client trains the served model on its own training rows before a second test, with the "
+        "run's optimiser and batch size: finetuned_micro_accuracy and so on",
+    ),
     Option(
         "finetune_batch_size", "local", int | None | Literal["local"], "of these epochs; none takes all rows at once"
     ),

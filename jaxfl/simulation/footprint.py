@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfl import engine, sampling, tree
 from jaxfl.client.fast import coordinates
-from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
+from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method, served_model
@@ -128,7 +128,7 @@ def footprint(
     check_learns(method.task, data)
     data, size, key, choice = data.in_programs(), cohort_size(cohort, data), jax.random.key(0), plan
     state = jax.eval_shape(method.init, key, data)
-    plan = engine.resolve_plan(choice, served_model(method, state), size, devices=devices)
+    plan = resolve_plan(choice, served_model(method, state), size, devices=devices)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
     stream = streams(method, data, resident)
     kept = keeps(method, state, size, resident, plan, beside=0 if stream else tree.num_bytes(data))
@@ -201,7 +201,7 @@ class _Parts(NamedTuple):
             parts = parts._replace(beside=tree.num_bytes(window), host=tree.num_bytes(in_memory))
         if kept:
             field = str(method.per_client)
-            whole, count = getattr(state, field), engine.places(plan, size)
+            whole, count = getattr(state, field), engine.padded_size(plan, size)
             row = tree.num_bytes(whole) // data.num_clients
             parts = parts._replace(
                 state=with_field(state, field, shapes_here(whole, count)),

@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfl import engine
-from jaxfl.cohort import Plan
+from jaxfl.cohort import Plan, halve_chunk
 from jaxfl.data.clients import FederatedData
 from jaxfl.models.fast import rewriting
 from jaxfl.simulation import processes
@@ -239,7 +238,7 @@ def _within_memory(asked: Asked, ones: Sequence[One], plan: Plan, resume: bool, 
                 stacklevel=4,
             )
             return [outcome for one in ones for outcome in _within_memory(asked, [one], plan, True, heard)]
-        smaller = engine.halved(plan, asked.size)
+        smaller = halve_chunk(plan, asked.size)
         told = f"the device ran out of memory with {plan.chunk or asked.size} clients at a time; {kept}"
         if smaller is None or not first or processes.several():  # the others know nothing of it
             raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")

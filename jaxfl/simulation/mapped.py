@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import engine, sampling
-from jaxfl.cohort import Plan, PlanChoice
+from jaxfl.cohort import Plan, PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.random import check_seed_or_seeds, check_seeds
@@ -145,7 +145,7 @@ def run_mapped(
     keys = [jax.random.key(one) for one in seeds]
     stacked = keys[0] if len(keys) == 1 else jnp.stack(keys)
     model = served_model(methods[0], jax.eval_shape(methods[0].init, keys[0], data))
-    plan = engine.resolve_plan(plan, model, size, models=len(numbers) * len(seeds))
+    plan = resolve_plan(plan, model, size, models=len(numbers) * len(seeds))
     data = data.in_programs().on_device()
     traced = jnp.asarray(numbers, jnp.float32)  # [V]
     try:

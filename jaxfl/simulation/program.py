@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxfl import engine, sampling, tree
 from jaxfl.client.fast import coordinates
-from jaxfl.cohort import Cohort, Plan
+from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
 from jaxfl.sampling import Sampler
@@ -265,7 +265,7 @@ def _rounds(
         data = data.at(state.round)
         drawn = functools.partial(sampling.cohort_of, sampler, key, state.round, data, size, plan)
         cohort = engine.by_size(data, drawn()) if given is None else given
-        new, info = engine.within(plan.mesh)(method.round)(key, state, data, cohort)
+        new, info = default_mesh(plan.mesh)(method.round)(key, state, data, cohort)
         if lanes is not None and method.grow is not None:  # all stop where one has to grow
             info = info._replace(overflow=lanes.most(info.overflow))
         if method.grow is not None:  # a round that ran out of slots has not happened
@@ -320,7 +320,7 @@ def initialiser(method: Method, shapes: Any, mesh: Any = None) -> Callable[[Key,
             )
         return state
 
-    return engine.jit(engine.within(mesh)(init))
+    return engine.jit(default_mesh(mesh)(init))
 
 
 def program_bytes(program: Any) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxfl import engine, tree
 from jaxfl.client.fast import coordinates
-from jaxfl.cohort import Plan
+from jaxfl.cohort import Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Grow, Method, doubled, keep_clusters, slots_of
 from jaxfl.sampling import Sampler
@@ -310,7 +310,7 @@ class KeptRounds(Rounds):
         rows.write(ids, values, mask)
 
     def _shapes(self, shapes: Any, saved: Sequence[Any]) -> Any:
-        self._here = shapes_here(getattr(shapes, self._field), engine.places(self._plan, self._size))
+        self._here = shapes_here(getattr(shapes, self._field), engine.padded_size(self._plan, self._size))
         return super()._shapes(shapes, saved)
 
     def _compile(self, state: Any) -> None:
@@ -342,7 +342,7 @@ def beginner(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, Federated
     """
 
     def begin(key: Key, data: FederatedData) -> tuple[Any, Array]:
-        state = engine.within(mesh)(method.init)(key, data.at(0))
+        state = default_mesh(mesh)(method.init)(key, data.at(0))
         rows = getattr(state, str(method.per_client))
         first, step = jax.tree.map(lambda leaf: leaf[:1], rows), -(-data.num_clients // LOOKED_AT)
         alike = [(leaf[::step] == leaf[:1]).all() for leaf in jax.tree.leaves(rows)]

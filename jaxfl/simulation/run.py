@@ -8,8 +8,8 @@ from typing import Any, overload
 
 import jax
 
-from jaxfl import engine, sampling, tree
-from jaxfl.cohort import DevicesChoice, PlanChoice
+from jaxfl import sampling, tree
+from jaxfl.cohort import DevicesChoice, PlanChoice, resolve_mesh, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method, served_model
 from jaxfl.random import check_seed_or_seeds, check_seeds
@@ -168,10 +168,10 @@ def run(
         check_named(sampler)
     size = cohort_size(cohort, data)
     # traced once, for the shapes and for the state
-    init = initialiser(method, shapes_of(data), engine.mesh_of(plan, devices))
+    init = initialiser(method, shapes_of(data), resolve_mesh(plan, devices))
     shapes = jax.eval_shape(init, jax.random.key(numbers[0]), data)
     model = served_model(method, shapes)
-    chosen = engine.resolve_plan(plan, model, size, devices=devices)
+    chosen = resolve_plan(plan, model, size, devices=devices)
     within = inside(plan, chosen, model, size, len(numbers))
     stream = streams(method, data, resident)
     kept = keeps(method, shapes, size, resident, chosen, beside=0 if stream else tree.num_bytes(data))

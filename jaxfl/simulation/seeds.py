@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl import engine, tree
-from jaxfl.cohort import Plan, PlanChoice
+from jaxfl import tree
+from jaxfl.cohort import Plan, PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData, replace_field
 from jaxfl.methods.base import Grow, Method, doubled
 from jaxfl.sampling import Sampler, cohort_size
@@ -140,7 +140,7 @@ def inside(choice: PlanChoice, plan: Plan, model: Any, size: int, count: int) ->
     if isinstance(choice, Plan):
         return choice._replace(mesh=None)
     devices = 1 if plan.mesh is None else plan.mesh.size
-    return engine.resolve_plan(choice, model, size, models=-(-count // devices), devices=1)
+    return resolve_plan(choice, model, size, models=-(-count // devices), devices=1)
 
 
 def behind(ones: Sequence[One], schedule: Schedule, resume: bool) -> dict[int, int]:

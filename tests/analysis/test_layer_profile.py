@@ -206,7 +206,7 @@ def huge():
         ({"data": DATA.replace(group=None)}, ("data.group", "None")),
         ({"rounds": 0}, ("rounds", 0)),
         ({"distances": ("cos", "l1")}, ("distances", "('cos', 'l1')")),
-        ({"distances": "cos"}, ("distances", "cos")),
+        ({"distances": "cos"}, ("distances", "got 'cos'")),
         ({"distances": ()}, ("distances", "()")),
         ({"task": huge()}, ("data", "7 of them", "GB", "fewer clients")),
         ({"weighting": "size"}, ("weighting", "size")),

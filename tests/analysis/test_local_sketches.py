@@ -105,7 +105,7 @@ def test_clients_never_sampled_are_assigned(ran):
     ("arguments", "words"),
     [
         ({"size": 0}, ("size", 0)),
-        ({"clients": 0}, ("clients", 0, 11)),
+        ({"clients": 0}, ("clients", "got 0", 11)),
         ({"clients": 12}, ("clients", 12)),
         ({"clients": [0, 12]}, ("clients", 12, 11)),
         ({"clients": [-1]}, ("clients", -1, 11)),

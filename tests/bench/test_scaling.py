@@ -103,7 +103,7 @@ def test_devices_are_those_of_the_machine(processes):
     ("given", "words"),
     [
         ({"over": "cohorts"}, ("cohorts", "cohort")),
-        ({"over": "cohort", "values": []}, ("values", 10, 30, 100, 300, 1000)),
+        ({"over": "cohort", "values": []}, ("values", "()", "10, 30, 100, 300, 1000")),
         ({"over": "cohort", "values": [10, 10]}, ("values", "(10, 10)")),
         ({"over": "devices", "values": [0]}, ("values", "(0,)")),
         ({"over": "cohort", "method": "fedavgg"}, ("fedavgg", "fedavg")),

@@ -159,7 +159,7 @@ def refused(*arguments):
             ["fedavg", *SMALL, "--set", "data.num_clients=9"],
             ("num_clients", "once", "data"),
         ),
-        (["fedavg", *SMALL, "--finetune", "1", "--set", "finetune=2"], ("finetune", 2, 1)),
+        (["fedavg", *SMALL, "--set", "finetune=1", "--set", "finetune=2"], ("finetune", 1, 2)),
         (["fedavg", *SMALL, "--checkpoint-every", "1"], ("checkpoint_every", "out")),
         (
             ["fedavg", "--data", "mnist"],
@@ -197,6 +197,32 @@ def refused(*arguments):
 )
 def test_bad_arguments_are_refused(never_compiles, arguments, words):
     assert re.search(mentions(*words), refused("run", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (["run", "fedavg", *SMALL, "--finetune", "2"], "--set finetune=2"),
+        (["run", "fedavg", *SMALL, "--finetune"], "--set finetune=VALUE"),
+        (["run", "fedavg", *SMALL, "--eval-clients=20"], "--set eval_clients=20"),
+        (["run", "fedavg", "--devices", "all", "--data", "nothing"], "--set devices=all"),
+        (["sweep", "fedavg", *SMALL, "--out", "a", "--chunk", "8"], "--set chunk=8"),
+        (["plan", "fedavg", *SMALL, "--chunk", "none"], "--set chunk=none"),
+        (["run", "fedavg", *SMALL, "--hidden", "(8,4)"], "--set 'hidden=(8,4)'"),
+        (["run", "fedavg", *SMALL, "--model", "mlp"], "--set model=mlp"),
+        (["reproduce", "ifca", "--num-clusters", "2"], "--set num_clusters=2"),
+        (["check", "ifca", "--num-clusters", "2"], "--set num_clusters=2"),
+    ],
+)
+def test_an_option_written_as_a_flag_is_refused_with_the_words_to_type(never_compiles, words, written):
+    line = refused(*words)
+    flag = next(word for word in words if word.startswith("--") and word.partition("=")[0] in line)
+    assert re.search(mentions(flag.partition("=")[0], written), line)
+
+
+def test_an_unknown_flag_is_named():
+    result = jaxfl("run", "fedavg", *SMALL, "--chnk", "8")
+    assert result.exit_code == 2 and "--chnk" in result.stderr
 
 
 def write_idx(folder, kind, images, labels, *, cut=0, magic=0x803):

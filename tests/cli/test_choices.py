@@ -48,7 +48,7 @@ def test_defaults_are_those_of_the_preset_and_others_are_beside_them():
     shown = page("cfl")
     assert re.search(r"\neps1 +0\.4 .*\n +fesem: infinity ", shown) and "eps1=none" not in shown
     assert re.search(r"\nlinkage +single .*\n +official: complete .*\n +fesem: average ", shown)
-    assert re.search(r"\nmetric +cosine +\S", shown)
+    assert re.search(r"\nsketch_size +4096 +\S", shown)
     assert re.search(r"\nlayers +\.\* .*\n +official: last kernel ", page("fesem"))
 
 

@@ -232,7 +232,7 @@ def test_a_saved_federation_is_data_and_runs(tmp_path):
     assert result.exit_code == 0 and f"--data saved --data-dir {folder}" in result.stderr
     assert "  clients   8" in shown("saved", "--data-dir", folder)
     given = ["local", "--data", "saved", "--data-dir", folder, "--rounds", 1, "--cohort", 2, "--set", "model=logistic"]
-    given += ["--eval-clients", 3, "--set", "resident=false"]
+    given += ["--set", "eval_clients=3", "--set", "resident=false"]
     run = CliRunner().invoke(app, ["run", *map(str, given)])
     assert run.exit_code == 0, run.output
     assert "rotated-digits: 8 clients (3 tested), 1 rounds of 2" in run.stdout

@@ -92,17 +92,17 @@ def test_shared_split_stores_a_part_once():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": LABELS[:-1]}, ("labels", "[12]")),
+        ({"labels": LABELS[:-1]}, ("labels", "[12]", "(11,)")),
         (
             {"labels": LABELS.astype(float)},
             ("num_classes", 4, 1),
         ),
         ({"labels": LABELS.astype(str)}, ("labels", "[12]", "[12, L]", "np.unique")),
-        ({"labels": LABELS > 0}, ("[12]", "[12, L]")),
+        ({"labels": LABELS > 0}, ("labels", "bool", "[12, L]")),
         ({"labels": np.full((12, 2), np.nan), "num_classes": None}, ("labels", "NaN", "row 0")),
         ({"labels": np.full((12, 3), 3)}, ("(12, 3)", "(12, 5, 5, 2)")),
         ({"labels": np.full((12, 5), -2)}, ("0..3", -2, -1, "row 0")),
-        ({"num_classes": None}, ("num_classes",)),
+        ({"num_classes": None}, ("num_classes", "given")),
         (
             {"labels": LABELS / 7, "num_classes": None, "label_shift": np.arange(4)},
             ("label_shift", "classes", "float32"),

@@ -57,7 +57,7 @@ def test_nobody_is_no_condition():
         ),
         (lambda: conditions.attack(DATA, "sign-flip", 1.0), ("attackers", 1.0)),
         (lambda: conditions.attack(DATA, "sign-flip", -0.1), ("attackers", -0.1)),
-        (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=0), ("attack_scale", 0)),
+        (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=0), ("attack_scale", "got 0")),
         (lambda: conditions.attack(DATA, "gaussian", 0.1, scale=float("inf")), ("attack_scale", "inf")),
         (
             lambda: conditions.attack(conditions.attack(DATA, "gaussian", 0.1), "sign-flip", 0.1),

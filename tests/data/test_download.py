@@ -302,8 +302,8 @@ def test_what_cannot_be_downloaded_is_said_before_anything_is_asked(server, tmp_
     with pytest.raises(ValueError, match=mentions("set", "downloaded", "/set")):
         module.download("set", [], tmp_path)
     for bad, message in [
-        (remote(server)._replace(checksum="sha1:00"), ("md5:", 32, "sha256:", 64)),
-        (remote(server)._replace(checksum=""), ("checksum", "md5:", "sha256:")),
+        (remote(server)._replace(checksum="sha1:00"), ("checksum", "sha1:00", "md5:", 32, "sha256:", 64)),
+        (remote(server)._replace(checksum=""), ("checksum", '""', "md5:", "sha256:")),
         (remote(server, ".."), ("name of a file",)),
         (remote(server, "a.rar", members=["*"]), ("a.rar", ".zip", ".tar.gz", ".tgz", ".tar.bz2")),
     ]:

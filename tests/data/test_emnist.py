@@ -126,8 +126,8 @@ def one_label(split, label):
         ("digits", {"train_labels": one_label("digits", 10)}, (10, "0..9")),
         ("letters", {"train_labels": labels_of("letters", 8)}, ("label", "9 images", 8)),
         ("letters", {"test_labels": labels_of("letters", 4)}, ("label", "3 images", 4)),
-        ("letters", {"train_images": labels_of("letters", 9)}, ("0x00000803", "0x00000801")),
-        ("letters", {"test_labels": TEST_IMAGES}, ("0x00000801", "0x00000803")),
+        ("letters", {"train_images": labels_of("letters", 9)}, ("0x00000803", "got 0x00000801")),
+        ("letters", {"test_labels": TEST_IMAGES}, ("0x00000801", "got 0x00000803")),
         ("letters", {"test_images": TEST_IMAGES}, ("(5, 4)", "(4, 5)")),
     ],
 )

@@ -127,7 +127,7 @@ def test_power_law_sizes_fall_with_the_rank(exponent):
 def test_shards_deal_every_row_once_in_runs_of_sorted_classes(labels, num_clients, each, seed):
     options = {"shards_per_client": each, "seed": seed}
     if num_clients * each > len(labels):
-        with pytest.raises(ValueError, match=mentions("shards_per_client", each)):
+        with pytest.raises(ValueError, match=mentions("shards_per_client", f"got {each}")):
             partition.shards(labels, num_clients, **options)
         return
     parts = partition.shards(labels, num_clients, **options)
@@ -205,15 +205,15 @@ LABELS = np.repeat(np.arange(10), 6)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: partition.iid(10, 0), ("num_clients", 0)),
+        (lambda: partition.iid(10, 0), ("num_clients", "got 0")),
         (lambda: partition.iid(10, True), ("num_clients", "True")),
         (lambda: partition.iid(10, 2.0), ("num_clients", 2.0)),
         (lambda: partition.iid(10, 3, rows_per_client=4), ("rows_per_client", 4, 3)),
-        (lambda: partition.iid(10, 3, rows_per_client=0), ("rows_per_client", 0)),
+        (lambda: partition.iid(10, 3, rows_per_client=0), ("rows_per_client", "got 0")),
         (lambda: partition.dirichlet(LABELS, 3, alpha=0.0), ("alpha", 0.0)),
         (lambda: partition.dirichlet(LABELS, 3, alpha=np.nan), ("alpha", "nan")),
         (lambda: partition.dirichlet(LABELS, 7, alpha=1.0, min_rows=9), ("min_rows", 8, 9)),
-        (lambda: partition.pathological(LABELS, 6), (6, 4, 8)),
+        (lambda: partition.pathological(LABELS, 6), ("num_clients", "got 6", "4 groups")),
         (lambda: partition.pathological(LABELS, 2, label_groups=((1,), (1, 2))), ("label_groups", "((1,), (1, 2))")),
         (lambda: partition.pathological(LABELS, 1, label_groups=((10,),)), ("label_groups", 10)),
         (lambda: partition.pathological(LABELS, 4, rows_per_client=13), (13, 12, "(3, 4)")),
@@ -239,8 +239,8 @@ LABELS = np.repeat(np.arange(10), 6)
             lambda: partition.pathological(LABELS, 2, label_groups=((0,), ())),
             ("label_groups", "((0,), ())"),
         ),
-        (lambda: partition.pathological(LABELS, 2, label_groups=()), ("label_groups", "()")),
-        (lambda: partition.pathological(LABELS, 2, label_groups=3), ("label_groups", 3)),
+        (lambda: partition.pathological(LABELS, 2, label_groups=()), ("label_groups", "got ()")),
+        (lambda: partition.pathological(LABELS, 2, label_groups=3), ("label_groups", "got 3")),
         (lambda: partition.pathological(LABELS, 2, label_groups=(0, 1)), ("label_groups", "int64", "group 0")),
         (
             lambda: partition.pathological(LABELS, 2, label_groups=((0,), (1.5,))),
@@ -251,7 +251,7 @@ LABELS = np.repeat(np.arange(10), 6)
         (lambda: partition.train_test_split([LABELS == 1]), ("bool", "(60,)", "client 0")),
         (lambda: partition.train_test_split(5), ("parts", 5)),
         (lambda: partition.at_most([LABELS], 2.5, 1, None), ("max_rows", 2.5)),
-        (lambda: partition.rows_that_fit(0, 1, 9, "here"), ("num_clients", 0)),
+        (lambda: partition.rows_that_fit(0, 1, 9, "here"), ("num_clients", "got 0")),
         (lambda: partition.natural(5), ("client_of_row", "int64", "[P]")),
         (lambda: partition.natural([0.0, np.nan]), ("client_of_row", "nan", "row 1")),
         (lambda: partition.natural(np.array(["a", None])), ("client_of_row", "None", "row 1")),

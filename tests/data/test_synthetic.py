@@ -64,7 +64,7 @@ def test_dtype_is_kept(dtype):
         ({"num_groups": 17, "features": 8, "num_classes": 3}, (17, 16)),
         ({"num_clients": 0}, ("num_clients", 0)),
         ({"rows": 0}, ("rows", 0)),
-        ({"num_classes": 1}, ("num_classes", 1)),
+        ({"num_classes": 1}, ("num_classes", "got 1")),
     ],
 )
 def test_refusals(options, message):

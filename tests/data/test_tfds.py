@@ -122,7 +122,7 @@ def test_a_real_set_is_read_from_its_folder_or_by_name(tmp_path):
     assert tfds.load("crockery", tmp_path, client="number").clients.tolist() == [row // 3 for row in range(9)]
     for client, message in (
         ("maker", ("maker", "'pen'")),
-        ("box", ("tfds:crockery", "box")),
+        ("box", ("tfds:crockery", "box", "numpy.ndarray")),
     ):
         with pytest.raises(ValueError, match=mentions(*message)):
             tfds.load("crockery", tmp_path, client=client)

@@ -83,7 +83,7 @@ def test_arrays_that_do_not_fit_each_other(tmp_path, arrays, message):
 @pytest.mark.parametrize("name", ARRAYS)
 def test_an_array_is_missing(tmp_path, name):
     np.savez(tmp_path / "unipen_62.npz", **{key: array for key, array in ARRAYS.items() if key != name})
-    with pytest.raises(ValueError, match=mentions("unipen_62.npz", name)):
+    with pytest.raises(ValueError, match=mentions("unipen_62.npz", f"array {name}")):
         unipen.unipen(tmp_path)
 
 

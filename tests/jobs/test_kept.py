@@ -204,7 +204,7 @@ def test_a_run_goes_on_with_other_devices(tmp_path, finished, monkeypatch):
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)  # it began on a machine with more
     kept = jaxfl.load(tmp_path / "a")
     assert kept.job.settings.run["devices"] is None and kept.clients().shape[0] == 8
-    command("run", "ifca", "--data", "rotated-digits", *WORDS, *GOES_ON, "--devices", 1, "--out", tmp_path / "a")
+    command("run", "ifca", "--data", "rotated-digits", *WORDS, *GOES_ON, "--set", "devices=1", "--out", tmp_path / "a")
     last, wanted = (records(folder)[-1] for folder in (tmp_path / "a", finished[0]))
     assert last["round"] == 4 and last["micro_accuracy"] == pytest.approx(wanted["micro_accuracy"], abs=0.02)
 

@@ -16,6 +16,7 @@ from jaxfl.client.passes import full_gradient
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Split
 from jaxfl.data.divide import divide_rows
+from jaxfl.methods.ditto import VALIDATION_SHARE
 from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
@@ -123,8 +124,8 @@ def test_the_solver_can_be_exchanged(key):
 def test_a_lambda_of_several_is_chosen_in_every_step(key):
     data = problems.linear_federation()
     pulls = (0.1, 1.0, 2.0)
-    method = ditto(proximal_weight=pulls, validation_share=0.3, **EPOCHS)
-    left, held = divided(key, data.train, 0.3)
+    method = ditto(proximal_weight=pulls, **EPOCHS)
+    left, held = divided(key, data.train, VALIDATION_SHARE)
     rest, validation = (problems.rows_of(replace(data, train=split)) for split in (left, held))
     setting = reference.Setting(key, rest, RATE, 2, 3, "uniform")
     loop = Ditto(setting, numbers(method.init(key, data).solver.model), pulls, judge=validation)
@@ -244,10 +245,10 @@ def test_validation_rows_train_nothing(solver, key):
     """Other values of the rows that are held back leave all models as they are; FeSEM trains at its start, too."""
     data = problems.linear_federation()
     inputs = np.asarray(data.inputs).copy()
-    _, held = divided(key, data.train, 0.3)
+    _, held = divided(key, data.train, VALIDATION_SHARE)
     for start, size in zip(held.start, held.size, strict=True):
         inputs[held.rows[start : start + size]] += 1.0
-    method = ditto(proximal_weight=(0.5, 0.5), validation_share=0.3, solver=solver, **EPOCHS)
+    method = ditto(proximal_weight=(0.5, 0.5), solver=solver, **EPOCHS)
     one, other = train(method, data), train(method, replace(data, inputs=inputs))
     equal(one.solver, other.solver)
     equal(one.models, other.models)  # the same lambda twice: whichever wins
@@ -261,7 +262,6 @@ def test_validation_rows_train_nothing(solver, key):
         ({"proximal_weight": (0.1, -2.0)}, ("proximal_weight", -2.0)),
         ({"proximal_weight": ()}, ("proximal_weight", "()")),
         ({"personal_epochs": 0}, ("personal_epochs", 0)),
-        ({"validation_share": 1.0}, ("validation_share", 1.0)),
         ({"newcomers": "none"}, ("newcomers", "none")),
         ({"weighting": "size"}, ("weighting", "size")),
         ({"solver": methods.fedsgd(problems.softmax_task(), optax.sgd(1.0))}, ("solver", "ditto", "task")),

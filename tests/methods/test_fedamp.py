@@ -33,16 +33,15 @@ def flat(model):
 class FedAMP:
     """`weight(w_i, w_j)` is xi_ij before anything is divided; HeurFedAMP has a share of its own."""
 
-    def __init__(self, setting, model, weight, pull, *, own_share=None, cloud=False):
-        self.setting, self.weight, self.pull, self.own_share, self.cloud = setting, weight, pull, own_share, cloud
+    def __init__(self, setting, model, weight, pull, *, own_share=None):
+        self.setting, self.weight, self.pull, self.own_share = setting, weight, pull, own_share
         self.models, self.trained = [model] * len(setting.clients), set()
 
     def round(self, number, cohort):
         cohort = reference.with_rows(self.setting, cohort)
         clouds = {i: self.cloud_of(i) for i in cohort}
         for i in cohort:
-            start = clouds[i] if self.cloud else self.models[i]
-            trained = reference.train(self.setting, number, i, start, pull=self.pull, anchor=clouds[i])
+            trained = reference.train(self.setting, number, i, self.models[i], pull=self.pull, anchor=clouds[i])
             self.models[i] = trained[0]
         self.trained |= {*cohort}
 
@@ -74,7 +73,7 @@ def fedamp(**options):
 @pytest.mark.parametrize(
     ("options", "weight", "further"),
     [
-        ({"sigma": 0.8, "attraction": 0.1, "start": "cloud"}, by_distance, {"cloud": True}),
+        ({"sigma": 0.8, "attraction": 0.1}, by_distance, {}),
         ({"similarity": "cosine", "sigma": 3.0, "own_share": 0.4, "batch_size": None}, by_cosine, {"own_share": 0.4}),
     ],
     ids=["fedamp", "heurfedamp"],
@@ -98,19 +97,6 @@ def test_without_pull_it_is_local_training(key):
     data, cohort = problems.linear_federation(), Cohort.of([0, 1, 3, 4])
     local = compiled(methods.local(TASK, optax.sgd(RATE), **EPOCHS))
     equal(rounds(fedamp(proximal_weight=0.0), data, key, cohort).models, rounds(local, data, key, cohort).models)
-
-
-@pytest.mark.rotating
-@pytest.mark.parametrize(
-    "options", [{"similarity": "cosine", "sigma": 0.0}, {"sigma": 1e12, "attraction": None}], ids=["cosine", "distance"]
-)
-def test_where_all_are_alike_it_is_fedavg(options, key):
-    """From a cloud of equal weights, without pull; sigma = 1e12 is off by a distance over it."""
-    data, cohort = problems.linear_federation(sizes=(5, 3, 8), groups=(0, 1, 0)), Cohort.of([0, 1, 2])
-    fedavg = compiled(methods.fedavg(TASK, optax.sgd(RATE), weighting="uniform", **EPOCHS))
-    state = rounds(fedamp(start="cloud", proximal_weight=0.0, **options), data, key, cohort)
-    mean = jax.tree.map(lambda leaf: leaf.mean(0), state.models)
-    close(mean, rounds(fedavg, data, key, cohort).model)
 
 
 @pytest.mark.rotating

@@ -30,11 +30,11 @@ def feddrift(**options):
 class Loop:
     """Lists of models and of (client, step) pairs, no slots; who is alone is in a dictionary, as in the code."""
 
-    def __init__(self, model, count, *, start, threshold, merge_threshold, isolation, eager):
+    def __init__(self, model, count, *, start, threshold, merge_threshold, eager):
         self.models = [model] * count if start == "own" else [model]
         self.cluster = list(range(count)) if start == "own" else [0] * count
         self.pairs, self.risk, self.alone = {}, [math.inf] * count, {}
-        self.threshold, self.height, self.isolation, self.eager = threshold, merge_threshold, isolation, eager
+        self.threshold, self.height, self.eager = threshold, merge_threshold, eager
         self.drifts = self.mergings = 0
 
     def round(self, setting, number, cohort):
@@ -70,7 +70,7 @@ class Loop:
                     new = len(self.models) - 1
                 best = new
                 if not self.eager:
-                    self.alone[i] = now + self.isolation
+                    self.alone[i] = now + 1
             self.cluster[i] = best
         self.give(now, able)
         if not self.eager:
@@ -114,9 +114,9 @@ class Loop:
 @pytest.mark.parametrize(
     "options",
     [
-        {"start": "common", "threshold": 0.1, "merge_threshold": 0.9, "isolation": 1, "eager": False},
-        {"start": "own", "threshold": 0.2, "merge_threshold": 0.6, "isolation": 2, "eager": False},
-        {"start": "common", "threshold": 0.1, "merge_threshold": 0.3, "isolation": 1, "eager": True},
+        {"start": "common", "threshold": 0.1, "merge_threshold": 0.9, "eager": False},
+        {"start": "own", "threshold": 0.2, "merge_threshold": 0.6, "eager": False},
+        {"start": "common", "threshold": 0.1, "merge_threshold": 0.3, "eager": True},
     ],
 )
 def test_every_round_is_the_codes(options, key):
@@ -204,13 +204,13 @@ def slots_of_state(cluster, weight, used, **more):
     return FedDriftState(**(state | more))
 
 
-moved = jax.jit(moved_clients, static_argnums=(4, 5, 6))
+moved = jax.jit(moved_clients, static_argnums=(4, 5))
 
 
-def move(state, risks, *, able=None, now=3, isolation=1, eager=False, there=None):
+def move(state, risks, *, able=None, now=3, eager=False, there=None):
     able = np.ones(len(state.cluster), bool) if able is None else np.array(able)
     there = np.ones(len(state.cluster), bool) if there is None else np.array(there)
-    return moved(state, np.array(risks, np.float32), able, np.int32(now), 0.2, isolation, eager, there=there)
+    return moved(state, np.array(risks, np.float32), able, np.int32(now), 0.2, eager, there=there)
 
 
 def test_a_drift_takes_slots_that_were_never_used_then_those_without_clients_for_longest():
@@ -284,7 +284,6 @@ def test_a_distance_is_not_negative_and_symmetric_and_empty_models_have_none():
     ("options", "words"),
     [
         ({"rounds_per_step": 0}, ("rounds_per_step", 0)),
-        ({"isolation": 0}, ("isolation", 0)),
         ({"threshold": -0.1}, ("threshold", -0.1)),
         ({"merge_threshold": math.nan}, ("merge_threshold", "nan")),
         ({"start": "mine"}, ("start", "mine")),

@@ -130,12 +130,14 @@ def test_of_one_centre_own_models_are_dittos(key):
 
 def test_with_hard_weights_from_the_centres_on_it_is_ifca(key):
     ifca = compiled(methods.ifca(TASK, optax.sgd(RATE), num_clusters=2, weighting="rows", **EPOCHS))
-    options = {"local_start": "mixture", "proximal_weight": 0.0, "estimate_every": 1000}
+    """Where every client's own model is the centre that it is pulled to."""
+    options = {"proximal_weight": 0.0, "estimate_every": 1000}
     method, start = fedsoft(**options), ifca.init(key, DATA)
     start = start._replace(round=jnp.int32(1))  # in round 0 u would be made
     wanted, info = ifca.round(key, start, DATA, EVERYBODY)
     state = method.init(key, DATA)._replace(
         centres=start.models,
+        models=tree.take(start.models, info.cluster),
         weights=jax.nn.one_hot(info.cluster, 2, dtype=jnp.float64),
         trained=jnp.ones(7, bool),
         round=start.round,

@@ -193,19 +193,6 @@ def test_centres_that_are_one_function_have_the_same_distance(key):
     close(tree.take(both.centres, 0), mean)  # those who trained the other centre came back in this one's order
 
 
-def test_the_farthest_client_takes_the_empty_centre_along_in_its_own_order(key):
-    start = two_centres(initial(1))
-    lost = jax.tree.map(lambda leaf: leaf + np.array([0.0, 100.0]).reshape(2, *[1] * (leaf.ndim - 1)), start.centres)
-    start = start._replace(centres=lost, cluster=np.zeros(7, np.int32))
-    state, info = build(empty="farthest").round(key, start, DATA, EVERYBODY)
-    moved = [i for i in range(7) if state.cluster[i] == 1]
-    assert moved == [int(np.argmax(info.extra["distance"]))]
-    centre = jax.tree.map(np.asarray, tree.take(start.centres, 0))
-    close(tree.take(state.centres, 1), learn(moved[0], centre, 0.1))
-    others = [learn(i, centre, 0.1) for i in range(7) if i not in (1, *moved)]
-    close(tree.take(state.centres, 0), jax.tree.map(lambda *leaves: np.mean(leaves, 0), *others))
-
-
 @pytest.mark.parametrize("weight", [-1.0, np.inf, np.nan])
 def test_a_prior_needs_a_finite_weight_that_is_not_negative(weight):
     with pytest.raises(ValueError, match=mentions("prior_weight", weight)):

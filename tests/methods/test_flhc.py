@@ -75,9 +75,9 @@ def initial(key):
 class FLHC:
     """Clusters are a list of models and everybody's place in it."""
 
-    def __init__(self, setting, model, *, metric, linkage, compare="updates", layers=("bias", "kernel"), gap=None):
+    def __init__(self, setting, model, *, metric, linkage, layers=("bias", "kernel"), gap=None):
         self.setting, self.models, self.cluster = setting, [model], [0] * len(setting.clients)
-        self.metric, self.linkage, self.compare, self.layers, self.gap = metric, linkage, compare, layers, gap
+        self.metric, self.linkage, self.layers, self.gap = metric, linkage, layers, gap
 
     def point(self, client):
         x, y = self.setting.clients[client]
@@ -87,7 +87,7 @@ class FLHC:
             model = reference.combine(
                 [(1, model), (-self.setting.rate, reference.gradient(model, x[rows], y[rows])[1])]
             )
-        sent = reference.combine([(1, model), (-1, start)]) if self.compare == "updates" else model
+        sent = reference.combine([(1, model), (-1, start)])
         return np.concatenate([np.ravel(sent[name]) for name in sorted(self.layers)])
 
     def find_clusters(self):
@@ -117,7 +117,7 @@ class FLHC:
     ("options", "batch_size", "weighting"),
     [
         ({"metric": "cosine", "linkage": "average"}, None, "rows"),
-        ({"metric": "cosine", "linkage": "single", "compare": "weights"}, 3, "rows"),
+        ({"metric": "cosine", "linkage": "single"}, 3, "rows"),
         ({"metric": "l1", "linkage": "complete", "layers": ("kernel",)}, 3, "uniform"),
         ({"metric": "l2", "linkage": "ward", "layers": ("bias",)}, None, "uniform"),
     ],
@@ -165,17 +165,6 @@ def test_at_threshold_zero_it_is_local_from_round_n_on(metric, key):
     wanted, _ = advance(alone, data, key=key, state=start, rounds=3)
     assert int(info.num_clusters) == len(WITH_ROWS)
     close(served(ours, state, WITH_ROWS), served(alone, wanted, WITH_ROWS))
-
-
-@pytest.mark.rotating
-@pytest.mark.parametrize(("metric", "linkage"), [("l2", "ward"), ("l1", "complete")])
-def test_weights_and_updates_have_the_same_distances(metric, linkage, key):
-    data, options = problems.linear_federation(), {"metric": metric, "linkage": linkage, "num_clusters": 3}
-    updates, weights = (
-        advance(flhc(compare=compare, **options), data, key=key)[0] for compare in ("updates", "weights")
-    )
-    assert len(set(updates.cluster.tolist())) == 3
-    reference.equal(updates, weights)
 
 
 def test_the_cosine_has_no_scale(key):
@@ -318,7 +307,6 @@ def test_without_anybody_known_there_is_one_cluster():
         ({"slots": 0}, ("slots", 0)),
         ({"metric": "l3"}, ("metric", "l3")),
         ({"linkage": "centroid"}, ("linkage", "centroid")),
-        ({"compare": "models"}, ("compare", "models")),
         ({"linkage": "ward"}, ("metric", "cosine", "linkage='ward'")),
         ({"metric": "l1", "threshold": 1.0, "sketch_size": 10}, ("sketch_size", 10, "metric='l1'")),
         ({"threshold": 0.5, "num_clusters": 2}, ("threshold", 0.5, "num_clusters=2")),

@@ -167,7 +167,6 @@ def test_held_out_clients_are_placed_and_heard_by_nobody(key):
     ("options", "complaint"),
     [
         ({"num_clusters": 0}, ("num_clusters", 0)),
-        ({"sketch_size": 0}, ("sketch_size", 0)),
         ({"first_epochs": 0}, ("first_epochs", 0)),
         ({"weighting": "size"}, ("weighting", "size")),
     ],

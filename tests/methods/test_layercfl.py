@@ -11,9 +11,11 @@ from flax import linen as nn
 
 import jaxfl
 from jaxfl import methods, models, tree
+from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data import federate
 from jaxfl.methods.cfl import rule as split_rule
+from jaxfl.methods.cfl import rule_of, splitting_clusters
 from jaxfl.methods.cfl import state as split_state
 from jaxfl.methods.cfl.layercfl import dense, kernels, layer_of, patterns
 from jaxfl.methods.cfl.rule import Rule
@@ -192,11 +194,17 @@ def test_eps1_is_about_the_model_and_eps2_about_the_layer(key):
 def test_adacfl_tells_updates_as_it_tells_weights(relative, key):
     """From one start, |theta_i - theta_j| = |D_i - D_j|."""
     data = problems.linear_federation()
-    rule = {**ABSOLUTE, "relative": relative, "eps1": 1.0, "gamma_max": 0.8, **LOCAL}
-    ours = compiled(methods.adacfl(TASK, optax.sgd(RATE), **rule))
+    bounds = {**ABSOLUTE, "relative": relative, "eps1": 1.0, "gamma_max": 0.8}
+    ours = compiled(methods.adacfl(TASK, optax.sgd(RATE), **bounds, **LOCAL))
     state, info, sizes = advance(ours, data, key=key)
     assert sizes[-1] > 2
-    by_updates = methods.cfl(TASK, optax.sgd(RATE), layers="kernel", metric="l2", **rule)
+    by_updates = splitting_clusters(
+        TASK,
+        local_train(TASK, optax.sgd(RATE), **LOCAL),
+        rule_of("paper", metric="l2", compare="updates", layers="kernel", **bounds),
+        sketch_size=4096,
+        slots=8,
+    )
     other, seen, _ = advance(compiled(by_updates), data, key=key)
     assert np.abs(state.vectors - other.vectors).max() > 0.1
     reference.equal((state._replace(vectors=0), info), (other._replace(vectors=0), seen))
@@ -205,7 +213,6 @@ def test_adacfl_tells_updates_as_it_tells_weights(relative, key):
 REFUSED = [
     ({"layers": "Dense_0"}, ("Dense_0", "bias, kernel")),
     ({"eps1": -1.0}, ("eps1", -1.0)),
-    ({"linkage": "ward"}, ("linkage", "ward")),
     ({"weighting": "size"}, ("weighting", "size")),
     ({"slots": 0}, ("slots", 0)),
 ]

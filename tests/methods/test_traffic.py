@@ -44,7 +44,7 @@ ONCE = {
     "fesem": ({"num_clusters": 2}, 20, 20),
     "fesem_ma": ({"num_clusters": 2}, 20, 20),
     "kfed": ({"num_clusters": 2, "layers": "Dense_1/kernel"}, 6, 20),
-    "robust": ({"num_clusters": 2, "sketch_size": 4}, 4, 20),
+    "robust": ({"num_clusters": 2, "layers": "Dense_1/kernel"}, 6, 20),
     "wecfl": ({"num_clusters": 2}, 20, 20),
     "wecfl, official": ({"num_clusters": 2, "preset": "official"}, 20, 20),
     "pacfl": ({"rank": 2}, 2 * 3, 0),

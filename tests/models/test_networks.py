@@ -150,7 +150,7 @@ def test_stocfl_femnist_weights_start_xavier_uniform(key):
         (("lenet", 10), {}, ("lenet", "lenet-emnist")),
         (("mlp", 10), {"hiden": 3}, ("hiden", "hidden")),
         (("logistic", 10), {"hidden": 3}, ("logistic", "hidden")),
-        (("mlp", 0), {}, ("num_classes", 0)),
+        (("mlp", 0), {}, ("num_classes", "got 0")),
         (("stocfl-femnist-cnn", 62), {"dropout": (0.3,)}, ("dropout", 0.3)),
         (("stocfl-femnist-cnn", 62), {"dropout": (0.2, 0.5, 0.9)}, ("dropout", "(0.2, 0.5, 0.9)")),
         (("char-rnn", 80), {"embedding": 0}, ("embedding", 0)),

@@ -78,7 +78,7 @@ def test_montage_leaves_gaps_where_a_cluster_has_no_such_rows():
         ({"cluster": np.zeros(3, int)}, ("cluster", "int64", 8, "(3,)")),
         ({"cluster": np.zeros(8)}, ("cluster", "float64", 8)),
         ({"cluster": np.full(8, -1)}, ("cluster", -1)),
-        ({"classes": [10]}, ("classes", 10)),
+        ({"classes": [10]}, ("classes", "got 10")),
         ({"classes": ["ten"]}, ("classes", "ten")),
         ({"classes": []}, ("classes", "none")),
     ],

@@ -291,7 +291,7 @@ def test_confusion_counts_every_client_once(result):
 def test_personalisation_says_who_gains(result, lower, words):
     before, after = np.array([0.5, 0.5, 0.5, 0.5, np.nan]), np.array([0.9, 0.4, 0.4, 0.5, np.nan])
     was = having(result, [0, 0, 1, 1, 1], None)
-    with pytest.raises(ValueError, match=mentions("result", "finetune=jaxfl.FineTune", "--finetune")):
+    with pytest.raises(ValueError, match=mentions("result", "finetune=jaxfl.FineTune", "--set finetune=1")):
         plots.personalisation(was)
     plain = was.evaluation._replace(values={"mse": before})
     evaluation = plain._replace(finetuned=plain._replace(values={"mse": after}))

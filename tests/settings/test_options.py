@@ -59,7 +59,7 @@ def test_values(text, hint, default, value):
     ],
 )
 def test_wrong_types_are_refused(text, hint):
-    with pytest.raises(ValueError, match=mentions("key", text)):
+    with pytest.raises(ValueError, match=mentions("key", f'got "{text}"')):
         options.convert("key", text, Option("key", None, hint))
 
 
@@ -111,7 +111,7 @@ def test_values_need_no_text():
     assert settings.optimizer_name == "adam" and settings.optimizer == {"learning_rate": 1.0}
     with pytest.raises(ValueError, match=mentions("finetune", 1.5)):
         options.route("fedavg", "rotated-digits", finetune=1.5)
-    with pytest.raises(ValueError, match=mentions("finetune_batch_size", 5, "--finetune")):
+    with pytest.raises(ValueError, match=mentions("finetune_batch_size", 5, "--set finetune=1")):
         options.finetune(options.route("fedavg", "rotated-digits", ["finetune_batch_size=5"]))
 
 

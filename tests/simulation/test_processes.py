@@ -58,7 +58,7 @@ def make_all(number, coordinator, folder):
     """What one of two processes does: a command, which makes them two; a run; a signal to the second one; a refusal."""
     folder = Path(folder) / str(number)  # of its own, as on a host of its own
     told: dict[str, Any] = {}
-    hosts = ["--devices", "all", "--processes", "2", "--process", str(number), "--coordinator", coordinator]
+    hosts = ["--set", "devices=all", "--processes", "2", "--process", str(number), "--coordinator", coordinator]
     told["code"], called = command(folder / "command", *hosts), []
     options = {"resident": False, "devices": "all"}
     result = run(callbacks=[called.append], **options)

@@ -55,7 +55,7 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.cfl import splitting
 from jaxfl.methods.cfl import state as split_state
-from jaxfl.methods.cfl.rule import SIMILARITIES, Rule, dividing, ready_clusters
+from jaxfl.methods.cfl.rule import SIMILARITIES, Compare, Metric, Rule, dividing, ready_clusters
 from jaxfl.methods.cfl.state import CFLState, Sent, divided, grow, one_cluster, remember
 from jaxfl.methods.parts.vectors import LAST_KERNEL, compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
@@ -113,8 +113,6 @@ def cfl(
     linkage: Bipartition | None = None,
     weighting: aggregate.Weighting | None = None,
     layers: str | Sequence[str] | None = None,
-    metric: Literal["cosine", "l2"] = "cosine",
-    compare: Literal["updates", "weights"] = "updates",
     warmup_rounds: int | None = None,
     rounds_between: int | None = None,
     min_clients: int | None = None,
@@ -136,13 +134,11 @@ def cfl(
         relative: eps1, eps2 and gamma_max are multiples of what the run observes, not absolute (yes, no, no).
         eps1: a mean update below it is stationary (0.4, 0.4, infinity); 0 never splits, which is FedAvg.
         eps2: a client update above it is not; of the layers compared (0.3, 1.6, 0).
-        gamma_max: what a split must exceed (1.1, 0, 0.13); 0 keeps every split. `metric="l2"` uses it where relative.
+        gamma_max: what a split must exceed (1.1, 0, 0.13); 0 keeps every split.
         linkage: `"single"`, `"complete"` or `"average"` (single, complete, average).
         weighting: of a cluster's mean: `"rows"` or `"uniform"` (rows, uniform, rows).
         layers: patterns (see `tree.matching`) of the parameters that clients are compared by, or `"last kernel"` (all,
             all, the last kernel).
-        metric: `"cosine"`, or `"l2"`: Euclidean distances.
-        compare: `"updates"` (D_i) or `"weights"` (theta + D_i).
         warmup_rounds: rounds of the run before the first that may split (0, 20, 0).
         rounds_between: rounds that a cluster trains before it may be split (1, 1, 30).
         min_clients: of a cluster that may be split (2, 3, 20).
@@ -165,32 +161,48 @@ def cfl(
     bounds = {"eps1": eps1, "eps2": eps2, "gamma_max": gamma_max}
     pace = {"warmup_rounds": warmup_rounds, "rounds_between": rounds_between, "min_clients": min_clients}
     others = {"relative": relative, "linkage": linkage, "weighting": weighting, "layers": layers}
-    chosen = base.from_preset(PRESETS, preset, **bounds, **pace, **others)
-    if metric == "l2" and not chosen["relative"] and bounds["gamma_max"] is None:
-        bounds["gamma_max"] = chosen["gamma_max"] = 0.0  # every split is kept, whatever it is
-    rule = Rule(**chosen, metric=metric, compare=compare)
-    for name, given in bounds.items():
-        if PRESETS[preset]["relative"] != rule.relative and given is None:
-            default = f"its default, {chosen[name]}, is {'absolute' if rule.relative else 'relative'}"
+    rule = rule_of(preset, **bounds, **pace, **others)
+    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
+    return splitting_clusters(task, train, rule, sketch_size=sketch_size, slots=slots)
+
+
+def rule_of(preset: str, *, metric: Metric = "cosine", compare: Compare = "updates", **given: Any) -> Rule:
+    """Returns the rule of a preset; what is given (not None) wins.
+
+    Args:
+        preset: one of `PRESETS`.
+        metric: of two clients; `"l2"` uses gamma_max only where it is relative.
+        compare: what a client is compared by: its `"updates"` (D_i) or its `"weights"` (theta + D_i).
+        **given: options of `cfl`.
+
+    Raises:
+        ValueError: an option is out of range, or a threshold is missing.
+    """
+    rule = Rule(**base.from_preset(PRESETS, preset, **given), metric=metric, compare=compare)
+    if metric == "l2" and not rule.relative and given.get("gamma_max") is None:
+        given["gamma_max"] = 0.0  # every split is kept, whatever it is
+        rule = rule._replace(gamma_max=0.0)
+    for name in ("eps1", "eps2", "gamma_max"):
+        if PRESETS[preset]["relative"] != rule.relative and given.get(name) is None:
+            default = f"its default, {getattr(rule, name)}, is {'absolute' if rule.relative else 'relative'}"
             raise ValueError(f"{name} must be given with relative={rule.relative}; {default}.")
     rule.check()
-    for name, value in {"sketch_size": sketch_size, "slots": slots}.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
-    return splitting_clusters(task, train, rule, length=sketch_size or sys.maxsize, slots=slots)
+    return rule
 
 
-def splitting_clusters(task: Task, train: Train, rule: Rule, *, length: int, slots: int) -> Method:
+def splitting_clusters(task: Task, train: Train, rule: Rule, *, sketch_size: int | None, slots: int) -> Method:
     """Returns CFL of these parts.
 
     Args:
         task: what is learned.
         train: a client's local training.
         rule: of the splits.
-        length: numbers kept of what a client is compared by, at most.
-        slots: at first.
+        sketch_size, slots: as in `cfl`.
     """
+    for name, value in {"sketch_size": sketch_size, "slots": slots}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    length = sketch_size or sys.maxsize
     chosen, divide = compared_leaves(task, rule.layers), dividing(rule)
 
     def layers_of(model: Params) -> Params:

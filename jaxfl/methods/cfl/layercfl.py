@@ -29,10 +29,10 @@ import jax
 import optax
 
 from jaxfl import tree
-from jaxfl.clustering.linkage import Bipartition
+from jaxfl.client.training import local_train
 from jaxfl.methods.base import Method
 from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
-from jaxfl.methods.cfl import cfl
+from jaxfl.methods.cfl import cfl, rule_of, splitting_clusters
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
@@ -54,7 +54,6 @@ def layercfl(
     eps1: float | None = None,
     eps2: float | None = None,
     gamma_max: float | None = None,
-    linkage: Bipartition = "single",
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
@@ -73,7 +72,6 @@ def layercfl(
         eps1: a mean update below it is stationary; 0 never splits, which is FedAvg.
         eps2: a client update above it is not; of the layers compared.
         gamma_max: what a split must exceed; 0 keeps every split.
-        linkage: `"single"`, `"complete"` or `"average"`.
         weighting: of a cluster's mean: `"rows"` or `"uniform"`.
         local_epochs, batch_size, sketch_size, slots: as in `cfl`.
 
@@ -96,7 +94,6 @@ def layercfl(
         eps1=eps1,
         eps2=eps2,
         gamma_max=gamma_max,
-        linkage=linkage,
         local_epochs=local_epochs,
         batch_size=batch_size,
         weighting=weighting,
@@ -115,7 +112,6 @@ def adacfl(
     eps1: float | None = None,
     eps2: float | None = None,
     gamma_max: float | None = None,
-    linkage: Bipartition = "single",
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: Weighting = "rows",
@@ -128,29 +124,17 @@ def adacfl(
         task: what is learned.
         optimizer: the local optimiser.
         layers: patterns (see `tree.matching`) of the parameters compared; None is all dense layers.
-        relative, eps1, eps2, linkage, local_epochs, batch_size, weighting, sketch_size, slots: as in `layercfl`.
+        relative, eps1, eps2, local_epochs, batch_size, weighting, sketch_size, slots: as in `layercfl`.
         gamma_max: what a split must exceed, in multiples of the distance of nearest peers; used if it is relative.
 
     Raises:
         ValueError: an option is out of range, or a pattern matches no parameter.
     """
-    return cfl(
-        task,
-        optimizer,
-        layers=patterns(dense(task)) if layers is None else layers,
-        metric="l2",
-        compare="weights",
-        relative=relative,
-        eps1=eps1,
-        eps2=eps2,
-        gamma_max=gamma_max,
-        linkage=linkage,
-        local_epochs=local_epochs,
-        batch_size=batch_size,
-        weighting=weighting,
-        sketch_size=sketch_size,
-        slots=slots,
-    )
+    bounds = {"relative": relative, "eps1": eps1, "eps2": eps2, "gamma_max": gamma_max}
+    compared = patterns(dense(task)) if layers is None else layers
+    rule = rule_of("paper", metric="l2", compare="weights", layers=compared, weighting=weighting, **bounds)
+    train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
+    return splitting_clusters(task, train, rule, sketch_size=sketch_size, slots=slots)
 
 
 def layer_of(task: Task, environment: Environment) -> str | list[str]:

@@ -18,6 +18,8 @@ from jaxfl.methods.cfl.state import CFLState, comparable
 from jaxfl.server.aggregate import Weighting
 from jaxfl.typing import Array
 
+Metric = Literal["cosine", "l2"]
+Compare = Literal["updates", "weights"]
 SIMILARITIES = {
     "cosine": distances.cosine,
     "l2": lambda vectors: -distances.l2(vectors),  # the nearer, the more similar
@@ -37,8 +39,8 @@ class Rule(NamedTuple):
     warmup_rounds: int
     rounds_between: int
     min_clients: int
-    metric: Literal["cosine", "l2"]
-    compare: Literal["updates", "weights"]
+    metric: Metric
+    compare: Compare
 
     def check(self) -> None:
         """Raises ValueError if a field is out of range."""

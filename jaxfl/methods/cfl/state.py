@@ -6,7 +6,7 @@ root. At every split of the cluster that it is in, it trains from that model, an
 more like its own.
 
 The paper takes the largest cosine with any client of a side, and so keeps [N, d] of every split. Here it is the cosine
-with the mean of a side (for `metric="l2"`, the distance from it), [2, d] of every split, which has less noise: the side
+with the mean of a side (in AdaCFL, the distance from it), [2, d] of every split, which has less noise: the side
 of more clients does not win by chance. Little is lost. Clients of the two sides have a cosine of alpha_cross at most;
 where that is below 0, as in a split of groups that pull a stationary model apart, every client of one side has a
 negative cosine with the mean of the other, and a positive one with that of its own, for the two sides cancel.

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxfl import engine, sampling, tree
+from jaxfl import sampling, tree
 from jaxfl.client.passes import mean_losses
 from jaxfl.client.training import Train
-from jaxfl.cohort import Cohort
+from jaxfl.cohort import Cohort, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
@@ -29,6 +29,7 @@ from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
 Kind = Literal["random", "balanced", "groups", "kmeans++"]
+MAX_DRAWS = 100  # of random models, until they are balanced
 JUDGES = 1000  # clients whose losses decide on a start, at most
 
 Start = Callable[[Key, FederatedData], Params]
@@ -47,7 +48,7 @@ def independent(task: Task, num_clusters: int) -> Draw:
     return draw
 
 
-def balanced(task: Task, draw: Draw, losses: Losses, num_clusters: int, *, min_share: float, max_draws: int) -> Start:
+def balanced(task: Task, draw: Draw, losses: Losses, num_clusters: int, *, min_share: float) -> Start:
     """Returns the start from the first of many draws in which every model wins its share of the clients.
 
     If none does, it is the draw whose least successful model wins most; `clients` in the first round's `Info` tells.
@@ -58,7 +59,6 @@ def balanced(task: Task, draw: Draw, losses: Losses, num_clusters: int, *, min_s
         losses: `(models, data, client) -> [K]`.
         num_clusters: K.
         min_share: of the clients with rows and finite losses, for every model.
-        max_draws: draws to try.
     """
 
     def start(key: Key, data: FederatedData) -> Params:
@@ -85,7 +85,7 @@ def balanced(task: Task, draw: Draw, losses: Losses, num_clusters: int, *, min_s
             return number + 1, jnp.where(better, number, best), jnp.maximum(least, most), enough
 
         begin = jnp.int32(0), jnp.int32(0), jnp.int32(-1), jnp.array(False)
-        _, best, _, _ = jax.lax.while_loop(lambda carry: (carry[0] < max_draws) & ~carry[3], again, begin)
+        _, best, _, _ = jax.lax.while_loop(lambda carry: (carry[0] < MAX_DRAWS) & ~carry[3], again, begin)
         return draw(key, data, best)
 
     return start
@@ -149,12 +149,8 @@ def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, ro
 
 
 @checked
-def check(
-    start: Kind, num_clusters: int, min_share: float, max_draws: int, warmup_rounds: int, shared: str | Sequence[str]
-) -> None:
+def check(start: Kind, num_clusters: int, min_share: float, warmup_rounds: int, shared: str | Sequence[str]) -> None:
     """Raises ValueError unless the options of a start are in range and go together."""
-    if max_draws < 1:
-        raise ValueError(f"max_draws must be at least 1, got {max_draws}.")
     if warmup_rounds < 0:
         raise ValueError(f'warmup_rounds must be at least 0, got {warmup_rounds}; start="random" has no warm-up.')
     if start == "balanced" and not 0 <= min_share * num_clusters <= 1 + 1e-6:
@@ -173,7 +169,7 @@ def _judges(key: Key, data: FederatedData, task: Task) -> Cohort:
     """Returns the clients whose losses decide: all that take part, or `JUDGES` of them, in a plan for this machine."""
     size = min(data.num_clients, JUDGES)
     model = jax.eval_shape(task.init, key)
-    plan = engine.resolve_plan("auto", model, size)
+    plan = resolve_plan("auto", model, size)
     judges = sampling.uniform(key, jnp.int32(0), data, size, plan)
     if data.held_out is None:
         return judges

@@ -7,9 +7,8 @@ its cluster.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -61,9 +60,6 @@ def share_of_rows(data: FederatedData, client: Array) -> Array:
     dtype = jnp.result_type(float)
     mean = jnp.where(real, data.train.size, 0).sum().astype(dtype) / jnp.maximum(real.sum(), 1).astype(dtype)
     return mean / jnp.maximum(data.train.size[client], 1).astype(dtype)
-
-
-Empty = Literal["keep", "farthest"]
 
 
 class FeSEMState(NamedTuple):
@@ -126,32 +122,26 @@ def multi_centre(
     local_epochs: int,
     batch_size: int | None,
     weighting: Weighting,
-    empty: Empty,
     first_epochs: int | None,
-    restarts: int,
-    sketch_size: int,
     voting: Weighting = "uniform",
 ) -> Method:
     """Returns FeSEM under a rule; the options are those of `fesem`, `voting` weighs clients in the first clustering."""
-    _check(num_clusters, restarts, sketch_size, proximal_weight, first_epochs)
+    _check(num_clusters, proximal_weight, first_epochs)
     local = {"proximal_weight": proximal_weight, "loss_weighting": loss_weighting, "batch_size": batch_size}
     update = local_update(task, optimizer, local_epochs, **local)
     update_first = local_update(task, optimizer, local_epochs if first_epochs is None else first_epochs, **local)
-    size = {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}
-    init = starting(task, rule, update_first, weighting=weighting, voting=voting, **size)
+    init = starting(task, rule, update_first, num_clusters=num_clusters, weighting=weighting, voting=voting)
 
     def learn(key: Key, state: FeSEMState, data: FederatedData, client: Array) -> tuple[Params, Array]:
         centre = tree.take(state.centres, state.cluster[client])
         return update(key_for(key, Stream.BATCHES, state.round, client), centre, data, client, anchor=centre)
 
-    client, reseed = expectation(rule, learn, weighting), reseeding(rule, learn, weighting)
+    client = expectation(rule, learn, weighting)
 
     def round(key: Key, state: FeSEMState, data: FederatedData, cohort: Cohort) -> tuple[FeSEMState, Info]:
         total, (loss, found, away, counts) = over_clients(client, (key, state, data), cohort)
         counts &= cohort.mask
         objective = jnp.where(counts, away, 0).sum() / jnp.maximum(counts.sum(), 1).astype(away.dtype)
-        if empty == "farthest":
-            total, found = reseed(key, state, data, cohort, total, found, jnp.where(counts, away, 0))
         cluster = base.write_clusters(state.cluster, cohort, found)
         one = base.shape_of(state.centres)
         seen = base.info(
@@ -211,8 +201,6 @@ def starting(
     num_clusters: int,
     weighting: Weighting,
     voting: Weighting,
-    restarts: int,
-    sketch_size: int,
 ) -> Init:
     """Returns `init(key, data) -> state`: k-means of what all clients have made of one model, and its means.
 
@@ -220,7 +208,7 @@ def starting(
         task: what is learned.
         rule: what is clustered of a model, and how models are averaged.
         update: a client's first local update.
-        num_clusters, weighting, restarts, sketch_size: as in `fesem`.
+        num_clusters, weighting: as in `fesem`.
         voting: of clients in k-means.
     """
 
@@ -229,7 +217,7 @@ def starting(
         return rule.align(sent, anchor), loss
 
     def vector_of(key: Key, model: Params) -> Array:
-        return to_vector(key, rule.shown(model), ".*", sketch_size)
+        return to_vector(key, rule.shown(model))
 
     def init(key: Key, data: FederatedData) -> FeSEMState:
         base.check_clusters(num_clusters, data)
@@ -237,7 +225,7 @@ def starting(
         vectors, known = train_all_once(key, model, data, first, vector_of)
         start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
         votes = aggregate.client_weight(data, jnp.arange(data.num_clients), voting)
-        found = kmeans.kmeans(start_key, vectors, num_clusters, mask=known, weights=votes, restarts=restarts)
+        found = kmeans.kmeans(start_key, vectors, num_clusters, mask=known, weights=votes)
         cluster = nearest_centre(vectors, found.centres)
 
         def client(shared, client: Array):
@@ -255,73 +243,15 @@ def starting(
     return init
 
 
-def reseeding(rule: Rule, learn: Learn, weighting: Weighting) -> Callable[..., tuple[aggregate.Total, Array]]:
-    """Returns `reseed(key, state, data, cohort, total, found [C], away [C]) -> (total, found [C])`.
-
-    It moves the farthest clients of the cohort, one each, to the clusters without any; nobody is left alone. Their
-    models are gone by now: they are trained again, and taken out of the sums that they went into.
-
-    Args:
-        rule: how a model goes into a sum.
-        learn: a client's local update, `(key, state, data, client) -> (model, loss)`.
-        weighting: of a cluster's mean.
-    """
-
-    def reseed(
-        key: Key,
-        state: FeSEMState,
-        data: FederatedData,
-        cohort: Cohort,
-        total: aggregate.Total,
-        found: Array,
-        away: Array,
-    ) -> tuple[aggregate.Total, Array]:
-        def fill(slot: Array, carry: tuple) -> tuple:
-            total, found, away, left = carry
-            place = jnp.argmax(jnp.where(left[found] > 1, away, 0))
-
-            def move() -> tuple:
-                client, old = cohort.ids[place], found[place]
-                model, _ = learn(key, state, data, client)
-                weight = aggregate.client_weight(data, client, weighting)
-
-                def shift(sums: Array, sent: Array, model: Array) -> Array:
-                    by = weight.astype(sent.dtype)
-                    return sums.at[old].add(-by * sent).at[slot].set(by * model)
-
-                sent = rule.align(model, tree.take(state.centres, old))
-                values = jax.tree.map(shift, total.values, sent, model)
-                weights = total.weight.at[old].add(-weight).at[slot].set(weight)
-                moved = aggregate.Total(values, weights, total.diverged)
-                return moved, found.at[place].set(slot), away.at[place].set(0), left.at[old].add(-1).at[slot].add(1)
-
-            wanted = (left[slot] == 0) & (away[place] > 0) & (left[found[place]] > 1)
-            return jax.lax.cond(wanted, move, lambda: carry)
-
-        num_clusters = base.slots_of(state.centres)
-        left = members(base.write_clusters(state.cluster, cohort, found), data, num_clusters)
-        total, found, _, _ = jax.lax.fori_loop(0, num_clusters, fill, (total, found, away, left))
-        return total, found
-
-    return reseed
-
-
 def members(cluster: Array, data: FederatedData, num_clusters: int) -> Array:
     """Returns how many clients that take part are in every cluster `[K]` int32."""
     return centre_of.counts(jnp.where(takes_part(data), cluster, -1), num_clusters)
 
 
-def _check(
-    num_clusters: int,
-    restarts: int,
-    sketch_size: int,
-    proximal_weight: float,
-    first_epochs: int | None,
-) -> None:
+def _check(num_clusters: int, proximal_weight: float, first_epochs: int | None) -> None:
     """Raises ValueError if an option is out of range."""
-    for name, value in {"num_clusters": num_clusters, "restarts": restarts, "sketch_size": sketch_size}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if num_clusters < 1:
+        raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
     if not 0 <= proximal_weight < math.inf:  # nor NaN
         raise ValueError(
             f"proximal_weight must be at least 0 and finite, got {proximal_weight}; 0 switches the pull off."

@@ -6,12 +6,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxfl import engine, tree
+from jaxfl import tree
 from jaxfl.client.training import Train
 from jaxfl.clustering import kmeans
 from jaxfl.clustering import linkage as trees
 from jaxfl.clustering.merging import Linkage
-from jaxfl.cohort import Cohort
+from jaxfl.cohort import Cohort, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods.base import Info, takes_part, traffic
@@ -118,7 +118,7 @@ def train_once(
 def all_clients(model: Params, data: FederatedData) -> Cohort:
     """Returns the cohort of all clients, who are sent one model, in a plan for this machine."""
     count = data.num_clients
-    plan = engine.resolve_plan("auto", model, count)
+    plan = resolve_plan("auto", model, count)
     return Cohort.of(jnp.arange(count), plan)
 
 

@@ -14,16 +14,18 @@ and then the sampled clients i of cluster k train, from the models they were sen
     omega_{t+1} <- mean of omega^i;    theta_k <- mean of theta_k^i over k's sampled members
 
 The paper leaves the model of a merged cluster open ("merge"): here, as in the official code, the cluster with more
-members keeps its own (ties: the lower slot). Where the official code differs (`preset="official"`): Psi is the
-displacement after some local epochs, not normalised; only clusters and members sampled in this round are compared; a
-new cluster starts from the current omega; and omega is trained as a chain over the clients instead of in parallel,
-which makes more steps in a round than any client does, and is what the paper's table 1 needs.
+members keeps its own (ties: the lower slot). Parts of three or more clusters merge at once; the official code unites
+them pair by pair, so that two small ones may outweigh the largest.
+
+Where the official code differs (`preset="official"`): Psi is the displacement after some local epochs, not normalised;
+only clusters and members sampled in this round are compared; a new cluster starts from the current omega; and omega is
+trained as a chain over the clients instead of in parallel, which makes more steps in a round than any client does, and
+is what the paper's table 1 needs.
 
 StoCFL starts with N clusters but holds no N models: an unseen client is nowhere, and merging precedes training, so only
 clusters that have been trained own a slot.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -44,7 +46,6 @@ from jaxfl.methods.stocfl.joining import joining
 from jaxfl.methods.stocfl.memory import MEMORIES, StoCFLState, grow
 from jaxfl.methods.stocfl.regrouping import Rule, regrouping
 from jaxfl.methods.stocfl.representation import Kind, Representation, observing, represent
-from jaxfl.models.fast.rewriting import programs_of
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -84,17 +85,14 @@ def stocfl(
     weighting: aggregate.Weighting = "uniform",
     representation: Kind | None = None,
     representation_epochs: int = 10,
-    representation_layers: str | Sequence[str] = ".*",
     representation_size: int | None = 4096,
     normalise: bool | None = None,
     anchor_task: Task | None = None,
     members: Literal["observed", "sampled"] | None = None,
     compare: Literal["observed", "sampled"] | None = None,
     linkage: Literal["single", "greedy"] = "single",
-    merged: Literal["largest", "mean", "global"] = "largest",
     newcomers: Literal["initial", "global"] | None = None,
     update: Update | None = None,
-    solver: Method | None = None,
     keep: Literal["clients", "clusters"] = "clients",
     slots: int = 16,
 ) -> Method:
@@ -117,7 +115,6 @@ def stocfl(
         representation: Psi, `"gradient"` or `"displacement"`: what some local epochs do to the anchor (gradient,
             displacement).
         representation_epochs: of the displacement.
-        representation_layers: patterns (see `tree.matching`) of the parameters compared, or `"last kernel"`.
         representation_size: numbers kept of each Psi; a longer one is sketched (see `clustering.sketch`), with an error
             of a cosine of about `1 / sqrt(representation_size)`. None keeps it whole.
         normalise: whether Psi has length 1 (yes, no).
@@ -128,41 +125,29 @@ def stocfl(
             (observed, sampled).
         linkage: `"single"`, all pairs at once, or `"greedy"`: the closest pair merges and is represented anew, until
             no cosine reaches tau; `"auto"` is greedy.
-        merged: the model of a merged cluster: the `"largest"` part's, the `"mean"` weighted by members, or the current
-            `"global"` one. Parts of three or more clusters merge at once; the official code unites them pair by pair,
-            so that two small ones may outweigh the largest.
         newcomers: where a new cluster starts, at the `"initial"` model omega_0 or the current `"global"` one (initial,
             global).
         update: of omega, `"parallel"` or as a `"chain"`, see `averaging` (parallel, chain).
-        solver: trains omega: a method with one global model such as `fedprox(task, optimizer, ...)`, and with epochs,
-            batches and weighting of its own; None is FedAvg with those above.
         keep: Psi of all observed `"clients"` `[N, d]`, or only the sums of `"clusters"` `[K, d]`.
         slots: cluster models held at first; the simulator doubles them when they run out.
 
     Raises:
-        ValueError: an option is out of range, two of them contradict each other, or the solver learns
-            another task.
+        ValueError: an option is out of range, or two of them contradict each other.
     """
     given = {"representation": representation, "normalise": normalise, "members": members, "compare": compare}
     chosen = base.from_preset(PRESETS, preset, **given, newcomers=newcomers, update=update)
-    rule = Rule(**chosen, threshold=threshold, linkage=linkage, merged=merged, keep=keep)
+    rule = Rule(**chosen, threshold=threshold, linkage=linkage, keep=keep)
     rule.check()
     if slots < 1:
         raise ValueError(f"slots must be at least 1, got {slots}.")
     local = {"local_epochs": local_epochs, "batch_size": batch_size}
-    if solver is None:
-        solver = fedavg(task, optimizer, **local, weighting=weighting, update=rule.update)
-    elif update is not None:
-        raise ValueError(f"update must be left out with a solver, which has its own, got {update!r}.")
-    if not isinstance(solver, Method) or solver.task != task:
-        raise ValueError(f"solver must be a method that learns stocfl's task, got {solver!r}; build it from that task.")
+    solver = fedavg(task, optimizer, **local, weighting=weighting, update=rule.update)
     represented = represent(
         anchor_task or task,
         optimizer,
         kind=rule.representation,
         epochs=representation_epochs,
         batch_size=batch_size,
-        layers=representation_layers,
         size=representation_size,
         normalise=rule.normalise,
     )
@@ -183,7 +168,7 @@ def clustered(
     """Returns StoCFL of these parts.
 
     Args:
-        rule: what is compared, what merges, and what a merged or new cluster starts from.
+        rule: what is compared, what merges, and what a new cluster starts from.
         represented: what clients send of themselves.
         solver: trains omega.
         train: trains theta, pulled to its anchor, omega.
@@ -202,10 +187,8 @@ def clustered(
         model = solver.task.init(key_for(key, Stream.INIT))
         anchor = model if anchor_task is None else anchor_task.init(key_for(key, Stream.INIT))
         psi = jax.eval_shape(represented.psi, key, anchor, data, jnp.int32(0))
-        solved = solver.init(key, data)
-        _check_global(solver, solved)
         return StoCFLState(
-            solver=solved,
+            solver=solver.init(key, data),
             initial=model,
             anchor=anchor,
             models=tree.repeat(model, slots),
@@ -242,20 +225,8 @@ def clustered(
         return tree.where(slot >= 0, own, solver.client_params(state.solver, ids))
 
     reads = "everybody" if rule.threshold == "auto" else solver.reads  # everybody's rows are halved in one go
-    join = joining(observe, rule.threshold, solver)
+    join = joining(observe, rule.threshold)
     return Method(init, round, client_params, solver.task, assign, grow, join, reads)
-
-
-def _check_global(solver: Method, state: Any) -> None:
-    """Raises ValueError where the model that a method serves depends on the client."""
-
-    def reads_ids(program: Any) -> bool:  # by an operation, here or in a function that is compiled by itself
-        program = getattr(program, "jaxpr", program)
-        steps = [step for step in program.eqns if any(program.invars[-1] is one for one in step.invars)]
-        return any(all(map(reads_ids, programs_of(step.params))) for step in steps)
-
-    if reads_ids(jax.make_jaxpr(solver.client_params)(state, jnp.arange(2, dtype=jnp.int32))):
-        raise ValueError("solver must be a method with one global model, such as fedprox, got one of several models.")
 
 
 def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:

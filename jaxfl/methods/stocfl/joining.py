@@ -19,7 +19,7 @@ import numpy as np
 from jaxfl import engine, tree
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Join, Method, doubled, doublings
+from jaxfl.methods.base import Join, doubled, doublings
 from jaxfl.methods.parts import newcomers
 from jaxfl.methods.stocfl import merging
 from jaxfl.methods.stocfl.memory import StoCFLState, grow
@@ -27,7 +27,7 @@ from jaxfl.methods.stocfl.representation import Observe
 from jaxfl.typing import Array, Key
 
 
-def joining(observe: Observe, threshold: float | Literal["auto"], solver: Method) -> Join:
+def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
     `data` is the federation with the new clients in it: as many as before, or more, the new ones last. Clients that are
@@ -36,7 +36,6 @@ def joining(observe: Observe, threshold: float | Literal["auto"], solver: Method
     Args:
         observe: from `representation.observing`.
         threshold: tau, or `"auto"`: what newcomers of a round are asked for as well.
-        solver: trains omega.
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=80, held_out=0.25)
@@ -80,7 +79,7 @@ def joining(observe: Observe, threshold: float | Literal["auto"], solver: Method
 
     def join(key: Key, state: StoCFLState, data: FederatedData, ids: Sequence[int]) -> tuple[StoCFLState, Array]:
         cohort = newcomers.cohort_of(ids, data)
-        state = leave(with_room(key, state, data, solver), np.asarray(cohort.ids).tolist())
+        state = leave(with_room(state, data), np.asarray(cohort.ids).tolist())
         data = data.on_device()
         while True:
             entered, clusters, times = enter(key, state, data, cohort)
@@ -111,7 +110,7 @@ def _left(state: StoCFLState, gone: Array) -> StoCFLState:
     return state._replace(cluster=cluster, memory=state.memory.left(gone, after / jnp.maximum(before, 1)))
 
 
-def with_room(key: Key, state: StoCFLState, data: FederatedData, solver: Method) -> StoCFLState:
+def with_room(state: StoCFLState, data: FederatedData) -> StoCFLState:
     """Returns the state for all clients of `data`; new ones are unobserved.
 
     Raises:
@@ -120,16 +119,8 @@ def with_room(key: Key, state: StoCFLState, data: FederatedData, solver: Method)
     new = newcomers.missing(state.cluster, data.num_clients)
     if not new:
         return state
-    if solver.per_client is None:
-        solved = state.solver._replace(cluster=jnp.pad(state.solver.cluster, (0, new)))  # one global model: slot 0
-    else:  # and whatever else is of each client is as when all begin
-        solved = jax.tree.map(
-            lambda own, first: own if own.shape == first.shape else jnp.concatenate([own, first[-new:]]),
-            state.solver,
-            solver.init(key, data),
-        )
     return state._replace(
-        solver=solved,
+        solver=state.solver._replace(cluster=jnp.pad(state.solver.cluster, (0, new))),  # one global model: slot 0
         cluster=jnp.pad(state.cluster, (0, new), constant_values=-1),
         agreement=jnp.pad(state.agreement, (0, new)),
         memory=state.memory.resized(data.num_clients, state.slots),

@@ -20,11 +20,10 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl import tree
 from jaxfl.clustering import components, distances
 from jaxfl.clustering.agglomerate import agglomerate
 from jaxfl.methods.base import doublings
-from jaxfl.typing import Array, Params
+from jaxfl.typing import Array
 
 # (nodes [M, d], noise in their squared lengths [M], alive [M]) -> the smallest node of each one's group [M], or -1
 Group = Callable[[Array, Array, Array], Array]
@@ -37,7 +36,6 @@ class Merged(NamedTuple):
     cluster: Array  # [N] int32 slots
     to: Array  # [K + C] int32, the slot that each node went to
     opened: Array  # [K] bool, slots that a new cluster has taken
-    joined: Array  # [K] bool, slots in which two or more clusters that had one have merged
     num_clusters: Array  # [] int32
     doublings: Array  # [] int32, how often the slots must double for all of them, see `base.doublings`
 
@@ -110,7 +108,6 @@ def merge(
     rank = jnp.argsort(order).astype(jnp.int32)
     best = jnp.full(count, slots, jnp.int32).at[where[:slots]].min(rank, mode="drop")  # [K + C]
     keeper = jnp.where(best < slots, order[jnp.minimum(best, slots - 1)], -1)
-    parts = jnp.zeros(count, jnp.int32).at[where[:slots]].add(1, mode="drop")  # [K + C] old clusters of each group
 
     kept = (size > 0) & ~compared
     kept = kept.at[jnp.where(keeper >= 0, keeper, slots)].set(True, mode="drop")
@@ -121,13 +118,12 @@ def merge(
     needed = kept.sum() + opens.sum()
     slot = jnp.where(opens, free[jnp.clip(turn, 0, slots - 1)], keeper).astype(jnp.int32)  # [K + C], by group
     opened = jnp.zeros(slots, bool).at[jnp.where(opens, slot, slots)].set(True, mode="drop")
-    joined = jnp.zeros(slots, bool).at[jnp.where(parts > 1, keeper, slots)].set(True, mode="drop")
 
     stay = jnp.concatenate([jnp.arange(slots, dtype=jnp.int32), jnp.full(ids.shape, -1, jnp.int32)])
     to = jnp.where(alive, slot[jnp.minimum(where, count - 1)], stay)  # [K + C], each node's new slot
     old = jnp.where(cluster >= 0, to[jnp.maximum(cluster, 0)], -1)
     new = old.at[jnp.where(newcomer, ids, old.shape[0])].set(to[slots:], mode="drop")
-    return Merged(new, to, opened, joined, (kept | opened).sum().astype(jnp.int32), doublings(needed, slots))
+    return Merged(new, to, opened, (kept | opened).sum().astype(jnp.int32), doublings(needed, slots))
 
 
 def sums_by_cluster(vectors: Array, cluster: Array, slots: int) -> Array:
@@ -171,15 +167,3 @@ def objective(sums: Array, size: Array) -> Array:
     """Returns equation 2 `[]`: the sum of the cosines of all pairs of clusters, which merging decreases."""
     pair = jnp.triu((size > 0)[:, None] & (size > 0)[None, :], 1)
     return jnp.where(pair, distances.cosine(sums), 0).sum()
-
-
-def mean_of_merged(models: Params, size: Array, merged: Merged) -> Params:
-    """Returns `models [K, ...]`, those of merged clusters replaced by the mean of their parts', weighted by members."""
-    slots = size.shape[0]
-    weight = jax.nn.one_hot(merged.to[:slots], slots, dtype=jnp.int32).T * size[None, :]  # [K, K], new and old
-
-    def mean(leaf: Array) -> Array:
-        share = weight.astype(leaf.dtype) / jnp.maximum(weight.sum(1, keepdims=True), 1).astype(leaf.dtype)
-        return jnp.matmul(share, leaf.reshape(slots, -1), precision="highest").reshape(leaf.shape)
-
-    return tree.where(merged.joined, jax.tree.map(mean, models), models)

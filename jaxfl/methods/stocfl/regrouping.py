@@ -29,7 +29,6 @@ class Rule(NamedTuple):
     update: Update
     threshold: float | Literal["auto"]
     linkage: Literal["single", "greedy"]
-    merged: Literal["largest", "mean", "global"]
     keep: Literal["clients", "clusters"]
 
     def check(self) -> None:
@@ -86,12 +85,7 @@ def regrouping(
 
     def models_after(state: StoCFLState, merged: merging.Merged) -> Params:
         """Returns the models `[K, ...]` that clusters, merged and new ones too, go on with."""
-        models = state.models
-        if rule.merged == "mean":
-            models = merging.mean_of_merged(models, state.sizes(), merged)
-        elif rule.merged == "global":
-            models = tree.where(merged.joined, tree.repeat(omega(state), state.slots), models)
         fresh = state.initial if rule.newcomers == "initial" else omega(state)
-        return tree.where(merged.opened, tree.repeat(fresh, state.slots), models)
+        return tree.where(merged.opened, tree.repeat(fresh, state.slots), state.models)
 
     return regroup

@@ -7,7 +7,7 @@ direction. Clients are comparable only by the same anchor, loss and number of ep
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.divide import divide_rows
 from jaxfl.engine import over_clients
-from jaxfl.methods.parts.vectors import compared_leaves, to_vector
+from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, without_dropout
 from jaxfl.typing import Array, Key, Params
@@ -64,7 +64,6 @@ def represent(
     kind: Kind = "gradient",
     epochs: int = 10,
     batch_size: int | None = None,
-    layers: str | Sequence[str] = ".*",
     size: int | None = 4096,
     normalise: bool = True,
 ) -> Representation:
@@ -76,13 +75,12 @@ def represent(
         kind: `"gradient"` (the paper) or `"displacement"` (the official code).
         epochs: of the displacement.
         batch_size: of the displacement; None takes all of a client's rows at once.
-        layers: patterns (see `tree.matching`) of the parameters that are compared, or `"last kernel"`.
         size: numbers kept; a longer vector is sketched (see `clustering.sketch`), with an error of a cosine of about
             `1 / sqrt(size)`. None keeps it whole.
         normalise: Psi to length 1; otherwise long vectors weigh more in a cluster.
 
     Raises:
-        ValueError: an option is out of range or unknown, or a pattern matches no parameter.
+        ValueError: an option is out of range or unknown.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=40)
@@ -96,7 +94,6 @@ def represent(
         raise ValueError(f"representation_size must be at least 1, got {size}; none keeps all numbers.")
     if epochs < 1:
         raise ValueError(f"representation_epochs must be at least 1, got {epochs}.")
-    chosen = compared_leaves(task, layers)
     still = without_dropout(task)
     gradient_of = full_gradient(still)
     train = local_train(still, optimizer, local_epochs=epochs, batch_size=batch_size)
@@ -110,8 +107,7 @@ def represent(
             even = replace(data, rate=None, stragglers=None)
             model, _ = train(own, anchor, even, client, anchor=anchor)
             found = jax.tree.map(jnp.subtract, anchor, model)
-        compared = tree.partition(found, chosen)[0]
-        return tree.ravel(compared) if size is None else to_vector(key, compared, size=size)
+        return tree.ravel(found) if size is None else to_vector(key, found, size=size)
 
     def psi(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
         found = vector(key, anchor, data, client)

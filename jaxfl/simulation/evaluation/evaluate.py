@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxfl import engine, tree
 from jaxfl.client.passes import batch_shape, fold_rows, rows_at_once
-from jaxfl.cohort import Cohort, Plan
+from jaxfl.cohort import Cohort, Plan, default_mesh
 from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.data.divide import on_validation
 from jaxfl.data.windows import Windows
@@ -40,7 +40,7 @@ def assigner(method: Method, plan: Plan, shapes: Any) -> Any:
 
     @engine.jit
     def assign(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
-        return plan.readable(engine.within(plan.mesh)(method.assign)(key, state, data, Cohort(ids, real, plan)))
+        return plan.readable(default_mesh(plan.mesh)(method.assign)(key, state, data, Cohort(ids, real, plan)))
 
     return assign
 

@@ -60,7 +60,7 @@ class Stream:
         *,
         cut: bool = True,
     ):
-        self._windows = Windows(data, engine.places(plan, size), mesh=plan.mesh, sharded=True) if cut else None
+        self._windows = Windows(data, engine.padded_size(plan, size), mesh=plan.mesh, sharded=True) if cut else None
         self.blank = data if self._windows is None else self._windows.blank
         self._key, self.rounds = key, rounds
         self._draw = _drawing(sampler, size, plan, shapes_of(self.blank))
