@@ -6,7 +6,8 @@ leaves the chunk is a sum by cluster and a small record per client.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,9 +18,15 @@ from jaxfl import tree
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import windows
 from jaxfl.data.clients import FederatedData
-from jaxfl.server import coordinate_sums
+from jaxfl.server import aggregate, coordinate_sums
+from jaxfl.server.aggregate import add_many, add_one
+from jaxfl.server.coordinate_sums import PRODUCT_CLIENTS, ClientWork
 from jaxfl.typing import Array, Params
 
+WRITE_BYTES = (
+    16 << 20
+)  # of rows that are written at once, by devices that wait for each other; or rows of PRODUCT_CLIENTS
+NO_ROW = np.iinfo(np.int32).max  # a row's place that nothing is written to
 # XLA's CPU backend gives products, sums and convolutions to a library, YNN. Nothing is as fast as its products, but its
 # convolutions take one core alone where there are few channels, and longer than XLA's own: those it is not given.
 LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"}
@@ -53,8 +60,8 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
             record.
         shared: what every client is sent (state, data, keys): a pytree, passed as an argument and never captured, or
             XLA would fold it as a constant and `shard_map` would refuse it.
-        cohort: who takes part, and the plan: chunk and devices. Where each device has the rows of its own clients alone
-            (see `jaxfl.data.windows`), that of the round, in its order.
+        cohort: the clients of the round, and the plan: chunk and devices. Where each device has the rows of its own
+            clients alone (see `jaxfl.data.windows`), the cohort of the round, in its order.
         *rows: pytrees with a leading axis `[C, ...]`: what belongs to each client of the cohort.
 
     Returns:
@@ -68,11 +75,7 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
     >>> sums.values["w"].tolist(), kept.tolist()
     ([10], [4, 1])
     """
-
-    def one(shared: Any, client: Array, nothing: Params, *rows: Params) -> tuple[Any, Any, Params]:
-        return *fn(shared, client, *rows), nothing
-
-    return over_owners(one, shared, cohort, (), *rows)[:2]
+    return _over_cohort(fn, shared, cohort, None, rows)[:2]
 
 
 def over_owners(
@@ -86,7 +89,7 @@ def over_owners(
     Args:
         fn: `(shared, client, row, *rows) -> (sums, kept, row)`: as in `over_clients`, and the client's row of `own`.
         shared: as there.
-        cohort: as there; but for padding nobody is named twice.
+        cohort: as there; but for padding no client is in it twice.
         own: rows of all clients `[N, ...]`, reached by `tree.take` and `tree.put` alone, see `Method.per_client`.
         *rows: as there.
 
@@ -98,26 +101,27 @@ def over_owners(
     >>> over_owners(grown, jnp.int32(5), Cohort.of([2, 0]), jnp.array([1, 2, 3]))[2].tolist()
     [5, 2, 15]
     """
+    return _over_cohort(fn, shared, cohort, own, rows)
+
+
+def _over_cohort(
+    fn: Callable[..., tuple], shared: Any, cohort: Cohort, own: Params | None, rows: Sequence[Params]
+) -> tuple[Any, Any, Params | None]:
+    """Returns `over_owners`, or where `own` is None `over_clients`: on one device, or spread over several."""
     shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
     mesh, count = cohort.plan.mesh, cohort.ids.shape[0]
-    chunk, padding = _dealt(cohort.plan, count)
+    chunk, padding = _chunk_and_padding(cohort.plan, count)
     xs = jax.tree.map(lambda leaf: _pad(leaf, padding), (cohort.ids, *rows))
     mask = jnp.concatenate([cohort.mask, jnp.zeros(padding, bool)])  # padding clients are computed and thrown away
-
-    def on_one_device(shared: Any, own: Params, mask: Array, xs: Any, axis: str | None) -> tuple[Any, Any, Params]:
-        client, *given = tree.take(xs, 0)
-        work = coordinate_sums.read(fn, shared, client, jax.eval_shape(tree.take, own, client), *given)
-        return coordinate_sums.add_all(work, shared, own, mask, xs, chunk, axis)
-
     if mesh is None:
-        sums, kept, own = on_one_device(shared, own, mask, xs, None)
+        sums, kept, own = _over_device(fn, shared, own, mask, xs, chunk, None)
     else:
         # shard_map, not automatic partitioning: XLA replicates work that is batched over clients (openxla/xla 47945)
         spec = jax.sharding.PartitionSpec
         axis = mesh.axis_names[0]
 
         def on_each_device(shared: Any, own: Params, mask: Array, xs: Any) -> tuple[Any, Any, Params]:
-            sums, kept, own = on_one_device(windows.local_window(shared, axis), own, mask, xs, axis)
+            sums, kept, own = _over_device(fn, windows.local_window(shared, axis), own, mask, xs, chunk, axis)
             return jax.lax.psum(sums, axis), kept, own
 
         spread = jax.shard_map(
@@ -129,6 +133,95 @@ def over_owners(
         )
         sums, kept, own = spread(shared, own, mask, xs)
     return sums, jax.tree.map(lambda leaf: leaf[:count], kept), own
+
+
+def _over_device(
+    fn: Callable[..., tuple], shared: Any, own: Params | None, mask: Array, xs: Any, chunk: int, axis: str | None
+) -> tuple[Any, Any, Params | None]:
+    """Runs `fn` for the clients of one device, adds up their contributions, and writes their own rows.
+
+    Args:
+        fn: as for `over_owners`, or where `own` is None for `over_clients`.
+        shared: given to all clients.
+        own: rows of all clients `[N, ...]`; None where clients have none.
+        mask: `[C]` bool, False for padding.
+        xs: given to each client, `[C, ...]`, its id first.
+        chunk: how many clients are mapped, a divisor of C; at 1 they run one after another.
+        axis: of the devices, each of which runs its clients and has the rows of all; None for one device.
+
+    Returns:
+        `(sums, kept, own)`: a total for each contribution, the records `[C, ...]`, and the rows of the clients of all
+        devices after the round.
+    """
+
+    row = [] if own is None else [jax.eval_shape(tree.take, own, 0)]
+    example, *given = tree.take(xs, 0)
+    work = coordinate_sums.client_work(fn, shared, example, *row, *given)
+    run, weigh, add = functools.partial(work.run, shared), functools.partial(coordinate_sums.weighted, work), add_one
+    if chunk > 1:
+        run, weigh, add = jax.vmap(run), jax.vmap(weigh), add_many
+
+    def clients(own: Params | None, sums: Any, part: Any) -> tuple[Any, Any]:  # one, or a chunk of them
+        mask, (ids, *given) = part
+        row = [] if own is None else [tree.take(own, ids)]
+        sent, kept, *rest = run(ids, *row, *given)
+        after, in_coordinates = rest[: len(row)], rest[len(row) :]
+        in_coordinates = weigh(sent, mask, in_coordinates)
+        sums = jax.tree.map(lambda one, total: add(total, one, mask), sent, sums, is_leaf=aggregate.is_contribution)
+        return sums, (kept, after, in_coordinates)
+
+    def write(own: Params | None, mask: Array, ids: Array, after: list[Params]) -> Params | None:
+        if not jax.tree.leaves(own):
+            return own
+        if axis is not None:
+            mask, ids, after = jax.lax.all_gather((mask, ids, after), axis, tiled=True)
+        return tree.put(own, jnp.where(mask, ids, NO_ROW), after[0])
+
+    def group(carry: Any, parts: Any) -> tuple[Any, Any]:
+        (sums, kernel_sums, own), (mask, (ids, *_)) = carry, parts
+        step = functools.partial(clients, own)
+        if chunk == 1:
+            sums, results = jax.lax.scan(step, sums, parts)
+        elif chunk == size:
+            sums, results = step(sums, parts)
+        else:
+            sums, results = jax.lax.scan(step, sums, _split(parts, chunk))
+            results = _join(results)
+        kept, after, in_coordinates = results
+        return (sums, coordinate_sums.add(kernel_sums, in_coordinates), write(own, mask, ids, after)), kept
+
+    size = _group_size(work, own, mask.shape[0], chunk)
+    parts = _split((mask, xs), size)
+    sums = jax.tree.map(aggregate.empty_total, work.sums, is_leaf=aggregate.is_contribution)
+    carry = (sums, coordinate_sums.empty_sums(work), own)
+    if size == mask.shape[0]:
+        (sums, kernel_sums, own), kept = group(carry, tree.take(parts, 0))
+    else:
+        (sums, kernel_sums, own), kept = jax.lax.scan(group, carry, parts)
+        kept = _join(kept)
+    return coordinate_sums.with_kernels(work, sums, kernel_sums), kept, own
+
+
+def _group_size(work: ClientWork, own: Params | None, count: int, chunk: int) -> int:
+    """Returns how many clients have their kernels summed by one product, and their rows written at once."""
+    rows = jax.tree.leaves(jax.eval_shape(tree.take, own, 0))
+    if rows:
+        most = PRODUCT_CLIENTS if work.places else max(PRODUCT_CLIENTS, WRITE_BYTES // tree.num_bytes(rows))
+    elif chunk > 1:
+        most = chunk
+    else:
+        most = PRODUCT_CLIENTS if work.places else count
+    return max(size for size in range(chunk, max(most, chunk) + 1, chunk) if count % size == 0)
+
+
+def _split(stacked: Any, size: int) -> Any:
+    """Returns `[C, ...]` as `[C / size, size, ...]`."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), stacked)
+
+
+def _join(divided: Any) -> Any:
+    """Returns `[G, S, ...]` as `[G * S, ...]`."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), divided)
 
 
 def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
@@ -145,7 +238,7 @@ def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
     if cohort.plan.mesh is not None:
         # dealt like cards: contiguous blocks would give the first device all the large clients, and the last one all of
         # the padding
-        devices, padding = cohort.plan.mesh.size, _dealt(cohort.plan, len(order))[1]
+        devices, padding = cohort.plan.mesh.size, _chunk_and_padding(cohort.plan, len(order))[1]
         ids, mask = _pad(ids, padding), jnp.concatenate([mask, jnp.zeros(padding, bool)])
         deal = np.arange(len(ids)).reshape(-1, devices).T.reshape(-1)
         ids, mask = ids[deal], mask[deal]
@@ -154,10 +247,10 @@ def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
 
 def padded_size(plan: Plan, size: int) -> int:
     """Returns how many clients `by_size` makes of a cohort: as many for each of several devices."""
-    return size if plan.mesh is None else size + _dealt(plan, size)[1]
+    return size if plan.mesh is None else size + _chunk_and_padding(plan, size)[1]
 
 
-def _dealt(plan: Plan, count: int) -> tuple[int, int]:
+def _chunk_and_padding(plan: Plan, count: int) -> tuple[int, int]:
     """Returns how many clients are mapped on each device, and how many are to be added so that devices have as many."""
     devices = 1 if plan.mesh is None else plan.mesh.size
     chunk = min(plan.chunk or count, -(-count // devices))

@@ -94,7 +94,7 @@ def test_rows_are_changed_in_place(plan):
 
     shape = jax.ShapeDtypeStruct((count, wide), jnp.float32, sharding=plan.place if plan.mesh else None)
     program = jax.jit(rounds, donate_argnums=0).lower(shape, 3).compile()
-    at_once = max(plan.chunk, coordinate_sums.TOGETHER) * (2 if plan.mesh is None else 2 + plan.mesh.size)
+    at_once = max(plan.chunk, coordinate_sums.PRODUCT_CLIENTS) * (2 if plan.mesh is None else 2 + plan.mesh.size)
     assert program.memory_analysis().temp_size_in_bytes < (at_once + 1) * 4 * wide
 
 

@@ -73,15 +73,8 @@ def local_train(
     descend = descent(optimizer, averages)
     task = task if averages is None else task._replace(loss=averages.loss)
     if batch_size is None:
-        run = _full_batch(task, optimizer, descend, local_epochs, block)
-    else:
-        run = _mini_batches(task, optimizer, descend, local_epochs, batch_size, block)
-
-    def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
-        trained, loss = run(key, model, data, client, **extra)
-        return conduct.sent_model(key, model, trained, data, client), loss
-
-    return train
+        return _full_batch(task, optimizer, descend, local_epochs, block)
+    return _mini_batches(task, optimizer, descend, local_epochs, batch_size, block)
 
 
 def explained(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -141,7 +134,7 @@ def descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages
 def _full_batch(
     task: Task, optimizer: optax.GradientTransformationExtraArgs, descend: Descend, local_epochs: int, block: int
 ) -> Train:
-    """Returns `local_train` with a step of all rows per epoch, before anything is sent."""
+    """Returns `local_train` with a step of all rows per epoch."""
 
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
         epochs = conduct.epochs_of(key, data, local_epochs)
@@ -157,7 +150,7 @@ def _full_batch(
                 return *jax.value_and_grad(task.loss)(model, batch, key), memory
             return *true_gradient(task, block)(model, data, client, key), memory
 
-        form = coordinates.chosen(shorter, Form(model, extra, gradient))
+        form = coordinates.choose(shorter, Form(model, extra, gradient))
 
         def epoch(index: Array, carry):
             model, state, memory, total = carry
@@ -168,7 +161,8 @@ def _full_batch(
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
         carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype))
         trained, _, memory, total = jax.lax.fori_loop(0, steps, epoch, carry)
-        return form.restore(trained, memory), total / jnp.asarray(epochs).astype(dtype)
+        sent = conduct.sent_model(key, model, form.restore(trained, memory), data, client)
+        return sent, total / jnp.asarray(epochs).astype(dtype)
 
     return train
 
@@ -181,7 +175,7 @@ def _mini_batches(
     batch_size: int,
     block: int,
 ) -> Train:
-    """Returns `local_train` with a step per mini-batch, before anything is sent."""
+    """Returns `local_train` with a step per mini-batch."""
 
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
         size = rows_of(data, client)
@@ -205,7 +199,7 @@ def _mini_batches(
             shorter = coordinates.factor(
                 task, optimizer, model, rows, extra, local_epochs, slots // width, filled=filled
             )
-        form = coordinates.chosen(shorter, Form(model, extra, usual))
+        form = coordinates.choose(shorter, Form(model, extra, usual))
 
         def epoch(carry, index: Array):
             # real rows sort first in a random order, padding after them
@@ -235,7 +229,8 @@ def _mini_batches(
         else:
             carry = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
             trained, _, memory, total = carry
-        return form.restore(trained, memory), total / (epochs * jnp.maximum(size, 1)).astype(dtype)
+        sent = conduct.sent_model(key, model, form.restore(trained, memory), data, client)
+        return sent, total / (epochs * jnp.maximum(size, 1)).astype(dtype)
 
     return train
 

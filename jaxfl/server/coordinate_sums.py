@@ -1,37 +1,35 @@
-"""Sums of kernels that clients know by their factors: one product for several clients, in place of a kernel of each.
+"""Sums of dense kernels in coordinates: one product for several clients, in place of a kernel of each.
 
-A client that trains in coordinates (`jaxfl.client.fast.coordinates`) ends with W = X^T A + sum_j c_j * W_j. Where all
-that is made of W is a weighted sum over clients, nobody needs W:
+A client that trains in coordinates (`jaxfl.client.fast.coordinates`) ends with W = X^T A + sum_j c_j * W_j. Where the
+round uses W in nothing but a weighted sum over clients, no client has to make W:
 
     sum_i w_i W_i = [X_1; X_2; ...]^T [w_1 A_1; w_2 A_2; ...] + sum_j (sum_i w_i c_ij) * W_j.
 
-Whether that is all is read off the program of a client's work: a method says nothing of it. Only sums without clusters
-are made so: of K clusters it would be K products. `add_all` walks over the clients of a device, for all methods.
+`client_work` reads off the program of a client's work whether that is so; a method does not say it. Only sums without
+clusters are made in this way: of K clusters it would be K products. Where there is no such kernel, the work is the
+client function itself, and its program is not looked at.
 """
 
 import collections
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend import core
 
-from jaxfl import tree
-from jaxfl.client.fast.coordinates import RESTORED
+from jaxfl.client.fast import coordinates
 from jaxfl.server import aggregate
 from jaxfl.server.aggregate import Contribution, Total
-from jaxfl.typing import Array, Params
+from jaxfl.typing import Array
 
-TOGETHER = 16  # clients of one product, at most
-AT_ONCE = 16 << 20  # bytes of rows that are written at once, by devices that wait for each other; or rows of TOGETHER
-NOWHERE = np.iinfo(np.int32).max  # a row's place that nothing is written to
+PRODUCT_CLIENTS = 16  # clients of one product, at most
+
+KernelSum = tuple[Array, Array]  # the sums over clients of w X^T A [d, h] and of w c_j [k, h]
 
 
-class Factors(NamedTuple):
-    """A kernel in coordinates, as it is left by one client, or stacked.
+class KernelCoordinates(NamedTuple):
+    """One client's kernel in coordinates, or several clients' stacked.
 
     Attributes:
         rows: X `[n, d]`.
@@ -42,15 +40,16 @@ class Factors(NamedTuple):
     leaf: Array
 
 
-class Work(NamedTuple):
-    """A client's work, without the kernels that are summed by their factors.
+class ClientWork(NamedTuple):
+    """A client's work in a round, without the kernels that are summed in coordinates.
 
     Attributes:
-        run: `(shared, *example) -> (sums, ..., factors)`: what `fn` returns, and the factors; contributions have the
-            norm `[]` of such a kernel in its place.
-        sums: the shapes of what `run` sums.
-        places: of these kernels: which contribution, and which of its leaves.
-        kernels: W_j `k * [d, h]` of each.
+        run: `(shared, *example) -> (sums, ..., *coordinates)`: the results of the client function, then a
+            `KernelCoordinates` for each of these kernels, whose place in `sums` has the kernel's norm `[]`. Without
+            such kernels it is the client function itself.
+        sums: the shapes of the sums that `run` returns.
+        places: for each of these kernels, which contribution it is in, and which of its leaves it is.
+        kernels: for each of them, W_j `k * [d, h]`.
     """
 
     run: Callable[..., tuple]
@@ -59,60 +58,80 @@ class Work(NamedTuple):
     kernels: list[list[Array]]
 
 
-def read(fn: Callable[..., tuple], shared: Any, *example: Any) -> Work:
-    """Returns a client's work `fn(shared, *example) -> (sums, ...)`, of which some kernels are summed by factors.
+def client_work(fn: Callable[..., tuple], shared: Any, *example: Any) -> ClientWork:
+    """Returns a client's work, with those kernels summed in coordinates for which that is possible.
 
     Args:
-        fn: what a client does.
-        shared: what all clients are given; W_j must be among it.
-        *example: what one client is given.
+        fn: the client function, `(shared, *example) -> (sums, ...)`.
+        shared: given to all clients; W_j must be among it.
+        *example: given to one client.
     """
+
+    def work(*given: Any) -> tuple:  # JAX remembers what it has traced of a function, but must decide anew for this one
+        return fn(*given)
+
+    with coordinates.decisions() as decided:
+        shapes = jax.eval_shape(work, shared, *example)
+        summed = any(one.num_clusters == 1 for one in contributions(shapes[0]))
+        found = _in_coordinates(work, shared, *example) if summed and coordinates.USED in decided else None
+    if found is None or not found.places:
+        return ClientWork(fn, shapes[0], [], [])
+    coordinates.repeat(decided)  # the function is not called again, and nothing decided again
+    return found
+
+
+def _in_coordinates(fn: Callable[..., tuple], shared: Any, *example: Any) -> ClientWork:
+    """Returns a client's work without the kernels that its program makes from coordinates and only adds up."""
     program, shapes = jax.make_jaxpr(fn, return_shape=True)(shared, *example)
     jaxpr, structure = program.jaxpr, jax.tree.structure(shapes)
-    given = dict(zip(jaxpr.invars, jax.tree.leaves(shared), strict=False))  # what is shared comes first
-    made = {equation.outvars[0]: equation for equation in jaxpr.eqns if equation.params.get("name") == RESTORED}
+    arguments = dict(zip(jaxpr.invars, jax.tree.leaves(shared), strict=False))  # what is shared comes first
+    made = {
+        equation.outvars[0]: equation
+        for equation in jaxpr.eqns
+        if equation.params.get("name") == coordinates.KERNEL_PROGRAM
+    }
     uses = collections.Counter(
-        atom for one in (*jaxpr.eqns, jaxpr) for atom in _read(one) if isinstance(atom, core.Var)
+        atom for part in (*jaxpr.eqns, jaxpr) for atom in _inputs(part) if isinstance(atom, core.Var)
     )
     outputs, places, kernels = [], [], []
     numbers = range(len(jaxpr.outvars))
-    for which, contribution in enumerate(_contributions(jax.tree.unflatten(structure, numbers)[0])):
+    for which, contribution in enumerate(contributions(jax.tree.unflatten(structure, numbers)[0])):
         for leaf, number in enumerate(jax.tree.leaves(contribution.values) if contribution.num_clusters == 1 else ()):
             atom: Any = jaxpr.outvars[number]
             if not isinstance(atom, core.Var) or atom not in made or uses[atom] > 1:
                 continue
-            own, factors = _operands(made[atom])
-            if all(kernel in given for kernel in own):
-                outputs.append((number, factors))
+            bases, parts = _kernel_operands(made[atom])
+            if all(base in arguments for base in bases):
+                outputs.append((number, parts))
                 places.append((which, leaf))
-                kernels.append([given[kernel] for kernel in own])
-    more = [atom for _, factors in outputs for atom in factors]
+                kernels.append([arguments[base] for base in bases])
+    more = [atom for _, parts in outputs for atom in parts]
     evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr.replace(outvars=[*jaxpr.outvars, *more]), program.consts))
     squares = [jnp.stack([jnp.stack([(one * other).sum(0) for other in some]) for one in some]) for some in kernels]
 
-    def run(*arguments: Any) -> tuple:
-        results = evaluate(*jax.tree.leaves(arguments))
-        flat, rest, factors = results[: len(numbers)], iter(results[len(numbers) :]), []
-        for (number, atoms), square in zip(outputs, squares, strict=True):
-            rows, gram, leaf, *products = (next(rest) for _ in atoms)
-            factors.append(Factors(rows, leaf))
+    def run(*given: Any) -> tuple:
+        results = evaluate(*jax.tree.leaves(given))
+        flat, rest, found = results[: len(numbers)], iter(results[len(numbers) :]), []
+        for (number, parts), square in zip(outputs, squares, strict=True):
+            rows, gram, leaf, *products = (next(rest) for _ in parts)
+            found.append(KernelCoordinates(rows, leaf))
             flat[number] = _norm(gram, leaf, products, square)
-        return *jax.tree.unflatten(structure, flat), factors
+        return *jax.tree.unflatten(structure, flat), *found
 
-    norms = {number: jax.ShapeDtypeStruct((), atoms[2].aval.dtype) for number, atoms in outputs}
-    kept = [norms.get(number, shape) for number, shape in enumerate(jax.tree.leaves(shapes))]
-    return Work(run, jax.tree.unflatten(structure, kept)[0], places, kernels)
+    norms = {number: jax.ShapeDtypeStruct((), parts[2].aval.dtype) for number, parts in outputs}
+    leaves = [norms.get(number, shape) for number, shape in enumerate(jax.tree.leaves(shapes))]
+    return ClientWork(run, jax.tree.unflatten(structure, leaves)[0], places, kernels)
 
 
-def _operands(equation: core.JaxprEqn) -> tuple[list[Any], list[Any]]:
-    """Returns what W_j are, and X, X X^T, the coordinates and X W_j, of a `restored_kernel`."""
+def _kernel_operands(equation: core.JaxprEqn) -> tuple[list[Any], list[Any]]:
+    """Returns the variables of W_j, and those of X, X X^T, the coordinates and X W_j, of a `make_kernel`."""
     first, rest = equation.invars[:3], equation.invars[3:]
     return rest[: len(rest) // 2], [*first, *rest[len(rest) // 2 :]]
 
 
-def _read(one: core.JaxprEqn | core.Jaxpr) -> Sequence[Any]:
-    """Returns what an equation reads, or a program's results."""
-    return one.invars if isinstance(one, core.JaxprEqn) else one.outvars
+def _inputs(part: core.JaxprEqn | core.Jaxpr) -> Sequence[Any]:
+    """Returns the variables that an equation reads, or the results of a program."""
+    return part.invars if isinstance(part, core.JaxprEqn) else part.outvars
 
 
 def _norm(gram: Array, leaf: Array, products: list[Array], squares: Array) -> Array:
@@ -130,120 +149,57 @@ def _norm(gram: Array, leaf: Array, products: list[Array], squares: Array) -> Ar
     return jnp.sqrt(jnp.maximum((slopes * (gram @ leaf + 2 * mixed)).sum() + own, 0))
 
 
-def add_all(
-    work: Work, shared: Any, own: Params, mask: Array, xs: Any, chunk: int = 1, axis: str | None = None
-) -> tuple[Any, Any, Params]:
-    """Runs the work of all clients, adds up what they send, and writes what is their own.
+def empty_sums(work: ClientWork) -> list[KernelSum]:
+    """Returns the sums over no clients of the kernels that are summed in coordinates."""
+    return [
+        (jnp.zeros_like(bases[0]), jnp.zeros((len(bases), bases[0].shape[1]), bases[0].dtype)) for bases in work.kernels
+    ]
+
+
+def weighted(work: ClientWork, sent: Any, mask: Array, given: Sequence[KernelCoordinates]) -> list[KernelCoordinates]:
+    """Returns one client's coordinates times its weight; zeros where it must not count, whatever they are.
 
     Args:
-        work: a client's, `(shared, client, row, ...) -> (sums, kept, row, factors)`.
-        shared: what all of them are given.
-        own: rows of all clients `[N, ...]`; a tree without leaves where they have none.
-        mask: `[C]` bool, False for padding.
-        xs: what each is given, `[C, ...]`, its id first.
-        chunk: clients that are mapped, a divisor of C; one after another are 1.
-        axis: of the devices, each of which runs its clients, and has the rows of all; None is one.
-
-    Returns:
-        `(sums, kept, own)`: a total for each contribution, the records `[C, ...]`, and the rows after, of all devices'
-        clients.
+        work: of a client.
+        sent: the contributions that it returned.
+        mask: `[]` bool, False for padding.
+        given: the coordinates that it returned, one for each kernel.
     """
+    if not given:
+        return []
+    guarded = [aggregate.guarded(one, mask)[0].weight for one in contributions(sent)]
 
-    def client(own: Params, sums: Any, part: Any) -> tuple[Any, Any]:
-        mask, (number, *given) = part
-        sent, kept, after, factors = work.run(shared, number, tree.take(own, number), *given)
-        guarded = [aggregate.guarded(one, mask)[0] for one in _contributions(sent)]
-        weighted = [_weighted(one, guarded[which].weight) for (which, _), one in zip(work.places, factors, strict=True)]
-        return _plus(aggregate.add_one, sums, sent, mask), (kept, after, weighted)
+    def times_weight(one: KernelCoordinates, weight: Array) -> KernelCoordinates:
+        rows, leaf = one
+        return KernelCoordinates(
+            jnp.where(weight > 0, rows, 0), jnp.where(weight > 0, weight.astype(leaf.dtype) * leaf, 0)
+        )
 
-    def mapped(own: Params, sums: Any, part: Any) -> tuple[Any, Any]:
-        mask, (number, *given) = part
-        before = tree.take(own, number)
-        sent, kept, after, factors = jax.vmap(lambda *given: work.run(shared, *given))(number, before, *given)
-        guarded = [jax.vmap(aggregate.guarded)(one, mask)[0] for one in _contributions(sent)]
-        weighted = [
-            jax.vmap(_weighted)(one, guarded[which].weight)
-            for (which, _), one in zip(work.places, factors, strict=True)
-        ]
-        return _plus(aggregate.add_many, sums, sent, mask), (kept, after, weighted)
-
-    def written(own: Params, mask: Array, ids: Array, after: Params) -> Params:
-        if not jax.tree.leaves(own):
-            return own
-        if axis is not None:
-            mask, ids, after = jax.lax.all_gather((mask, ids, after), axis, tiled=True)
-        return tree.put(own, jnp.where(mask, ids, NOWHERE), after)
-
-    def group(carry: Any, parts: Any) -> tuple[Any, Any]:
-        (sums, added, own), (mask, (ids, *_)) = carry, parts
-        if chunk == 1:
-            sums, made = jax.lax.scan(functools.partial(client, own), sums, parts)
-        elif chunk == together:
-            sums, made = mapped(own, sums, parts)
-        else:
-            sums, made = jax.lax.scan(functools.partial(mapped, own), sums, _divided(parts, chunk))
-            made = _joined(made)
-        kept, after, factors = made
-        added = [_added(total, one) for total, one in zip(added, factors, strict=True)]
-        return (sums, added, written(own, mask, ids, after)), kept
-
-    together = _together(work, own, mask.shape[0], chunk)
-    parts = _divided((mask, xs), together)
-    empty = jax.tree.map(aggregate.empty_total, work.sums, is_leaf=aggregate.is_contribution)
-    nothing = [(jnp.zeros_like(one[0]), jnp.zeros((len(one), one[0].shape[1]), one[0].dtype)) for one in work.kernels]
-    if together == mask.shape[0]:
-        (sums, added, own), kept = group((empty, nothing, own), tree.take(parts, 0))
-    else:
-        (sums, added, own), kept = jax.lax.scan(group, (empty, nothing, own), parts)
-        kept = _joined(kept)
-    totals, structure = jax.tree.flatten(sums, is_leaf=lambda node: isinstance(node, Total))
-    for (which, leaf), kernels, (total, scales) in zip(work.places, work.kernels, added, strict=True):
-        values, inside = jax.tree.flatten(totals[which].values)
-        values[leaf] = (total + sum(scales[j][None, :] * one for j, one in enumerate(kernels)))[None]
-        totals[which] = totals[which].replace(values=jax.tree.unflatten(inside, values))
-    return jax.tree.unflatten(structure, totals), kept, own
+    return [times_weight(one, guarded[which]) for (which, _), one in zip(work.places, given, strict=True)]
 
 
-def _together(work: Work, own: Params, count: int, chunk: int) -> int:
-    """Returns how many clients have their kernels summed by one product, and their rows written at once."""
-    rows = jax.tree.leaves(jax.eval_shape(tree.take, own, 0))
-    if rows:
-        most = TOGETHER if work.places else max(TOGETHER, AT_ONCE // tree.num_bytes(rows))
-    elif chunk > 1:
-        most = chunk
-    else:
-        most = TOGETHER if work.places else count
-    return max(size for size in range(chunk, max(most, chunk) + 1, chunk) if count % size == 0)
+def add(sums: Sequence[KernelSum], given: Sequence[KernelCoordinates]) -> list[KernelSum]:
+    """Returns the sums with those of several clients added, whose weighted coordinates are stacked."""
+
+    def added(total: KernelSum, stacked: KernelCoordinates) -> KernelSum:
+        rows, leaf = stacked
+        size = rows.shape[1]
+        products = jnp.einsum("ind,inh->dh", rows, leaf[:, :size], precision="highest")  # as all sums of the server
+        return total[0] + products, total[1] + leaf[:, size:].sum(0)
+
+    return [added(total, one) for total, one in zip(sums, given, strict=True)]
 
 
-def _divided(stacked: Any, size: int) -> Any:
-    """Returns `[C, ...]` as `[C / size, size, ...]`."""
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), stacked)
+def with_kernels(work: ClientWork, totals: Any, sums: Sequence[KernelSum]) -> Any:
+    """Returns the totals of a round with the sums of these kernels in their places."""
+    flat, structure = jax.tree.flatten(totals, is_leaf=lambda node: isinstance(node, Total))
+    for (which, leaf), bases, (products, scales) in zip(work.places, work.kernels, sums, strict=True):
+        values, inside = jax.tree.flatten(flat[which].values)
+        values[leaf] = (products + sum(scales[j][None, :] * one for j, one in enumerate(bases)))[None]
+        flat[which] = flat[which].replace(values=jax.tree.unflatten(inside, values))
+    return jax.tree.unflatten(structure, flat)
 
 
-def _joined(divided: Any) -> Any:
-    """Returns `[G, S, ...]` as `[G * S, ...]`."""
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), divided)
-
-
-def _plus(add: Callable[..., Total], sums: Any, sent: Any, mask: Array) -> Any:
-    """Returns the totals with what is sent added to them."""
-    return jax.tree.map(lambda one, total: add(total, one, mask), sent, sums, is_leaf=aggregate.is_contribution)
-
-
-def _weighted(factors: Factors, weight: Array) -> Factors:
-    """Returns a kernel times its client's weight; zeros where that is 0, whatever the kernel is."""
-    rows, leaf = factors
-    return Factors(jnp.where(weight > 0, rows, 0), jnp.where(weight > 0, weight.astype(leaf.dtype) * leaf, 0))
-
-
-def _added(total: tuple[Array, Array], stacked: Factors) -> tuple[Array, Array]:
-    """Returns the sums of X^T A `[d, h]` and of c `[k, h]` with those of a stack of clients."""
-    rows, leaf = stacked
-    size = rows.shape[1]
-    added = jnp.einsum("ind,inh->dh", rows, leaf[:, :size], precision="highest")  # as all sums of the server are
-    return total[0] + added, total[1] + leaf[:, size:].sum(0)
-
-
-def _contributions(sums: Any) -> list[Contribution]:
+def contributions(sums: Any) -> list[Contribution]:
+    """Returns the contributions in a tree of them."""
     return jax.tree.leaves(sums, is_leaf=aggregate.is_contribution)

@@ -140,7 +140,7 @@ def footprint(
         keys, states = jax.eval_shape(functools.partial(tree.repeat, count=lanes.count), (key, parts.state))
         inner = inside(choice, plan, served_model(method, state), size, count)
     limit = LIMIT if stream or kept else program.CAPACITY
-    with coordinates.answers() as told:
+    with coordinates.decisions() as told:
         arguments = keys, states, parts.data, size, inner, limit, sampling.uniform, parts.cohorts, lanes
         lowered = program.lower(method, *arguments)
     made = program.initialiser if not kept else beginner
@@ -153,7 +153,7 @@ def footprint(
         tree.num_bytes(model),
         program.available_bytes(),
         plan,
-        coordinates.in_words(told),
+        coordinates.phrase(told),
         parts.beside + evaluation_bytes(method, key, parts.tested, shapes, plan, parts.together),
         program.program_bytes(first),
         parts.host,

@@ -241,7 +241,7 @@ def lower(
         state, cohort = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where.place), (state, cohort)
         )
-    with coordinates.answers() as told:
+    with coordinates.decisions() as told:
         lowered = program.advance.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
     program.told = told or program.told  # nothing is told of what JAX has traced before
     coordinates.repeat(program.told)

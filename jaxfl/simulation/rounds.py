@@ -194,7 +194,7 @@ class Rounds:
 
     def _compile(self, state: Any) -> None:
         """Compiles the rounds for states of these shapes."""
-        with coordinates.answers() as told:
+        with coordinates.decisions() as told:
             self._advance = compile_rounds(
                 self._method,
                 self._key,
@@ -207,7 +207,7 @@ class Rounds:
                 cohort=None if self._stream is None else self._stream.cohorts,
                 lanes=self._lanes,
             )
-        self.factored = coordinates.in_words(told)
+        self.factored = coordinates.phrase(told)
 
 
 def serves_anybody(method: Method, state: Any, ids: Array) -> bool:

@@ -45,9 +45,9 @@ def federation(**changes):
     return jax.device_put(replace(federate(inputs, labels, rows, rows, num_classes=CLASSES), **changes))
 
 
-def work(data, optimizer, key, *, clusters=1, own=False, look=False, batch_size=None):
+def work(data, optimizer, key, *, clusters=1, own=False, look=False, batch_size=None, fast_forms=True):
     """What a client does, and what it is given: trains the model of all, or of its cluster, or one of its own."""
-    task = classification(Net(), data)
+    task = classification(Net(), data, fast_forms=fast_forms)
     train = local_train(task, optimizer, local_epochs=4, batch_size=batch_size)
     init = jax.jit(lambda key, number: task.init(key_for(key, Stream.INIT, number)))
     model, anchor = (init(key, number) for number in (0, 1))
@@ -83,7 +83,7 @@ def test_the_sums_are_those_of_the_kernels(optimizer, options, places, key, monk
     inputs = np.array(federation().inputs)
     inputs[sum(SIZES[:2])] = np.nan  # of client 2: diverges
     client, shared = work(federation(inputs=inputs), optimizer, key, **options)
-    assert coordinate_sums.read(client, shared, jnp.int32(0)).places == places
+    assert coordinate_sums.client_work(client, shared, jnp.int32(0)).places == places
     looking = work(federation(inputs=inputs), optimizer, key, look=True, **options)
     usual, (expected, _) = summed(*looking, 1)  # makes the kernels
     finite = np.array([i not in (2, 4) for i in IDS])  # client 4 is masked
@@ -100,21 +100,44 @@ def test_the_sums_are_those_of_the_kernels(optimizer, options, places, key, monk
 @pytest.mark.parametrize("changes", [{"clusters": 2}, {"own": True}, {"look": True}], ids=str)
 def test_where_more_is_made_of_a_kernel_it_is_there(changes, key):
     client, shared = work(federation(), optax.sgd(0.2), key, **changes)
-    assert coordinate_sums.read(client, shared, jnp.int32(0)).places == []
+    assert coordinate_sums.client_work(client, shared, jnp.int32(0)).places == []
 
 
 def test_what_an_attacker_sends_is_no_sum_of_factors(key):
     client, shared = work(conditions.attack(federation(), "sign-flip", 0.4), optax.sgd(0.2), key)
-    assert coordinate_sums.read(client, shared, jnp.int32(0)).places == []
+    assert coordinate_sums.client_work(client, shared, jnp.int32(0)).places == []
 
 
 @pytest.mark.parametrize("clients", [1, 7, 16, 34])
 def test_any_number_of_clients_is_divided(clients, key):
     client, shared = work(federation(), optax.sgd(0.2), key)
-    taken = coordinate_sums.read(lambda *given: (*client(*given[:2]), given[2]), shared, jnp.int32(0), ())
-    ids, mask = jnp.arange(clients, dtype=jnp.int32) % len(SIZES), jnp.ones(clients, bool)
-    sums, losses, _ = jax.eval_shape(lambda: coordinate_sums.add_all(taken, shared, (), mask, (ids,)))
+    cohort = Cohort.of(np.arange(clients) % len(SIZES))
+    sums, losses = jax.eval_shape(lambda shared: engine.over_clients(client, shared, cohort), shared)
     assert sums.values["Dense_0"]["kernel"].shape == (1, 60, 7) and losses.shape == (clients,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "replayed"),
+    [
+        pytest.param({"fast_forms": False}, False, id="no fast forms"),
+        pytest.param({"clusters": 2}, False, id="sums by cluster"),
+        pytest.param({"own": True}, False, id="nothing found in the program"),
+        pytest.param({}, True, id="in coordinates"),
+    ],
+)
+def test_the_client_function_is_called_as_it_is_but_for_sums_in_coordinates(changes, replayed, key):
+    client, shared = work(federation(), optax.sgd(0.2), key, **changes)
+    called = []
+
+    def counted(shared, client_id):
+        called.append(client_id)
+        return client(shared, client_id)
+
+    taken = coordinate_sums.client_work(counted, shared, jnp.int32(0))
+    assert (taken.run is counted, bool(taken.places)) == (not replayed, replayed)
+    called.clear()
+    summed(counted, shared, 1)
+    assert replayed or len(called) == 2, "for the shapes, and in the loop over clients"
 
 
 def test_the_norm_decides_who_has_diverged():

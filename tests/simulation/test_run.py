@@ -725,14 +725,14 @@ def test_footprint_says_what_state_data_and_model_take():
 @pytest.mark.parametrize("name", ["ditto", "fedsoft", "lg_fedavg", "scaffold"])
 def test_a_model_for_each_client_is_there_once(name, monkeypatch):
     """With everybody in a round, in a run of several rounds: beside them are those that are written at once."""
-    monkeypatch.setattr(coordinate_sums, "AT_ONCE", 0)  # as where models are large
+    monkeypatch.setattr("jaxfl.engine.WRITE_BYTES", 0)  # as where models are large
     data = clustered_linear(100, rows=2, features=500)
     task = jaxfl.classification(jaxfl.models.Logistic(num_classes=3), data)
     options = {"fedsoft": {"num_clusters": 2}, "lg_fedavg": {"shared": "Dense_0/bias"}}.get(name, {})
     method = methods.METHODS[name].factory(task, optax.sgd(0.1), local_epochs=1, **options)
     taken = jaxfl.footprint(method, data, cohort=1.0, plan=Plan(), resident=True)
     assert taken.state > 99 * taken.model, "LG-FedAvg's bias is not each client's own"
-    assert taken.working < 2 * coordinate_sums.TOGETHER * taken.model
+    assert taken.working < 2 * coordinate_sums.PRODUCT_CLIENTS * taken.model
 
 
 def test_a_run_that_does_not_fit_is_refused_before_it_starts(monkeypatch):

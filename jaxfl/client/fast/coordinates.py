@@ -44,7 +44,8 @@ from jaxfl.tasks.contract import dense_of
 from jaxfl.typing import Array, Key, Params
 
 Product = Callable[[Array], Array]
-RESTORED = "restored_kernel"  # the name of the program that makes W, by which `jaxfl.server.coordinate_sums` finds it
+KERNEL_PROGRAM = "make_kernel"  # the program that makes W, found by this name in `jaxfl.server.coordinate_sums`
+USED = "yes"  # the decision that a local training is one in coordinates; another says why not
 
 
 class Seen(NamedTuple):
@@ -188,14 +189,14 @@ def coordinates(kernel: Kernel, one: Array) -> Array:
 def restored(kernel: Kernel, leaf: Array, memory: Memory) -> Array:
     """Returns W `[d, h]`."""
     if isinstance(kernel, First):
-        return restored_kernel(kernel.rows, kernel.gram, leaf, kernel.kernels, kernel.products)
+        return make_kernel(kernel.rows, kernel.gram, leaf, kernel.kernels, kernel.products)
     rows, products = memory.seen[kernel.name]
-    return restored_kernel(rows, _gram(rows, len(products)), leaf, kernel.kernels, products)
+    return make_kernel(rows, _gram(rows, len(products)), leaf, kernel.kernels, products)
 
 
 @jax.jit
-def restored_kernel(rows: Array, gram: Array, leaf: Array, kernels: list[Array], products: list[Array]) -> Array:
-    """Returns W `[d, h]`, see `RESTORED`.
+def make_kernel(rows: Array, gram: Array, leaf: Array, kernels: list[Array], products: list[Array]) -> Array:
+    """Returns W `[d, h]`, see `KERNEL_PROGRAM`.
 
     Args:
         rows: X `[n, d]`.
@@ -362,49 +363,48 @@ def _kernel(
     return First.of(name, position, kernels, rows[0])
 
 
-_told: ContextVar[list[str] | None] = ContextVar("told", default=None)
+_decisions: ContextVar[list[str] | None] = ContextVar("decisions", default=None)
 
 
 @contextlib.contextmanager
-def answers() -> Iterator[list[str]]:
-    """Gives a list that fills, while programs are traced inside, with what is decided for each local training.
+def decisions() -> Iterator[list[str]]:
+    """Gives a list that fills with the decision for each local training, while programs are traced inside.
 
     >>> usual = Form({}, {}, lambda *arguments: arguments)
-    >>> with answers() as told:
-    ...     form = chosen("no dense layer is known", usual)
-    >>> form is usual, in_words(told)
+    >>> with decisions() as decided:
+    ...     form = choose("no dense layer is known", usual)
+    >>> form is usual, phrase(decided)
     (True, 'no: no dense layer is known')
     """
-    told: list[str] = []
-    token = _told.set(told)
+    decided: list[str] = []
+    token = _decisions.set(decided)
     try:
-        yield told
+        yield decided
     finally:
-        _told.reset(token)
+        _decisions.reset(token)
 
 
-def chosen(shorter: Form | str, usual: Form) -> Form:
-    """Returns the shorter form where there is one, and says so, or why not, to who has asked for `answers`."""
-    if (told := _told.get()) is not None:
-        told.append(f"no: {shorter}" if isinstance(shorter, str) else "yes")
+def choose(shorter: Form | str, usual: Form) -> Form:
+    """Returns the shorter form, or the usual one where there is only a reason; it is one of the `decisions`."""
+    repeat([f"no: {shorter}" if isinstance(shorter, str) else USED])
     return usual if isinstance(shorter, str) else shorter
 
 
-def repeat(told: Sequence[str]) -> None:
-    """Says again what was decided when a program was traced, where it is used once more."""
-    if (listening := _told.get()) is not None:
-        listening.extend(told)
+def repeat(decided: Sequence[str]) -> None:
+    """Adds decisions to those of the surrounding `decisions`: a program that is used once more is not traced again."""
+    if (surrounding := _decisions.get()) is not None:
+        surrounding.extend(decided)
 
 
-def in_words(told: Sequence[str]) -> str:
-    """Returns all answers of a program as one.
+def phrase(decided: Sequence[str]) -> str:
+    """Returns the decisions of a program in one phrase.
 
-    >>> in_words(["yes", "yes"]), in_words(["yes", "no: too few"]), in_words([])
+    >>> phrase(["yes", "yes"]), phrase(["yes", "no: too few"]), phrase([])
     ('yes', 'in part; no: too few', 'no: nobody trains in local epochs')
     """
-    different = sorted(set(told) - {"yes"})
-    if "yes" in told:
-        return "; ".join(["in part", *different]) if different else "yes"
+    different = sorted(set(decided) - {USED})
+    if USED in decided:
+        return "; ".join(["in part", *different]) if different else USED
     return "; ".join(different) or "no: nobody trains in local epochs"
 
 

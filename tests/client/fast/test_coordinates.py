@@ -178,7 +178,7 @@ def test_it_is_the_same_with_more_rows_than_a_block(batch_size, key, used, float
 )
 def test_few_do_not_make_the_others_pay(filled, longest, why, key, monkeypatch, float64):
     monkeypatch.setattr(training, "LONGEST", longest)
-    with coordinates.answers() as told:
+    with coordinates.decisions() as told:
         jax.eval_shape(lambda: trained(TASK, SGD, replace(federation(), filled=filled), key, block=3))
     assert told == [f"no: {why}"]
 
@@ -265,7 +265,7 @@ def by_size(model):
 )
 def test_elsewhere_training_is_the_usual_one(optimizer, epochs, why, key, used, promotion):
     data = replace(federation(), inputs=federation().inputs.astype(np.float32))
-    with coordinates.answers() as told:
+    with coordinates.decisions() as told:
         shapes = jax.eval_shape(lambda: trained(TASK, optimizer, data, key, epochs))
     assert used == [False] and told == [f"no: {why}"]
     assert shapes[0]["w"].shape == (len(SIZES), INPUTS, HIDDEN)
@@ -403,10 +403,10 @@ def test_rounds_are_the_same(key, used):
 
 def answer(method, data):
     """What is said of coordinates while a round is traced."""
-    with coordinates.answers() as told:
+    with coordinates.decisions() as told:
         state = jax.eval_shape(method.init, jax.random.key(0), data)
         jax.eval_shape(method.round, jax.random.key(0), state, data, Cohort.of([0, 1]))
-    return coordinates.in_words(told)
+    return coordinates.phrase(told)
 
 
 @pytest.mark.parametrize(
