@@ -99,8 +99,8 @@ def page(name: str, row: Row, cost: Cost) -> str:
 def options(name: str, row: Row) -> list[str]:
     """Returns the options as a definition list."""
     found = []
-    for option in choices.of_method(name).values():
-        default, by_preset = choices.resolved(option, row.presets)
+    for option in choices.method_options_by_name(name).values():
+        default, by_preset = choices.default_by_preset(option, row.presets)
         shown = "must be given" if default is REQUIRED else f"default `{literal(default)}`"
         if option.default is None and by_preset and "preset" in row.options:
             shown += ", from the preset"

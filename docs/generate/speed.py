@@ -136,8 +136,9 @@ def scaling_machine() -> str:
     products = [row["product_gflops"]["median"] for one in results for row in one.points if "error" not in row]
     versions = f"jax {machine['versions']['jax']}"
     return (
-        f"{tables.device(machine)}, {versions}. A float32 matrix product ran at {statistics.median(products):.0f} "
-        f"GFLOP/s in turn with the rounds. {max((one.warning for one in results), key=len)}"
+        f"{tables.device_phrase(machine)}, {versions}. A float32 matrix product ran at "
+        f"{statistics.median(products):.0f} GFLOP/s in turn with the rounds. "
+        f"{max((one.warning for one in results), key=len)}"
     ).strip()
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from experiments.harness import base, others, report, results, studies
 from experiments.harness.base import Cell, Study
 from jaxfl.cli import signals
-from jaxfl.cli.tables.console import saying, stderr
+from jaxfl.cli.tables.console import progress_message, stderr
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job as jobs
 from jaxfl.jobs.job import Job
@@ -155,7 +155,7 @@ class Held:
         key = repr((job.settings.data_name, sorted(job.settings.data.items()), job.seed))
         if self.data is None or key != self.key:
             self.data = None  # frees the old one first
-            with saying(stderr(), f"loading {job.settings.data_name}"):
+            with progress_message(stderr(), f"loading {job.settings.data_name}"):
                 self.data = options.load(job.settings, data_dir=self.data_dir, seed=job.seed)
             self.key = key
         return self.data
@@ -180,7 +180,7 @@ def _forget(job: Job) -> None:
 
 def _asked_to_stop(console: "Console") -> int:
     """Returns the exit code if a signal came when the run before was whole, and says so; else 0."""
-    if not (number := signals.heard()):
+    if not (number := signals.answered_signal()):
         return 0
     _say(console, "interrupted; the same command goes on", style="yellow")
     return 128 + number

@@ -14,19 +14,22 @@ import typer
 from typer.core import TyperCommand
 
 from jaxfl.cli import completion, experiments, signals
-from jaxfl.cli.errors import errors, refuse_setting
-from jaxfl.cli.experiments import WORKS
+from jaxfl.cli.errors import refuse_setting, reported_errors
+from jaxfl.cli.experiments import WORKLOADS
 
 MethodName = Annotated[
     str,
     typer.Argument(
-        help="A method; [bold]jaxfl methods[/] lists them.", metavar="METHOD", autocompletion=completion.methods
+        help="A method; [bold]jaxfl methods[/] lists them.", metavar="METHOD", autocompletion=completion.complete_method
     ),
 ]
 DataName = Annotated[
     str,
     typer.Option(
-        "--data", help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME", autocompletion=completion.data
+        "--data",
+        help="A data set; [bold]jaxfl data[/] lists them.",
+        metavar="NAME",
+        autocompletion=completion.complete_data,
     ),
 ]
 DataDir = Annotated[
@@ -61,7 +64,7 @@ Items = Annotated[
         "[bold]num_clients=100[/], [bold]model=mlp[/], [bold]hidden=200[/], [bold]optimizer=adam[/], "
         "[bold]learning_rate=0.05[/]. Repeat it. [bold]jaxfl methods METHOD[/] and [bold]jaxfl data NAME[/] list them.",
         metavar="KEY=VALUE",
-        autocompletion=completion.settings,
+        autocompletion=completion.complete_setting,
     ),
 ]
 DataItems = Annotated[
@@ -70,7 +73,7 @@ DataItems = Annotated[
         "--set",
         help="An option of the data set, e.g. [bold]alpha=0.1[/]. Repeat it. [bold]jaxfl data NAME[/] lists them.",
         metavar="KEY=VALUE",
-        autocompletion=completion.settings,
+        autocompletion=completion.complete_setting,
     ),
 ]
 Clone = Annotated[
@@ -99,7 +102,7 @@ class SettingsCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # typer's class of an unknown flag is private, its attribute is not
-            with errors():
+            with reported_errors():
                 refuse_setting(getattr(error, "option_name", ""), words)
             raise
 
@@ -110,14 +113,14 @@ def sweep_command(
         typer.Argument(
             help="Methods, such as [bold]fedavg,ifca,stocfl[/], or a TOML file.",
             metavar="METHOD,...|FILE",
-            autocompletion=completion.several,
+            autocompletion=completion.complete_method_list,
         ),
     ],
     out: Annotated[Path, typer.Option(help="Directory, which gets a folder for each setting.", metavar="DIR")],
     data: Annotated[
         str | None,
         typer.Option(
-            help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME", autocompletion=completion.data
+            help="A data set; [bold]jaxfl data[/] lists them.", metavar="NAME", autocompletion=completion.complete_data
         ),
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="As in jaxfl run; default 0.", metavar="0,1,2")] = None,
@@ -146,7 +149,7 @@ def sweep_command(
     goes on after an interruption, and makes nothing twice; with more values or seeds it makes those. Then [bold]jaxfl
     compare runs/sweep --latex table.tex[/] writes the table.
     """
-    with errors():
+    with reported_errors():
         from jaxfl.cli.sweep import sweep
 
         given = {"data": data, "seeds": seeds, "rounds": rounds, "cohort": cohort, "eval_every": eval_every}
@@ -200,7 +203,7 @@ def compare_command(
     Try [bold]jaxfl compare runs --latex table.tex --plot curves.png[/]. Runs that differ in their seed alone are one
     row; the first directory's is the one that the others are compared with.
     """
-    with errors():
+    with reported_errors():
         from jaxfl.cli.compare import compare_runs
 
         files = {"markdown": markdown, "latex": latex, "csv": csv}
@@ -225,10 +228,10 @@ def check_command(
     rows and with NaN, and what else a run relies on. After a broken law the others are checked all the same, and the
     exit code is 1.
     """
-    with errors():
-        from jaxfl.cli.check import check
+    with reported_errors():
+        from jaxfl.cli.check import check_laws
 
-        kept = check(method, items or ())
+        kept = check_laws(method, items or ())
     raise typer.Exit(0 if kept else 1)
 
 
@@ -261,16 +264,16 @@ def reproduce_command(
     Try [bold]jaxfl reproduce ifca[/]. Results are appended to results.jsonl; the same command goes on after an
     interruption, and does nothing where nothing is missing. The exit code is 1 if a run failed.
     """
-    from jaxfl.cli.run import seeds_of
+    from jaxfl.cli.run import parse_seeds
 
-    with errors():
-        signals.tell("; the same command goes on")
-        code = experiments.module("harness.run", clone).reproduce(
+    with reported_errors():
+        signals.set_exit_note("; the same command goes on")
+        code = experiments.import_experiments("harness.run", clone).reproduce(
             name,
             scale,
             data_dir=data_dir,
             only=only,
-            seeds=None if seeds is None else seeds_of(seeds),
+            seeds=None if seeds is None else parse_seeds(seeds),
             out=out,
             method=method,
             items=items or (),
@@ -287,8 +290,8 @@ def report_command(
     clone: Clone = None,
 ) -> None:
     """Set what was made beside what the papers say: tables, pictures and a page; nothing is trained."""
-    with errors():
-        print(experiments.module("harness.report", clone).reports(name, scale, out), end="")
+    with reported_errors():
+        print(experiments.import_experiments("harness.report", clone).reports(name, scale, out), end="")
 
 
 def plan_command(
@@ -303,22 +306,22 @@ def plan_command(
     items: Items = None,
 ) -> None:
     """Say what a run will take in memory, and on demand how long."""
-    from jaxfl.cli.run import defaults, seeds_of
-    from jaxfl.cli.tables.console import saying, stderr
+    from jaxfl.cli.run import parse_seeds, rounds_and_cohort
+    from jaxfl.cli.tables.console import progress_message, stderr
     from jaxfl.jobs import job
     from jaxfl.settings import options
     from jaxfl.simulation.footprint import footprint
 
-    with errors():
+    with reported_errors():
         settings = options.route(method, data, items or ())
-        rounds, share = defaults(data, None, cohort)
-        several = 1 if seeds is None else len(seeds_of(seeds))
+        rounds, share = rounds_and_cohort(data, None, cohort)
+        several = 1 if seeds is None else len(parse_seeds(seeds))
         drift = settings.data.get("drift_round") or 0
         job.check(wanted := job.Job(settings, max(rounds, drift + 1), share))
         console = stderr()
-        with saying(console, f"loading {data}"):
+        with progress_message(console, f"loading {data}"):
             federation = options.load(settings, data_dir=data_dir)
-        with saying(console, f"compiling {method} for {federation.num_clients} clients"):
+        with progress_message(console, f"compiling {method} for {federation.num_clients} clients"):
             tools = job.Tools.of(wanted, federation)
             taken = footprint(
                 tools.method,
@@ -331,7 +334,7 @@ def plan_command(
             )
         print(taken)
         if time:
-            with saying(console, f"training {TIMED} rounds"):
+            with progress_message(console, f"training {TIMED} rounds"):
                 short = wanted._replace(rounds=TIMED, eval_every=1)
                 made = job.execute(short, federation.at(0), tools=tools).summary  # before the drift, if there is one
             after = f"after {made['compile_seconds']:.1f} s of compilation"
@@ -382,10 +385,10 @@ def scaling_command(
     Try [bold]jaxfl bench scaling --over cohort --out bench/[/]. Every point runs in a process of its own, so its memory
     is its own, and one that is too much for the machine is told and takes no other with it. The exit code is then 1.
     """
-    with errors():
+    with reported_errors():
         from jaxfl.cli.measure import bench_scaling
 
-        signals.tell("; nothing is written")
+        signals.set_exit_note("; nothing is written")
         complete = bench_scaling(over or ["cohort"], values, method, items or [], hidden, rounds, out)
     if not complete:
         raise typer.Exit(1)
@@ -416,7 +419,7 @@ def works_command(
     clone: Clone = None,
 ) -> None:
     """Measures workloads of `experiments/speed`; the first one is the name of the command."""
-    with errors():
+    with reported_errors():
         from jaxfl.cli.measure import bench_works
 
         given = {"clients": clients, "rounds": rounds, "chunk": chunk, "peers": peers, "environments": environments}
@@ -425,7 +428,7 @@ def works_command(
         raise typer.Exit(1)
 
 
-for _name, _what in WORKS.items():
+for _name, _what in WORKLOADS.items():
     group.command(_name, help=f"{_what} In turn with the peers that are found.", short_help=_what)(works_command)
 
 
@@ -534,28 +537,28 @@ def run_command(
     metrics). Their data may drift ([bold]--set drift=swap --set drift_round=50[/]; or [bold]rotate[/],
     [bold]new-group[/]), and they may come and go ([bold]arrive=0.2[/], [bold]leave=0.1[/]).
     """
-    from jaxfl.cli.hosts import together
-    from jaxfl.cli.run import callbacks_of, defaults, run_jobs, seeds_of, tell
+    from jaxfl.cli.hosts import joined_processes
+    from jaxfl.cli.run import callback_factory, parse_seeds, print_results, rounds_and_cohort, run_jobs
     from jaxfl.jobs import job
     from jaxfl.jobs.job import check_seeds_of as check_seeds
     from jaxfl.random import check_seed_or_seeds
     from jaxfl.settings import options
 
-    with errors(), together(processes, process, coordinator):
+    with reported_errors(), joined_processes(processes, process, coordinator):
         settings = options.route(method, data, items or ())
-        rounds, share = defaults(data, rounds, cohort)
+        rounds, share = rounds_and_cohort(data, rounds, cohort)
         check_seed_or_seeds(seed, seeds)
         jobs = [job.Job(settings, rounds, share, seed or 0, data_dir, eval_every, checkpoint_every, out, resume)]
         if seeds is not None:
-            folders = {one: None if out is None else out / f"seed-{one}" for one in seeds_of(seeds)}
+            folders = {one: None if out is None else out / f"seed-{one}" for one in parse_seeds(seeds)}
             jobs = [jobs[0]._replace(seed=one, out=folder) for one, folder in folders.items()]
             check_seeds(jobs)
         else:
             job.check(jobs[0])
-        looking = callbacks_of(log or (), stop_early, time_limit, jobs)
+        looking = callback_factory(log or (), stop_early, time_limit, jobs)
         several = seeds is not None
         summaries = run_jobs(jobs, several=several, quiet=quiet, watchers=looking, html=html)
-        tell(jobs, summaries, out, several=several, quiet=quiet, html=html)
+        print_results(jobs, summaries, out, several=several, quiet=quiet, html=html)
         if None in summaries:  # it was said which diverged
             raise typer.Exit(1)
 
@@ -569,24 +572,26 @@ app.command("check", cls=SettingsCommand)(check_command)
 def methods_command(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show the options of this one.", metavar="[METHOD]", autocompletion=completion.methods),
+        typer.Argument(
+            help="Show the options of this one.", metavar="[METHOD]", autocompletion=completion.complete_method
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the options of one."""
     from jaxfl.cli import tables
-    from jaxfl.cli.tables.console import stdout, write
+    from jaxfl.cli.tables.console import print_parts, stdout
     from jaxfl.settings import methods
 
-    with errors():
+    with reported_errors():
         if name is not None:
             methods.row(name)
         if as_json:
             print(json.dumps(tables.method_rows(list(methods.rows()) if name is None else [name]), indent=2))
         elif name is not None:
-            write(stdout(), *tables.method_options(name))
+            print_parts(stdout(), *tables.method_page(name))
         else:
-            stdout().print(tables.methods())
+            stdout().print(tables.methods_table())
 
 
 @app.command("data")
@@ -596,7 +601,7 @@ def data_command(
         typer.Argument(
             help="A data set, such as rotated-mnist, or a source, such as mnist.",
             metavar="NAME",
-            autocompletion=completion.named,
+            autocompletion=completion.complete_data_or_source,
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -634,17 +639,17 @@ def data_command(
 
     Files are looked for in --data-dir, else in $JAXFL_DATA, else in ~/.cache/jaxfl. Only --download gets any.
     """
-    from jaxfl.cli.data import Wanted, show
+    from jaxfl.cli.data import DataRequest, show_data
     from jaxfl.cli.tables.console import stderr, stdout
 
-    with errors():
+    with reported_errors():
         if out is not None and not plot:
             raise ValueError(f"out is the directory of the pictures of --plot, got {out} without it; add --plot.")
         pictures = (out or Path(".")) if plot else None
-        wanted = Wanted(name, data_dir, tuple(items or ()), seed, pictures, download, save, as_json)
+        wanted = DataRequest(name, data_dir, tuple(items or ()), seed, pictures, download, save, as_json)
         if download:
-            signals.tell("; what has arrived is kept, the same command goes on")
-        show(wanted, stdout(), stderr())
+            signals.set_exit_note("; what has arrived is kept, the same command goes on")
+        show_data(wanted, stdout(), stderr())
 
 
 app.command("plan", cls=SettingsCommand)(plan_command)

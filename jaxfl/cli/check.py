@@ -14,11 +14,11 @@ from jaxfl.testing.small import linear_task
 if TYPE_CHECKING:
     from rich.console import Console
 
-HOLDS, BROKEN, SILENT = "holds", "BROKEN", "not run"
-STYLES = {HOLDS: "green", BROKEN: "red", SILENT: "dim"}
+HOLDS, BROKEN, NOT_RUN = "holds", "BROKEN", "not run"
+STYLES = {HOLDS: "green", BROKEN: "red", NOT_RUN: "dim"}
 
 
-def check(name: str, items: Iterable[str]) -> bool:
+def check_laws(name: str, items: Iterable[str]) -> bool:
     """Prints what each law says of a method; returns whether all hold.
 
     Args:
@@ -51,21 +51,21 @@ def check(name: str, items: Iterable[str]) -> bool:
     with bar:
         task = bar.add_task(next(laws), total=len(CHECKS))
         for verdict in verdicts(row):
-            found.append(_outcome(verdict))
-            _tell(console, found[-1], verdict.law, _why(verdict, told))
+            found.append(_outcome_word(verdict))
+            _print_verdict(console, found[-1], verdict.law, _explain_verdict(verdict, told))
             bar.update(task, advance=1, description=next(laws, ""))
-    broken, silent = found.count(BROKEN), found.count(SILENT)
+    broken, silent = found.count(BROKEN), found.count(NOT_RUN)
     told = f"{name} breaks {broken} of {len(found)} laws" if broken else f"{name} keeps all {len(found)} laws"
     console.print(f"\n{told}{f', {silent} of which say nothing here' if silent and not broken else ''}", markup=False)
     return not broken
 
 
-def _outcome(verdict: Verdict) -> str:
+def _outcome_word(verdict: Verdict) -> str:
     """Returns what came of a check in a word."""
-    return BROKEN if verdict.error is not None else SILENT if verdict.reason else HOLDS
+    return BROKEN if verdict.error is not None else NOT_RUN if verdict.reason else HOLDS
 
 
-def _why(verdict: Verdict, told: dict[str, str]) -> str:
+def _explain_verdict(verdict: Verdict, told: dict[str, str]) -> str:
     """Returns what a law says, or what is wrong; an error that another law was told of is named by that.
 
     Args:
@@ -74,11 +74,11 @@ def _why(verdict: Verdict, told: dict[str, str]) -> str:
     """
     if verdict.error is None:
         return verdict.reason or verdict.says
-    first = told.setdefault(text := wrong(verdict.error), verdict.law)
+    first = told.setdefault(text := error_line(verdict.error), verdict.law)
     return text if first == verdict.law else f"it raised the {type(verdict.error).__name__} of {first!r}"
 
 
-def _tell(console: "Console", outcome: str, law: str, why: str) -> None:
+def _print_verdict(console: "Console", outcome: str, law: str, why: str) -> None:
     """Prints a line: the outcome, the law, and what it says or what is wrong."""
     from rich.table import Table
     from rich.text import Text
@@ -94,10 +94,10 @@ def _tell(console: "Console", outcome: str, law: str, why: str) -> None:
     console.print(line)
 
 
-def wrong(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Returns an error in a line: what is wrong, and where in the user's file, if it is from there.
 
-    >>> wrong(AssertionError("info.loss must be [8],\\nis [7]")), wrong(TypeError("no"))
+    >>> error_line(AssertionError("info.loss must be [8],\\nis [7]")), error_line(TypeError("no"))
     ('info.loss must be [8], is [7]', 'it raised TypeError: no')
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]

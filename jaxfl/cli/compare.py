@@ -13,24 +13,24 @@ from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import Comparison, compare
 from jaxfl.analysis.kept import Kept
 from jaxfl.cli import page
-from jaxfl.cli.run_page import PAGE, command, word
-from jaxfl.cli.tables.console import show, stderr, stdout
+from jaxfl.cli.run_page import PAGE, command_line, format_cell
+from jaxfl.cli.tables.console import print_table, stderr, stdout
 from jaxfl.files import write_text
 from jaxfl.jobs.job import DPI
 from jaxfl.jobs.kept import KeptRun
 from jaxfl.plots import style
 from jaxfl.plots.curves import curves
 
-DRAWN = ("loss", "num_clusters", "ari")  # beside the metric that is compared, where all runs have them
-TOLD = (
+CURVE_METRICS = ("loss", "num_clusters", "ari")  # beside the metric that is compared, where all runs have them
+TABLE_NOTE = (
     "Mean and standard deviation over the seeds; the best mean is bold. Differences are from the first row, of runs of "
     "the same seed, which have the same clients, initial models and cohorts; p is of the paired t-test. The name of a "
     "column sorts."
 )
-Settings = Mapping[str, Sequence[Kept]]
+RunsBySetting = Mapping[str, Sequence[Kept]]
 
 
-def write(settings: Settings, found: Comparison, unfinished: Sequence[Path], path: Path) -> None:
+def write_page(settings: RunsBySetting, found: Comparison, unfinished: Sequence[Path], path: Path) -> None:
     """Writes the page.
 
     Args:
@@ -45,23 +45,26 @@ def write(settings: Settings, found: Comparison, unfinished: Sequence[Path], pat
     header, *rows = found.table(bold=page.Bold.MARKED)
     blocks: list[page.Block] = [
         page.Heading(1, title),
-        page.Text(_made(runs)),
+        page.Text(_runs_sentence(runs)),
         page.Heading(2, "Results"),
-        page.Text(TOLD),
+        page.Text(TABLE_NOTE),
         page.Table(header, [[page.Bold.of(cell) for cell in row] for row in rows], sorted=True),
     ]
     if unfinished:
         blocks.append(page.Text(f"Left out, since they are not finished: {', '.join(map(str, unfinished))}."))
     with TemporaryDirectory() as folder:
-        pictures = _pictures(found, runs, Path(folder))
+        pictures = _curve_pictures(found, runs, Path(folder))
         blocks += [page.Heading(2, "Curves"), *pictures]
-        blocks += [page.Heading(2, "Runs"), _runs(settings, [found.metric, *found.measures(), "rounds"], path.parent)]
-        if commands := _commands(settings):
+        blocks += [
+            page.Heading(2, "Runs"),
+            _runs_table(settings, [found.metric, *found.measures(), "rounds"], path.parent),
+        ]
+        if commands := _command_rows(settings):
             blocks += [page.Heading(2, "Commands"), page.Table(["setting", "command of its first run"], commands)]
         write_text(path, page.html(title, blocks, Path(folder)))
 
 
-def _made(runs: Sequence[Kept]) -> str:
+def _runs_sentence(runs: Sequence[Kept]) -> str:
     """Returns what ran where, in a sentence."""
     devices = dict.fromkeys(str(run.summary.get("device", "")) for run in runs)
     versions = dict.fromkeys(
@@ -71,10 +74,10 @@ def _made(runs: Sequence[Kept]) -> str:
     return f"{style.count(len(runs), 'run')}; {', '.join([*devices, f'jaxfl {jaxfl.__version__}', *versions])}; {made}."
 
 
-def _pictures(found: Comparison, runs: Sequence[Kept], folder: Path) -> list[page.Picture]:
+def _curve_pictures(found: Comparison, runs: Sequence[Kept], folder: Path) -> list[page.Picture]:
     """Returns curves of what all runs have, by round."""
     pictures = []
-    for metric in dict.fromkeys((found.metric, *DRAWN)):
+    for metric in dict.fromkeys((found.metric, *CURVE_METRICS)):
         if all(any(record.get(metric) is not None for record in run.history) for run in runs):
             shown = found if metric == found.metric else found._replace(metric=metric, target=None)
             curves(shown).savefig(folder / f"{metric}.png", dpi=DPI)
@@ -83,7 +86,7 @@ def _pictures(found: Comparison, runs: Sequence[Kept], folder: Path) -> list[pag
     return pictures
 
 
-def _runs(settings: Settings, columns: Sequence[str], folder: Path) -> page.Table:
+def _runs_table(settings: RunsBySetting, columns: Sequence[str], folder: Path) -> page.Table:
     """Returns a row for every run, with the entries of the summaries that some run has.
 
     Args:
@@ -94,29 +97,34 @@ def _runs(settings: Settings, columns: Sequence[str], folder: Path) -> page.Tabl
     runs = [(name, run) for name, line in settings.items() for run in line]
     known = [name for name in dict.fromkeys(columns) if any(run.summary.get(name) is not None for _, run in runs)]
     rows = [
-        [name, str(run.seed), *(word(run.summary.get(column)) for column in known), _where(run.path, folder)]
+        [
+            name,
+            str(run.seed),
+            *(format_cell(run.summary.get(column)) for column in known),
+            _folder_cell(run.path, folder),
+        ]
         for name, run in runs
     ]
     return page.Table(["setting", "seed", *(name.replace("_", " ") for name in known), "folder"], rows, sorted=True)
 
 
-def _where(run: Path, folder: Path) -> str:
+def _folder_cell(run: Path, folder: Path) -> str:
     """Returns the folder of a run, which leads to the run's page if there is one."""
     if not (run / PAGE).exists():
         return str(run)
     return page.Link.to(quote(Path(os.path.relpath(run / PAGE, folder)).as_posix()), str(run))
 
 
-def _commands(settings: Settings) -> list[list[str]]:
+def _command_rows(settings: RunsBySetting) -> list[list[str]]:
     """Returns the command of each setting; none of those that another version has asked for otherwise."""
     rows = []
     for name, line in settings.items():
         with contextlib.suppress(ValueError, KeyError):
-            rows.append([name, page.Code(command(KeptRun(line[0].path).job, line[0].summary["rounds"]))])
+            rows.append([name, page.Code(command_line(KeptRun(line[0].path).job, line[0].summary["rounds"]))])
     return rows
 
 
-PICTURES = (".png", ".pdf", ".svg")  # endings of their files
+PICTURE_SUFFIXES = (".png", ".pdf", ".svg")  # endings of their files
 
 
 def compare_runs(
@@ -138,12 +146,12 @@ def compare_runs(
         files: the table's, by format: `"markdown"`, `"latex"` and `"csv"`; None writes none.
         plot: the picture's, or None.
         html: the page's, or None.
-        labels: `ROW=TEXT`, as `labelled` takes them.
+        labels: `ROW=TEXT`, as `row_labels` takes them.
         columns: of the table, `NAME,NAME,...`; None shows all.
 
     Raises:
         ValueError: a file cannot be written, or is of two of them; or as `jaxfl.analysis.kept.read`, `compare` and
-            `labelled`.
+            `row_labels`.
     """
     asked: dict[Path, str] = {}
     for option, path in {**files, "plot": plot, "html": html}.items():
@@ -157,9 +165,11 @@ def compare_runs(
             )
         if (other := asked.setdefault(path.resolve(), option)) != option:
             raise ValueError(f"--{option} must be another file than --{other}, got {str(path)!r}; rename one of them.")
-    if plot is not None and plot.suffix.lower() not in PICTURES:
-        raise ValueError(f"--plot must end with {', '.join(PICTURES)}, got {str(plot)!r}; write --plot curves.png.")
-    found = tell(folders, metric, target, html, labels, columns)
+    if plot is not None and plot.suffix.lower() not in PICTURE_SUFFIXES:
+        raise ValueError(
+            f"--plot must end with {', '.join(PICTURE_SUFFIXES)}, got {str(plot)!r}; write --plot curves.png."
+        )
+    found = print_comparison(folders, metric, target, html, labels, columns)
     texts = {"markdown": found.to_markdown, "latex": found.to_latex, "csv": found.to_csv}
     for form, path in files.items():
         if path is not None:
@@ -170,7 +180,7 @@ def compare_runs(
         print(f"written: {', '.join(written)}")
 
 
-def tell(
+def print_comparison(
     folders: Sequence[Path],
     metric: str | None = None,
     target: float | None = None,
@@ -180,20 +190,20 @@ def tell(
 ) -> Comparison:
     """Prints the table of the finished runs in some folders, writes a page of them if asked, returns the comparison."""
     settings, unfinished = kept.read(folders)
-    settings = dict(zip(labelled(list(settings), labels), settings.values(), strict=True))
+    settings = dict(zip(row_labels(list(settings), labels), settings.values(), strict=True))
     shown = None if columns is None else [name.strip().lower() for name in columns.split(",") if name.strip()]
     found = compare(settings, metric=metric, target=target, columns=shown)
     header, *rows = found.table()
-    show(stdout(), header, rows, named=True)
+    print_table(stdout(), header, rows, named=True)
     if html is not None:
-        write(settings, found, unfinished, html)
+        write_page(settings, found, unfinished, html)
     if unfinished:
         left_out = ", ".join(map(str, unfinished))
         stderr().print(f"note: left out, since they are not finished: {left_out}.", markup=False, soft_wrap=True)
     return found
 
 
-def labelled(rows: Sequence[str], labels: Sequence[str]) -> list[str]:
+def row_labels(rows: Sequence[str], labels: Sequence[str]) -> list[str]:
     """Returns what some rows are called.
 
     Args:
@@ -203,7 +213,7 @@ def labelled(rows: Sequence[str], labels: Sequence[str]) -> list[str]:
     Raises:
         ValueError: a label is of no row or method, or empty, or two rows would be called the same.
 
-    >>> labelled(["fedavg", "ifca num_clusters=2", "ifca num_clusters=4"], ["ifca=IFCA", "ifca num_clusters=4=Best"])
+    >>> row_labels(["fedavg", "ifca num_clusters=2", "ifca num_clusters=4"], ["ifca=IFCA", "ifca num_clusters=4=Best"])
     ['fedavg', 'IFCA num_clusters=2', 'Best']
     """
     methods = {row: row.partition(" ")[0] for row in rows}

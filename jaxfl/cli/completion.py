@@ -3,11 +3,11 @@
 `jaxfl --install-completion` tells the shell to ask. Nothing is offered where something is unknown: a half-written line
 is no error.
 
->>> [name for name, _ in methods("fedp")]
+>>> [name for name, _ in complete_method("fedp")]
 ['fedprox', 'fedper']
->>> [name for name, _ in several("ifca,cf")]
+>>> [name for name, _ in complete_method_list("ifca,cf")]
 ['ifca,cfl']
->>> data("rotated-mn")
+>>> complete_data("rotated-mn")
 ['rotated-mnist']
 """
 
@@ -15,39 +15,39 @@ import contextlib
 
 import typer
 
-Offered = list[tuple[str, str]]  # a word, and what a shell may show beside it
+Suggestions = list[tuple[str, str]]  # a word, and what a shell may show beside it
 
 
-def methods(incomplete: str) -> Offered:
+def complete_method(incomplete: str) -> Suggestions:
     """Returns the methods that a word may become."""
     from jaxfl.settings import methods
 
     return [(name, row.summary) for name, row in methods.rows().items() if name.startswith(incomplete)]
 
 
-def several(incomplete: str) -> Offered:
+def complete_method_list(incomplete: str) -> Suggestions:
     """Returns what the last name of a list may become."""
     before, comma, last = incomplete.rpartition(",")
     taken = before.split(",")
-    return [(f"{before}{comma}{name}", line) for name, line in methods(last) if name not in taken]
+    return [(f"{before}{comma}{name}", line) for name, line in complete_method(last) if name not in taken]
 
 
-def data(incomplete: str) -> list[str]:
+def complete_data(incomplete: str) -> list[str]:
     """Returns the data sets that a word may become."""
-    from jaxfl.cli.data import listed
+    from jaxfl.cli.data import dataset_names
 
-    return [name for name in listed() if name.startswith(incomplete)]
+    return [name for name in dataset_names() if name.startswith(incomplete)]
 
 
-def named(incomplete: str) -> list[str]:
+def complete_data_or_source(incomplete: str) -> list[str]:
     """Returns the data sets and sources that a word may become."""
     from jaxfl.data import sources
 
     known = (name for name in sources.names() if name.startswith(incomplete))
-    return list(dict.fromkeys([*known, *data(incomplete)]))  # some are both
+    return list(dict.fromkeys([*known, *complete_data(incomplete)]))  # some are both
 
 
-def settings(context: typer.Context, incomplete: str) -> Offered:
+def complete_setting(context: typer.Context, incomplete: str) -> Suggestions:
     """Returns the options that `--set` takes with the method, data, model and optimiser that the line names already.
 
     An option of a few words is offered with each of them.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxfl import data as federations
 from jaxfl import plots
 from jaxfl.cli import tables
-from jaxfl.cli.tables.console import Transfer, saying, write
+from jaxfl.cli.tables.console import TransferBars, print_parts, progress_message
 from jaxfl.data import sources
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Wanted(NamedTuple):
+class DataRequest(NamedTuple):
     """What was asked for.
 
     Attributes:
@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
     as_json: bool = False
 
 
-def show(wanted: Wanted, out: "Console", err: "Console") -> None:
+def show_data(wanted: DataRequest, out: "Console", err: "Console") -> None:
     """Prints what was asked for.
 
     Args:
@@ -57,12 +57,12 @@ def show(wanted: Wanted, out: "Console", err: "Console") -> None:
         FileNotFoundError: files are missing that a picture or a copy needs.
     """
     if wanted.name is None:
-        _show_all(wanted, out)
+        _show_lists(wanted, out)
         return
     name, data_dir = wanted.name, wanted.data_dir
     if not is_source(name):
         federations.dataset(name)  # refuses unknown names
-    chosen = settings(name, wanted.items)
+    chosen = parse_options(name, wanted.items)
     folder = wanted.save if wanted.save is not None and wanted.save.suffix != ".npz" else None
     for option, given in {"--plot": wanted.pictures, "--save DIR": folder}.items():
         if is_source(name) and given is not None:
@@ -74,16 +74,16 @@ def show(wanted: Wanted, out: "Console", err: "Console") -> None:
             f"--save must be a folder for data saved, which has no examples of a source, got {wanted.save}."
         )
     if wanted.download:
-        for source in names(name, chosen):
-            _download(source, data_dir, err)
+        for source in source_names(name, chosen):
+            _download_source(source, data_dir, err)
     row = tables.source_row(name, data_dir) if is_source(name) else tables.data_rows([name], data_dir)[0]
     if not wanted.as_json:
-        write(out, tables.source(name, data_dir) if is_source(name) else tables.dataset(name, data_dir))
+        print_parts(out, tables.source_page(name, data_dir) if is_source(name) else tables.dataset_page(name, data_dir))
     # tensorflow-datasets alone knows what it has prepared
     there = row["found"] or name.partition("-")[2].startswith("tfds:")
     data = None
     if not is_source(name) and (there or wanted.pictures is not None or folder is not None):
-        with saying(err, f"loading {name}"):
+        with progress_message(err, f"loading {name}"):
             data = federations.load(name, data_dir=data_dir, seed=wanted.seed, **chosen)
         if wanted.pictures is not None and not (data.kind == "classification" or plots.is_image(data.input_shape)):
             raise ValueError(
@@ -95,23 +95,23 @@ def show(wanted: Wanted, out: "Console", err: "Console") -> None:
         more = {} if is_source(name) else {"federation": None if federation is None else federation._asdict()}
         print(json.dumps([{**row, **more}], indent=2))
     elif federation is not None:
-        write(out, "\n" + tables.description(federation))
+        print_parts(out, "\n" + tables.federation_text(federation))
     if data is not None and wanted.pictures is not None:
-        paths = pictures(name, data, wanted.pictures, wanted.seed)
-        write(err, f"pictures: {' and '.join(map(str, paths))}")
+        paths = draw_pictures(name, data, wanted.pictures, wanted.seed)
+        print_parts(err, f"pictures: {' and '.join(map(str, paths))}")
         if not plots.is_image(data.input_shape):
-            write(err, f"no montage: the inputs are {data.input_shape}, no images")
+            print_parts(err, f"no montage: the inputs are {data.input_shape}, no images")
     if folder is not None and data is not None:
-        with saying(err, f"writing {folder}"):
+        with progress_message(err, f"writing {folder}"):
             federations.stored.save(data, folder)
-        write(err, f"saved: {folder}, {data.num_clients:,} clients; it is --data saved --data-dir {folder}")
+        print_parts(err, f"saved: {folder}, {data.num_clients:,} clients; it is --data saved --data-dir {folder}")
     elif wanted.save is not None:
-        with saying(err, f"writing {wanted.save}"):
-            source = save(name, chosen, data_dir, wanted.save)
-        write(err, f"saved: {wanted.save}, {len(source.labels):,} training rows of {source.name}")
+        with progress_message(err, f"writing {wanted.save}"):
+            source = save_source(name, chosen, data_dir, wanted.save)
+        print_parts(err, f"saved: {wanted.save}, {len(source.labels):,} training rows of {source.name}")
 
 
-def _show_all(wanted: Wanted, out: "Console") -> None:
+def _show_lists(wanted: DataRequest, out: "Console") -> None:
     """Prints the lists."""
     for option, given in {
         "--set": wanted.items,
@@ -122,56 +122,56 @@ def _show_all(wanted: Wanted, out: "Console") -> None:
         if given:
             raise ValueError(f"{option} needs the NAME of a data set; jaxfl data lists them.")
     if wanted.as_json:
-        print(json.dumps(tables.data_rows(listed(), wanted.data_dir), indent=2))
+        print(json.dumps(tables.data_rows(dataset_names(), wanted.data_dir), indent=2))
         return
-    write(out, *tables.data(wanted.data_dir))
+    print_parts(out, *tables.data_lists(wanted.data_dir))
 
 
-def listed() -> list[str]:
+def dataset_names() -> list[str]:
     """Returns the names of all data sets, those of sources that installed packages bring included."""
     brought = [name for name in sources.names() if name not in sources.SOURCES]
     return [*federations.DATASETS, *(one for name in brought for one in federations.data_names(name))]
 
 
-def _download(source: str, data_dir: str | None, err: "Console") -> None:
+def _download_source(source: str, data_dir: str | None, err: "Console") -> None:
     """Gets the files of a source, and says how much it is and on which terms before it starts."""
     if sources.located(source) == "embedded":
-        write(err, f"{source} is embedded: there is nothing to download")
+        print_parts(err, f"{source} is embedded: there is nothing to download")
         return
     if not sources.entry(source).remotes:
-        there = tables.place(source, data_dir)
+        there = tables.source_location(source, data_dir)
         where = f"they are in {there['found']}" if there["found"] else there["missing"]
         raise ValueError(f"{source} cannot be downloaded by a program: {where}.")
-    write(err, terms(source, data_dir))
-    with Transfer(err) as transfer:
-        folder = fetch(source, data_dir, transfer)
-    write(err, f"{source}: verified, in {folder}")
+    print_parts(err, download_terms(source, data_dir))
+    with TransferBars(err) as transfer:
+        folder = fetch_files(source, data_dir, transfer)
+    print_parts(err, f"{source}: verified, in {folder}")
 
 
-def settings(name: str, items: Iterable[str]) -> dict[str, Any]:
+def parse_options(name: str, items: Iterable[str]) -> dict[str, Any]:
     """Returns the options of a data set, or of a source, that `key=value` items give.
 
     Raises:
         ValueError: an option that the data set does not have, or a value of the wrong type.
 
-    >>> settings("rotated-digits", ["num_clients=8", "rows_per_client=none"])
+    >>> parse_options("rotated-digits", ["num_clients=8", "rows_per_client=none"])
     {'num_clients': 8, 'rows_per_client': None}
     """
-    known = [option._replace(owner="data") for option in known_options(name).values()]
+    known = [option._replace(owner="data") for option in options_of_name(name).values()]
     return {option.name: value for option, value in options.read(options.split(items), known, f"data {name}")}
 
 
-def known_options(name: str) -> dict[str, Option]:
+def options_of_name(name: str) -> dict[str, Option]:
     """Returns the options of a data set; or those of a source, which all data sets cut from it have."""
     if not is_source(name):
         return federations.known_options(name)
     return {key: one for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
 
 
-def names(name: str, chosen: dict[str, Any]) -> list[str]:
+def source_names(name: str, chosen: dict[str, Any]) -> list[str]:
     """Returns the sources of a data set (two of hybrid domains), or of a source itself.
 
-    >>> names("hybrid-mnist", {}), names("mnist", {})
+    >>> source_names("hybrid-mnist", {}), source_names("mnist", {})
     (['mnist', 'fashion-mnist'], ['mnist'])
     """
     if is_source(name):
@@ -185,10 +185,10 @@ def is_source(name: str) -> bool:
     return name in sources.names() and name not in federations.DATASETS
 
 
-def terms(source: str, data_dir: str | None) -> str:
+def download_terms(source: str, data_dir: str | None) -> str:
     """Returns what is said before a download: how much it is, where it goes, and on which terms.
 
-    >>> print(terms("fashion-mnist", "data"))
+    >>> print(download_terms("fashion-mnist", "data"))
     fashion-mnist: 30.9 MB to data/fashion-mnist; licence: MIT
     """
     row = sources.entry(source)
@@ -198,25 +198,25 @@ def terms(source: str, data_dir: str | None) -> str:
     return f"{source}: {known} to {folder}; licence: {row.licence}"
 
 
-def fetch(source: str, data_dir: str | None, progress: Callable[[str, int, int], None]) -> Path:
+def fetch_files(source: str, data_dir: str | None, progress: Callable[[str, int, int], None]) -> Path:
     """Downloads the files of a source, and returns their folder."""
     from jaxfl.data.sources.download import download
 
     return download(source, sources.entry(source).remotes, data_dir, progress=progress)
 
 
-def save(name: str, chosen: dict[str, Any], data_dir: str | None, path: Path) -> sources.Source:
+def save_source(name: str, chosen: dict[str, Any], data_dir: str | None, path: Path) -> sources.Source:
     """Writes the examples of a data set's source, before any skew, into one npz file, and returns them."""
     from jaxfl.data.sources import npz
 
     source = name if is_source(name) else federations.dataset(name).source
-    own = {key: chosen.get(key, one.default) for key, one in known_options(name).items() if one.owner == "source"}
+    own = {key: chosen.get(key, one.default) for key, one in options_of_name(name).items() if one.owner == "source"}
     loaded = sources.load(source, data_dir, **own)
     npz.save(loaded, path, origin={"source": source, "options": own})
     return loaded
 
 
-def pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> list[Path]:
+def draw_pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> list[Path]:
     """Draws the labels by client, if they are classes, and, of images, a montage; returns the paths.
 
     Args:

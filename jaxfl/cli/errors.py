@@ -12,7 +12,7 @@ from jaxfl.simulation.interrupts import Stopped
 
 
 @contextlib.contextmanager
-def errors() -> Iterator[None]:
+def reported_errors() -> Iterator[None]:
     """Prints an error of the library as one red line, a warning as a yellow one.
 
     Raises:
@@ -22,45 +22,45 @@ def errors() -> Iterator[None]:
 
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _warn
+            warnings.showwarning = _print_warning
             yield
     except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
         raise
     except (ValueError, OSError, MemoryError, ImportError) as error:
         told = f"error: {' '.join(str(error).split())}{own.place(error)}"
-        _print(told, "red")
-        _leave(2)
+        _print_styled(told, "red")
+        _exit_if_distributed(2)
         raise typer.Exit(2) from None
     except Exception as error:
         if not isinstance(error, typer.Exit):
-            _leave(1, error)
+            _exit_if_distributed(1, error)
         raise
     except Stopped as stopped:  # what is kept was said
         raise typer.Exit(128 + stopped.number) from None
 
 
-def _warn(message: Warning | str, *place: Any) -> None:
+def _print_warning(message: Warning | str, *place: Any) -> None:
     """Shows a warning, without the place in the code that Python adds."""
-    _print(f"warning: {' '.join(str(message).split())}", "yellow")
+    _print_styled(f"warning: {' '.join(str(message).split())}", "yellow")
 
 
-def _print(text: str, style: str) -> None:
+def _print_styled(text: str, style: str) -> None:
     """Shows a line."""
     from jaxfl.cli.tables.console import stderr
 
     stderr().print(text, style=style, soft_wrap=True, markup=False)
 
 
-def _leave(code: int, error: Exception | None = None) -> None:
+def _exit_if_distributed(code: int, error: Exception | None = None) -> None:
     """Ends the process if it is one of several, which would wait for it; an error is printed before."""
     import jax
 
-    from jaxfl.cli.hosts import leave
+    from jaxfl.cli.hosts import exit_process
 
     if jax.distributed.is_initialized():
         if error is not None:
             traceback.print_exception(error)
-        leave(code)
+        exit_process(code)
 
 
 def refuse_setting(flag: str, words: Sequence[str]) -> None:

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-NAME = "experiments"
-WORKS = {  # of experiments/speed
+PACKAGE = "experiments"
+WORKLOADS = {  # of experiments/speed
     "w1": "The network of pfl's CIFAR-10 benchmark, 20 clients.",
     "w2": "LEAF's FEMNIST network, 8 clients.",
     "w3": "A thousand small clients: logistic regression and 784-200-10.",
@@ -18,28 +18,28 @@ WORKS = {  # of experiments/speed
 }
 
 
-def module(name: str, folder: Path | None = None) -> ModuleType:
-    """Returns a module of `experiments/`, imported from where `find` finds it.
+def import_experiments(name: str, folder: Path | None = None) -> ModuleType:
+    """Returns a module of `experiments/`, imported from where `find_experiments` finds it.
 
     Args:
         name: of the module, such as `"harness.run"`.
-        folder: as `find` takes it.
+        folder: as `find_experiments` takes it.
 
     Raises:
         FileNotFoundError: there are no experiments.
         ValueError: those of another folder are in use already.
     """
-    place = find(folder)
+    place = find_experiments(folder)
     if sys.path[0] != str(place.parent):
         sys.path.insert(0, str(place.parent))  # before any other package of this name
-    found = importlib.import_module(f"{NAME}.{name}")
+    found = importlib.import_module(f"{PACKAGE}.{name}")
     origin = Path(str(found.__file__)).resolve().parents[1]
     if origin != place:
         raise ValueError(f"experiments must be those of {str(place)!r}, but Python has them from {str(origin)!r}.")
     return found
 
 
-def find(folder: Path | None = None) -> Path:
+def find_experiments(folder: Path | None = None) -> Path:
     """Returns the directory `experiments` of a clone.
 
     Args:
@@ -51,11 +51,11 @@ def find(folder: Path | None = None) -> Path:
     """
     if folder is None:
         here = Path.cwd()
-        places = [above / NAME for above in (here, *here.parents, Path(__file__).resolve().parents[2])]
+        places = [above / PACKAGE for above in (here, *here.parents, Path(__file__).resolve().parents[2])]
     else:
-        places = [folder.resolve(), folder.resolve() / NAME]
+        places = [folder.resolve(), folder.resolve() / PACKAGE]
     for place in places:
-        if place.name == NAME and (place / "harness" / "base.py").is_file() and any(place.glob("*/targets.json")):
+        if place.name == PACKAGE and (place / "harness" / "base.py").is_file() and any(place.glob("*/targets.json")):
             return place
     where = "the working directory, above it or beside the package" if folder is None else repr(str(folder))
     raise FileNotFoundError(

@@ -12,15 +12,15 @@ from jaxfl.cli.tables.console import stderr
 from jaxfl.schema import quoted
 from jaxfl.simulation import processes
 
-HOW = (
+REMEDY = (
     "write --processes auto under SLURM, Open MPI or on a TPU pod, elsewhere --processes 2 --process 0 --coordinator "
     "HOST:PORT, and --process 1 for the second one"
 )
-GRACE = 2.0  # seconds that the first process lets the others go before it
+GRACE_SECONDS = 2.0  # seconds that the first process lets the others go before it
 
 
 @contextlib.contextmanager
-def together(count: str | None, number: int | None, coordinator: str | None) -> Iterator[None]:
+def joined_processes(count: str | None, number: int | None, coordinator: str | None) -> Iterator[None]:
     """Makes this process one of a run's; all but the first print nothing meanwhile, and an error comes out.
 
     Args:
@@ -32,11 +32,11 @@ def together(count: str | None, number: int | None, coordinator: str | None) -> 
         ValueError: an option is out of range or missing, or the processes do not find each other.
         ConnectionError: another process has ended while the run went on.
     """
-    given = _checked(count, number, coordinator)
+    given = _distributed_arguments(count, number, coordinator)
     if given is None:
         yield
         return
-    _join(*given)
+    _connect_processes(*given)
     with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as silence:
         if not processes.first():
             silence.enter_context(contextlib.redirect_stdout(nowhere))
@@ -51,7 +51,7 @@ def together(count: str | None, number: int | None, coordinator: str | None) -> 
             ) from error
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """Ends this process, after an error that was told, without a word to the others, who may wait for it for ever.
 
     They end as well: what they exchange breaks off, or JAX ends them once the first process is not there any more. So
@@ -60,30 +60,30 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if processes.first():
-        time.sleep(GRACE)
+        time.sleep(GRACE_SECONDS)
     os._exit(code)
 
 
-def _checked(
+def _distributed_arguments(
     count: str | None, number: int | None, coordinator: str | None
 ) -> tuple[int | None, int | None, str | None] | None:
     """Returns what JAX is to be told, None where it finds out; nothing for a run of one process."""
     if count in (None, "auto"):
         for name, value in {"process": number, "coordinator": coordinator}.items():
             if value is not None:
-                raise ValueError(f"{name} needs the number of processes, got {value}; {HOW}.")
+                raise ValueError(f"{name} needs the number of processes, got {value}; {REMEDY}.")
         return None if count is None else (None, None, None)
     if not count.isdecimal() or int(count) < 1:
-        raise ValueError(f"processes must be a number from 1, or auto, got {quoted(count)}; {HOW}.")
+        raise ValueError(f"processes must be a number from 1, or auto, got {quoted(count)}; {REMEDY}.")
     if number is None or not 0 <= number < int(count):
-        raise ValueError(f"process must be from 0 to {int(count) - 1}, got {number}; {HOW}.")
+        raise ValueError(f"process must be from 0 to {int(count) - 1}, got {number}; {REMEDY}.")
     host, _, port = (coordinator or "").rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(f"coordinator must be HOST:PORT of process 0, got {quoted(coordinator)}; {HOW}.")
+        raise ValueError(f"coordinator must be HOST:PORT of process 0, got {quoted(coordinator)}; {REMEDY}.")
     return int(count), number, coordinator
 
 
-def _join(count: int | None, number: int | None, coordinator: str | None) -> None:
+def _connect_processes(count: int | None, number: int | None, coordinator: str | None) -> None:
     """Meets the other processes."""
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the run
     which = "" if number is None else f"process {number} of {count}: "
@@ -91,4 +91,4 @@ def _join(count: int | None, number: int | None, coordinator: str | None) -> Non
     try:
         jax.distributed.initialize(coordinator, count, number)
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"the processes did not find each other ({str(error).splitlines()[0]}); {HOW}.") from error
+        raise ValueError(f"the processes did not find each other ({str(error).splitlines()[0]}); {REMEDY}.") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jaxfl
 from jaxfl.bench import AXES, Scaling, Step, scaling
 from jaxfl.cli import page, tables
-from jaxfl.cli.tables.console import stderr, stdout, write
+from jaxfl.cli.tables.console import print_parts, stderr, stdout
 from jaxfl.files import write_text
 from jaxfl.plots.curves import scaling as draw
 from jaxfl.schema import check_name, function_options
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 from jaxfl.cli import experiments
-from jaxfl.cli.experiments import WORKS
-from jaxfl.cli.tables.console import saying
+from jaxfl.cli.experiments import WORKLOADS
+from jaxfl.cli.tables.console import progress_message
 from jaxfl.plots.gaps import bars
 
 PICTURE, RECORD, PAGE = "scaling.png", "bench.json", "index.html"
-COUNTED = (
+FOOTNOTE = (
     "Times are the median of the rounds, in ms. GFLOP/s counts the operations of local_epochs passes of training "
     "(forward pass and gradients), and what else a method does (choosing, inner steps, epochs of a head) takes time "
     "and is not counted. The machine's float32 matrix product is timed in turn with the rounds. Memory is the most "
@@ -56,7 +56,7 @@ def bench_scaling(
         check_name("axis", axis, AXES)
     if values is not None and len(over) > 1:
         raise ValueError(f"values must be those of one axis, got {len(over)} axes; name one with --over.")
-    chosen = None if values is None else numbers(values, "values")
+    chosen = None if values is None else parse_numbers(values, "values")
     of_method = function_options(methods.row(method).factory)
     of_method.pop("server_optimizer", None)
     wanted = without_removed(method, options.split(items), of_method)
@@ -66,10 +66,10 @@ def bench_scaling(
         out.mkdir(parents=True, exist_ok=True)  # refuses a path that cannot be written to before anything is measured
     results = []
     for axis in over:
-        with Bar(stderr()) as bar:
+        with MeasurementBar(stderr()) as bar:
             work = {"method": method, "options": given, "hidden": hidden, "rounds": rounds}
             results.append(scaling(axis, chosen, **work, watch=bar))
-        write(stdout(), tables.scaling(results[-1]), *results[-1].failures, results[-1].meaning, "")
+        print_parts(stdout(), tables.scaling_table(results[-1]), *results[-1].failures, results[-1].meaning, "")
         if results[-1].warning:
             stderr().print(f"warning: {results[-1].warning}", style="yellow", soft_wrap=True)
     if out is not None:
@@ -77,22 +77,22 @@ def bench_scaling(
         words += [] if values is None else ["--values", values]
         words += ["--method", method, *(word for item in items for word in ("--set", item))]
         words += ["--hidden", str(hidden), "--rounds", str(rounds)]
-        save(results, shlex.join(words), out)
+        write_scaling(results, shlex.join(words), out)
         print(f"written: {out / PAGE}, {out / PICTURE} and {out / RECORD}")
     return all("error" not in row for result in results for row in result.points)
 
 
-def numbers(text: str, name: str) -> list[int]:
+def parse_numbers(text: str, name: str) -> list[int]:
     """Returns the numbers of a list.
 
-    >>> numbers("10, 100,1000", "values")
+    >>> parse_numbers("10, 100,1000", "values")
     [10, 100, 1000]
     """
     option = options.Option(name, (), tuple[int, ...])
     return list(options.convert(name, text, option, f"write --{name} 10,100,1000"))
 
 
-class Bar(contextlib.AbstractContextManager["Bar"]):
+class MeasurementBar(contextlib.AbstractContextManager["MeasurementBar"]):
     """Tells how far a measurement is: a bar in a terminal, a line for each point elsewhere.
 
     An instance is the `watch` of `jaxfl.bench.scaling`. What is going to be measured, and about how long it takes, is
@@ -121,7 +121,7 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
     def __call__(self, step: Step) -> None:
         """Shows a step."""
         if not self.bar.task_ids:
-            self.console.print(planned(step), soft_wrap=True)
+            self.console.print(plan_sentence(step), soft_wrap=True)
             self.bar.add_task("", total=1.0, left="")
             self.bar.start()
         while self.told < len(step.found):
@@ -138,30 +138,30 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
             (task,) = self.bar.tasks
             expected = sum(point.expected_seconds for point in step.points)
             pace = (task.elapsed or 0) / (step.share * expected) if step.index else 1.0  # of this machine, once known
-            left = f"about {about(pace * expected * (1 - step.share))} left"
+            left = f"about {rounded_duration(pace * expected * (1 - step.share))} left"
             self.bar.update(task.id, description=words, completed=step.share, left=left)
 
 
-def planned(step: Step) -> str:
+def plan_sentence(step: Step) -> str:
     """Returns what is going to be measured, in a sentence."""
     values = ", ".join(f"{value:,}" for value in step.values)
     seconds = sum(point.expected_seconds for point in step.points)
     return (
         f"{step.over} {values}: {step.points[0].rounds} rounds of {step.points[0].method} at each, in a process of its "
-        f"own; about {about(seconds)}"
+        f"own; about {rounded_duration(seconds)}"
     )
 
 
-def about(seconds: float) -> str:
+def rounded_duration(seconds: float) -> str:
     """Returns a guess in words.
 
-    >>> about(4), about(42), about(95)
+    >>> rounded_duration(4), rounded_duration(42), rounded_duration(95)
     ('10 s', '40 s', '2 min')
     """
     return f"{10 * max(1, round(seconds / 10))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def save(results: Sequence[Scaling], command: str, out: Path) -> None:
+def write_scaling(results: Sequence[Scaling], command: str, out: Path) -> None:
     """Writes the record, the picture and the page."""
     made = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
     record = {**made, "scalings": [result._asdict() for result in results]}
@@ -171,7 +171,7 @@ def save(results: Sequence[Scaling], command: str, out: Path) -> None:
         draw(*drawn).savefig(out / PICTURE, dpi=110)
     blocks: list[page.Block] = [
         page.Heading(1, "How jaxfl scales on this machine"),
-        page.Text(measured_on(results, made)),
+        page.Text(machine_sentence(results, made)),
     ]
     for result in results:
         blocks += [
@@ -181,11 +181,11 @@ def save(results: Sequence[Scaling], command: str, out: Path) -> None:
             page.Text(f"{result.meaning} {result.warning}"),
         ]
     blocks += [page.Picture(PICTURE, "seconds, memory and share of the machine's limit")] if drawn else []
-    blocks += [page.Text(COUNTED), page.Table(["made by"], [[page.Code(command)]])]
+    blocks += [page.Text(FOOTNOTE), page.Table(["made by"], [[page.Code(command)]])]
     write_text(out / PAGE, page.html("How jaxfl scales", blocks, out))
 
 
-def measured_on(results: Sequence[Scaling], made: dict[str, Any]) -> str:
+def machine_sentence(results: Sequence[Scaling], made: dict[str, Any]) -> str:
     """Returns where and with what it was measured, in a sentence."""
     machine = next((result.machine for result in results if result.machine), None)
     if machine is None:
@@ -195,12 +195,12 @@ def measured_on(results: Sequence[Scaling], made: dict[str, Any]) -> str:
         row["product_gflops"]["median"] for result in results for row in result.points if "product_gflops" in row
     ]
     return (
-        f"{tables.device(machine)}; jaxfl {made['jaxfl']}, {versions}; {made['made']}. "
+        f"{tables.device_phrase(machine)}; jaxfl {made['jaxfl']}, {versions}; {made['made']}. "
         f"A float32 matrix product ran at {statistics.median(products):,.0f} GFLOP/s in turn with the rounds."
     )
 
 
-BARS = "bench.png"
+BARS_PICTURE = "bench.png"
 
 
 def bench_works(
@@ -221,32 +221,34 @@ def bench_works(
         FileNotFoundError: there are no experiments.
     """
     for name in names:
-        check_name("workload", name, WORKS)
-    given = [] if clients is None else ["--clients", *map(str, numbers(clients, "clients"))]
+        check_name("workload", name, WORKLOADS)
+    given = [] if clients is None else ["--clients", *map(str, parse_numbers(clients, "clients"))]
     for option, value in {"rounds": rounds, "chunk": chunk}.items():
         if value is not None and value < 1:
             raise ValueError(f"{option} must be at least 1, got {value}.")
         given += [] if value is None else [f"--{option}", str(value)]
     given += [] if peers is None else ["--peers", peers]
-    kit = experiments.module("speed.bench", clone)
+    kit = experiments.import_experiments("speed.bench", clone)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     made = []
     for place, name in enumerate(dict.fromkeys(names), 1):
         beside = [] if peers == "none" else kit.peers_of(name, environments)
-        with saying(stderr(), f"{place}/{len(set(names))} {name}, {_beside(beside)}: {WORKS[name]}"):
+        with progress_message(
+            stderr(), f"{place}/{len(set(names))} {name}, {_peers_phrase(beside)}: {WORKLOADS[name]}"
+        ):
             made.append(kit.run(name, given, environments))
-        write(stdout(), f"{made[-1].text}\n")
+        print_parts(stdout(), f"{made[-1].text}\n")
         if made[-1].error:
             stderr().print(f"error: {made[-1].error}", style="red", soft_wrap=True, markup=False)
     if out is not None:
         words = ["jaxfl", "bench", *names, *given, *(["--environments", str(environments)] if environments else [])]
-        _save_workloads(made, shlex.join(words), out)
+        _write_workloads(made, shlex.join(words), out)
         print(f"written: {out / PAGE} and {out / RECORD}")
     return not any(one.error for one in made)
 
 
-def _save_workloads(made: Sequence[Any], command: str, out: Path) -> None:
+def _write_workloads(made: Sequence[Any], command: str, out: Path) -> None:
     """Writes the records, a picture where there are peers, and the page.
 
     Args:
@@ -260,26 +262,30 @@ def _save_workloads(made: Sequence[Any], command: str, out: Path) -> None:
     machines = [record for one in made for record in one.records]
     if machines:
         versions = ", ".join(f"{name} {version}" for name, version in machines[0]["versions"].items())
-        blocks.append(page.Text(f"{tables.device(machines[0])}; jaxfl {said['jaxfl']}, {versions}; {said['made']}."))
-    times = ratios(made)
+        blocks.append(
+            page.Text(f"{tables.device_phrase(machines[0])}; jaxfl {said['jaxfl']}, {versions}; {said['made']}.")
+        )
+    times = peer_ratios(made)
     if any(value is not None for values in times.values() for value in values):
         names = [record["workload"] for one in made for record in one.records if "summary" in record]
-        bars(names, times, "times as long as jaxfl", xlabel="", never="not measured").savefig(out / BARS, dpi=110)
-        blocks.append(page.Picture(BARS, "how many times as long the peers take"))
+        bars(names, times, "times as long as jaxfl", xlabel="", never="not measured").savefig(
+            out / BARS_PICTURE, dpi=110
+        )
+        blocks.append(page.Picture(BARS_PICTURE, "how many times as long the peers take"))
     for one in made:
-        blocks += [page.Heading(2, f"{one.name}: {WORKS[one.name]}"), page.Listing(one.text)]
+        blocks += [page.Heading(2, f"{one.name}: {WORKLOADS[one.name]}"), page.Listing(one.text)]
         blocks += [page.Text(f"Failed: {one.error}")] if one.error else []
         blocks += [page.Table(["made by"], [[page.Code(one.command)]])]
     write_text(out / PAGE, page.html("jaxfl's workloads", blocks, out))
 
 
-def ratios(made: Sequence[Any]) -> dict[str, list[float | None]]:
+def peer_ratios(made: Sequence[Any]) -> dict[str, list[float | None]]:
     """Returns how many times as long every peer takes, a number for each comparison, None where it took no part."""
     found = [record["ratio"] for one in made for record in one.records if "summary" in record]
     names = list(dict.fromkeys(name for ratio in found for name in ratio))
     return {name: [ratio[name]["median"] if name in ratio else None for ratio in found] for name in names}
 
 
-def _beside(names: Sequence[str]) -> str:
+def _peers_phrase(names: Sequence[str]) -> str:
     """Returns who else is measured."""
     return f"jaxfl beside {', '.join(names)}" if names else "jaxfl alone"

@@ -130,7 +130,7 @@ Block = Heading | Text | Table | Listing | Picture
 
 def markdown(blocks: Sequence[Block]) -> str:
     """Returns the blocks as Markdown; pictures are links to the files."""
-    return "\n\n".join(map(_markdown, blocks)) + "\n"
+    return "\n\n".join(map(_markdown_block, blocks)) + "\n"
 
 
 def html(title: str, blocks: Sequence[Block], folder: Path) -> str:
@@ -141,7 +141,7 @@ def html(title: str, blocks: Sequence[Block], folder: Path) -> str:
         blocks: of the report.
         folder: where the pictures lie; they go into the page.
     """
-    body, style = "\n".join(_html(block, folder) for block in blocks), STYLE
+    body, style = "\n".join(_html_block(block, folder) for block in blocks), STYLE
     if any(isinstance(block, Table) and block.sorted for block in blocks):
         body, style = f"{body}\n<script>{SCRIPT}</script>", STYLE + SORTING
     return (
@@ -151,7 +151,7 @@ def html(title: str, blocks: Sequence[Block], folder: Path) -> str:
     )
 
 
-def _markdown(block: Block) -> str:
+def _markdown_block(block: Block) -> str:
     match block:
         case Heading(level, text):
             return f"{'#' * level} {text}"
@@ -163,18 +163,18 @@ def _markdown(block: Block) -> str:
             return f"![{text}]({name})"
         case Table(head, rows, _):
             lines = [head, *rows]
-            text = [f"| {' | '.join(map(_markdown_word, line))} |" for line in lines]
+            text = [f"| {' | '.join(map(_markdown_cell, line))} |" for line in lines]
             return "\n".join([text[0], f"|{'---|' * len(head)}", *text[1:]])
 
 
-def _markdown_word(word: str) -> str:
+def _markdown_cell(word: str) -> str:
     text = word.replace("|", "\\|")
     if isinstance(word, Link):
         return f"[{text}]({word.target})"
     return f"`{text}`" if isinstance(word, Code) else f"**{text}**" if isinstance(word, Bold) else text
 
 
-def _html(block: Block, folder: Path) -> str:
+def _html_block(block: Block, folder: Path) -> str:
     match block:
         case Heading(level, text):
             return f"<h{level}>{escape(text)}</h{level}>"
@@ -191,12 +191,12 @@ def _html(block: Block, folder: Path) -> str:
         case Table(head, rows, sortable):
             form = "<th><button>{}</button></th>" if sortable else "<th>{}</th>"
             top = "".join(form.format(escape(word)) for word in head)
-            lines = "\n".join(f"<tr>{''.join(map(_html_word, row))}</tr>" for row in rows)
+            lines = "\n".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in rows)
             start = '<div class="sorted">' if sortable else "<div>"
             return f"{start}<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table></div>"
 
 
-def _html_word(word: str) -> str:
+def _html_cell(word: str) -> str:
     if isinstance(word, Link):
         return f'<td><a href="{escape(word.target)}">{escape(word)}</a></td>'
     tag = "code" if isinstance(word, Code) else "b" if isinstance(word, Bold) else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxfl import data as federations
 from jaxfl.cli import run_page, signals, tables
-from jaxfl.cli.tables.console import saying, show, stderr, stdout
+from jaxfl.cli.tables.console import print_table, progress_message, stderr, stdout
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
 from jaxfl.jobs.job import Job, across, with_others
@@ -24,25 +24,29 @@ from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import RECOVERED, Callback, Event, Result, leaving
 from jaxfl.simulation.seeds import alike, together
 
-Watchers = Callable[[Sequence[Job]], list[Callback]]
+CallbackFactory = Callable[[Sequence[Job]], list[Callback]]
 
 # What writes the numbers of a run somewhere else; the first two write into its folder.
 LOGGERS: dict[str, Callable[[Job], Callback]] = {
-    "csv": lambda job: _at_first_event(lambda: loggers.csv(f"{job.out}/log.csv")),  # the run has made the folder then
+    "csv": lambda job: _created_at_first_event(
+        lambda: loggers.csv(f"{job.out}/log.csv")
+    ),  # the run has made the folder then
     "tensorboard": lambda job: loggers.tensorboard(f"{job.out}/tensorboard"),
-    "wandb": lambda job: loggers.wandb(project="jaxfl", name=_name(job), config=job.config(), reinit="create_new"),
-    "mlflow": lambda job: loggers.mlflow(run_name=_name(job)),
+    "wandb": lambda job: loggers.wandb(project="jaxfl", name=_run_label(job), config=job.config(), reinit="create_new"),
+    "mlflow": lambda job: loggers.mlflow(run_name=_run_label(job)),
 }
-NEED_A_FOLDER = ("csv", "tensorboard")
+FOLDER_LOGGERS = ("csv", "tensorboard")
 
 
-def callbacks_of(log: Sequence[str], stop_early: int | None, time_limit: str | None, jobs: Sequence[Job]) -> Watchers:
+def callback_factory(
+    log: Sequence[str], stop_early: int | None, time_limit: str | None, jobs: Sequence[Job]
+) -> CallbackFactory:
     """Returns what makes the callbacks of some of the jobs, which are run in one program.
 
     Args:
         log: names of `LOGGERS`.
         stop_early: evaluations without a better value of the task's main metric; None never ends a run.
-        time_limit: as `seconds_of` reads it, or None.
+        time_limit: as `parse_duration` reads it, or None.
         jobs: all.
 
     Raises:
@@ -52,24 +56,24 @@ def callbacks_of(log: Sequence[str], stop_early: int | None, time_limit: str | N
     log = list(dict.fromkeys(log))
     for name in log:
         check_name("log", name, LOGGERS)
-        if name in NEED_A_FOLDER and jobs[0].out is None:
+        if name in FOLDER_LOGGERS and jobs[0].out is None:
             raise ValueError(f"log={name} writes into the folder of the run; add --out DIR.")
         loggers.check(name)
-    limit = None if time_limit is None else seconds_of(time_limit)
+    limit = None if time_limit is None else parse_duration(time_limit)
     if stop_early is not None and stop_early < 1:
         raise ValueError(
             f"stop_early must be at least 1 evaluation, got {stop_early}; leave it out to make all rounds."
         )
 
     def make(group: Sequence[Job]) -> list[Callback]:
-        made = [_OfEach(LOGGERS[name], group) for name in log]
+        made = [_SeedLoggers(LOGGERS[name], group) for name in log]
         stops = [] if stop_early is None else [EarlyStopping(stop_early)]
         return [*made, *stops, *([] if limit is None else [TimeLimit(limit)])]
 
     return make
 
 
-class _OfEach:
+class _SeedLoggers:
     """Tells each seed's logger of its own events, and all of them that they are over."""
 
     def __init__(self, make: Callable[[Job], Callback], jobs: Sequence[Job]):
@@ -86,24 +90,24 @@ class _OfEach:
         leaving(list(self._made.values())).__exit__(*reason)
 
 
-def _at_first_event(make: Callable[[], Callback]) -> Callback:
+def _created_at_first_event(make: Callable[[], Callback]) -> Callback:
     """Returns a callback that is made when it is told something."""
     made = functools.cache(make)
     return lambda event: made()(event)
 
 
-def _name(job: Job) -> str:
+def _run_label(job: Job) -> str:
     """Returns what a run is called elsewhere."""
     return f"{job.identity()['method']} on {job.settings.data_name}, seed {job.seed}"
 
 
-def seconds_of(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Returns a time in seconds.
 
     Raises:
         ValueError: it is none.
 
-    >>> seconds_of("30m"), seconds_of("1h30m"), seconds_of("90"), seconds_of("1.5h")
+    >>> parse_duration("30m"), parse_duration("1h30m"), parse_duration("90"), parse_duration("1.5h")
     (1800.0, 5400.0, 90.0, 5400.0)
     """
     number = r"(\d+(?:\.\d+)?)"
@@ -115,7 +119,7 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-MOST = 1000  # seeds of a range
+MAX_SEED_RANGE = 1000  # seeds of a range
 
 
 def run_jobs(
@@ -123,7 +127,7 @@ def run_jobs(
     *,
     several: bool,
     quiet: bool = False,
-    watchers: Watchers | None = None,
+    watchers: CallbackFactory | None = None,
     html: bool = False,
 ) -> list[dict[str, Any] | None]:
     """Runs jobs that differ in their seed alone: as many in one program as is fast, where their data are alike.
@@ -148,33 +152,33 @@ def run_jobs(
     shared, summaries, most = [], [], together(len(jobs))
     for first in range(0, len(jobs), most):
         group = jobs[first : first + most]
-        data = [_load(one, quiet) for one in group]
+        data = [_load_federation(one, quiet) for one in group]
         same = alike(data) if len(group) > 1 and not group[0].of_its_data else None
         if same is not None:
-            summaries += _run(group, same, f"{len(group)} seeds", shared, quiet, watchers, html)
+            summaries += _run_program(group, same, f"{len(group)} seeds", shared, quiet, watchers, html)
             continue
         for one in group:
             label = f"seed {one.seed}" if several else ""
-            summaries += _run([one], [data.pop(0)], label, shared, quiet, watchers, html)
+            summaries += _run_program([one], [data.pop(0)], label, shared, quiet, watchers, html)
     return summaries
 
 
-def _load(one: job.Job, quiet: bool) -> FederatedData:
+def _load_federation(one: job.Job, quiet: bool) -> FederatedData:
     """Returns the data of a job; refuses a cohort that is too large, before anything is said to compile."""
-    _heed()
-    with saying(stderr(quiet=quiet), f"loading {one.settings.data_name}"):
+    _stop_if_signalled()
+    with progress_message(stderr(quiet=quiet), f"loading {one.settings.data_name}"):
         data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
         cohort_size(one.cohort, data)
         return data
 
 
-def _run(
+def _run_program(
     jobs: Sequence[job.Job],
     data: Sequence[FederatedData],
     label: str,
     shared: list[job.Tools],
     quiet: bool,
-    watchers: Watchers | None,
+    watchers: CallbackFactory | None,
     html: bool,
 ) -> list[dict[str, Any] | None]:
     """Runs jobs in one program, under a progress bar.
@@ -188,7 +192,7 @@ def _run(
         watchers: what looks on beside the bar.
         html: whether a page is written of each.
     """
-    _heed()
+    _stop_if_signalled()
     console, first = stderr(quiet=quiet), jobs[0]
     bar = ProgressBar(label=label)
     callbacks = [*([] if quiet else [bar]), *(watchers(jobs) if watchers else ())]
@@ -200,7 +204,7 @@ def _run(
             if len(jobs) > 1:
                 found = job.execute_together(jobs, data, callbacks, *shared)
             else:
-                found = [_one(first, data[0], callbacks, *shared)]
+                found = [_execute_or_diverge(first, data[0], callbacks, *shared)]
     except Stopped as stopped:
         out = first.out if len(jobs) == 1 or first.out is None else first.out.parent
         kept = "nothing was kept" if out is not None else "nothing was kept; --out DIR would keep checkpoints"
@@ -213,23 +217,25 @@ def _run(
         raise
     for one, mine in zip(found, jobs, strict=True):
         if html and isinstance(one, Result):
-            run_page.write(one, mine)
+            run_page.write_run_page(one, mine)
     return [
-        _told(one, mine, label if len(jobs) == 1 else f"seed {mine.seed}", quiet)
+        _report_outcome(one, mine, label if len(jobs) == 1 else f"seed {mine.seed}", quiet)
         for mine, one in zip(jobs, found, strict=True)
     ]
 
 
-def _heed() -> None:
+def _stop_if_signalled() -> None:
     """Raises `Stopped` if a run before was asked to stop after its last round: it is whole, and no other is begun."""
-    if number := signals.heard():
+    if number := signals.answered_signal():
         stderr().print("interrupted; the run before is whole, and no other was begun", style="yellow", soft_wrap=True)
         stopped = Stopped(0, 0, 0)
         stopped.number = number
         raise stopped
 
 
-def _one(one: job.Job, data: FederatedData, callbacks: Sequence[Callback], tools: job.Tools) -> Result | Diverged:
+def _execute_or_diverge(
+    one: job.Job, data: FederatedData, callbacks: Sequence[Callback], tools: job.Tools
+) -> Result | Diverged:
     """Runs a single job."""
     try:
         return job.execute(one, data, callbacks, tools)
@@ -237,7 +243,7 @@ def _one(one: job.Job, data: FederatedData, callbacks: Sequence[Callback], tools
         return error
 
 
-def _told(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -> dict[str, Any] | None:
+def _report_outcome(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -> dict[str, Any] | None:
     """Returns the summary of a run after what there is to say of it; None if it has diverged."""
     console, notes, prefix = stderr(), stderr(quiet=quiet), f"{label}: " if label else ""
     if isinstance(outcome, Diverged):
@@ -264,18 +270,18 @@ def _told(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -
         if outcome.evaluation.rows.any():
             untested = "nobody who is trained on was tested; what there is of others is in summary.json"
         notes.print(f"note: {untested}.", soft_wrap=True)
-    if told := drift_in_words(summary):
+    if told := drift_sentence(summary):
         notes.print(f"note: {prefix}{told}.", soft_wrap=True)
     if count := summary["empty_clients"]:
         notes.print(f"note: {count} of {clients} clients have no training rows; they train nothing.")
     return summary
 
 
-def drift_in_words(summary: dict[str, Any]) -> str:
+def drift_sentence(summary: dict[str, Any]) -> str:
     """Returns how clients were served around a drift; nothing where there was none.
 
     >>> numbers = {"before_drift_micro_accuracy": 0.9, "at_drift_micro_accuracy": 0.4, "micro_accuracy": 0.8}
-    >>> drift_in_words({**numbers, "drift_round": 50, "rounds_to_recover": None})
+    >>> drift_sentence({**numbers, "drift_round": 50, "rounds_to_recover": None})
     'drift after round 50: accuracy 0.9000 before, 0.4000 at it, 0.8000 at the end; not recovered to within 0.01'
     """
     if "drift_round" not in summary:
@@ -288,7 +294,7 @@ def drift_in_words(summary: dict[str, Any]) -> str:
     return f"drift after round {summary['drift_round']}: {main} {told}; {ended}"
 
 
-def tell(
+def print_results(
     jobs: Sequence[job.Job],
     summaries: Sequence[dict[str, Any] | None],
     out: Path | None,
@@ -309,9 +315,9 @@ def tell(
     """
     if made := [summary for summary in summaries if summary is not None]:
         made = with_others(jobs, made) if several else made
-        title, head, rows, caption = tables.results(made, across(made, out) if several else None)
+        title, head, rows, caption = tables.results_table(made, across(made, out) if several else None)
         print(title)
-        show(stdout(), head, rows, named=several)
+        print_table(stdout(), head, rows, named=several)
         if caption:
             print(caption)
     for one, summary in zip(jobs, summaries, strict=True):
@@ -321,20 +327,22 @@ def tell(
                 print(f"page: {one.out / run_page.PAGE}")
 
 
-def seeds_of(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
     """Returns the seeds of a list, in which `0-4` stands for five of them.
 
     Raises:
         ValueError: it is no list of whole numbers, names one twice, or a range is too long.
 
-    >>> seeds_of("0,1,2"), seeds_of("0-2,7"), seeds_of("3")
+    >>> parse_seeds("0,1,2"), parse_seeds("0-2,7"), parse_seeds("3")
     ([0, 1, 2], [0, 1, 2, 7], [3])
     """
 
     def spelled_out(ends: re.Match[str]) -> str:
         first, last = map(int, ends.groups())
-        if not 0 <= last - first < MOST:
-            raise ValueError(f"seeds must be ranges of 1 to {MOST}, got {quoted(ends[0])}; write --seeds 0-4.")
+        if not 0 <= last - first < MAX_SEED_RANGE:
+            raise ValueError(
+                f"seeds must be ranges of 1 to {MAX_SEED_RANGE}, got {quoted(ends[0])}; write --seeds 0-4."
+            )
         return ",".join(map(str, range(first, last + 1)))
 
     listed = re.sub(r"(\d+)-(\d+)", spelled_out, text)
@@ -346,7 +354,7 @@ def seeds_of(text: str) -> list[int]:
     return list(seeds)
 
 
-def defaults(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:
+def rounds_and_cohort(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:
     """Returns rounds and cohort; a share is a float, a count an int."""
     small = federations.dataset(data).source == "digits"
     rounds = (20 if small else 100) if rounds is None else rounds

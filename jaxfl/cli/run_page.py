@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "index.html"
-LISTED = 10_000  # clients; of more, the first
-SIMILAR = 200  # clients whose data are compared; of more, drawn ones
+MAX_LISTED = 10_000  # clients; of more, the first
+MAX_COMPARED = 200  # clients whose data are compared; of more, drawn ones
 
 
-def write(result: Result, job: jobs.Job) -> None:
+def write_run_page(result: Result, job: jobs.Job) -> None:
     """Writes the page, and the pictures that the folder has not got yet.
 
     Args:
@@ -44,26 +44,26 @@ def write(result: Result, job: jobs.Job) -> None:
         summary = result.summary
         metrics = {name: value for name, value in result.evaluation.metrics.items() if name != "clusters"}
         title = f"{summary['method']} on {summary['data']}"
-        head, cells = tables.result(summary)
+        head, cells = tables.result_row(summary)
         blocks: list[page.Block] = [
             page.Heading(1, title),
-            page.Text(_made(summary)),
-            page.Table(["command"], [[page.Code(command(job, summary["rounds"]))]]),
+            page.Text(_run_sentence(summary)),
+            page.Table(["command"], [[page.Code(command_line(job, summary["rounds"]))]]),
             page.Heading(2, "Results"),
             page.Table(head, [cells]),
             page.Heading(2, "Pictures"),
-            *_pictures(result, job.out),
+            *_run_pictures(result, job.out),
             page.Heading(2, "Clients"),
-            *_clients(result),
+            *_client_blocks(result),
             page.Heading(2, "All metrics"),
-            page.Table(["metric", "value"], [[name, word(value)] for name, value in metrics.items()]),
+            page.Table(["metric", "value"], [[name, format_cell(value)] for name, value in metrics.items()]),
             page.Heading(2, "Options"),
             page.Table(["option", "value"], [[name, str(value)] for name, value in summary["options"].items()]),
         ]
         write_text(job.out / PAGE, page.html(title, blocks, job.out))
 
 
-def command(job: jobs.Job, made: int) -> str:
+def command_line(job: jobs.Job, made: int) -> str:
     """Returns the command that makes the run again, without its folder.
 
     Args:
@@ -85,7 +85,7 @@ def command(job: jobs.Job, made: int) -> str:
     return shlex.join([*words, *(word for name, value in chosen.items() for word in ("--set", f"{name}={value}"))])
 
 
-def _pictures(result: Result, folder: Path) -> list[page.Picture]:
+def _run_pictures(result: Result, folder: Path) -> list[page.Picture]:
     """Returns the pictures that show something; those that the folder of every run has are there."""
     pictures = [
         page.Picture("convergence.png", "metrics, loss and clusters by round", jobs.DPI),
@@ -108,12 +108,12 @@ def _pictures(result: Result, folder: Path) -> list[page.Picture]:
         found = jaxfl.class_confusion(result)
         add(lambda result: plots.class_confusion(found, result), "classes.png", "classes taken for others, by cluster")
     if (np.asarray(result.data.train.size) > 0).sum() > 1 and len(np.unique(evaluation.cluster)) > 1:
-        alike = jaxfl.client_similarity(result, clients=SIMILAR)
+        alike = jaxfl.client_similarity(result, clients=MAX_COMPARED)
         add(lambda result: plots.similarity(alike, result), "similarity.png", "clients like each other, by cluster")
     return pictures
 
 
-def _made(summary: dict[str, Any]) -> str:
+def _run_sentence(summary: dict[str, Any]) -> str:
     """Returns what ran where, in a sentence."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return (
@@ -123,19 +123,19 @@ def _made(summary: dict[str, Any]) -> str:
     )
 
 
-def _clients(result: Result) -> list[page.Block]:
+def _client_blocks(result: Result) -> list[page.Block]:
     """Returns the table of the clients, and what its columns are."""
     frame = result.clients()
     told = "Clusters have the numbers that they have in the pictures. A column's name sorts."
-    told += f" The first {LISTED:,} of {len(frame):,} clients." if len(frame) > LISTED else ""
-    rows = [[word(value) for value in row] for row in frame.head(LISTED).itertuples(index=False)]
+    told += f" The first {MAX_LISTED:,} of {len(frame):,} clients." if len(frame) > MAX_LISTED else ""
+    rows = [[format_cell(value) for value in row] for row in frame.head(MAX_LISTED).itertuples(index=False)]
     return [page.Text(told), page.Table(list(frame.columns), rows, sorted=True)]
 
 
-def word(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """Returns a value in a table; nothing for what is not known.
 
-    >>> word(0.123456), word(float("nan")), word(3), word("90°")
+    >>> format_cell(0.123456), format_cell(float("nan")), format_cell(3), format_cell("90°")
     ('0.1235', '', '3', '90°')
     """
     if value is None or (isinstance(value, float | np.floating) and np.isnan(value)):

@@ -13,7 +13,7 @@ from types import FrameType
 
 from jaxfl.simulation import interrupts
 
-_kept, _heard = "", 0
+_exit_note, _answered = "", 0
 
 
 def install() -> None:
@@ -23,28 +23,28 @@ def install() -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in interrupts.SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, hear)
-    threading.Thread(target=_answer, args=(reader,), name="signals", daemon=True).start()
+            signal.signal(number, handle)
+    threading.Thread(target=_watch_signals, args=(reader,), name="signals", daemon=True).start()
 
 
-def hear(number: int, frame: FrameType | None) -> None:
+def handle(number: int, frame: FrameType | None) -> None:
     """Handles a signal: a run calls this when it has answered it; at any other moment the thread ends the process."""
-    global _heard
-    _heard = number
+    global _answered
+    _answered = number
 
 
-def heard() -> int:
+def answered_signal() -> int:
     """Returns the number of the signal that a run has answered, 0 if none: one that was whole was given back."""
-    return _heard
+    return _answered
 
 
-def tell(kept: str) -> None:
+def set_exit_note(kept: str) -> None:
     """Sets what is said when the process is ended at once, after the word "interrupted": what is kept."""
-    global _kept
-    _kept = kept
+    global _exit_note
+    _exit_note = kept
 
 
-def _answer(reader: int) -> None:
+def _watch_signals(reader: int) -> None:
     """Waits for signals; of a run that has something to lose, for the second one."""
     asked = False
     while True:
@@ -52,19 +52,19 @@ def _answer(reader: int) -> None:
         if number not in interrupts.SIGNALS:
             continue  # another one that somebody handles, such as of a resized window
         if asked or not interrupts.at_stake():
-            _end(number)
+            _exit_at_once(number)
         asked = True
-        _say("stopping after this round; once more ends at once")
+        _write_line("stopping after this round; once more ends at once")
 
 
-def _end(number: int) -> None:
+def _exit_at_once(number: int) -> None:
     """Ends the process, whatever its other threads do."""
     cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
-    _say(f"{cursor}interrupted{_kept}")
+    _write_line(f"{cursor}interrupted{_exit_note}")
     os._exit(128 + number)
 
 
-def _say(words: str) -> None:
+def _write_line(words: str) -> None:
     """Writes a line of its own; not through Python's streams, which another thread may hold."""
     with contextlib.suppress(OSError):  # nobody reads it any more
         os.write(2, f"{os.linesep if os.isatty(2) else ''}{words}\n".encode())

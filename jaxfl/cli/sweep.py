@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.cli.compare import tell
-from jaxfl.cli.run import defaults, run_jobs, seeds_of
+from jaxfl.cli.compare import print_comparison
+from jaxfl.cli.run import parse_seeds, rounds_and_cohort, run_jobs
 from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.tables.console import stderr
 from jaxfl.jobs import job
@@ -19,13 +19,21 @@ from jaxfl.settings import options
 from jaxfl.settings.own import label
 from jaxfl.simulation.records.directory import RunDirectory
 
-KEYS = ("methods", "data", "seeds", "rounds", "cohort", "eval_every", "set")  # of a file, beside the methods' tables
-LISTS = ("methods", "seeds")  # of these, which may have several values
-MOST = 10_000  # settings
-Values = Mapping[str, Sequence[str]]
+FILE_KEYS = (
+    "methods",
+    "data",
+    "seeds",
+    "rounds",
+    "cohort",
+    "eval_every",
+    "set",
+)  # of a file, beside the methods' tables
+LIST_KEYS = ("methods", "seeds")  # of these, which may have several values
+MAX_SETTINGS = 10_000  # settings
+OptionValues = Mapping[str, Sequence[str]]
 
 
-class Point(NamedTuple):
+class GridPoint(NamedTuple):
     """One setting of a sweep.
 
     Attributes:
@@ -39,7 +47,7 @@ class Point(NamedTuple):
     name: str
 
 
-def grid_points(methods: Sequence[str], wanted: Values) -> list[Point]:
+def grid_points(methods: Sequence[str], wanted: OptionValues) -> list[GridPoint]:
     """Returns the settings: for each method, all combinations of the values that concern it.
 
     An option of a method concerns those of the methods that have it, `METHOD.option` that method alone, where it wins,
@@ -52,43 +60,44 @@ def grid_points(methods: Sequence[str], wanted: Values) -> list[Point]:
     Raises:
         ValueError: a method is unknown or named twice, or there are too many settings.
 
-    >>> [point.name for point in points(["fedavg", "ifca"], {"num_clusters": ["2", "4"], "learning_rate": ["0.1"]})]
+    >>> points = grid_points(["fedavg", "ifca"], {"num_clusters": ["2", "4"], "learning_rate": ["0.1"]})
+    >>> [point.name for point in points]
     ['fedavg', 'ifca-num_clusters=2', 'ifca-num_clusters=4']
     """
     for method in methods:
         known.row(method)
     if len(set(map(label, methods))) < len(methods) or not methods:
         raise ValueError(f"methods must be one or more different ones, got {', '.join(methods) or 'none'}.")
-    found: dict[Point, None] = {}
-    wanted = dict(sorted(wanted.items(), key=lambda item: known.is_method(_owner(item[0]))))  # the later one wins
+    found: dict[GridPoint, None] = {}
+    wanted = dict(sorted(wanted.items(), key=lambda item: known.is_method(_key_owner(item[0]))))  # the later one wins
     for method in methods:
-        own = {_bare(key): values for key, values in wanted.items() if _concerns(key, method, methods)}
+        own = {_routed_key(key): values for key, values in wanted.items() if _applies_to(key, method, methods)}
         varied = [key for key, values in own.items() if len(values) > 1]
         for chosen in itertools.product(*own.values()):
             items = dict(zip(own, chosen, strict=True))
             if items.get("server_optimizer") == "none":  # whose options it has none of
-                items = {key: value for key, value in items.items() if _owner(key) != "server"}
+                items = {key: value for key, value in items.items() if _key_owner(key) != "server"}
             name = "-".join([label(method), *(f"{key}={items[key]}" for key in varied if key in items)])
-            point = Point(method, tuple(f"{key}={value}" for key, value in items.items()), _file_name(name))
+            point = GridPoint(method, tuple(f"{key}={value}" for key, value in items.items()), _safe_file_name(name))
             found[point] = None
-            if len(found) > MOST:
-                raise ValueError(f"a sweep must have at most {MOST:,} settings; give fewer values.")
+            if len(found) > MAX_SETTINGS:
+                raise ValueError(f"a sweep must have at most {MAX_SETTINGS:,} settings; give fewer values.")
     return list(found)
 
 
-def values_of(items: Sequence[str]) -> dict[str, list[str]]:
+def parse_values(items: Sequence[str]) -> dict[str, list[str]]:
     """Returns the values of `key=V,V,...`; a comma in brackets or quotes separates nothing.
 
     Raises:
         ValueError: an item has no values, or a key is given twice.
 
-    >>> values_of(["threshold=0.3,auto", "hidden=(200,100),32", "label_groups=((0,1),(2,3))"])
+    >>> parse_values(["threshold=0.3,auto", "hidden=(200,100),32", "label_groups=((0,1),(2,3))"])
     {'threshold': ['0.3', 'auto'], 'hidden': ['(200,100)', '32'], 'label_groups': ['((0,1),(2,3))']}
     """
     found: dict[str, list[str]] = {}
     for item in items:
         key, equals, text = item.partition("=")
-        values = _apart(text)
+        values = _split_at_commas(text)
         if not equals or not key or not values:
             raise ValueError(f"--set must be KEY=VALUE or KEY=VALUE,VALUE,..., got {quoted(item)}.")
         if key in found:
@@ -98,22 +107,22 @@ def values_of(items: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def over(file: Values, line: Values) -> Values:
+def merge_values(file: OptionValues, line: OptionValues) -> OptionValues:
     """Returns the values of a file, and of the command line, which win: also over those of single methods.
 
-    >>> over({"stocfl.threshold": ["0.3"], "ifca.num_clusters": ["2"]}, {"threshold": ["0.9"]})
+    >>> merge_values({"stocfl.threshold": ["0.3"], "ifca.num_clusters": ["2"]}, {"threshold": ["0.9"]})
     {'ifca.num_clusters': ['2'], 'threshold': ['0.9']}
     """
 
     def owner(key: str) -> str:
-        return "method" if known.is_method(_owner(key)) else _owner(key)
+        return "method" if known.is_method(_key_owner(key)) else _key_owner(key)
 
     def beaten(key: str, by: str) -> bool:
         owners = {owner(key), owner(by)}
         alike = len(owners) == 1 or ("" in owners and "server" not in owners)  # a bare name is never the server's
         return alike and key.rpartition(".")[2] == by.rpartition(".")[2]
 
-    everywhere = [key for key in line if not known.is_method(_owner(key))]
+    everywhere = [key for key in line if not known.is_method(_key_owner(key))]
     kept = {
         key: line.get(key, values)
         for key, values in file.items()
@@ -122,7 +131,7 @@ def over(file: Values, line: Values) -> Values:
     return {**kept, **line}
 
 
-def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
+def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Returns what a TOML file asks for: its keys as text, and the values of options.
 
     Raises:
@@ -146,13 +155,13 @@ def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
                 raise ValueError(
                     f"{empty[0]} in [{key}] of {path} must have a value, got []; give one, or leave it out."
                 )
-        elif key not in KEYS:
+        elif key not in FILE_KEYS:
             raise ValueError(
-                f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*KEYS, *known.names()])} Known: "
-                f"{', '.join(KEYS)}, and a table for each method; options stand in the table [set]."
+                f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*FILE_KEYS, *known.names()])} Known: "
+                f"{', '.join(FILE_KEYS)}, and a table for each method; options stand in the table [set]."
             )
-        elif isinstance(value, dict) or (isinstance(value, list) and (key not in LISTS or not value)):
-            many = "one value or a list of some" if key in LISTS else "one value"
+        elif isinstance(value, dict) or (isinstance(value, list) and (key not in LIST_KEYS or not value)):
+            many = "one value or a list of some" if key in LIST_KEYS else "one value"
             raise ValueError(f"{key} must be {many} in {path}, got {value}; a sweep varies what is in [set].")
     options = {}
     for key, value in plain.pop("set", {}).items():  # server.learning_rate = 0.1 is a table in a table to TOML
@@ -160,12 +169,13 @@ def from_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     for method, own in content.items():
         if known.is_method(method):
             options |= {f"{method}.{key}": value for key, value in own.items()}
-    return {key: _text(value) for key, value in plain.items()}, {
-        key: [_text(one) for one in (value if isinstance(value, list) else [value])] for key, value in options.items()
+    return {key: _toml_text(value) for key, value in plain.items()}, {
+        key: [_toml_text(one) for one in (value if isinstance(value, list) else [value])]
+        for key, value in options.items()
     }
 
 
-def _apart(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
     """Returns the parts between commas that stand in no brackets or quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
@@ -182,34 +192,34 @@ def _apart(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def _text(value: Any) -> str:
+def _toml_text(value: Any) -> str:
     """Returns a value as the command line has it.
 
-    >>> _text([200, 100]), _text([[0, 1], [2]]), _text(True)
+    >>> _toml_text([200, 100]), _toml_text([[0, 1], [2]]), _toml_text(True)
     ('200,100', '[0, 1],[2]', 'true')
     """
     if isinstance(value, list):
         one = len(value) == 1 and isinstance(value[0], list)  # or it would be read as the list in it
-        return ",".join(str(part) if isinstance(part, list) else _text(part) for part in value) + "," * one
+        return ",".join(str(part) if isinstance(part, list) else _toml_text(part) for part in value) + "," * one
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _owner(key: str) -> str:
+def _key_owner(key: str) -> str:
     return key.rpartition(".")[0]
 
 
-def _bare(key: str) -> str:
+def _routed_key(key: str) -> str:
     """Returns the key as `options.route` knows it."""
-    return key.rpartition(".")[2] if known.is_method(_owner(key)) else key
+    return key.rpartition(".")[2] if known.is_method(_key_owner(key)) else key
 
 
-def _concerns(key: str, method: str, methods: Sequence[str]) -> bool:
+def _applies_to(key: str, method: str, methods: Sequence[str]) -> bool:
     """Returns whether an option is given to a method.
 
     Raises:
         ValueError: it is of a method that is not swept.
     """
-    owner, name = _owner(key), key.rpartition(".")[2]
+    owner, name = _key_owner(key), key.rpartition(".")[2]
     if known.is_method(owner):
         if owner not in methods:
             raise ValueError(
@@ -222,7 +232,7 @@ def _concerns(key: str, method: str, methods: Sequence[str]) -> bool:
     return not having or method in having
 
 
-def _file_name(name: str) -> str:
+def _safe_file_name(name: str) -> str:
     """Returns a name without what file systems forbid."""
     return re.sub(r"[^\w.=,+-]", "_", name)
 
@@ -250,33 +260,35 @@ def sweep(
     Raises:
         ValueError: something is missing, or not possible.
     """
-    asked, wanted = from_file(Path(what)) if what.endswith(".toml") else ({"methods": what}, {})
-    settings = _settings(asked | given, over(wanted, values_of(items)), data_dir, out)
+    asked, wanted = read_sweep_file(Path(what)) if what.endswith(".toml") else ({"methods": what}, {})
+    settings = _jobs_by_setting(asked | given, merge_values(wanted, parse_values(items)), data_dir, out)
     for jobs in settings.values():
         job.check_seeds_of(jobs)
     complete, refused = [], []
     for name, jobs in settings.items():
         try:
-            complete.append(_make(name, jobs, quiet, html))
+            complete.append(_run_missing(name, jobs, quiet, html))
         except ValueError as error:  # what is refused takes none of the others with it
             refused.append(error)
             stderr().print(f"{name}: error: {error}", highlight=False, markup=False)
     if refused and not complete:
         raise refused[0]
-    if made := [_folder(jobs) for jobs in settings.values() if any(one.done() for one in jobs)]:
-        tell(made, html=out / PAGE if html else None)
+    if made := [_setting_folder(jobs) for jobs in settings.values() if any(one.done() for one in jobs)]:
+        print_comparison(made, html=out / PAGE if html else None)
         if html and not quiet:
             print(f"page: {out / PAGE}")
     return all(complete) and not refused
 
 
-def _folder(jobs: Sequence[job.Job]) -> Path:
+def _setting_folder(jobs: Sequence[job.Job]) -> Path:
     """Returns the folder of a setting."""
     assert jobs[0].out is not None
     return jobs[0].out.parent
 
 
-def _settings(asked: dict[str, Any], wanted: Values, data_dir: str | None, out: Path) -> dict[str, list[job.Job]]:
+def _jobs_by_setting(
+    asked: dict[str, Any], wanted: OptionValues, data_dir: str | None, out: Path
+) -> dict[str, list[job.Job]]:
     """Returns the runs of every setting, by the name of its folder.
 
     Raises:
@@ -289,7 +301,7 @@ def _settings(asked: dict[str, Any], wanted: Values, data_dir: str | None, out: 
         name: options.convert(name, asked[name], Option(name, REQUIRED, int)) if name in asked else None
         for name in ("rounds", "eval_every")
     }
-    rounds, share = defaults(asked["data"], numbers["rounds"], asked.get("cohort"))
+    rounds, share = rounds_and_cohort(asked["data"], numbers["rounds"], asked.get("cohort"))
     found, names = {}, {}
     points = grid_points(asked["methods"].split(","), wanted)
     own = {point.name for point in points}
@@ -298,9 +310,9 @@ def _settings(asked: dict[str, Any], wanted: Values, data_dir: str | None, out: 
         settings = options.route(point.method, asked["data"], point.items)
         every = numbers["eval_every"]
         first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every)
-        folder = None if _is_of(out / point.name, first) else _kept(others, first)
+        folder = None if _has_runs_of(out / point.name, first) else _find_setting_folder(others, first)
         folder = out / point.name if folder is None else folder
-        runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in seeds_of(asked.get("seeds", "0"))]
+        runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in parse_seeds(asked.get("seeds", "0"))]
         first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
         if first_name != point.name or point.name in found:
             raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
@@ -308,12 +320,12 @@ def _settings(asked: dict[str, Any], wanted: Values, data_dir: str | None, out: 
     return found
 
 
-def _is_of(folder: Path, asked: job.Job) -> bool:
+def _has_runs_of(folder: Path, asked: job.Job) -> bool:
     """Returns whether a folder has runs of a setting."""
-    return _kept(sorted(folder.glob("seed-*")), asked) is not None
+    return _find_setting_folder(sorted(folder.glob("seed-*")), asked) is not None
 
 
-def _kept(others: Sequence[Path], asked: job.Job) -> Path | None:
+def _find_setting_folder(others: Sequence[Path], asked: job.Job) -> Path | None:
     """Returns the folder that has runs of a setting under another name: of a sweep that varied something else.
 
     Args:
@@ -330,7 +342,7 @@ def _kept(others: Sequence[Path], asked: job.Job) -> Path | None:
     return None
 
 
-def _make(name: str, jobs: Sequence[job.Job], quiet: bool, html: bool) -> bool:
+def _run_missing(name: str, jobs: Sequence[job.Job], quiet: bool, html: bool) -> bool:
     """Makes the runs of a setting that are missing; returns whether all of them are done then.
 
     Args:
@@ -350,7 +362,7 @@ def _make(name: str, jobs: Sequence[job.Job], quiet: bool, html: bool) -> bool:
         if some := [one for one in missing if one.begun() is begun]:
             run_jobs(some, several=True, quiet=quiet, html=html)
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
-    folder = _folder(jobs)
+    folder = _setting_folder(jobs)
     if summaries and (missing or RunDirectory(folder).summary() is None):  # it may have been killed before it wrote it
         job.across(job.with_others(jobs, summaries), folder)
     return len(summaries) == len(jobs)

@@ -14,7 +14,7 @@ import jaxfl
 from jaxfl.analysis import kept
 from jaxfl.analysis.comparison import cell, compare, paired
 from jaxfl.cli.app import main
-from jaxfl.cli.tables.console import show
+from jaxfl.cli.tables.console import print_table
 from jaxfl.jobs import job
 from jaxfl.jobs.job import Job
 from jaxfl.plots.curves import curves
@@ -293,7 +293,7 @@ def test_a_table_loses_neither_numbers_nor_what_tells_rows_apart(tmp_path, capsy
             told = {"method.local_epochs": rounds, "optimizer.learning_rate": 0.1 * rounds}
             write(tmp_path / str(rounds) / str(seed), seed, accuracy + 0.01 * seed, **told)
     head, *rows = compare(kept.read([tmp_path])[0]).table()
-    show(Console(width=columns, force_terminal=columns is not None, color_system=None), head, rows, named=True)
+    print_table(Console(width=columns, force_terminal=columns is not None, color_system=None), head, rows, named=True)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= (columns or 200)
     told = " ".join(lines)

@@ -359,7 +359,7 @@ def test_a_page_needs_nothing_beside_it(finished):
 def test_the_command_of_a_page_is_the_run():
     items = ["num_clusters=2", "angles=(0,90)", "finetune=1", "chunk=none", "hidden=(8,4)", "server_optimizer=fedadam"]
     settings = options.route("ifca", "rotated-digits", [*items, "server.learning_rate=0.1"])
-    made = run_page.command(job.Job(settings, 3, 0.5, 7, "a folder", 2), made=3)
+    made = run_page.command_line(job.Job(settings, 3, 0.5, 7, "a folder", 2), made=3)
     jaxfl_run, method, *words = shlex.split(made)[1:]
     given = dict(zip(words[::2], words[1::2], strict=True))
     assert (jaxfl_run, method, given["--data-dir"], given["--seed"], given["--eval-every"]) == (
@@ -440,8 +440,8 @@ def test_a_run_that_is_whole_is_told_and_the_next_is_not_begun(tmp_path, monkeyp
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(ProgressBar, "__call__", interrupt)
-    monkeypatch.setattr(signals, "_heard", 0)
-    before = signal.signal(signal.SIGINT, signals.hear)
+    monkeypatch.setattr(signals, "_answered", 0)
+    before = signal.signal(signal.SIGINT, signals.handle)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default")
@@ -664,7 +664,7 @@ def test_a_log_of_one_seed_has_plain_names(monkeypatch):
     told, seeds = {}, [types.SimpleNamespace(seed=seed) for seed in (3, 5)]
     log = {"kept": lambda job: Logger(lambda values, event: told.update({job.seed: values}), lambda failed: None)}
     monkeypatch.setattr(run, "LOGGERS", log)
-    (look,) = run.callbacks_of(["kept"], None, None, seeds)(seeds)
+    (look,) = run.callback_factory(["kept"], None, None, seeds)(seeds)
     for one in seeds:
         look(Event(1, 2, 1, 0.5, 0.1, {"round": 1, "loss": float(one.seed)}, seed=one.seed))
     assert told == {3: {"loss": 3.0}, 5: {"loss": 5.0}}

@@ -67,7 +67,7 @@ def test_bad_arguments_are_refused(arguments, words):
 
 
 def test_workloads_are_those_of_the_scripts():
-    assert list(measure.WORKS) == list(kit.SCRIPTS)
+    assert list(measure.WORKLOADS) == list(kit.SCRIPTS)
     assert kit.peers_of("w7", None) == kit.peers_of("w8", None) == []
 
 
@@ -92,7 +92,7 @@ def test_a_workload_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatc
     page = (tmp_path / "index.html").read_text()
     assert "Failed: the losses disagree" in page and "<pre>table of w6</pre>" in page
     assert (tmp_path / "bench.png").exists()
-    assert measure.ratios([SimpleNamespace(records=main(["w1"])), SimpleNamespace(records=main(["w6"]))]) == {
+    assert measure.peer_ratios([SimpleNamespace(records=main(["w1"])), SimpleNamespace(records=main(["w6"]))]) == {
         "torch": [None, 2.0]
     }
 

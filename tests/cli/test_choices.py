@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from jaxfl.cli.app import app
 from jaxfl.cli.tables import choices
-from jaxfl.cli.tables.console import write
+from jaxfl.cli.tables.console import print_parts
 from jaxfl.methods import METHODS, Row
 from jaxfl.models.networks import MODELS
 from jaxfl.schema import Option, function_options, literal_values
@@ -19,7 +19,7 @@ from jaxfl.schema import Option, function_options, literal_values
 
 def page(name, width=100):
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    write(console, *choices.method_options(name))
+    print_parts(console, *choices.method_page(name))
     return console.file.getvalue()
 
 
@@ -36,7 +36,10 @@ def test_pages_fit_the_terminal_and_tell_every_option(name, width):
     told = {line.split()[0]: line for line in lines if line[:1].strip()}
     for option, known in function_options(METHODS[name].factory).items():
         assert option in told and known.line, option
-        assert told[option].split()[1:2] == choices.text(choices.resolved(known, METHODS[name].presets)[0]).split()[:1]
+        assert (
+            told[option].split()[1:2]
+            == choices.default_text(choices.default_by_preset(known, METHODS[name].presets)[0]).split()[:1]
+        )
 
 
 def test_piped_pages_are_plain():
@@ -114,7 +117,7 @@ def test_presets_are_those_of_the_factory(name):
 
 
 def test_an_option_of_the_first_preset():
-    assert choices.resolved(Option("mu", 0.3, float), {"paper": {}}) == (0.3, {})
+    assert choices.default_by_preset(Option("mu", 0.3, float), {"paper": {}}) == (0.3, {})
 
 
 def test_a_file_and_its_method_are_no_smiley(tmp_path, monkeypatch):

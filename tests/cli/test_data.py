@@ -15,7 +15,7 @@ from jaxfl.cli import app as entry
 from jaxfl.cli import data as data_command
 from jaxfl.cli import signals
 from jaxfl.cli.app import app
-from jaxfl.cli.tables.federations import _bars
+from jaxfl.cli.tables.federations import _histogram_lines
 from jaxfl.data import federate, stored
 from jaxfl.data.sources import SOURCES, Remote, download, npz
 from tests.messages import mentions
@@ -114,10 +114,10 @@ def test_a_pipe_without_the_letters_is_no_error(monkeypatch):
 
 
 def test_histograms_are_as_long_as_they_count():
-    lines = _bars([0, 1, 5, 10], [2, 80, 40])
+    lines = _histogram_lines([0, 1, 5, 10], [2, 80, 40])
     assert [line.count("█") for line in lines] == [1, 40, 20]
     assert [line.split()[-1] for line in lines] == ["2", "80", "40"]
-    assert "▏" in _bars([0, 1, 2], [1, 10_000])[0]  # one is not none
+    assert "▏" in _histogram_lines([0, 1, 2], [1, 10_000])[0]  # one is not none
 
 
 def test_pictures_are_written(tmp_path):
@@ -149,7 +149,7 @@ def test_what_has_no_classes_is_drawn_if_it_is_images(tmp_path):
 
 def test_names_of_pictures_suit_any_disk(tmp_path):
     fed = data.load("rotated-digits", num_clients=4, rows_per_client=5)
-    paths = data_command.pictures("rotated+iid-tfds:some/name", fed, tmp_path)
+    paths = data_command.draw_pictures("rotated+iid-tfds:some/name", fed, tmp_path)
     assert [path.name for path in paths] == [f"rotated-iid-tfds-some-name-{what}.png" for what in ("labels", "montage")]
 
 
@@ -205,13 +205,13 @@ def test_download_says_size_and_licence_first(monkeypatch, tmp_path):
 def test_download_of_unknown_size(monkeypatch):
     row = SOURCES["mnist"]._replace(remotes=(Remote("https://host/a.gz", 0, "md5:0"),))
     monkeypatch.setitem(SOURCES, "mnist", row)
-    assert ": of unknown size to " in data_command.terms("mnist", None)
+    assert ": of unknown size to " in data_command.download_terms("mnist", None)
 
 
 def test_an_interrupted_download_says_that_it_goes_on(monkeypatch):
     told = []
     monkeypatch.setattr(download, "download", lambda *arguments, **options: Path("mnist"))
-    monkeypatch.setattr(signals, "tell", told.append)
+    monkeypatch.setattr(signals, "set_exit_note", told.append)
     assert jaxfl("mnist", "--download").exit_code == 0
     assert told == ["; what has arrived is kept, the same command goes on"]
 

@@ -20,12 +20,12 @@ from tests.messages import mentions
     ],
 )
 def test_bad_options_are_refused(given, message):
-    with pytest.raises(ValueError, match=mentions(*message)), hosts.together(*given):
+    with pytest.raises(ValueError, match=mentions(*message)), hosts.joined_processes(*given):
         pytest.fail("nobody is waited for")
 
 
 def test_one_process_needs_nothing(capfd):
-    with hosts.together(None, None, None):
+    with hosts.joined_processes(None, None, None):
         print("heard")
     assert capfd.readouterr().out == "heard\n"
 
@@ -36,4 +36,4 @@ def test_processes_that_do_not_find_each_other_are_one_line(monkeypatch):
 
     monkeypatch.setattr("jax.distributed.initialize", fail)
     with pytest.raises(ValueError, match=mentions("processes", "DEADLINE_EXCEEDED", "--processes")):
-        hosts._join(2, 0, "127.0.0.1:1")
+        hosts._connect_processes(2, 0, "127.0.0.1:1")

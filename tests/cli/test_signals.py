@@ -11,7 +11,7 @@ import signal, sys, time
 from jaxfl.cli import signals
 from jaxfl.simulation.interrupts import Deferred, Stopped
 signals.install()
-signals.tell("; the same command goes on")
+signals.set_exit_note("; the same command goes on")
 """
 IDLE = READY + "print(flush=True); time.sleep(60)"
 BEGUN = """

@@ -22,7 +22,7 @@ def sweep(*words):
 
 
 def test_options_go_to_the_methods_that_have_them():
-    wanted = cli_sweep.values_of(
+    wanted = cli_sweep.parse_values(
         ["num_clusters=2,3", "learning_rate=0.1,0.2", "ifca.local_epochs=1,2", "local_epochs=5"]
     )
     found = {point.name: point.items for point in cli_sweep.grid_points(["fedavg", "ifca"], wanted)}
@@ -48,7 +48,7 @@ def test_a_file_says_what_is_wanted(tmp_path):
         "label_groups = [[[0, 1], [2]], [[0, 1, 2]]]\nhidden = [[200, 100], [32]]\n"
         '[stocfl]\nthreshold = [0.5, "auto"]\n'
     )
-    assert cli_sweep.from_file(path) == (
+    assert cli_sweep.read_sweep_file(path) == (
         {"methods": "fedavg,stocfl", "data": "rotated-digits", "seeds": "0,1", "rounds": "4"},
         {
             "learning_rate": ["0.1", "0.2"],
@@ -65,7 +65,7 @@ def test_a_file_says_what_is_wanted(tmp_path):
 def test_the_command_line_wins_over_a_file(line):
     """Over what the file says of one method, too; an option of another owner with the same name is another one."""
     file = {"server.threshold": ["1"], "stocfl.threshold": ["0.3", "0.5"], "ifca.num_clusters": ["2"]}
-    wanted = cli_sweep.over(file, {line: ["0.9"]})
+    wanted = cli_sweep.merge_values(file, {line: ["0.9"]})
     assert wanted == {"server.threshold": ["1"], "ifca.num_clusters": ["2"], line: ["0.9"]}
     assert list(wanted) == [name for name in (*file, line) if name in wanted][: len(wanted)]
 
@@ -78,7 +78,7 @@ def test_an_option_is_one_with_its_owner_and_without():
         ("learning_rate", "server.learning_rate", True),
         ("threshold", "stocfl.threshold", True),  # which wins for this method alone
     ):
-        assert list(cli_sweep.over({file: ["1"]}, {line: ["2"]})) == ([file, line] if both else [line])
+        assert list(cli_sweep.merge_values({file: ["1"]}, {line: ["2"]})) == ([file, line] if both else [line])
 
 
 def test_options_of_the_servers_optimiser_go_to_those_that_have_one():
@@ -114,7 +114,7 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared
     assert "ifca-num_clusters=2: 1 of 1 runs to make" in told.err
     assert not (out / "ifca-num_clusters=2").exists(), "it is there, under the name that it was given"
     assert "ifca num_clusters=3" in told.out
-    monkeypatch.setattr(run_page, "_pictures", lambda *_: [])  # have tests of their own
+    monkeypatch.setattr(run_page, "_run_pictures", lambda *_: [])  # have tests of their own
     assert sweep(*words, "num_clusters=2", "--seeds", "0,1", "--html") == 0
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "jaxfl run ifca --data rotated-digits --rounds 2" in page and str(out / "fedavg" / "seed-0") in page
@@ -189,7 +189,7 @@ def test_a_file_of_something_else_is_refused(text, said, tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=mentions(*said)):
-        cli_sweep.from_file(path)
+        cli_sweep.read_sweep_file(path)
 
 
 def test_a_setting_that_is_refused_takes_no_other_with_it(tmp_path, capsys, empty_pictures):

@@ -378,7 +378,7 @@ def test_some_seeds_are_those_of_the_cells_that_have_them():
 
 def test_a_signal_in_the_last_round_of_a_run_keeps_it_and_begins_no_other(small, tmp_path, monkeypatch, capsys):
     _, made = small
-    monkeypatch.setattr(run.signals, "heard", lambda: signal.SIGTERM if made else 0)
+    monkeypatch.setattr(run.signals, "answered_signal", lambda: signal.SIGTERM if made else 0)
     assert run.reproduce("small", "paper", out=tmp_path) == 143
     assert made == [("FedAvg", 0)] and "the same command goes on" in capsys.readouterr().err
     assert [line["cell"] for line in results.read(tmp_path / "results.jsonl")] == ["T / FedAvg / C"]
@@ -720,10 +720,15 @@ def test_refusals(arguments, words):
 
 def test_where_the_experiments_are(tmp_path, monkeypatch):
     here = ROOT / "experiments"
-    assert experiments.find() == experiments.find(ROOT) == experiments.find(here) == here
+    assert (
+        experiments.find_experiments()
+        == experiments.find_experiments(ROOT)
+        == experiments.find_experiments(here)
+        == here
+    )
     monkeypatch.chdir(here / "ifca")
     monkeypatch.setattr(experiments, "__file__", str(tmp_path / "site-packages" / "jaxfl" / "cli" / "experiments.py"))
-    assert experiments.find() == here  # above the working directory
+    assert experiments.find_experiments() == here  # above the working directory
     monkeypatch.chdir(tmp_path)
     alone = jaxfl("reproduce", "ifca")
     assert alone.exit_code == 2

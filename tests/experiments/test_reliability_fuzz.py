@@ -54,7 +54,7 @@ def test_what_is_a_finding(monkeypatch, fault, kind):
 
 
 def test_an_error_that_ends_well_is_a_finding(monkeypatch):
-    monkeypatch.setattr(tables, "methods", lambda: stderr().print("error: none"))
+    monkeypatch.setattr(tables, "methods_table", lambda: stderr().print("error: none"))
     assert fuzz.run(0, ["methods"], full=False).kind == "an error, and exit code 0"
     assert fuzz.run(0, ["methods", "local"], full=False).kind == "ran"
     assert fuzz.run(0, ["no-such-command"], full=False).kind == "usage"

@@ -1,25 +1,42 @@
 """What the command line prints: methods, data sets, their options, a federation, tables of runs and of measurements."""
 
-from jaxfl.cli.tables.choices import method_options, method_rows
-from jaxfl.cli.tables.federations import data, data_rows, dataset, description, place, source, source_row
-from jaxfl.cli.tables.runs import SCALING_HEAD, device, methods, result, results, scaling, scaling_rows, scaling_title
+from jaxfl.cli.tables.choices import method_page, method_rows
+from jaxfl.cli.tables.federations import (
+    data_lists,
+    data_rows,
+    dataset_page,
+    federation_text,
+    source_location,
+    source_page,
+    source_row,
+)
+from jaxfl.cli.tables.runs import (
+    SCALING_HEAD,
+    device_phrase,
+    methods_table,
+    result_row,
+    results_table,
+    scaling_rows,
+    scaling_table,
+    scaling_title,
+)
 
 __all__ = [
     "SCALING_HEAD",
-    "data",
+    "data_lists",
     "data_rows",
-    "dataset",
-    "description",
-    "device",
-    "method_options",
+    "dataset_page",
+    "federation_text",
+    "device_phrase",
+    "method_page",
     "method_rows",
-    "methods",
-    "place",
-    "result",
-    "results",
-    "scaling",
+    "methods_table",
+    "source_location",
+    "result_row",
+    "results_table",
+    "scaling_table",
     "scaling_rows",
     "scaling_title",
-    "source",
+    "source_page",
     "source_row",
 ]

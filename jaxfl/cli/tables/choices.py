@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Presets = Mapping[str, Mapping[str, Any]]
 # What a docstring names by its symbol alone.
-ALONE = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a round", "K": "K, models to learn"}
+SYMBOLS = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a round", "K": "K, models to learn"}
 
 
 def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -30,27 +30,27 @@ def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
             "name": name,
             "summary": methods.row(name).summary,
             "paper": methods.row(name).paper,
-            "options": option_rows(of_method(name).values(), methods.row(name).presets),
+            "options": option_rows(method_options_by_name(name).values(), methods.row(name).presets),
         }
         for name in names
     ]
 
 
-def of_method(name: str) -> dict[str, Option]:
+def method_options_by_name(name: str) -> dict[str, Option]:
     """Returns the options of a method; of those that are `as in` another method, it has the line of that one."""
     own = function_options(methods.row(name).factory)
-    return {option: said._replace(line=_line(said)) for option, said in own.items()}
+    return {option: said._replace(line=_plain_line(said)) for option, said in own.items()}
 
 
-def _line(option: Option) -> str:
+def _plain_line(option: Option) -> str:
     """Returns what an option is, for who does not see the equations.
 
-    >>> _line(Option("local_epochs", 5, int, "as in `layercfl`."))
+    >>> _plain_line(Option("local_epochs", 5, int, "as in `layercfl`."))
     "E, passes over a client's rows in a round."
     """
     while (other := re.match(r"as in `(\w+)`", option.line)) and other[1] in METHODS:
         option = function_options(METHODS[other[1]].factory)[option.name]
-    return re.sub(r"^[BEK](?=[.;])", lambda symbol: ALONE[symbol[0]], option.line)
+    return re.sub(r"^[BEK](?=[.;])", lambda symbol: SYMBOLS[symbol[0]], option.line)
 
 
 def option_rows(chosen: Iterable[Option], presets: Presets) -> dict[str, dict[str, Any]]:
@@ -62,11 +62,11 @@ def option_rows(chosen: Iterable[Option], presets: Presets) -> dict[str, dict[st
     """
     rows = {}
     for option in chosen:
-        default, by_preset = resolved(option, presets)
+        default, by_preset = default_by_preset(option, presets)
         rows[option.name] = {
-            "default": None if default is REQUIRED else _finite(default),
+            "default": None if default is REQUIRED else _json_value(default),
             "required": default is REQUIRED,
-            "presets": {preset: _finite(value) for preset, value in by_preset.items()},
+            "presets": {preset: _json_value(value) for preset, value in by_preset.items()},
             "type": describe(option.hint),
             "words": list(literal_values(option.hint)),
             "line": option.line,
@@ -74,10 +74,10 @@ def option_rows(chosen: Iterable[Option], presets: Presets) -> dict[str, dict[st
     return rows
 
 
-def resolved(option: Option, presets: Presets) -> tuple[Any, dict[str, Any]]:
+def default_by_preset(option: Option, presets: Presets) -> tuple[Any, dict[str, Any]]:
     """Returns the default of an option under the first preset, which is the usual one, and its value under each.
 
-    >>> resolved(Option("mu", None, float), {"paper": {"mu": 0.1}, "official": {"mu": 0.0}})
+    >>> default_by_preset(Option("mu", None, float), {"paper": {"mu": 0.1}, "official": {"mu": 0.0}})
     (0.1, {'paper': 0.1, 'official': 0.0})
     """
     values = {preset: rule[option.name] for preset, rule in presets.items() if option.name in rule}
@@ -85,34 +85,54 @@ def resolved(option: Option, presets: Presets) -> tuple[Any, dict[str, Any]]:
     return default, values
 
 
-def method_options(name: str) -> "list[Table | str]":
+def method_page(name: str) -> "list[Table | str]":
     """Returns the page of a method: its options and those of every run."""
     row = methods.row(name)
-    own = of_method(name)
+    own = method_options_by_name(name)
     server = own.pop("server_optimizer", None)
-    entries = [_entry(option, row.presets) for option in own.values()]
+    entries = [_option_cells(option, row.presets) for option in own.values()]
     if server is not None:
-        line = _sentences(server.line, "Or one of these, with its options:", *_groups(options.SERVERS, "server."))
+        line = _join_lines(
+            server.line, "Or one of these, with its options:", *_optimizer_lines(options.SERVERS, "server.")
+        )
         entries.append(("server_optimizer", "none", line))
     of_run = [
-        ("optimizer", "sgd", _sentences("the local optimiser, with these options:", *_groups(options.OPTIMIZERS))),
-        ("model", "", _sentences("a network; each data set has one that suits it. With their options:", *_networks())),
-        *(_entry(option, {}) for option in options.of_runs(name)),
+        (
+            "optimizer",
+            "sgd",
+            _join_lines("the local optimiser, with these options:", *_optimizer_lines(options.OPTIMIZERS)),
+        ),
+        (
+            "model",
+            "",
+            _join_lines("a network; each data set has one that suits it. With their options:", *_network_lines()),
+        ),
+        *(_option_cells(option, {}) for option in options.of_runs(name)),
     ]
     title = f"{name}: {row.summary} ({row.paper})"
-    return [title, "", "As --set OPTION=VALUE:", "", _table(entries), "", "In every run:", "", _table(of_run)]
+    return [
+        title,
+        "",
+        "As --set OPTION=VALUE:",
+        "",
+        _options_table(entries),
+        "",
+        "In every run:",
+        "",
+        _options_table(of_run),
+    ]
 
 
-def _networks() -> list[str]:
+def _network_lines() -> list[str]:
     """Returns a line for each network, with the defaults of its options."""
     lines = []
     for name in networks.MODELS:
-        own = (f"{option.name}={text(option.default)}" for option in networks.options(name).values())
+        own = (f"{option.name}={default_text(option.default)}" for option in networks.options(name).values())
         lines.append(f"{name}: {', '.join(own)}".removesuffix(": "))
     return [*lines, "FILE.py:NAME is your own."]
 
 
-def _table(entries: Iterable[tuple[str, str, str]]) -> "Table":
+def _options_table(entries: Iterable[tuple[str, str, str]]) -> "Table":
     """Returns a table that is as wide as the terminal; long lines are wrapped."""
     from rich.table import Table
     from rich.text import Text
@@ -126,26 +146,26 @@ def _table(entries: Iterable[tuple[str, str, str]]) -> "Table":
     return table
 
 
-def _entry(option: Option, presets: Presets) -> tuple[str, str, str]:
+def _option_cells(option: Option, presets: Presets) -> tuple[str, str, str]:
     """Returns the row of an option: its name, its default and those presets that differ, and what it is.
 
     >>> from typing import Literal
     >>> option = Option("by", None, Literal["rows", "size"] | None, "whose `weight`")
-    >>> _entry(option, {"paper": {"by": "rows"}, "official": {"by": "size"}})
+    >>> _option_cells(option, {"paper": {"by": "rows"}, "official": {"by": "size"}})
     ('by', 'rows\\nofficial: size', 'whose weight\\n"rows" or "size"')
     """
-    default, values = resolved(option, presets)
-    others = [f"{preset}: {text(value)}" for preset, value in values.items() if value != default]
+    default, values = default_by_preset(option, presets)
+    others = [f"{preset}: {default_text(value)}" for preset, value in values.items() if value != default]
     words = list(map(quoted, literal_values(option.hint)))
     more = ["" if all(word in option.line for word in words) else join_with_or(words)]
     more += [] if reading.can_say(option.hint) else ["In Python only."]
-    return option.name, "\n".join([text(default), *others]), _sentences(option.line, *more)
+    return option.name, "\n".join([default_text(default), *others]), _join_lines(option.line, *more)
 
 
-def text(value: Any) -> str:
+def default_text(value: Any) -> str:
     """Returns a default as `--set` takes it.
 
-    >>> text((0, 90)), text(None), text(float("inf"))
+    >>> default_text((0, 90)), default_text(None), default_text(float("inf"))
     ('(0, 90)', 'none', 'infinity')
     """
     if value is REQUIRED:
@@ -157,11 +177,11 @@ def text(value: Any) -> str:
 
 def key_values(chosen: Mapping[str, Any]) -> str:
     """Returns `key=value` in words that a shell leaves alone, where that can be."""
-    words = {name: "..." if value is REQUIRED else text(value) for name, value in chosen.items()}
+    words = {name: "..." if value is REQUIRED else default_text(value) for name, value in chosen.items()}
     return ", ".join(f"{name}='{word}'" if "(" in word else f"{name}={word}" for name, word in words.items())
 
 
-def _groups(optimizers: Mapping[str, tuple[Any, Mapping[str, float]]], owner: str = "") -> list[str]:
+def _optimizer_lines(optimizers: Mapping[str, tuple[Any, Mapping[str, float]]], owner: str = "") -> list[str]:
     """Returns optimisers with their options, a line each."""
     return [
         f"{name}: {key_values({f'{owner}{key}': default for key, default in own.items()})}"
@@ -169,10 +189,10 @@ def _groups(optimizers: Mapping[str, tuple[Any, Mapping[str, float]]], owner: st
     ]
 
 
-def _sentences(*lines: str) -> str:
+def _join_lines(*lines: str) -> str:
     """Returns those lines that say something, without the marks of code."""
     return "\n".join(line.replace("`", "") for line in lines if line)
 
 
-def _finite(value: Any) -> Any:
-    return text(value) if isinstance(value, float) and math.isinf(value) else reading.said(value)
+def _json_value(value: Any) -> Any:
+    return default_text(value) if isinstance(value, float) and math.isinf(value) else reading.said(value)

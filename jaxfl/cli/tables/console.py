@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PIPED = 100  # columns, where no terminal says how many it has
+PIPED_WIDTH = 100  # columns, where no terminal says how many it has
 GAP = 2  # between the columns of a table
 
 
@@ -17,7 +17,7 @@ def stdout() -> "Console":
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False)
-    return console if console.is_terminal else Console(highlight=False, emoji=False, width=PIPED)
+    return console if console.is_terminal else Console(highlight=False, emoji=False, width=PIPED_WIDTH)
 
 
 def stderr(*, quiet: bool = False) -> "Console":
@@ -27,7 +27,7 @@ def stderr(*, quiet: bool = False) -> "Console":
     return Console(stderr=True, highlight=False, emoji=False, quiet=quiet)
 
 
-def write(console: "Console", *parts: "Table | str") -> None:
+def print_parts(console: "Console", *parts: "Table | str") -> None:
     """Prints tables, and text as it is: brackets are no markup, and a long line is left to the terminal."""
     for part in parts:
         if isinstance(part, str):
@@ -36,7 +36,7 @@ def write(console: "Console", *parts: "Table | str") -> None:
             console.print(part)
 
 
-def show(console: "Console", head: Sequence[str], rows: Sequence[Sequence[str]], *, named: bool) -> None:
+def print_table(console: "Console", head: Sequence[str], rows: Sequence[Sequence[str]], *, named: bool) -> None:
     """Prints a table of which nothing is cut: columns that a terminal has no room for come below the others.
 
     Where no terminal has a width of its own, a row is one line.
@@ -77,7 +77,7 @@ def show(console: "Console", head: Sequence[str], rows: Sequence[Sequence[str]],
 
 
 @contextlib.contextmanager
-def saying(console: "Console", text: str) -> Iterator[None]:
+def progress_message(console: "Console", text: str) -> Iterator[None]:
     """Says what goes on: a spinner in a terminal, a line elsewhere."""
     if console.is_terminal:
         with console.status(text):
@@ -87,7 +87,7 @@ def saying(console: "Console", text: str) -> Iterator[None]:
         yield
 
 
-class Transfer(contextlib.AbstractContextManager["Transfer"]):
+class TransferBars(contextlib.AbstractContextManager["TransferBars"]):
     """A bar for each file of a download: its name, bytes, speed and the time left.
 
     An instance is the `progress` of `jaxfl.data.sources.download.download`.
@@ -106,7 +106,7 @@ class Transfer(contextlib.AbstractContextManager["Transfer"]):
         )
         self.tasks: dict[str, progress.TaskID] = {}
 
-    def __enter__(self) -> "Transfer":
+    def __enter__(self) -> "TransferBars":
         """Begins to draw."""
         self.bars.start()
         return self

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BAR = 40  # characters of the longest bar of a histogram
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MOST_GROUPS = 24  # of more, the rest is counted
-KINDS = {"classification": "classes", "regression": "targets", "multilabel": "labels", "next_token": "tokens"}
+LABEL_NOUNS = {"classification": "classes", "regression": "targets", "multilabel": "labels", "next_token": "tokens"}
 
 
 def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[str, Any]]:
@@ -33,11 +33,11 @@ def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[st
         row = federations.dataset(name)
         key = (row.source, row.skew == "writers")
         if key not in places:
-            places[key] = place(row.source, data_dir, makers=key[1])
+            places[key] = source_location(row.source, data_dir, makers=key[1])
         known = {"skew": row.skew, "shifts": list(row.shifts), "source": row.source, "classes": row.num_classes}
         about = {"options": federations.options(name), "model": row.model[0]}
         rows.append(
-            {"name": name, "description": row.description, **known, **places[key], **about, **_terms(row.source)}
+            {"name": name, "description": row.description, **known, **places[key], **about, **_source_terms(row.source)}
         )
     return rows
 
@@ -48,10 +48,10 @@ def source_row(name: str, data_dir: str | None = None) -> dict[str, Any]:
     known = {"name": name, "description": row.summary, "classes": row.num_classes, "model": row.model[0]}
     own = {key: one.default for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
     cuts = federations.data_names(name)
-    return {**known, **place(name, data_dir), "options": own, **_terms(name), "datasets": cuts}
+    return {**known, **source_location(name, data_dir), "options": own, **_source_terms(name), "datasets": cuts}
 
 
-def data(data_dir: str | None = None) -> "list[Table | str]":
+def data_lists(data_dir: str | None = None) -> "list[Table | str]":
     """Returns all sources and skews, how their names make data sets, and what to put where for what is missing."""
     from rich.table import Table
 
@@ -65,8 +65,13 @@ def data(data_dir: str | None = None) -> "list[Table | str]":
     table.add_column("files", no_wrap=True)
     for row in rows:
         found = row["found"] if row["found"] in (None, "embedded") else "found"
-        cells = [str(row["classes"] or "-"), _megabytes(row["bytes"]), _brief(row["licence"]), found or "missing"]
-        table.add_row(row["name"], _brief(row["description"]), *cells)
+        cells = [
+            str(row["classes"] or "-"),
+            _megabytes(row["bytes"]),
+            _first_phrase(row["licence"]),
+            found or "missing",
+        ]
+        table.add_row(row["name"], _first_phrase(row["description"]), *cells)
     skews = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     skews.add_column("skew", no_wrap=True)
     skews.add_column("who has what")
@@ -82,27 +87,27 @@ def data(data_dir: str | None = None) -> "list[Table | str]":
         "jaxfl data NAME tells more about a source or a data set.",
     ]
     found = [f"  {row['name']}: {row['found']}" for row in rows if row["found"] not in (None, "embedded")]
-    missing = [f"  {row['name']}: {_way(row)}" for row in rows if row["missing"]]
+    missing = [f"  {row['name']}: {_shortest_remedy(row)}" for row in rows if row["missing"]]
     lists = [["", title, *lines] for title, lines in (("Found:", found), ("Missing:", missing)) if lines]
     return [table, "", skews, "", *names, *(line for lines in lists for line in lines)]
 
 
-def source(name: str, data_dir: str | None = None) -> str:
+def source_page(name: str, data_dir: str | None = None) -> str:
     """Returns the page of a source that is no data set by itself.
 
-    >>> print(source("digits").splitlines()[3])
+    >>> print(source_page("digits").splitlines()[3])
       files     embedded
     """
     row = source_row(name, data_dir)
     cuts = [f"  {cut:<28}{federations.SKEWS[federations.dataset(cut).skew][1]}" for cut in row["datasets"]]
-    own = ["Options:", *_items(row["options"])] if row["options"] else []
-    return "\n".join([f"{name}: {row['description']}", *_facts(row), *own, "Data sets:", *cuts])
+    own = ["Options:", *_set_lines(row["options"])] if row["options"] else []
+    return "\n".join([f"{name}: {row['description']}", *_fact_lines(row), *own, "Data sets:", *cuts])
 
 
-def dataset(name: str, data_dir: str | None = None) -> str:
+def dataset_page(name: str, data_dir: str | None = None) -> str:
     """Returns the page of a data set: what it is, its files, and its options as `--set` takes them.
 
-    >>> print(dataset("rotated-digits").splitlines()[5])
+    >>> print(dataset_page("rotated-digits").splitlines()[5])
       --set num_clients=40
     """
     (row,) = data_rows([name], data_dir)
@@ -111,14 +116,16 @@ def dataset(name: str, data_dir: str | None = None) -> str:
     more = []
     if name in sources.SOURCES:
         more = ["", f"Other data sets of this source: {', '.join(source_row(name)['datasets'])}"]
-    return "\n".join([f"{name}: {row['description']}", *_facts(row), "Options:", *_items(row["options"]), own, *more])
+    return "\n".join(
+        [f"{name}: {row['description']}", *_fact_lines(row), "Options:", *_set_lines(row["options"]), own, *more]
+    )
 
 
-def description(found: Description) -> str:
+def federation_text(found: Description) -> str:
     """Returns a federation in words, with a histogram of the clients' training rows.
 
     >>> from jaxfl.data.describe import describe
-    >>> print(description(describe(federations.load("rotated-digits"))).splitlines()[1])
+    >>> print(federation_text(describe(federations.load("rotated-digits"))).splitlines()[1])
       clients   40
     """
     some = {"held out": found.held_out_clients, "without training rows": found.empty_clients}
@@ -129,11 +136,13 @@ def description(found: Description) -> str:
     lines = [
         "Federation:",
         f"  clients   {found.num_clients:,}" + (f" ({marks})" if marks else ""),
-        f"  training  {_split(found.train)}",
-        *([] if found.validation is None else [f"  validate  {_split(found.validation)}"]),
-        f"  test      {_split(found.test)}",
+        f"  training  {_split_phrase(found.train)}",
+        *([] if found.validation is None else [f"  validate  {_split_phrase(found.validation)}"]),
+        f"  test      {_split_phrase(found.test)}",
         f"  pool      {count(found.num_rows, 'row')} of {shape} {found.input_dtype}, {_megabytes(found.pool_bytes)} MB",
-        f"  {KINDS[found.kind]:<9} {found.num_classes:,}" + (f" ({absent:,} without a row)" if absent else "") + names,
+        f"  {LABEL_NOUNS[found.kind]:<9} {found.num_classes:,}"
+        + (f" ({absent:,} without a row)" if absent else "")
+        + names,
         f"  groups    {len(found.groups) or 'unknown'}",
     ]
     wide = max([len(group["name"]) for group in found.groups[:MOST_GROUPS]], default=0)
@@ -145,13 +154,13 @@ def description(found: Description) -> str:
     if found.drift is not None:
         whose = [f"{count(found.drift[name], 'client')} {name}" for name in ("change", "arrive", "leave")]
         lines.append(f"  drift     after round {found.drift['round']:,}: {', '.join(whose)}")
-    return "\n".join([*lines, "Clients by training rows:", *_bars(**found.histogram)])
+    return "\n".join([*lines, "Clients by training rows:", *_histogram_lines(**found.histogram)])
 
 
-def _bars(edges: Sequence[int], counts: Sequence[int]) -> list[str]:
+def _histogram_lines(edges: Sequence[int], counts: Sequence[int]) -> list[str]:
     """Returns a histogram, a bin a line.
 
-    >>> print("\\n".join(_bars([0, 1, 5], [2, 80])))
+    >>> print("\\n".join(_histogram_lines([0, 1, 5], [2, 80])))
           0  █ 2
       1 - 4  ████████████████████████████████████████ 80
     """
@@ -166,7 +175,7 @@ def _bars(edges: Sequence[int], counts: Sequence[int]) -> list[str]:
     return lines
 
 
-def _split(rows: dict[str, float]) -> str:
+def _split_phrase(rows: dict[str, float]) -> str:
     """Returns what is known of the rows of a split."""
     total = count(int(rows["rows"]), "row")
     distinct = f" ({int(rows['distinct']):,} distinct)" if rows["distinct"] < rows["rows"] else ""
@@ -176,24 +185,24 @@ def _split(rows: dict[str, float]) -> str:
     return f"{total}{distinct}; a client has {rows['min']:,} to {rows['max']:,}, {middle}"
 
 
-def _items(chosen: dict[str, Any]) -> list[str]:
+def _set_lines(chosen: dict[str, Any]) -> list[str]:
     """Returns options and their defaults, a line each."""
     return [f"  --set {key_values({name: default})}" for name, default in chosen.items()]
 
 
-def _facts(row: dict[str, Any]) -> list[str]:
+def _fact_lines(row: dict[str, Any]) -> list[str]:
     """Returns what source and data set have in common."""
     facts = {
         "classes": f"{row['classes']:,}" if row["classes"] else "as many as the files say",
         "makers": row["makers"],
         "licence": row["licence"],
         "size": f"{_megabytes(row['bytes'])} MB" if row["bytes"] else None,
-        "files": row["found"] or f"missing: {_remedy(row)}",
+        "files": row["found"] or f"missing: {_full_remedy(row)}",
     }
     return [f"  {fact:<9} {words}" for fact, words in facts.items() if words]
 
 
-def _terms(source: str) -> dict[str, Any]:
+def _source_terms(source: str) -> dict[str, Any]:
     """Returns licence, size and makers of a source, and whether `--download` gets it."""
     row = sources.entry(source)
     size = row.num_bytes or sum(remote.num_bytes for remote in row.remotes)
@@ -201,13 +210,13 @@ def _terms(source: str) -> dict[str, Any]:
     return {**terms, "downloadable": bool(row.remotes)}
 
 
-def place(source: str, data_dir: str | None, *, makers: bool = False) -> dict[str, Any]:
+def source_location(source: str, data_dir: str | None, *, makers: bool = False) -> dict[str, Any]:
     """Returns where a source was found, or what to put where."""
     found = sources.located(source, data_dir, makers=makers)
-    return {"found": found, "missing": None if found else _missing(source, data_dir)}
+    return {"found": found, "missing": None if found else _missing_files(source, data_dir)}
 
 
-def _missing(source: str, data_dir: str | None) -> str:
+def _missing_files(source: str, data_dir: str | None) -> str:
     """Returns what to put where, of a source whose files are missing."""
     row = sources.entry(source)
     if source.startswith("tfds:"):
@@ -221,23 +230,23 @@ def _missing(source: str, data_dir: str | None) -> str:
     return row.help
 
 
-def _brief(words: str) -> str:
+def _first_phrase(words: str) -> str:
     """Returns the first part of a sentence, without what is in brackets.
 
-    >>> _brief("CC BY-SA 3.0 (as commonly stated); labels BSD-3-Clause")
+    >>> _first_phrase("CC BY-SA 3.0 (as commonly stated); labels BSD-3-Clause")
     'CC BY-SA 3.0'
     """
     return words.split(";")[0].split(" (")[0].strip()
 
 
-def _way(row: dict[str, Any]) -> str:
+def _shortest_remedy(row: dict[str, Any]) -> str:
     """Returns the shortest way to the files of a source: a command, or what to put where."""
     if row["downloadable"]:
         return f"jaxfl data {row['name']} --download gets it; jaxfl data {row['name']} says what to put where"
     return row["missing"].partition("; ")[2] or row["missing"].removeprefix(f"{row['name']} ")
 
 
-def _remedy(row: dict[str, Any]) -> str:
+def _full_remedy(row: dict[str, Any]) -> str:
     """Returns what to put where, or the command that does it."""
     command = f"; or jaxfl data {row['name']} --download" if row["downloadable"] else ""
     return f"{row['missing']}{command}"

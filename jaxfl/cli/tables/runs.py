@@ -31,16 +31,16 @@ def scaling_title(result: Scaling) -> str:
         "population": f"{work.get('population', 0):,} clients in all",
     }
     same = [words for name, words in parts.items() if name in work]
-    where = f" on {device(machine)}" if machine else ""
+    where = f" on {device_phrase(machine)}" if machine else ""
     given = [f"{name}={value}" for name, value in work["options"].items() if (name, value) not in LOCAL.items()]
     method = f"{work['method']} ({', '.join(given)})" if given else work["method"]
     return f"{result.over}: {method}, {', '.join(same)}{where}"
 
 
-def device(machine: dict[str, Any]) -> str:
+def device_phrase(machine: dict[str, Any]) -> str:
     """Returns what a machine computes with.
 
-    >>> device({"cores": 2, "platform": "cpu", "device": "cpu"})
+    >>> device_phrase({"cores": 2, "platform": "cpu", "device": "cpu"})
     '2 CPU cores'
     """
     cores = f"{machine['cores']} CPU cores"
@@ -70,7 +70,7 @@ def scaling_rows(result: Scaling) -> list[list[str]]:
     return lines
 
 
-def scaling(result: Scaling) -> "Table":
+def scaling_table(result: Scaling) -> "Table":
     """Returns the table of an axis."""
     from rich.table import Table
 
@@ -94,7 +94,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 # title: key of the summary, factor (-1 for the reciprocal), format; those of SELDOM where there is something to tell
-COLUMNS = {
+RESULT_COLUMNS = {
     # of the task's main metric
     "micro": ("micro_{}", 1, "{:.4f}"),
     "macro": ("macro_{}", 1, "{:.4f}"),
@@ -108,10 +108,10 @@ COLUMNS = {
     "compile": ("compile_seconds", 1, "{:.1f} s"),
     "memory": ("peak_bytes", 1e-6, "{:.0f} MB"),
 }
-SELDOM = ("tuned", "validation", "diverged")
+OPTIONAL_COLUMNS = ("tuned", "validation", "diverged")
 
 
-def results(
+def results_table(
     runs: Sequence[dict[str, Any]], spread: dict[str, dict[str, float | None]] | None
 ) -> tuple[str, list[str], list[list[str]], str]:
     """Returns title, head, rows and caption of a table with a row for each run, and mean and deviation of several.
@@ -120,13 +120,13 @@ def results(
         runs: the summary of one, or of one for each seed.
         spread: of several, from `jaxfl.jobs.job.across`; then the first column says which seed a row is of.
     """
-    one, columns = runs[0], _columns(runs)
+    one, columns = runs[0], _shown_columns(runs)
     main = main_metric(one)
     tested = f" ({one['eval_clients']} tested)" if one["eval_clients"] < one["num_clients"] else ""
     clients = f"{one['num_clients']} clients{tested}, {one['rounds']} rounds of {one['cohort']}"
     measured = "" if main == "accuracy" else f", {main}"
     title = f"{one['method']} on {one['data']}: {clients}{measured}"
-    rows = [[_cell(run.get(key), *how) for key, *how in columns.values()] for run in runs]
+    rows = [[_number_cell(run.get(key), *how) for key, *how in columns.values()] for run in runs]
     if spread is None:
         return title, list(columns), rows, ""
     rows = [[str(run["seed"]), *row] for run, row in zip(runs, rows, strict=True)]
@@ -137,32 +137,36 @@ def results(
             for key, factor, _ in columns.values()
         ]
         how = [rest for _, *rest in columns.values()]
-        rows.append([statistic, *(_cell(value, *one) for value, one in zip(values, how, strict=True))])
+        rows.append([statistic, *(_number_cell(value, *one) for value, one in zip(values, how, strict=True))])
     most = max(run["seeds_together"] for run in runs)
     several = f"{most} seeds at a time, in one program" if most > 1 else "seeds one after another"
     return title, ["seed", *columns], rows, several if len(runs) > 1 else "one seed, no deviation"
 
 
-def result(run: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Returns names and values of the columns of `results` for one run."""
-    columns = _columns([run])
-    return list(columns), [_cell(run[key], *how) for key, *how in columns.values()]
+def result_row(run: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Returns names and values of the columns of `results_table` for one run."""
+    columns = _shown_columns([run])
+    return list(columns), [_number_cell(run[key], *how) for key, *how in columns.values()]
 
 
-def _columns(runs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
+def _shown_columns(runs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """Returns key, factor and format of the columns that say something of these runs."""
-    columns = {name: (key.format(main_metric(runs[0])), *how) for name, (key, *how) in COLUMNS.items()}
-    return {name: how for name, how in columns.items() if name not in SELDOM or any(run.get(how[0]) for run in runs)}
+    columns = {name: (key.format(main_metric(runs[0])), *how) for name, (key, *how) in RESULT_COLUMNS.items()}
+    return {
+        name: how
+        for name, how in columns.items()
+        if name not in OPTIONAL_COLUMNS or any(run.get(how[0]) for run in runs)
+    }
 
 
-def _cell(value: float | None, factor: float, form: str) -> str:
+def _number_cell(value: float | None, factor: float, form: str) -> str:
     """Returns a number in a table."""
     if value is None:
         return "-"
     return form.format(1 / max(value, 1e-9) if factor < 0 else value * factor)
 
 
-def methods() -> "Table":
+def methods_table() -> "Table":
     """Returns the table of all methods."""
     from rich.table import Table
 
