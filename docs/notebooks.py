@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ PICTURE = "image/png"
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1"
-    + (" --xla_cpu_use_fusion_emitters=false" if metadata.version("jaxlib") < "0.11" else ""),  # later ones have none
+    "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
 }
 MEASURES = ("05_scaling",)  # notebooks that measure programs as users compile them
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]*\w)")

@@ -1,6 +1,7 @@
 """Process-wide settings of the test run, loaded by `-p tests.plugin` (pyproject.toml) before anything is collected.
 
 A plugin and not a conftest, because the doctests in `jaxfl/` need the settings as well, whichever path pytest is given.
+All settings are public ones of JAX, of XLA and of pytest: the tests run what users run.
 """
 
 import atexit
@@ -10,10 +11,9 @@ import os
 import shutil
 import tempfile
 import zlib
+from pathlib import Path
 
 import pytest
-
-from tests import quick, threefry
 
 # JAX reads these once: they stand before its first import. A run on an accelerator says JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -25,11 +25,15 @@ for _name, _value in _XLA_FLAGS.items():
     if _name not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_name}={_value}".strip()
 os.environ.setdefault("MPLBACKEND", "Agg")
-# The processes that tests start find each other's programs in a folder; each worker has one to itself, since JAX does
-# not lock its cache. The tests themselves keep theirs in memory.
-_FOLDER = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxfl-tests-")
+# What is compiled once is read from a folder from then on, by the tests and by the processes that they start. Each
+# worker has one to itself: JAX's cache is locked only where its size is limited, and then it is slow to write to.
+if _FOLDER := os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # kept, for the next run
+    _FOLDER = os.path.join(_FOLDER, os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+else:
+    _FOLDER = tempfile.mkdtemp(prefix="jaxfl-tests-")
+    atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _FOLDER
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 # Tracing makes many objects and few cycles: as often as by default, looking for them takes a tenth of the time.
 gc.set_threshold(100_000, 50, 1000)
 
@@ -43,6 +47,9 @@ def pytest_cmdline_main(config):
     if workers := getattr(config.option, "tx", None):  # of pytest-xdist, whose hook was before this one
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         config.option.tx = workers[:cores]
+
+
+_PROGRAMS = 0  # large ones, compiled or read since they were last forgotten
 
 
 def pytest_configure(config):
@@ -70,28 +77,26 @@ def pytest_configure(config):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("jaxfl")
-    threefry.build(_FOLDER)
-    threefry.draw_random_bits_in_one_call()
-    quick.let_quick_programs_take_the_old_code_generator()
-    quick.keep_programs_in_memory()
-    quick.write_many_programs_in_one_context()
+    jax.monitoring.register_event_duration_secs_listener(_count)
 
 
 def pytest_report_header(config):
     return f"rotating tests: --week {config.option.week}"
 
 
-_KEPT = 180  # large programs, from one file of tests to the next: each takes a megabyte or two of a worker
+def _count(event, seconds, **_):
+    """Counts programs that take longer to compile, or to read, than a single operation does."""
+    global _PROGRAMS
+    _PROGRAMS += event.endswith("backend_compile_duration") and seconds > 0.04
 
-# The engine is compiled as users compile; the rest quickly, the same but for rounding.
-_OPTIMISED = {
-    "test_engine",
-    "test_resume",
-}
 
+# Commands, messages, files, pages and pictures are the same but for rounding, and are compiled quickly. All else, and
+# each test of a method's numbers, is compiled as users compile.
+_QUICK = {"bench", "cli", "data", "docs", "experiments", "jobs", "plots", "settings"}
 
 # Single tests that take up to a minute: last, one worker would wait for the other.
 _FIRST = {"test_notebooks", "test_resume"}
+_TESTS = Path(__file__).parent
 
 
 def pytest_collection_finish():
@@ -102,8 +107,8 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(config, items):
-    """Puts the longest tests first, and says which rotating ones are slow."""
-    items.sort(key=lambda item: item.path.stem not in _FIRST)
+    """Puts the longest tests first and those that are compiled quickly last, and says which rotating ones are slow."""
+    items.sort(key=lambda item: (item.path.stem not in _FIRST, _quick(item)))
     rotating = {}  # by function, its cases, or groups of them, in their order, and their tests
     for item in items:
         if mark := item.get_closest_marker("rotating"):
@@ -125,16 +130,19 @@ def turn(week, name, cases=PERIOD):
     return (day // 7 + zlib.crc32(name.encode())) % min(PERIOD, cases)
 
 
+def _quick(item):
+    return item.path.is_relative_to(_TESTS) and item.path.relative_to(_TESTS).parts[0] in _QUICK
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Chooses how programs are compiled, by file."""
+    """Chooses how programs are compiled, by folder."""
     import jax
 
-    jax.config.update("jax_disable_most_optimizations", not _optimised(item))
+    jax.config.update("jax_disable_most_optimizations", _quick(item))
 
 
-def _optimised(item):
-    return item.path.stem in _OPTIMISED
+_KEPT = 180  # large programs, from one file of tests to the next: each takes a megabyte or two of a worker
 
 
 def pytest_runtest_teardown(item, nextitem):
@@ -142,7 +150,11 @@ def pytest_runtest_teardown(item, nextitem):
 
     And where the next file is compiled otherwise, which JAX would not see.
     """
+    import jax
+
+    global _PROGRAMS
     if nextitem is None or nextitem.path == item.path:
         return
-    if len(quick.LARGE) > _KEPT or _optimised(nextitem) != _optimised(item):
-        quick.forget_large_programs()
+    if _PROGRAMS > _KEPT or _quick(nextitem) != _quick(item):
+        jax.clear_caches()
+        _PROGRAMS = 0

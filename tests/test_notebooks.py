@@ -11,18 +11,6 @@ from nbclient import NotebookClient
 from docs import notebooks
 
 ROOT = Path(__file__).parents[1]
-# What the kernel does first, as the tests do: less is compiled.
-FIRST = f"""
-import gc, sys
-gc.set_threshold(100_000, 50, 1000)
-sys.path.insert(0, {os.fspath(ROOT)!r})
-from tests import quick, threefry
-sys.path.pop(0)
-threefry.draw_random_bits_in_one_call()
-quick.keep_programs_in_memory()
-quick.write_many_programs_in_one_context()
-quick.measure_points_here()
-"""
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -53,13 +41,12 @@ def kernel(tmp_path_factory):
         patch.delenv("MPLBACKEND", raising=False)
         # not as what is saved was made: what a notebook measures is in its pictures, and here they need not be good
         environment = {**os.environ, **notebooks.ENVIRONMENT}
-        first = nbformat.v4.new_code_cell(FIRST)
-        client = NotebookClient(nbformat.v4.new_notebook(cells=[first]), timeout=900, kernel_name="python3")
+        client = NotebookClient(nbformat.v4.new_notebook(), timeout=900, kernel_name="python3")
         with client.setup_kernel(cwd=os.fspath(ROOT / "notebooks"), env=environment):
-            client.execute_cell(first, 0)
             yield client
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, kernel):
     """The first one twice, as people do: cells must not depend on what is left of before."""

@@ -29,7 +29,7 @@ from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import Event
 from tests.messages import mentions
 
-pytestmark = pytest.mark.usefixtures("shared_tools", "empty_pictures")  # not of `finished`
+pytestmark = pytest.mark.usefixtures("empty_pictures")  # not of `finished`
 
 SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
 TINY = SMALL[:-2]  # the model that suits the data
@@ -284,7 +284,7 @@ def test_classes_without_rows_are_told(never_compiles, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, shared_tools):
+def finished(tmp_path_factory):
     """A run of three rounds, and its directory."""
     out = tmp_path_factory.mktemp("runs") / "a" / "b"
     return jaxfl(
@@ -463,8 +463,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(never_compiles, tmp_path):
     assert saved.exit_code == 2 and re.match("error: .*Is a directory", saved.stderr.splitlines()[-1])
 
 
-def test_seeds_are_averaged(tmp_path, monkeypatch, shared_tools):
-    monkeypatch.setattr(job.Tools, "of", shared_tools)  # no method of another command
+def test_seeds_are_averaged(tmp_path, monkeypatch):
     methods = []
     compiled = program.compile_rounds
     monkeypatch.setattr(

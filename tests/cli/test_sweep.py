@@ -96,7 +96,7 @@ def test_options_of_the_servers_optimiser_go_to_those_that_have_one():
     ]
 
 
-def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, shared_tools, monkeypatch):
+def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, monkeypatch):
     out = tmp_path / "runs"
     words = ["fedavg,ifca", *DIGITS, "--out", out, "--set"]
     assert sweep(*words, "num_clusters=2", "--seeds", "0") == 0

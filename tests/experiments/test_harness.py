@@ -33,7 +33,7 @@ from jaxfl.simulation.records.history import History
 from jaxfl.simulation.result import Result
 from tests.messages import mentions
 
-pytestmark = pytest.mark.usefixtures("shared_tools", "empty_pictures")  # of runs alone
+pytestmark = pytest.mark.usefixtures("empty_pictures")  # of runs alone
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -635,7 +635,7 @@ def test_select():
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory, shared_tools):
+def smoke(tmp_path_factory):
     """Results of `jaxfl reproduce ifca --scale smoke`."""
     folder = tmp_path_factory.mktemp("ifca")
     made = jaxfl("reproduce", "ifca", "--scale", "smoke", "--out", folder)

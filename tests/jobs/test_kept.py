@@ -21,7 +21,7 @@ from jaxfl.simulation.records import checkpoint
 from tests.messages import mentions
 from tests.settings.test_methods import MINE
 
-pytestmark = pytest.mark.usefixtures("shared_tools", "empty_pictures")  # but for those of `finished`
+pytestmark = pytest.mark.usefixtures("empty_pictures")  # but for those of `finished`
 
 SMALL = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "num_clusters": 2}
 GOES_ON = ["--rounds", 4, "--cohort", 4, "--eval-every", 2, "--resume"]
@@ -44,7 +44,7 @@ def records(folder):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, shared_tools):
+def finished(tmp_path_factory):
     """A run of the command line, and the result of the same run in Python."""
     folder = tmp_path_factory.mktemp("runs") / "a"
     words = ["--rounds", 4, "--cohort", 4, "--eval-every", 2, "--out", folder]

@@ -17,7 +17,6 @@ import optax
 import pytest
 
 import jaxfl
-from docs import notebooks
 from jaxfl.cli import app
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.simulation.interrupts import Stopped
@@ -99,13 +98,9 @@ def pair(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = os.environ | notebooks.ENVIRONMENT  # compiled as the other tests: sooner
-    environment["XLA_FLAGS"] += " --xla_force_host_platform_device_count=2"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     code = """
-import gc, sys
-gc.set_threshold(100_000, 50, 1000)  # as `tests.plugin`
-from tests import threefry
-threefry.draw_random_bits_in_one_call()
+import sys
 from tests.simulation.test_processes import make_all
 make_all(int(sys.argv[1]), *sys.argv[2:])
 """

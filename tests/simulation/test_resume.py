@@ -14,7 +14,6 @@ import sys
 import numpy as np
 import pytest
 
-from docs import notebooks
 from experiments.reliability import kills
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.history import History
@@ -22,14 +21,11 @@ from jaxfl.simulation.records.history import History
 # Signals its own process: after a checkpoint, inside the compiled rounds, or between the writing of a checkpoint and
 # its renaming.
 RUN = """
-import gc, os, signal, sys, threading, types
-gc.set_threshold(100_000, 50, 1000)  # as `tests.plugin`
+import os, signal, sys, threading
 import jax, optax, flax.linen, matplotlib.pyplot, sklearn.datasets
 import jaxfl.cli.app
-from matplotlib.figure import Figure
 from jaxfl import cli
-from jaxfl.jobs import job
-from jaxfl.simulation import checkpoint
+from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.callbacks import ProgressBar
 
 for line in sys.stdin:
@@ -58,7 +54,6 @@ def replacing(source, target):
         end()
     replace(source, target)
 
-job.plots = types.SimpleNamespace(convergence=lambda _: Figure(), clusters=lambda _: Figure())  # as `empty_pictures`
 ProgressBar.__call__ = looking_on
 os.replace = replacing
 cli.main([*words, "--out", out])
@@ -81,8 +76,7 @@ MOMENTS = [
 def runs(tmp_path_factory):
     """Returns a function that makes a run in a folder and ends it by a signal at a moment; and a whole run's folder."""
     folder = tmp_path_factory.mktemp("runs")
-    environment = os.environ | notebooks.ENVIRONMENT | {"MPLBACKEND": "Agg", "JAX_COMPILATION_CACHE_DIR": str(folder)}
-    del environment["JAX_DISABLE_MOST_OPTIMIZATIONS"]  # compiled as users compile, if by the old code generator
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": str(folder)}
     with subprocess.Popen(
         [sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as parent:
