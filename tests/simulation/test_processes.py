@@ -115,7 +115,7 @@ make_all(int(sys.argv[1]), *sys.argv[2:])
         )
         for number in range(2)
     ]
-    said = [process.communicate(timeout=120) for process in both]
+    said = [process.communicate(timeout=600) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     return [json.loads(out.splitlines()[-1]) for out, _ in said], [out + err for out, err in said], folder
 
