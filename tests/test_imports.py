@@ -263,6 +263,16 @@ def test_import_jaxfl_is_light():
     assert added & HEAVY == set()
 
 
+# The programs that JAX makes of functions are read and rewritten for speed alone, and nowhere else.
+READS_PROGRAMS = ("jaxfl.models.fast", "jaxfl.client.fast", "jaxfl.server.coordinate_sums")
+
+
+def test_programs_are_read_in_the_rooms_of_fast_forms_alone():
+    mentions = {name for name, module in MODULES.items() if "jaxpr" in module.source or "jax.extend" in module.source}
+    assert mentions, "by the rooms that may"
+    assert [name for name in sorted(mentions) if not name.startswith(READS_PROGRAMS)] == []
+
+
 # Pickle runs code from a file: checkpoints and data are npz and json.
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 RUNNERS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput", "pty.spawn"}

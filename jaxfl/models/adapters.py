@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
-from jax.extend import core
 
 from jaxfl import tree
+from jaxfl.models.fast.inspection import results_of
 from jaxfl.typing import Array, Key, Params
 
 PADDING = (
@@ -61,19 +61,17 @@ def check(
     model = jax.eval_shape(init, jax.random.key(0))
     for key in (None, jax.random.key(0)):
         try:
-            program = jax.make_jaxpr(lambda model, x, mask, key=key: averages(model, x, mask, key))(
-                model, x, mask
-            ).jaxpr
+            results = results_of(lambda model, x, mask, key=key: averages(model, x, mask, key), model, x, mask)
         except flax.errors.ModifyScopeVariableError as error:
             raise ValueError(f"{SWITCHED} ({error}).") from error
-        kept = [out in program.invars for out in program.outvars]
-        if (any(kept) and key is not None) or (not all(kept) and key is None):
+        unchanged = [one.unchanged for one in results]
+        if (any(unchanged) and key is not None) or (not all(unchanged) and key is None):
             raise ValueError(f"{SWITCHED}.")
-        of_rows, of_mask = (_made_of(place, program) for place in program.invars[-2:])
-        if any(one and not other for one, other in zip(of_rows, of_mask, strict=True)):
+        rows = len(jax.tree.leaves(model))  # the position of x among the arguments; the mask follows
+        if any(rows in one.depends_on and rows + 1 not in one.depends_on for one in results):
             raise ValueError(PADDING)
     # made of the mask a layer's averages are behind another layer, too, that leaves padding out in its place
-    if len(program.outvars) > 2 and _with_padding(averages, init, x):
+    if len(results) > 2 and _with_padding(averages, init, x):
         raise ValueError(PADDING)
 
 
@@ -91,15 +89,6 @@ def _with_padding(averages: Callable[..., list[Array]], init: Callable[[Key], Pa
         return jnp.stack([(jnp.abs(a - b) / (1 + jnp.abs(a))).max() for a, b in zip(*found, strict=True)]).max()
 
     return bool(difference(jax.random.key(0)) > 1e-5)  # a hundred times what rounding may do
-
-
-def _made_of(given: core.Var, program: core.Jaxpr) -> list[bool]:
-    """Returns which results of a program depend on one of its arguments; a program within depends on all of its own."""
-    known = {given}
-    for equation in program.eqns:
-        if any(atom in known for atom in equation.invars if isinstance(atom, core.Var)):
-            known.update(equation.outvars)
-    return [out in known for out in program.outvars]
 
 
 # `(usual, args, kwargs, context) -> outputs`, as flax.linen has it: the context knows the module and the method's name.

@@ -1,6 +1,6 @@
 """Mixed precision: a network that computes in half precision, with parameters and outputs in float32."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxfl import tree
 from jaxfl.models.adapters import Functions, Running
-from jaxfl.models.fast.rewriting import programs_of
+from jaxfl.models.fast.inspection import product_types
 from jaxfl.typing import Array, Key, Params
 
 Compute = Literal["float32", "bfloat16"]
@@ -36,21 +36,12 @@ def check_products(fn: Callable[..., Any], *args: Any) -> None:
         fn: the network.
         *args: what it is given, or shapes.
     """
-    if any(aval.dtype == jnp.float32 for aval in _multiplied(jax.make_jaxpr(fn)(*args))):
+    if jnp.dtype(jnp.float32) in product_types(fn, *args):
         raise ValueError(
             "module must compute in the type of its inputs for compute='bfloat16', but some of its products are in "
             "float32; leave out what casts to it (.astype(jnp.float32), dtype=jnp.float32), give the data's inputs as "
             "floats where they are whole numbers and no tokens, and a BatchNorm of flax.nnx dtype=jnp.bfloat16."
         )
-
-
-def _multiplied(program: Any) -> Iterator[Any]:
-    """Yields what is multiplied in a program, and in the programs within."""
-    for equation in getattr(program, "jaxpr", program).eqns:
-        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
-            yield from (atom.aval for atom in equation.invars)
-        for part in programs_of(equation.params):
-            yield from _multiplied(part)
 
 
 def with_whole_outputs(network: Functions) -> Functions:

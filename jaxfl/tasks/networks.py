@@ -14,6 +14,7 @@ from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.models.adapters import TRAINING, Network, Running, functions_of, watched
 from jaxfl.models.fast import dense_layers, rewriting
+from jaxfl.models.fast.inspection import reads_argument
 from jaxfl.models.precision import Compute, check_products, in_bfloat16, with_whole_outputs
 from jaxfl.tasks.contract import Averages, DenseLayers, Mix, OnePass, Products, Task, masked_mean, moved, rows_of
 from jaxfl.tasks.metrics import Metrics
@@ -126,8 +127,7 @@ def _reads_mask(apply: Callable[..., Any], model: Params, example: Batch, key: K
     def run(mask: Array, model: Params) -> Any:
         return apply(model, example._replace(mask=mask), key)
 
-    program = jax.make_jaxpr(run)(example.mask, model).jaxpr
-    return any(program.invars[0] is one for step in program.eqns for one in step.invars)
+    return reads_argument(run, example.mask, model)
 
 
 def _averages(running: Running, mean_loss: Callable[[Array, Batch], Array], *, fast: bool) -> Averages:
