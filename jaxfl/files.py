@@ -1,4 +1,4 @@
-"""Files that are whole or as they were, whenever the process is killed or the machine stops; and their checksums."""
+"""Atomic writes of files, checksums of files, and locks between processes."""
 
 import contextlib
 import functools
@@ -10,23 +10,23 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-BLOCK, BLOCKS = 1 << 20, 64  # bytes, and how many such blocks of a long file are looked at
+BLOCK, BLOCKS = 1 << 20, 64  # bytes of a block, and the number of blocks that are read of a long file
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file, whole or not at all; the folder must be there.
+    """Writes a file atomically: it is complete or unchanged, even if the process is killed or the machine stops.
 
     Args:
-        path: of the file, which is replaced.
-        content: of it.
+        path: path of the file, which is replaced; its folder must exist.
+        content: bytes to write.
 
     Raises:
-        OSError: it cannot be written; the file is as it was.
+        OSError: the file cannot be written; it is unchanged.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_bytes(Path(folder, "a"), b"new")
-    ...     [(one.name, one.read_bytes()) for one in Path(folder).iterdir()]
+    ...     [(file.name, file.read_bytes()) for file in Path(folder).iterdir()]
     [('a', b'new')]
     """
     partial = path.with_name(f"{path.name}.partial")
@@ -38,12 +38,12 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):
-            partial.unlink()  # the disk may be full of it
+            partial.unlink()  # the disk may be full because of it
         raise
 
 
 def checksum(paths: Sequence[Path]) -> str:
-    """Returns a checksum of what is in some files, wherever they lie; of 64 blocks of a file beyond 64 MB.
+    """Returns a checksum of the contents of files, whatever their paths; of a file above 64 MB, of 64 blocks of it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -51,8 +51,8 @@ def checksum(paths: Sequence[Path]) -> str:
     ...     checksum([Path(folder, "a")])
     '...'
     """
-    there = [(path, path.stat()) for path in paths]
-    return crc(str([(now.st_size, _sampled_crc(path, now.st_size, now.st_mtime_ns)) for path, now in there]).encode())
+    stats = [(path, path.stat()) for path in paths]
+    return crc(str([(now.st_size, _sampled_crc(path, now.st_size, now.st_mtime_ns)) for path, now in stats]).encode())
 
 
 def crc(content: bytes) -> str:
@@ -62,25 +62,25 @@ def crc(content: bytes) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def _sampled_crc(path: Path, size: int, changed: int) -> int:
-    """Returns the CRC-32 of a file, which is of this size and was changed at this time."""
-    found, step = 0, max(BLOCK, (size - BLOCK) // (BLOCKS - 1))
+    """Returns the CRC-32 of at most 64 blocks of a file; size and time of change are part of the key of the cache."""
+    value, step = 0, max(BLOCK, (size - BLOCK) // (BLOCKS - 1))
     with path.open("rb") as file:
         for start in range(0, size, step):
             file.seek(start)
-            found = zlib.crc32(file.read(BLOCK), found)
-    return found
+            value = zlib.crc32(file.read(BLOCK), value)
+    return value
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes text in UTF-8, as `write_bytes` does."""
+    """Writes text in UTF-8, atomically as `write_bytes` does."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def keep_copy(path: Path, folder: Path) -> None:
     """Writes a copy of a user's file into a run's folder.
 
-    A program replaces one of its name: it is of a run that came to nothing. Weights do not, they may be what the user
-    has exported there.
+    A program replaces a file of the same name, which is left from a run that failed. Weights never replace a file: it
+    may be an export of the user.
     """
     copy = folder / path.name
     if path.resolve() != copy.resolve() and (path.suffix == ".py" or not copy.exists()):
@@ -89,11 +89,11 @@ def keep_copy(path: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(path: Path, others: str) -> Iterator[None]:
-    """Waits until no other process is in such a context, and keeps others waiting.
+    """Holds a lock between processes: waits until no other process holds it, and makes others wait.
 
     Args:
-        path: of a file that is there meanwhile. Who comes when it has been removed must find nothing left to do.
-        others: what another process is doing, for the warning that this one waits for it.
+        path: path of the lock file, which is removed afterwards. The next process must then find nothing left to do.
+        others: phrase for what another process does, for the warning that this process waits for it.
     """
     lock = FileLock(path)
     try:

@@ -20,30 +20,30 @@ from jaxfl.typing import Array, Key
 
 
 class Stream(enum.IntEnum):
-    """What a random number is for. The values are part of every result: append, never renumber."""
+    """Purpose of a random number, a part of its address. The values decide results: append, never renumber."""
 
-    INIT = 0  # the first model
-    COHORT = 1  # who takes part in a round
-    BATCHES = 2  # a client's order of rows in a round
+    INIT = 0  # the initial model
+    COHORT = 1  # the clients that are sampled in a round
+    BATCHES = 2  # the order of a client's rows in a round
     DROPOUT = 3
-    SKETCH = 4  # the projection of a long vector
-    VALIDATION = 5  # rows held back
-    START = 6  # a method's own draws before the rounds and in them: seeds of clusters, noise between models
-    STRAGGLE = 7  # who is late, and by how much
-    ATTACK = 8  # an attacker's noise
-    HABIT = 9  # how often a client is there
-    PRESENCE = 10  # whether it is
-    FINETUNE = 11  # batches before a test
-    REPRESENTATION = 12  # what a client is known by
-    HEADS = 13  # batches of a client's own layers
+    SKETCH = 4  # the random projection of a long vector
+    VALIDATION = 5  # rows that are held back from training
+    START = 6  # draws of a method, before and in rounds: seeds of clusters, noise between models
+    STRAGGLE = 7  # which clients are late, and by how much
+    ATTACK = 8  # the noise of an attacker
+    HABIT = 9  # how often a client is available
+    PRESENCE = 10  # whether a client is available in a round
+    FINETUNE = 11  # batches of the fine-tuning before a test
+    REPRESENTATION = 12  # a client's representation, which is compared with those of others
+    HEADS = 13  # batches of the layers that a client keeps for itself
 
 
 def check_seed(seed: int) -> int:
-    """Returns the seed.
+    """Returns the seed as an int.
 
     Raises:
-        TypeError: it is no whole number.
-        ValueError: it is not from 0 to 2^32 - 1: JAX takes the 32 lowest bits, so two seeds would be one.
+        TypeError: the seed is not a whole number.
+        ValueError: the seed is not from 0 to 2^32 - 1: JAX takes the 32 lowest bits, so two seeds would be one.
 
     >>> check_seed(2**32)
     Traceback (most recent call last):
@@ -57,11 +57,11 @@ def check_seed(seed: int) -> int:
 
 
 def check_seeds(seeds: Sequence[int]) -> list[int]:
-    """Returns the seeds.
+    """Returns the seeds as a list of ints.
 
     Raises:
-        TypeError: they are no list, or one is no whole number.
-        ValueError: one is out of range, there is none, or one is there twice.
+        TypeError: the seeds are not a list, or one of them is not a whole number.
+        ValueError: a seed is out of range, the list is empty, or a seed is in it twice.
 
     >>> check_seeds([0, 1, 1])
     Traceback (most recent call last):
@@ -69,16 +69,16 @@ def check_seeds(seeds: Sequence[int]) -> list[int]:
     """
     if not isinstance(seeds, Iterable):
         raise TypeError(f"seeds must be a list of whole numbers, got {seeds!r}; [0, 1, 2] is fine.")
-    found = [check_seed(seed) for seed in seeds]
-    if not found or len(set(found)) < len(found):
+    checked = [check_seed(seed) for seed in seeds]
+    if not checked or len(set(checked)) < len(checked):
         raise ValueError(f"seeds must be one or more different numbers, got {seeds!r}; [0, 1, 2] is fine.")
-    return found
+    return checked
 
 
 def check_seed_or_seeds(seed: int | None, seeds: Sequence[int] | str | None) -> None:
-    """Raises ValueError if a seed and several seeds are both given: which one is meant is not said."""
+    """Raises ValueError if a seed and several seeds are both given: it is not clear which of them is meant."""
     if seed is not None and seeds is not None:
-        raise ValueError(f"seed must not be given beside seeds={seeds}, got {seed}; name it among them.")
+        raise ValueError(f"seed must not be given together with seeds={seeds}, got {seed}; add it to seeds.")
 
 
 def key_for(root: Key, stream: Stream, round: Array | int = 0, client: Array | int = 0) -> Key:
@@ -86,7 +86,7 @@ def key_for(root: Key, stream: Stream, round: Array | int = 0, client: Array | i
 
     Args:
         root: the key of the whole run, `jax.random.key(seed)`.
-        stream: what the numbers are for.
+        stream: purpose of the numbers.
         round: the round, or any other counter where rounds have no meaning (a model's index for `INIT`).
         client: the client's id in the federation, not its place in the cohort.
 
@@ -94,18 +94,18 @@ def key_for(root: Key, stream: Stream, round: Array | int = 0, client: Array | i
         A typed key, the same on every device and in every chunk.
 
     >>> root = jax.random.key(0)
-    >>> one, two = (key_for(root, Stream.BATCHES, round=3, client=i) for i in (7, 8))
-    >>> bool((jax.random.key_data(one) == jax.random.key_data(two)).all())
+    >>> first, second = (key_for(root, Stream.BATCHES, round=3, client=i) for i in (7, 8))
+    >>> bool((jax.random.key_data(first) == jax.random.key_data(second)).all())
     False
     """
-    # On a CPU in a loop: else half of a small program, and a fifth of what it takes to compile, would be its keys.
+    # On a CPU in a loop: unrolled, keys would be half of a small program and a fifth of its compile time.
     address = [np.uint32(number) if isinstance(number, int) else number for number in (stream, round, client)]
     return _fold_in_address(root, *address, unroll=jax.default_backend() != "cpu")
 
 
 @functools.partial(jax.jit, static_argnames="unroll")
 def _fold_in_address(root: Key, *address: Array | int, unroll: bool) -> Key:
-    """Returns the key with these numbers folded in, one after the other."""
+    """Returns the key with the numbers of an address folded in, one after the other."""
     numbers = jnp.stack([jnp.asarray(number).astype(jnp.uint32) for number in address])
     return lax.scan(lambda key, number: (jax.random.fold_in(key, number), None), root, numbers, unroll=unroll)[0]
 
@@ -118,8 +118,8 @@ def host_rng(seed: int, *address: str | int) -> np.random.Generator:
         *address: words or numbers that name the choice, e.g. `"partition", "dirichlet"`.
 
     Raises:
-        TypeError: the seed is no whole number.
-        ValueError: it is out of range, see `check_seed`.
+        TypeError: the seed is not a whole number.
+        ValueError: the seed is out of range, see `check_seed`.
 
     >>> bool(host_rng(0, "partition").integers(1 << 30) == host_rng(0, "split").integers(1 << 30))
     False

@@ -1,8 +1,8 @@
-"""The options of a function, read from its signature and its docstring, and the one check of their words and types.
+"""Options of a function, read from its signature and docstring, and checks of their values and types.
 
-An option that takes a few words is a `Literal` in the signature. Type checkers, the command line, `jaxfl methods` and
-the errors below read this one annotation; `checked` refuses other words when the function is called, and values that
-are of another type than a number, a word or one of `MAKERS`.
+An option that takes one of a few words is annotated with a `Literal`. Type checkers, the command line, `jaxfl methods`
+and the errors below read this annotation. `checked` refuses other words when the function is called, and values of a
+wrong type where the annotation is a number, a word or one of `MAKERS`.
 
 >>> @checked
 ... def average(models, *, weighting: Literal["rows", "uniform"] = "rows"):
@@ -37,7 +37,7 @@ NOUNS = {
     **{int: "a whole number", float: "a number", str: "a word", bool: "true or false", types.NoneType: "none"},
     os.PathLike: "a path",
 }
-# Types that functions are often given something else for, by name: they are defined above this floor.
+# By name, types that callers often confuse with others, and how to make one; they are defined in packages above this.
 MAKERS = {
     "Task": "jaxfl.classification(module, data) makes one",
     "GradientTransformation": "optax.sgd(0.1) is one",
@@ -53,11 +53,11 @@ class Option(NamedTuple):
     """One option.
 
     Attributes:
-        name: as it is written in a call.
-        default: its value where none is given, or `REQUIRED`.
-        hint: its type, as annotations write it.
-        line: what the docstring says of it.
-        owner: who knows it, where several do.
+        name: keyword of the option.
+        default: value of an option that is not given, or `REQUIRED`.
+        hint: type annotation.
+        line: description in the docstring.
+        owner: part that has the option (a skew, a source), where options of several parts are merged.
     """
 
     name: str
@@ -71,56 +71,56 @@ def function_options(function: Callable[..., Any]) -> dict[str, Option]:
     """Returns the keyword-only options of a function by name.
 
     Args:
-        function: any function with annotations; `functools.partial` of one, too. What its docstring says under `Args:`
-            becomes the options' lines.
+        function: function with annotations, or a `functools.partial` of one. The section `Args:` of its docstring gives
+            the options' lines.
     """
     return dict(_keyword_options(function))
 
 
-@functools.lru_cache(256)  # reading one takes a millisecond, and a table of results asks for thousands
+@functools.lru_cache(256)  # one takes a millisecond, and a table of results needs thousands
 def _keyword_options(function: Callable[..., Any]) -> dict[str, Option]:
-    whole = inspect.unwrap(getattr(function, "func", function))
-    hints, lines = get_type_hints(whole), docstring_lines(whole)
+    unwrapped = inspect.unwrap(getattr(function, "func", function))
+    hints, lines = get_type_hints(unwrapped), docstring_lines(unwrapped)
     return {
-        word.name: Option(word.name, word.default, hints.get(word.name, Any), lines.get(word.name, ""))
-        for word in inspect.signature(function).parameters.values()
-        if word.kind is word.KEYWORD_ONLY
+        option.name: Option(option.name, option.default, hints.get(option.name, Any), lines.get(option.name, ""))
+        for option in inspect.signature(function).parameters.values()
+        if option.kind is option.KEYWORD_ONLY
     }
 
 
 def docstring_lines(documented: Any) -> dict[str, str]:
-    """Returns what a docstring says of each argument or attribute, each on one line.
+    """Returns the description of each argument or attribute in a docstring, joined to one line, by name.
 
     Args:
         documented: a function or a class whose docstring has a section `Args:` or `Attributes:` in Google's style.
-            What is said of several names at once (`a, b: ...`) is the line of each.
+            A description of several names (`a, b: ...`) is the line of each of them.
     """
     doc = inspect.getdoc(documented) or ""
     section = re.search(r"^(?:Args|Attributes):\n((?:(?: +.*)?\n)*(?: +.*)?)", doc, re.MULTILINE)
     entries = re.split(r"^ {4}(?=\S)", section[1], flags=re.MULTILINE)[1:] if section else []
-    told = [" ".join(entry.split()).partition(":") for entry in entries]
-    return {name.strip("* "): line.strip() for names, _, line in told for name in names.split(",")}
+    described = [" ".join(entry.split()).partition(":") for entry in entries]
+    return {name.strip("* "): line.strip() for names, _, line in described for name in names.split(",")}
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns the function, which refuses a word that is not of its `Literal`, and a value of another type.
+    """Returns the function with checks: it refuses a word outside the `Literal` of an argument, and a wrong type.
 
-    It raises ValueError and TypeError, see `check_literal` and `check_type`.
+    The function then raises ValueError and TypeError, see `check_literal` and `check_type`.
     """
-    words = inspect.signature(function).parameters
-    if any(isinstance(word.annotation, str) for word in words.values()):  # from __future__ import annotations
-        words = inspect.signature(function, eval_str=True).parameters
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    hints = {name: word.annotation for name, word in words.items() if word.kind not in several}
+    arguments = inspect.signature(function).parameters
+    if any(isinstance(each.annotation, str) for each in arguments.values()):  # from __future__ import annotations
+        arguments = inspect.signature(function, eval_str=True).parameters
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    hints = {name: each.annotation for name, each in arguments.items() if each.kind not in variadic}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = {**dict(zip(words, args, strict=False)), **kwargs}
-        here = [(name, given[name], hint) for name, hint in hints.items() if name in given]
-        for name, value, hint in here:
+        values = {**dict(zip(arguments, args, strict=False)), **kwargs}
+        given = [(name, values[name], hint) for name, hint in hints.items() if name in values]
+        for name, value, hint in given:
             if isinstance(value, str) and literal_values(hint):
                 check_literal(name, value, hint)
-        for name, value, hint in here:
+        for name, value, hint in given:
             check_type(name, value, hint)
             if literal_values(hint):
                 check_literal(name, value, hint)
@@ -130,12 +130,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
-    """Raises TypeError if a value is surely not of a type; whatever may be traced, and all other types, may pass.
+    """Raises TypeError if a value is certainly not of a type; values that may be traced, and other types, pass.
 
     Args:
-        name: of the argument.
-        value: what was given for it.
-        hint: a type. Numbers, words, paths and the types of `MAKERS` are looked at, alone or beside each other.
+        name: name of the argument.
+        value: its value.
+        hint: its type. Numbers, words, paths and the types of `MAKERS` are checked, alone or in a union.
 
     >>> check_type("local_epochs", 5, int | None)
     >>> check_type("local_epochs", "5", int | None)
@@ -143,36 +143,37 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     TypeError: local_epochs must be a whole number or none, got "5".
     """
     parts = [part for part in union_members(hint) if get_origin(part) is not Literal]
-    made = [part for part in parts if getattr(part, "__name__", "") in MAKERS]
-    if not parts or not {*parts} <= {*NOUNS, None, *made} or any(_may_be(value, part) for part in parts):
+    with_maker = [part for part in parts if getattr(part, "__name__", "") in MAKERS]
+    if not parts or not {*parts} <= {*NOUNS, None, *with_maker} or any(_may_be(value, part) for part in parts):
         return
     if literal_values(hint) and isinstance(value, str):
-        return  # `check_literal` knows the words
-    remedy = "".join(f"; {MAKERS[part.__name__]}" for part in made)
+        return  # `check_literal` checks the words
+    remedy = "".join(f"; {MAKERS[part.__name__]}" for part in with_maker)
     got = quoted(value) if isinstance(value, (str, numbers.Number, types.NoneType)) else f"a {type(value).__name__}"
     raise TypeError(f"{name} must be {describe(hint)}, got {got}{remedy}.")
 
 
 def _may_be(value: Any, part: Any) -> bool:
-    """Returns whether a value may be of one type: a number, a word, None, or a class."""
+    """Returns whether a value may be of one type, which is a number, a word, None, or a class."""
     if part is None or isinstance(value, (bool, str, types.NoneType)):
         return type(value) is (types.NoneType if part is None else part)
-    if part in (int, float):  # arrays and what is traced may be; numpy's floats are numbers, and no whole ones
+    if part in (int, float):  # arrays and tracers may be one; NumPy's floats are numbers, but not whole numbers
         fits = isinstance(value, numbers.Integral if part is int else numbers.Real)
         return fits or hasattr(value, "dtype") and not isinstance(value, numbers.Real)
     if part in (bool, str):
         return part is bool and hasattr(value, "dtype")
-    fields = getattr(part, "_fields", ())  # anything with the parts of a tuple of functions is as good as it
+    fields = getattr(part, "_fields", ())  # an object with all fields of a tuple of functions can replace it
     return isinstance(value, part) or bool(fields) and all(hasattr(value, field) for field in fields)
 
 
 def check_literal(name: str, value: Any, hint: Any) -> None:
-    """Raises ValueError unless a value is one of the words of a type, or of another of its parts.
+    """Raises ValueError unless a value is one of the words of a type, or may be of another member of the union.
 
     Args:
-        name: of the argument.
-        value: what was given for it.
-        hint: a type with a `Literal` in it. Beside other types (`float | Literal["auto"]`) only text is looked at.
+        name: name of the argument.
+        value: its value.
+        hint: a type with a `Literal` in it. In a union with other types (`float | Literal["auto"]`) only text is
+            checked.
 
     >>> check_literal("threshold", 0.3, float | Literal["auto"])
     >>> check_literal("threshold", "high", float | Literal["auto"])
@@ -180,7 +181,7 @@ def check_literal(name: str, value: Any, hint: Any) -> None:
     ValueError: threshold must be a number or "auto", got "high".
     """
     words, others = literal_values(hint), [part for part in union_members(hint) if get_origin(part) is not Literal]
-    kind = str if isinstance(value, str) else type(value)  # NumPy's texts are texts
+    kind = str if isinstance(value, str) else type(value)  # NumPy's str_ counts as str
     if any(type(word) is kind and value == word for word in words) or (value is None and None in others):
         return
     if isinstance(value, str) or set(others) <= {None}:
@@ -188,7 +189,7 @@ def check_literal(name: str, value: Any, hint: Any) -> None:
 
 
 def check_word(name: str, value: Any, words: Iterable[str]) -> None:
-    """Raises ValueError unless a value is one of the words, which may depend on the data.
+    """Raises ValueError unless a value is one of several words, which may depend on the data.
 
     >>> check_word("recommended", "Conv_3", ["Conv_0", "Dense_0"])
     Traceback (most recent call last):
@@ -201,7 +202,7 @@ def check_word(name: str, value: Any, words: Iterable[str]) -> None:
 
 
 def check_name(what: str, name: Any, known: Iterable[str]) -> None:
-    """Raises ValueError, with all the names there are, unless a name is one of them.
+    """Raises ValueError, whose message lists the known names, unless a name is one of them.
 
     >>> check_name("model", "mpl", ["mlp", "logistic"])
     Traceback (most recent call last):
@@ -214,19 +215,19 @@ def check_name(what: str, name: Any, known: Iterable[str]) -> None:
 
 
 def did_you_mean(name: Any, known: Iterable[Any]) -> str:
-    """Returns the end of a sentence about a name that is none of those known: the nearest of them, if one is near.
+    """Returns the end of a sentence about an unknown name: the most similar known name, if one is similar.
 
     >>> did_you_mean("smiling", ["Smiling", "Young"]), did_you_mean("xyz", ["Smiling", "Young"])
     ('; did you mean "Smiling"?', '.')
     """
-    small = {str(one).lower(): one for one in known}
-    near = difflib.get_close_matches(str(name).lower(), small, n=1, cutoff=0.5)
-    return f"; did you mean {quoted(small[near[0]])}?" if near else "."
+    lower = {str(candidate).lower(): candidate for candidate in known}
+    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
+    return f"; did you mean {quoted(lower[near[0]])}?" if near else "."
 
 
 @functools.cache
 def installed_entry_points(group: str) -> dict[str, EntryPoint]:
-    """Returns what installed packages bring, by name: the entry points of a group, none of which is imported.
+    """Returns the entry points that installed packages define for a group, by name; none is imported.
 
     Args:
         group: `"jaxfl.methods"`, `"jaxfl.models"` or `"jaxfl.data"`.
@@ -235,10 +236,10 @@ def installed_entry_points(group: str) -> dict[str, EntryPoint]:
 
 
 def load_entry_point(group: str, name: str) -> Any:
-    """Returns what an entry point names, imported.
+    """Returns the imported object of an entry point.
 
     Raises:
-        ValueError: it cannot be imported.
+        ValueError: the object cannot be imported.
     """
     point = installed_entry_points(group)[name]
     try:
@@ -252,7 +253,7 @@ def load_entry_point(group: str, name: str) -> Any:
 
 
 def literal_values(hint: Any) -> tuple[Any, ...]:
-    """Returns the words that a type allows: those of its `Literal`, alone or beside other types.
+    """Returns the words of a type: those of its `Literal`, alone or in a union.
 
     >>> literal_values(Literal["single", "complete"] | None), literal_values(str | None)
     (('single', 'complete'), ())
@@ -268,7 +269,7 @@ def union_members(hint: Any) -> list[Any]:
 
 
 def describe(hint: Any) -> str:
-    """Returns a type in words.
+    """Returns a phrase that describes a type.
 
     >>> describe(Literal["single", "complete", "average"] | None)
     '"single", "complete", "average" or none'
@@ -278,17 +279,17 @@ def describe(hint: Any) -> str:
 
 
 def join_with_or(names: Sequence[str]) -> str:
-    """Returns names as they are said: `a, b or c`."""
+    """Returns names as a phrase: `a, b or c`."""
     return " or ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)
 
 
 def quoted(value: Any) -> str:
-    """Returns a value as messages show it: text in quotation marks."""
+    """Returns a value as messages show it; text is put in quotation marks."""
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _nouns(hint: Any) -> list[str]:
-    """Returns what a type that is no union is called; every word of a `Literal` for itself."""
+    """Returns nouns for a type that is not a union; of a `Literal`, each of its words."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Literal:
         return list(map(quoted, parts))

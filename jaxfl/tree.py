@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees of parameters: what `jax.tree` and `optax.tree` leave to write."""
+"""Arithmetic on pytrees of parameters, in addition to `jax.tree` and `optax.tree`."""
 
 import abc
 import re
@@ -13,14 +13,14 @@ from jaxfl.typing import AnyArray, Array, Params
 
 
 class Rows(abc.ABC):
-    """Stands for a stacked tree `[N, ...]` that does not lie here as it is: `take` and `put` ask it for its rows."""
+    """A stacked tree `[N, ...]` whose rows are stored elsewhere; the functions `take` and `put` read and write them."""
 
     @abc.abstractmethod
     def take(self, index: AnyArray) -> Params:
         """Returns the rows `[C, ...]` of `index [C]`."""
 
     def put(self, index: Array, rows: Params) -> "Rows":
-        """Returns what stands for the tree with `rows` written at `index`; what is on the host is only taken."""
+        """Returns the tree with `rows` written at `index`; rows in host memory can only be read."""
         raise TypeError(f"{type(self).__name__} cannot be written to inside a round.")
 
 
@@ -47,10 +47,10 @@ def put(models: Params, index: Array | int, rows: Params) -> Params:
 
 
 def placed(arrays: Params, place: Any) -> Params:
-    """Returns a tree of arrays at a place; of several processes each gives its own devices what it holds itself.
+    """Returns a tree of arrays on a device or a sharding; of several processes, each fills its own devices.
 
     Args:
-        arrays: the same at every process; nothing is copied that lies there, nor `Rows` that stand for others.
+        arrays: equal in every process. Arrays that are there already, and `Rows`, are not copied.
         place: a device, a sharding, or None, as in `jax.device_put`.
     """
 
@@ -60,7 +60,7 @@ def placed(arrays: Params, place: Any) -> Params:
         there = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
         if there or not isinstance(place, jax.sharding.Sharding) or place.is_fully_addressable:
             return jax.device_put(leaf, place)
-        # `device_put` would compare what the processes have: all of the data would be sent from each to each
+        # `device_put` would compare the arrays of all processes, and send all data from each to each
         return jax.make_array_from_process_local_data(place, np.asarray(leaf), np.shape(leaf))
 
     return jax.tree.map(put, arrays)
@@ -72,7 +72,7 @@ def repeat(model: Params, count: int) -> Params:
 
 
 def where(mask: Array, left: Params, right: Params) -> Params:
-    """Selects rows: `left` where `mask` holds, else `right`.
+    """Returns rows of `left` where `mask` is True, and rows of `right` elsewhere.
 
     Args:
         mask: bool, with the leading axes of every leaf: `[]` selects whole trees, `[K]` rows of stacked ones.
@@ -95,7 +95,7 @@ def ravel(model: Params) -> Array:
     leaves = [leaf.ravel() for leaf in jax.tree.leaves(model)]
     if jax.default_backend() != "cpu" or len(leaves) == 1:
         return jnp.concatenate(leaves)
-    # Of a gradient of 784-2048-10, XLA's concatenation takes 40 ms on two cores, and the gradient 5.
+    # For a gradient of the 784-2048-10 network, XLA's concatenation takes 40 ms on two cores, the gradient itself 5 ms.
     vector, place = jnp.zeros(sum(leaf.size for leaf in leaves), jnp.result_type(*leaves)), 0
     for leaf in leaves:
         vector = jax.lax.dynamic_update_slice(vector, jnp.asarray(leaf, vector.dtype), (place,))
@@ -104,7 +104,7 @@ def ravel(model: Params) -> Array:
 
 
 def norm(model: Params) -> Array:
-    """Returns the Euclidean norm of all parameters together `[]`; neither tiny nor huge ones vanish or overflow.
+    """Returns the Euclidean norm `[]` of all parameters; squares of tiny or huge numbers do not underflow or overflow.
 
     >>> bool(norm({"w": jnp.array([3e30]), "b": jnp.array([4e30])}) < 6e30)
     True
@@ -116,10 +116,10 @@ def norm(model: Params) -> Array:
 
 
 def is_finite(model: Params) -> Array:
-    """Returns whether a model can be computed with `[]`: whether its squared length is a finite float32 number.
+    """Returns whether the squared norm of a model is a finite float32 number, bool `[]`.
 
-    It is not where a number is NaN or infinite, nor where one is above 1.8e19: distances and norms overflow then, and
-    one such model would be all that is left of a mean.
+    It is not if a parameter is NaN or infinite, or above 1.8e19: distances and norms overflow then, and one such model
+    would determine a mean alone.
 
     >>> [bool(is_finite({"w": jnp.array([number, 1.0])})) for number in (1e18, 1e30, jnp.nan)]
     [True, False, False]
@@ -129,10 +129,10 @@ def is_finite(model: Params) -> Array:
 
 
 def check_floats(what: str, model: Params) -> None:
-    """Raises ValueError unless there are parameters, all of them floats, which gradients move, of 32 bits or more.
+    """Raises ValueError unless a model has parameters, and all are floats of 32 bits or more.
 
     Args:
-        what: they are of, for the message.
+        what: name of the owner of the parameters, for the message.
         model: pytree of arrays or shapes.
 
     >>> check_floats("module", {"kernel": np.ones(2), "steps": np.int32(0)})
@@ -140,7 +140,7 @@ def check_floats(what: str, model: Params) -> None:
     ValueError: module must have parameters that are floats, got int32 for steps; keep constants out of the model.
     """
     if not jax.tree.leaves(model):
-        raise ValueError(f"{what} must have parameters, and there are none: nothing could be trained.")
+        raise ValueError(f"{what} must have parameters, got none: nothing could be trained.")
     for name, leaf in zip(names(model), jax.tree.leaves(model), strict=True):
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
@@ -158,7 +158,7 @@ def check_floats(what: str, model: Params) -> None:
 
 
 def has_keys(tree: Params) -> bool:
-    """Returns whether a leaf is one of JAX's keys of random numbers."""
+    """Returns whether a leaf of the tree is a typed random key of JAX."""
     kinds = [getattr(leaf, "dtype", np.dtype(bool)) for leaf in jax.tree.leaves(tree)]
     return any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in kinds)
 
@@ -188,45 +188,48 @@ def names(model: Params) -> list[str]:
 
 
 def creation_order(make: Callable[[], Params]) -> Any:
-    """Returns the keys of the dictionaries that `make` returns, in the order in which it made them.
+    """Returns the keys of the nested dictionaries that `make` returns, in the order of their creation.
 
-    What comes out of a transformation, as of `jax.jit`, or is unflattened has them sorted, and "the layer that the
-    model made last" would be another one.
+    A transformation such as `jax.jit`, and unflattening, sort the keys, which would change the last layer of a model.
 
     >>> creation_order(lambda: {"stem": {"kernel": jnp.zeros(2)}, "head": jnp.zeros(3)})
     {'stem': {'kernel': None}, 'head': None}
     """
-    found: list[Any] = []
+    orders: list[Any] = []
 
     def keys(node: Any) -> Any:
-        return {name: keys(one) for name, one in node.items()} if isinstance(node, dict) else None
+        return {name: keys(child) for name, child in node.items()} if isinstance(node, dict) else None
 
-    def look() -> Params:
+    def record() -> Params:
         model = make()
-        found.append(keys(model))
+        orders.append(keys(model))
         return model
 
-    jax.eval_shape(look)
-    return found[0]
+    jax.eval_shape(record)
+    return orders[0]
 
 
 def with_key_order(model: Params, order: Any) -> Params:
-    """Returns the model with its keys in an order that `creation_order` has found."""
-    return {name: with_key_order(model[name], one) for name, one in order.items()} if isinstance(order, dict) else model
+    """Returns the model with its keys in an order from `creation_order`."""
+    return (
+        {name: with_key_order(model[name], child) for name, child in order.items()}
+        if isinstance(order, dict)
+        else model
+    )
 
 
 def matching(model: Params, patterns: str | Sequence[str]) -> Params:
-    """Returns which leaves the patterns name: the tree of the model with a bool for every leaf.
+    """Returns a tree like the model with a bool for every leaf: whether a pattern matches its name.
 
     Args:
         model: pytree of arrays or shapes.
-        patterns: regular expressions; each must match a key or several keys of a leaf's name, joined by slashes, from
-            end to end: `"Dense_1"` names a layer (and not `Dense_10`), `"Dense_.*"` all of a kind, `"bias"` a leaf of
-            every layer, `"Dense_1/bias"` one leaf, `".*"` everything; no patterns name nothing.
+        patterns: regular expressions; each must match one or several whole keys of a leaf's name, joined by slashes:
+            `"Dense_1"` matches a layer (and not `Dense_10`), `"Dense_.*"` all dense layers, `"bias"` a leaf of every
+            layer, `"Dense_1/bias"` one leaf, `".*"` everything; an empty list matches nothing.
 
     Raises:
         ValueError: a pattern is not a regular expression or matches no leaf.
-        TypeError: they are no text.
+        TypeError: a pattern is not text.
 
     >>> matching({"Dense_0": {"kernel": 0.0, "bias": 0.0}, "Dense_1": {"kernel": 0.0, "bias": 0.0}}, "Dense_1")
     {'Dense_0': {'bias': False, 'kernel': False}, 'Dense_1': {'bias': True, 'kernel': True}}
@@ -234,28 +237,28 @@ def matching(model: Params, patterns: str | Sequence[str]) -> Params:
     known = names(model)
     chosen: set[str] = set()
     listed = [patterns] if isinstance(patterns, str) else patterns
-    if not isinstance(listed, Sequence) or not all(isinstance(one, str) for one in listed):
-        raise TypeError(f'patterns must be text or a list of texts, got {patterns!r}; "Dense_0" names a layer.')
+    if not isinstance(listed, Sequence) or not all(isinstance(pattern, str) for pattern in listed):
+        raise TypeError(f'patterns must be text or a list of texts, got {patterns!r}; "Dense_0" matches a layer.')
     for pattern in listed:
         try:
             whole_keys = re.compile(f"(^|/)(?:{pattern})(/|$)")
         except re.error as problem:
             raise ValueError(f"a pattern must be a regular expression, got {pattern!r}: {problem}.") from problem
-        found = {name for name in known if whole_keys.search(name)}
-        if not found:
+        matches = {name for name in known if whole_keys.search(name)}
+        if not matches:
             raise ValueError(
                 f"a pattern must match some parameters, {pattern!r} matches none of {', '.join(known)}; name a layer "
                 'or a parameter, or take ".*" for all.'
             )
-        chosen |= found
+        chosen |= matches
     return jax.tree.unflatten(jax.tree.structure(model), [name in chosen for name in known])
 
 
 def partition(model: Params, chosen: Params) -> tuple[Params, Params]:
-    """Splits a tree in two: the leaves where `chosen` holds, and the others; None stands where a leaf is missing.
+    """Returns two trees: the leaves where `chosen` is True, and the others; None replaces a missing leaf.
 
     Args:
-        model: pytree, of one model or stacked.
+        model: pytree of one model or of stacked models.
         chosen: bool for every leaf, see `matching`.
 
     >>> partition({"a": 1, "b": 2}, {"a": True, "b": False})
@@ -267,7 +270,7 @@ def partition(model: Params, chosen: Params) -> tuple[Params, Params]:
 
 
 def combine(inside: Params, outside: Params) -> Params:
-    """Returns the tree that `partition` has split.
+    """Returns the tree that `partition` has split into two.
 
     >>> combine({"a": 1, "b": None}, {"a": None, "b": 2})
     {'a': 1, 'b': 2}

@@ -1,4 +1,4 @@
-"""Clustering on the device: matrices in, labels out; jitted, static shapes, no knowledge of federated learning."""
+"""Clustering on the device: functions from matrices to labels, jitted with static shapes, for any use."""
 
 from jaxfl.clustering import centres, components, distances, gaps, kmeans, linkage, scores, sketch
 

@@ -1,13 +1,13 @@
-"""Greedy merging of clusters that are represented by sums of vectors, from their inner products alone.
+"""Greedy merging of clusters that are represented by sums of vectors, computed from inner products alone.
 
 Inner products of sums are sums of inner products, so a merge adds one row and column of the Gram matrix to another and
-needs no vector. This is centroid linkage under the cosine: unlike single linkage, it forms no chain through pairs that
-are similar by chance, because every merge averages the chance away and is judged again.
+needs no vector. This is centroid linkage with the cosine. Unlike single linkage, it forms no chain through pairs that
+are similar by chance, because every merge averages chance and is compared again.
 
-Noise lengthens a vector and leaves its inner product with another one's as it is, on average: cosines of noisy vectors
-are too small, by a factor that depends on how many rows they were computed from. Divided by the lengths that the
-vectors would have without noise, they estimate the cosine of what the vectors are estimates of, whatever the number of
-rows (Spearman's correction for attenuation), and one threshold does for all.
+Noise lengthens a vector and does not change its inner product with another vector on average. Cosines of noisy vectors
+are therefore too small, by a factor that depends on the number of rows that they were computed from. Inner products
+divided by the lengths that the vectors would have without noise estimate the cosine of the noise-free vectors for any
+number of rows (Spearman's correction for attenuation), so that one threshold is right for all.
 """
 
 import chex
@@ -22,34 +22,34 @@ from jaxfl.typing import Array
 def agglomerate(
     gram: Array, own: Array, threshold: Array | float, alive: Array | None = None, slack: Array | float = 0.0
 ) -> Array:
-    """Merges the most similar pair whose corrected cosine reaches the threshold, again and again, until none does.
+    """Returns clusters `[M]` after merging the most similar pair with a corrected cosine above a threshold repeatedly.
 
-    The corrected cosine of nodes k and l is `gram[k, l] / sqrt(own[k] * own[l])`. Which of the pairs that reach the
-    threshold merges first is decided by their ordinary cosine, with `gram[k, k]` for `own[k]`: of two pairs that may be
-    equally similar it is larger for the one with less noise, so a noisy node joins a large cluster and no other noisy
-    node that resembles it by chance. After a merge,
+    The corrected cosine of nodes k and l is `gram[k, l] / sqrt(own[k] * own[l])`. The order
+    in which pairs merge follows the ordinary cosine, with `gram[k, k]` for `own[k]`. Of two equally similar pairs it is
+    larger for the pair with less noise, so a noisy node joins a large cluster rather than another noisy node that
+    resembles it by chance. After a merge,
 
         gram[m, :] = gram[k, :] + gram[l, :],    own[m] = own[k] + own[l] + 2 * gram[k, l]
 
     A corrected cosine is uncertain by about `sqrt((gram[k, k] * gram[l, l] / (own[k] * own[l]) - 1) / D)`, for noise in
-    D independent directions, and of many clients one is unlucky enough to miss any threshold worth having. So a pair is
-    let off `slack` times that square root (without D), at most half of the threshold. Sums of many members have next to
-    no noise, so this does not touch them.
+    D independent directions, and of many clients a few miss any useful threshold by chance. Therefore the threshold of
+    a pair is lowered by `slack` times that square root (without D), at most to half. Sums of many members have nearly
+    no noise, so their threshold stays.
 
-    For every node the most similar other one is kept. It is looked for again only if it has merged and the node is
-    next in turn: O(M) numbers are read a merge, unless many nodes share their most similar one.
+    The most similar other node of every node is stored. It is searched again only if it has merged and the node is
+    next: a merge reads O(M) numbers, unless many nodes have the same most similar node.
 
     Args:
-        gram: float `[M, M]`, inner products of the sums that represent the nodes; symmetric; NaN is no similarity.
-        own: float `[M]`, squared lengths of the sums. `jnp.diagonal(gram)` makes both cosines the ordinary one; less
-            the noise in the diagonal it corrects the first. A node whose `own` is not above 0 merges with nobody.
+        gram: float `[M, M]`, inner products of the sums that represent the nodes; symmetric; NaN counts as not similar.
+        own: float `[M]`, squared lengths of the sums. With `jnp.diagonal(gram)` both cosines are ordinary; minus
+            the noise in the diagonal, the first is corrected. A node with `own` not above 0 never merges.
         threshold: tau, for the corrected cosine, which is clipped to [-1, 1]: above 1 nothing merges.
-        alive: bool `[M]`, None for all; other nodes take no part.
-        slack: of the threshold, in the unit above; nothing where `own` is the diagonal.
+        alive: bool `[M]`, None for all; other nodes are ignored.
+        slack: reduction of the threshold, in the unit above; no effect where `own` is the diagonal.
 
     Returns:
-        int32 `[M]`: the smallest index in the node's cluster, -1 for nodes that are not alive. Of equal cosines the one
-        of the lowest indices counts first.
+        int32 `[M]`: the smallest index in the node's cluster, -1 for nodes that are not alive. Of equal cosines the
+        pair with the lowest indices merges first.
 
     References: Zeng et al., "Stochastic clustered federated learning", 2023, Algorithm 1, lines 8-13; Spearman, "The
     proof and measurement of association between two things", 1904; Muellner, "Modern hierarchical, agglomerative
@@ -75,7 +75,7 @@ def agglomerate(
     threshold, slack = jnp.asarray(threshold, jnp.float32), jnp.asarray(slack, jnp.float32)
 
     def rank(row: Array, node: Array, own: Array, power: Array, alive: Array) -> Array:
-        """Returns the ordinary cosines of one node with all `[M]`, -inf where the two may not merge."""
+        """Returns the ordinary cosines of one node with all nodes `[M]`, -inf where the two must not merge."""
         corrected = jnp.clip(row / (jnp.sqrt(own[node]) * jnp.sqrt(own)), -1, 1)
         cosine = row / (jnp.sqrt(power[node]) * jnp.sqrt(power))
         noise = jnp.maximum((power[node] / own[node]) * (power / own) - 1, 0)
@@ -85,13 +85,13 @@ def agglomerate(
 
     def step(state: tuple) -> tuple:
         gram, row, node, own, power, alive, label, partner, bound, fresh = state
-        # The row of the step before is written only now; see `merging.py`.
+        # The row of the previous step is written only now; see `merging.py`.
         gram = lax.dynamic_update_index_in_dim(gram, row, node, 0)
         gram = lax.dynamic_update_index_in_dim(gram, row, node, 1)
         top, _ = _first_largest(bound)
-        merges = fresh[top]  # else the step only looks for the node's partner again
+        merges = fresh[top]  # otherwise the step only searches the node's partner again
         node = jnp.where(merges, jnp.minimum(top, partner[top]), top)
-        gone = jnp.where(merges, jnp.maximum(top, partner[top]), count)  # count is nobody
+        gone = jnp.where(merges, jnp.maximum(top, partner[top]), count)  # count is no node
         other = jnp.minimum(gone, count - 1)
         added = jnp.where(merges, gram[other], 0)
         twice = 2 * gram[node, other]
@@ -103,7 +103,7 @@ def agglomerate(
         label = jnp.where(label == gone, node, label)
 
         cosine = rank(row, node, own, power, alive)  # [M]
-        # A bound stays one when the partner has merged: what else is in the row has not changed.
+        # A bound remains valid when the partner has merged: the other numbers of the row have not changed.
         fresh = fresh & (partner != node) & (partner != gone)
         closer = (cosine > bound) | ((cosine == bound) & (~fresh | (node < partner)) & (cosine > -jnp.inf))
         partner = jnp.where(closer, node, partner)
@@ -122,7 +122,7 @@ def agglomerate(
 
 
 def _first_largest(values: Array) -> tuple[Array, Array]:
-    """Returns the first index of the largest of `[M]` and its value: on a CPU faster than `argmax`."""
+    """Returns the first index of the largest value of `[M]`, and the value; on a CPU faster than `argmax`."""
     value = values.max()
     place = jnp.arange(values.shape[0], dtype=jnp.int32)
     return jnp.where(values == value, place, values.shape[0] - 1).min(), value

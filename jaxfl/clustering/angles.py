@@ -1,10 +1,10 @@
-"""Subspaces that points span, and the angles between them.
+"""Principal subspaces of points, and the angles between subspaces.
 
 The principal angles between two subspaces with orthonormal bases U and V are the arc cosines of the singular values of
-U'V, from the smallest on. The smallest is that between the closest two directions, 0 where the subspaces share one.
+U'V, in increasing order. The smallest is the angle between the closest two directions, 0 if the subspaces share one.
 
-Near 0 the arc cosine is steep: a rounding of float32 in the cosine, 1e-7, is an angle of 0.03 degrees. Angles below a
-tenth of a degree are therefore only known to be small; others are right to a few thousandths.
+Near 0 the arc cosine is steep: a float32 rounding of the cosine, 1e-7, is an angle of 0.03 degrees. Angles below a
+tenth of a degree are therefore only known to be small; others are correct to a few thousandths of a degree.
 """
 
 import functools
@@ -19,22 +19,22 @@ from jax import lax
 from jaxfl.schema import checked
 from jaxfl.typing import Array
 
-BLOCK_NUMBERS = 1 << 24  # of the products of a block of subspaces with all others: 64 MiB in float32
-SQUARINGS = 16  # of M'M: cosines are off by 1.4e-6 at most, where the ratio of two singular values is near 1
+BLOCK_NUMBERS = 1 << 24  # numbers in the products of a block of subspaces with all others: 64 MiB in float32
+SQUARINGS = 16  # of M'M: the error of a cosine is at most 1.4e-6, where the ratio of two singular values is near 1
 AngleKind = Literal["smallest", "entry"]
 
 
 @functools.partial(jax.jit, static_argnames="rank")
 def principal_basis(rows: Array, rank: int) -> Array:
-    """Returns an orthonormal basis of the `rank` directions that hold most of the rows' squared length `[F, rank]`.
+    """Returns an orthonormal basis `[F, rank]` of the directions with the largest squared length of the rows.
 
-    They are the leading left singular vectors of the matrix whose columns are the rows; nothing is centred. The
-    eigenvectors of the smaller Gram matrix are a first guess, whose errors float32 squares; a second decomposition,
-    inside of what they span, puts them right. Each vector's numbers have a sum that is not negative.
+    They are the leading left singular vectors of the matrix whose columns are the rows, without centring. The
+    eigenvectors of the smaller Gram matrix are a first approximation, in which float32 squares errors; a second
+    decomposition within their span corrects them. The numbers of each vector have a sum that is not negative.
 
     Args:
-        rows: float `[n, F]`; rows of zeros add nothing.
-        rank: p. Directions that the rows do not have are columns of zeros.
+        rows: float `[n, F]`; rows of zeros have no effect.
+        rank: p. Missing directions are columns of zeros.
 
     >>> principal_basis(jnp.array([[3.0, 3.0], [4.0, 4.0]]), 2).round(3).tolist()
     [[0.707..., 0.0], [0.707..., 0.0]]
@@ -50,28 +50,28 @@ def principal_basis(rows: Array, rank: int) -> Array:
     basis = jnp.linalg.qr(guess)[0]  # [F, few]
     _, lengths, turn = jnp.linalg.svd(product(rows, basis), full_matrices=False)
     basis = product(basis, turn.T)
-    there = lengths > jnp.finfo(rows.dtype).eps * max(count, features) * lengths[0]
-    basis = jnp.where(there[None], jnp.where(basis.sum(0) < 0, -1, 1).astype(rows.dtype)[None] * basis, 0)
+    present = lengths > jnp.finfo(rows.dtype).eps * max(count, features) * lengths[0]
+    basis = jnp.where(present[None], jnp.where(basis.sum(0) < 0, -1, 1).astype(rows.dtype)[None] * basis, 0)
     return jnp.pad(basis, ((0, 0), (0, rank - few)))
 
 
 @functools.partial(jax.jit, static_argnames="kind")
 @checked
 def subspace_angles(left: Array, right: Array, kind: AngleKind = "smallest") -> Array:
-    """Returns the angles in degrees between two lists of subspaces `[M, N]`.
+    """Returns the angles `[M, N]` in degrees between two lists of subspaces.
 
     | kind | angle between the bases U and V |
     |---|---|
     | smallest | arccos of the largest singular value of U'V: the smallest principal angle, 0 to 90 |
     | entry | the smallest arccos of an entry of U'V: between the closest two basis vectors, 0 to 180 |
 
-    Columns of zeros are no vectors; a basis of nothing else is at the largest of these angles from all. The products
-    with `right` are made for a block of `left` at a time: they are M N p^2 numbers together.
+    Columns of zeros are ignored; a basis of zeros only has the largest angle of its kind to every other. The products
+    with `right` are computed for a block of `left` at a time, because all of them are M N p^2 numbers.
 
     Args:
         left: bases `[M, F, p]`.
         right: bases `[N, F, q]`.
-        kind: one of the table's. The entry depends on the signs of the vectors and on the choice of a basis.
+        kind: a kind of the table. The entry depends on the signs of the vectors and on the choice of the basis.
 
     Raises:
         ValueError: unknown kind.
@@ -85,27 +85,27 @@ def subspace_angles(left: Array, right: Array, kind: AngleKind = "smallest") -> 
     chex.assert_rank([left, right], 3)
     cosine, farthest = COSINES[kind]
     size = right.shape[0] * left.shape[2] * right.shape[2]
-    there = _nonzero_columns(right)
+    nonzero = _nonzero_columns(right)
 
-    def one(basis: Array) -> Array:
+    def angles_to_right(basis: Array) -> Array:
         products = jnp.einsum("fp,nfq->npq", basis, right, precision="highest")
-        both = _nonzero_columns(basis[None])[:, :, None] & there[:, None]  # [N, p, q]
+        both = _nonzero_columns(basis[None])[:, :, None] & nonzero[:, None]  # [N, p, q]
         return jnp.where(both.any((1, 2)), cosine(products, both), farthest)
 
-    cosines = lax.map(one, left, batch_size=max(1, min(left.shape[0], BLOCK_NUMBERS // max(size, 1))))
+    cosines = lax.map(angles_to_right, left, batch_size=max(1, min(left.shape[0], BLOCK_NUMBERS // max(size, 1))))
     return jnp.degrees(jnp.arccos(jnp.clip(cosines, -1, 1)))
 
 
 def _nonzero_columns(bases: Array) -> Array:
-    """Returns which columns are no zeros `[N, p]`."""
+    """Returns which columns are not zero `[N, p]`."""
     return (bases != 0).any(1)
 
 
 def _largest_singular_value(products: Array, both: Array) -> Array:
-    """Returns that of every matrix `[N]`; columns of zeros add none.
+    """Returns the largest singular value of every matrix `[N]`.
 
-    M'M, squared again and again, is left with its leading eigenvector v, or a mixture of almost equal ones, and the
-    value is |Mv| / |v|. Not by LAPACK: its jobs for many matrices on several CPU devices wait for each other.
+    Repeated squaring of M'M leaves its leading eigenvector v, or a mixture of almost equal ones, and the value is
+    |Mv| / |v|. LAPACK is not used: its calls for many matrices on several CPU devices wait for each other.
     """
     del both
     multiply = functools.partial(jnp.einsum, precision="highest")

@@ -1,7 +1,7 @@
-"""The centre of each cluster of points: mean, trimmed mean, median, geometric median.
+"""Centres of clusters of points: mean, trimmed mean, median, geometric median.
 
-Every function takes points `[N, d]`, labels `[N]` int32 (out of `0..K-1`: the point belongs nowhere, and may hold
-anything) and `empty [K, d]`, what clusters without members keep as their centre.
+Every function takes points `[N, d]`, labels `[N]` int32 (a point with a label outside of `0..K-1` belongs to no
+cluster, and may have any values), and `empty [K, d]`, the centres of clusters without members.
 """
 
 import functools
@@ -14,17 +14,17 @@ from jax import lax
 
 from jaxfl.typing import Array
 
-BLOCK_BYTES = 1 << 19  # of points ranked at once on a CPU: points and ranks stay in the cache of a core
+BLOCK_BYTES = 1 << 19  # bytes of points ranked at once on a CPU: points and ranks stay in the cache of a core
 WEISZFELD_STEPS = 50
 
 
 def counts(labels: Array, num_clusters: int) -> Array:
-    """Returns the members of every cluster `[K]`, int32."""
+    """Returns the number of members of every cluster `[K]`, int32."""
     return (labels[:, None] == jnp.arange(num_clusters, dtype=labels.dtype)[None]).sum(0, dtype=jnp.int32)
 
 
 def trim_counts(share: float, most: int) -> np.ndarray:
-    """Returns how many of 0, 1, ..., `most` members a share is: `int(share * m)`, rounded as SciPy does.
+    """Returns `int(share * m)` for m = 0, 1, ..., `most` members `[most + 1]`, rounded as SciPy does.
 
     >>> trim_counts(0.29, 100)[100].item(), int(0.29 * 100)
     (28, 28)
@@ -34,7 +34,7 @@ def trim_counts(share: float, most: int) -> np.ndarray:
 
 @jax.jit
 def mean(points: Array, labels: Array, empty: Array, *, weights: Array | None = None) -> Array:
-    """Returns the mean of each cluster's members `[K, d]`, weighted by `weights [N]` if there are any.
+    """Returns the mean of each cluster's members `[K, d]`, weighted by `weights [N]` if given.
 
     >>> mean(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, -1]), jnp.zeros((2, 1))).ravel().tolist()
     [2.0, 0.0]
@@ -46,21 +46,21 @@ def mean(points: Array, labels: Array, empty: Array, *, weights: Array | None = 
 
 @functools.partial(jax.jit, static_argnames="share")
 def trimmed_mean(points: Array, labels: Array, empty: Array, *, share: float) -> Array:
-    """Returns the mean of each cluster's members without their extremes, coordinate by coordinate `[K, d]`.
+    """Returns the trimmed mean of each cluster's members `[K, d]`, coordinate by coordinate.
 
     Of m members, the `int(share * m)` smallest and as many of the largest values are left out of every coordinate, as
-    `scipy.stats.trim_mean` does; but never all of them: a share of 0.5 leaves the one or two in the middle.
+    `scipy.stats.trim_mean` does, but never all of them: a share of 0.5 leaves the middle one or two.
 
-    A NaN is no extreme that could be left out: the coordinate is NaN then, as in the mean. An infinite value is one.
+    A NaN is never left out: the coordinate is then NaN, as in the mean. An infinite value can be left out.
 
-    Values are ranked by counting the smaller ones, a block of coordinates at a time: N^2 d comparisons, which on a CPU
-    takes an eighth of the time of XLA's sort for N = 120, and does all clusters at once.
+    Values are ranked by counting smaller values, a block of coordinates at a time. These N^2 d comparisons take an
+    eighth of the time of XLA's sort on a CPU for N = 120, and rank all clusters at once.
 
     Args:
         points: float `[N, d]`.
         labels: int32 `[N]`.
         empty: `[K, d]`.
-        share: beta, left out on either side, from 0 (the mean) to 0.5 (the median).
+        share: beta, the share left out on either side, from 0 (the mean) to 0.5 (the median).
 
     Raises:
         ValueError: `share` is out of range.
@@ -72,7 +72,9 @@ def trimmed_mean(points: Array, labels: Array, empty: Array, *, share: float) ->
     Array([[2.5]], dtype=float32)
     """
     if not 0 <= share <= 0.5:
-        raise ValueError(f"share must be from 0 (the mean) to 0.5 (the median), got {share}; it is cut on either side.")
+        raise ValueError(
+            f"share must be from 0 (the mean) to 0.5 (the median), got {share}; the share is left out on either side."
+        )
     chex.assert_rank([points, empty], 2)
     chex.assert_shape(labels, (points.shape[0],))
     if share == 0 or points.shape[1] == 0:
@@ -82,27 +84,27 @@ def trimmed_mean(points: Array, labels: Array, empty: Array, *, share: float) ->
     cut = jnp.minimum(jnp.asarray(trim_counts(share, count))[members], jnp.maximum(members - 1, 0) // 2)  # [K]
     inside = (labels >= 0) & (labels < clusters)  # [N]
     slot = jnp.where(inside, labels, 0)
-    first, last = cut[slot], (members - cut)[slot]  # [N], the ranks that count
+    first, last = cut[slot], (members - cut)[slot]  # [N], the range of ranks that are not left out
     onehot = (inside[:, None] & (slot[:, None] == jnp.arange(clusters, dtype=slot.dtype)[None])).astype(points.dtype)
     left = (members - 2 * cut).astype(points.dtype)  # [K]
     safe = jnp.maximum(left, 1)
 
-    def one_block(values: Array) -> Array:
-        values = jnp.where(inside[:, None], values, 0)  # 0 * NaN of a point that belongs nowhere would be contagious
+    def mean_of_block(values: Array) -> Array:
+        values = jnp.where(inside[:, None], values, 0)  # a NaN of a point outside all clusters must not spread
         rank = _ranks(values, labels)
-        kept = ((rank >= first[:, None]) & (rank < last[:, None])) | jnp.isnan(values)  # NaN has no rank
-        sums = jnp.matmul(onehot.T, jnp.where(kept, values, 0), precision="highest")  # [K, b]
+        counted = ((rank >= first[:, None]) & (rank < last[:, None])) | jnp.isnan(values)  # NaN has no rank
+        sums = jnp.matmul(onehot.T, jnp.where(counted, values, 0), precision="highest")  # [K, b]
         return sums / safe[:, None]
 
     width = min(_block_width(points), length)
 
     def step(index: Array, result: Array) -> Array:
-        start = jnp.minimum(index * width, length - width)  # the last block overlaps the one before
-        found = one_block(lax.dynamic_slice_in_dim(points, start, width, 1))
-        return lax.dynamic_update_slice_in_dim(result, found, start, 1)
+        start = jnp.minimum(index * width, length - width)  # the last block overlaps the block before it
+        means = mean_of_block(lax.dynamic_slice_in_dim(points, start, width, 1))
+        return lax.dynamic_update_slice_in_dim(result, means, start, 1)
 
-    found = lax.fori_loop(0, -(-length // width), step, jnp.zeros_like(empty))
-    return jnp.where((members > 0)[:, None], found, empty)
+    means = lax.fori_loop(0, -(-length // width), step, jnp.zeros_like(empty))
+    return jnp.where((members > 0)[:, None], means, empty)
 
 
 def median(points: Array, labels: Array, empty: Array) -> Array:
@@ -116,16 +118,16 @@ def median(points: Array, labels: Array, empty: Array) -> Array:
 
 @functools.partial(jax.jit, static_argnames="steps")
 def geometric_median(points: Array, labels: Array, empty: Array, *, steps: int = WEISZFELD_STEPS) -> Array:
-    """Returns the point of each cluster whose distances to the members sum to the least `[K, d]`.
+    """Returns the geometric median of each cluster `[K, d]`: the point with the least sum of distances to the members.
 
-    Weiszfeld's iteration from the mean: the mean of the members weighted by one over their distance. A member that the
-    iterate has met weighs as if it were a millionth of the cluster's mean distance away.
+    Weiszfeld's iteration starts from the mean; a step is the mean of the members with weights 1 / distance. A member at
+    the iterate has the weight of a millionth of the cluster's mean distance.
 
     Args:
         points: float `[N, d]`.
         labels: int32 `[N]`.
         empty: `[K, d]`.
-        steps: of the iteration.
+        steps: number of steps of the iteration.
 
     References: Weiszfeld, "Sur le point pour lequel la somme des distances de n points donnes est minimum", 1937.
 
@@ -160,7 +162,7 @@ def _weighted_mean(points: Array, labels: Array, weight: Array, empty: Array) ->
 
 
 def _ranks(values: Array, labels: Array) -> Array:
-    """Returns each value's rank among its cluster's, from 0, column by column `[N, b]`; ties by place."""
+    """Returns the rank of each value in its cluster, from 0, column by column `[N, b]`; ties by index."""
     count = values.shape[0]
     narrow = jnp.int8 if count < 1 << 7 else jnp.int16 if count < 1 << 15 else jnp.int32
     place = jnp.arange(count, dtype=jnp.int32)
@@ -174,6 +176,6 @@ def _ranks(values: Array, labels: Array) -> Array:
 
 
 def _block_width(points: Array) -> int:
-    """Returns how many coordinates to rank at once; an accelerator wants few, long steps."""
+    """Returns the number of coordinates that are ranked at once; few long steps are faster on an accelerator."""
     scale = 1 if jax.default_backend() == "cpu" else 1 << 10
     return max(1, scale * BLOCK_BYTES // (points.dtype.itemsize * max(points.shape[0], 1)))

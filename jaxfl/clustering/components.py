@@ -1,4 +1,4 @@
-"""Connected components of a threshold graph: clusters as everything that a chain of similar pairs connects."""
+"""Connected components of the graph of pairs above a threshold."""
 
 import chex
 import jax
@@ -10,19 +10,19 @@ from jaxfl.typing import Array
 
 @jax.jit
 def threshold_components(similarity: Array, threshold: Array | float, alive: Array | None = None) -> Array:
-    """Connected components of the graph whose edges are the pairs with `similarity >= threshold`.
+    """Returns the connected components `[N]` of the graph whose edges are the pairs with `similarity >= threshold`.
 
-    This is what merging all pairs by decreasing similarity down to the threshold leaves (StoCFL's rule: single
-    linkage cut at the threshold), without the order of the pairs.
+    The result equals merging all pairs by decreasing similarity down to the threshold (StoCFL's rule: single linkage
+    cut at the threshold), without an order of the pairs.
 
-    Every node starts as its own label. In a step each tree of labels hooks onto the smallest label among the
+    The first label of every node is its index. In a step each tree of labels hooks onto the smallest label among the
     neighbours of its nodes (min-label propagation) and is flattened by pointer jumping; steps repeat until nothing
     changes. Long chains take few steps, because whole trees hook, not single nodes.
 
     Args:
         similarity: float `[N, N]`; an edge in one direction is enough, NaN is no edge, the diagonal is ignored.
-        threshold: the paper's tau; above the largest similarity every node stays alone.
-        alive: bool `[N]`, None for all; other nodes take no part.
+        threshold: tau of the paper; above the largest similarity every node is a component of its own.
+        alive: bool `[N]`, None for all; other nodes are ignored.
 
     Returns:
         int32 `[N]`: the smallest index in the node's component, -1 for nodes that are not alive.
@@ -49,8 +49,8 @@ def threshold_components(similarity: Array, threshold: Array | float, alive: Arr
         flat = lax.while_loop(lambda tree: (tree[tree] != tree).any(), lambda tree: tree[tree], hooked)
         return flat, (flat != labels).any()
 
-    # A label never leaves its component and never exceeds the node's index, so the component's smallest node keeps
-    # its own; when no neighbour differs, that one label is everybody's.
+    # A label never leaves its component and never exceeds the node's index, so the smallest node of a component keeps
+    # its label; when no neighbours differ, it is the label of the whole component.
     start = jnp.arange(count, dtype=jnp.int32)
     labels, _ = lax.while_loop(lambda state: state[1], step, (start, jnp.array(True)))
     return jnp.where(alive, labels, -1)

@@ -1,8 +1,8 @@
 """Matrices of cosines, Euclidean and Manhattan distances between the rows of two arrays, a block of rows at a time.
 
-Precision: products run in full float32 (`Precision.HIGHEST`; the default of recent GPUs rounds factors to ten bits, and
-a threshold on a cosine would feel it). Norms are taken after division by the row's largest entry, so that the squares
-of very small or large rows (late gradients, diverged models) neither vanish nor overflow.
+Precision: products are computed in full float32 (`Precision.HIGHEST`; the default of recent GPUs rounds factors to ten
+bits, which changes decisions by a threshold on a cosine). Norms are computed after division by the row's largest entry,
+so that the squares of very small or large rows (late gradients, diverged models) neither underflow nor overflow.
 """
 
 import functools
@@ -18,13 +18,13 @@ from jaxfl.typing import Array
 CompareBlocks = Callable[[Array, Array, Array, Array], Array]
 
 BLOCK = 1024  # rows of x at a time: temporaries stay below BLOCK * d floats beside the result
-SMALL_BLOCK = 256  # smaller ones spend their time on fetching rows
+SMALL_BLOCK = 256  # smaller blocks spend their time on reading rows
 STEP = 16  # columns whose differences are added up before the sums are written
 
 
 @functools.partial(jax.jit, static_argnames="block")
 def cosine(x: Array, y: Array | None = None, *, block: int = BLOCK) -> Array:
-    """Cosine similarity of every row of `x` with every row of `y`.
+    """Returns the cosine similarity `[N, M]` of every row of `x` with every row of `y`.
 
     Args:
         x: float `[N, d]`.
@@ -34,7 +34,7 @@ def cosine(x: Array, y: Array | None = None, *, block: int = BLOCK) -> Array:
 
     Returns:
         float32 `[N, M]` within [-1, 1]. A zero row has cosine 0 with every row, itself included: a client that did not
-        move is similar to nobody. Rounding error about 1e-6, largest for large d.
+        move is similar to no client. The rounding error is about 1e-6, largest for large d.
 
     >>> cosine(jnp.array([[2.0, 0.0], [3.0, 3.0], [0.0, 0.0]])).tolist()
     [[1.0, 0.707..., 0.0], [0.707..., 1.0, 0.0], [0.0, 0.0, 0.0]]
@@ -60,13 +60,14 @@ def cosine(x: Array, y: Array | None = None, *, block: int = BLOCK) -> Array:
 
 @functools.partial(jax.jit, static_argnames=("squared", "block"))
 def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = BLOCK) -> Array:
-    """Euclidean distance of every row of `x` from every row of `y`.
+    """Returns the Euclidean distance `[N, M]` of every row of `x` from every row of `y`.
 
-    Computed as |x|^2 + |y|^2 - 2 x.y about a centre, by matrix products. A squared distance therefore has an absolute
-    error of about 1e-7 times the squared distances of its two rows from the centre: two rows closer to each other than
-    about 3e-4 of these are not told from equal ones. The centre is the mean of the half of `y` that is nearest to the
-    mean of all, so that a few rows far away cost the others nothing. Nor does a common offset, however large (models
-    near one initial model), but for its own float32 rounding.
+    It is computed as |x|^2 + |y|^2 - 2 x.y about a centre, by matrix products. A squared distance therefore has an
+    absolute error of about 1e-7 times the squared distances of its two rows from the centre: rows that are closer to
+    each other than about 3e-4 of these distances cannot be distinguished from equal rows. The centre is the mean of the
+    half of `y` that is nearest to the mean of all, so that a few distant rows do not affect the precision of the
+    others. A common offset of any size (models near one initial model) does not either, except for its own float32
+    rounding.
 
     Args:
         x: float `[N, d]`.
@@ -105,10 +106,10 @@ def l2(x: Array, y: Array | None = None, *, squared: bool = False, block: int = 
 
 @functools.partial(jax.jit, static_argnames="block")
 def l1(x: Array, y: Array | None = None, *, block: int = SMALL_BLOCK) -> Array:
-    """Manhattan distance of every row of `x` from every row of `y`: the sum of their absolute differences.
+    """Returns the Manhattan distance `[N, M]` of every row of `x` from every row of `y`: sums of absolute differences.
 
-    No matrix product gives it, so it takes longer than `l2`, and no projection as in `sketch` keeps it. The differences
-    of `STEP` columns at a time are added to the sums of a block; there are never N * M * d of them.
+    It is not a matrix product, so it takes longer than `l2`, and a projection as in `sketch` does not preserve it. The
+    differences of `STEP` columns at a time are added to the sums of a block; there are never N * M * d of them.
 
     Args:
         x: float `[N, d]`.
@@ -132,23 +133,23 @@ def l1(x: Array, y: Array | None = None, *, block: int = SMALL_BLOCK) -> Array:
 
 
 def _centred_rows(rows: Array, some: Array) -> tuple[Array, Array, Array]:
-    """Returns the mean of some of the rows `[M, d]`, all rows as seen from there, and their squared lengths `[M]`."""
+    """Returns the mean `[d]` of the selected rows, all rows `[M, d]` minus it, and their squared lengths `[M]`."""
     weights = some.astype(rows.dtype)
     share = weights[None] / jnp.maximum(weights.sum(), 1)
-    centre = _precise_product(share, rows.T)[0]  # [d]; as a product: a mean over few long rows is slow on a CPU
+    centre = _precise_product(share, rows.T)[0]  # [d]; as a product, because a mean over few long rows is slow on a CPU
     shifted = rows - centre[None]
     return centre, shifted, jnp.square(shifted).sum(axis=1)
 
 
 def _manhattan(rows: Array, columns: Array) -> Array:
-    """Returns the distances `[n, m]` of few rows `[n, d]` from few others `[m, d]`."""
+    """Returns the Manhattan distances `[n, m]` of few rows `[n, d]` from few other rows `[m, d]`."""
     steps = -(-rows.shape[1] // STEP)
-    width = ((0, 0), (0, steps * STEP - rows.shape[1]))  # zeros, which differ by nothing
+    width = ((0, 0), (0, steps * STEP - rows.shape[1]))  # zeros, whose differences are 0
     x, y = (jnp.pad(part, width).T.reshape(steps, STEP, part.shape[0]) for part in (rows, columns))
 
     def step(total: Array, parts: tuple[Array, Array]) -> tuple[Array, None]:
-        one, other = parts  # [STEP, n], [STEP, m]
-        return total + sum(jnp.abs(one[i][:, None] - other[i][None]) for i in range(STEP)), None
+        left, right = parts  # [STEP, n], [STEP, m]
+        return total + sum(jnp.abs(left[i][:, None] - right[i][None]) for i in range(STEP)), None
 
     return lax.scan(step, jnp.zeros((rows.shape[0], columns.shape[0]), rows.dtype), (x, y))[0]
 
@@ -182,45 +183,45 @@ def _precise_product(rows: Array, columns: Array) -> Array:
 def _symmetric_matrix(compare: CompareBlocks, fields: tuple[Array, Array], diagonal: Array, block: int) -> Array:
     """Returns a symmetric matrix `[N, N]` from its upper triangle, a block of rows against a block of rows at a time.
 
-    About half the products of the whole, and no pass over the matrix to mirror it.
+    This needs about half of all products, and no second pass over the matrix to mirror it.
 
     Args:
-        compare: of the fields of some rows and the fields of others, `[block, block]`.
+        compare: function of the fields of two blocks of rows, which returns `[block, block]`.
         fields: a matrix `[N, d]` and a vector `[N]`.
         diagonal: `[N]`.
         block: at most this many rows at once.
     """
     count = diagonal.shape[0]
-    few = max(SMALL_BLOCK, -(-count // 8))  # eight blocks compare 9 / 16 of the pairs, more gain little
+    few = max(SMALL_BLOCK, -(-count // 8))  # eight blocks compare 9 / 16 of the pairs, and more blocks gain little
     num_blocks = -(-count // min(block, few))
-    block = -(-count // max(num_blocks, 1))  # of one size, so that little is done twice
+    block = -(-count // max(num_blocks, 1))  # equal sizes, so that little is computed twice
 
-    def start_of(index: Array) -> Array:
-        return jnp.minimum(index * block, count - block)  # the last block overlaps the one before
+    def first_row(index: Array) -> Array:
+        return jnp.minimum(index * block, count - block)  # the last block overlaps the block before it
 
     def take(start: Array) -> list[Array]:
         return [lax.dynamic_slice_in_dim(field, start, block) for field in fields]
 
-    def one_row(index: Array, matrix: Array) -> Array:
-        start = start_of(index)
+    def fill_block_row(index: Array, matrix: Array) -> Array:
+        start = first_row(index)
         rows = take(start)
 
-        def one_pair(other_index: Array, matrix: Array) -> Array:
-            other = start_of(other_index)
+        def fill_block(other_index: Array, matrix: Array) -> Array:
+            other = first_row(other_index)
             values = compare(*rows, *take(other))
             matrix = lax.dynamic_update_slice(matrix, values, (start, other))
             return lax.dynamic_update_slice(matrix, values.T, (other, start))
 
-        # The last block meets itself last of all, after its overlap was written from either side.
+        # The diagonal of the last block is written last, after its overlap was written from both sides.
         values = _mirror_triangle(compare(*rows, *rows), lax.dynamic_slice_in_dim(diagonal, start, block))
         matrix = lax.dynamic_update_slice(matrix, values, (start, start))
-        return lax.fori_loop(index + 1, num_blocks, one_pair, matrix)
+        return lax.fori_loop(index + 1, num_blocks, fill_block, matrix)
 
-    return lax.fori_loop(0, num_blocks, one_row, jnp.zeros((count, count), diagonal.dtype))
+    return lax.fori_loop(0, num_blocks, fill_block_row, jnp.zeros((count, count), diagonal.dtype))
 
 
 def _mirror_triangle(matrix: Array, diagonal: Array) -> Array:
-    """Copies the upper triangle to the lower one and sets the diagonal: products of blocks may differ by a rounding."""
+    """Returns the matrix with the upper triangle mirrored, since blocks differ by rounding, and a given diagonal."""
     row = lax.broadcasted_iota(jnp.int32, matrix.shape, 0)
     column = lax.broadcasted_iota(jnp.int32, matrix.shape, 1)
     off_diagonal = jnp.where(row < column, matrix, matrix.T)

@@ -1,7 +1,7 @@
-"""How well a similarity matrix tells true groups apart: the gaps of LayerCFL, and Sattler's bound on what is enough.
+"""Separation of true groups by a similarity matrix: the gaps of LayerCFL, and a sufficient condition by Sattler et al.
 
-A gap asks for the true groups, so it judges a layer or a distance after the fact; theorem 1 asks for a bound on the
-noise instead, so a method can ask it of every split.
+A gap needs the true groups, so it evaluates a layer or a distance afterwards. Theorem 1 needs a bound on the noise
+instead, so a method can check it at every split.
 
 References: Yuan et al., "LayerCFL: an efficient federated learning with layer-wised clustering", 2023, equations 9-22;
 Sattler, Mueller and Samek, "Clustered federated learning: model-agnostic distributed multitask optimization under
@@ -18,19 +18,19 @@ from jaxfl.typing import Array
 
 @jax.jit
 def gap_all_pairs(similarity: Array, group: Array) -> Array:
-    """Least similarity within the true groups minus the largest one across them: `alpha_intra_min - alpha_cross_max`.
+    """Returns the least similarity within true groups minus the largest across: `alpha_intra_min - alpha_cross_max`.
 
-    It is positive exactly if some threshold tells all pairs within groups from all pairs across; every linkage then
+    It is positive exactly if a threshold separates all pairs within groups from all pairs across; every linkage then
     finds the groups. Equation 21 (Gap1) for any number of groups. Equation 22 (Gap2) is `gap_all_pairs(-distances,
     group)`, which is `alpha_cross_min - alpha_intra_max`.
 
     Args:
-        similarity: float `[N, N]`, symmetric; the diagonal is ignored, NaN is similar to nobody. float64 is kept,
-            anything else is computed in float32. More matrices at a time: `jax.vmap(gap_all_pairs, (0, None))`.
-        group: int `[N]`, the true groups; clients below 0, whose group is unknown, are left out.
+        similarity: float `[N, N]`, symmetric; the diagonal is ignored, NaN counts as not similar. float64 stays, all
+            other types are computed in float32. For several matrices: `jax.vmap(gap_all_pairs, (0, None))`.
+        group: int `[N]`, the true groups; clients with a number below 0 have an unknown group and are ignored.
 
     Returns:
-        `[]`, never NaN. Infinity where nothing can be mixed up: one group (no pair across) or groups of one client
+        `[]`, never NaN. Infinity where no confusion is possible: one group (no pair across) or groups of one client
         (no pair within). Minus infinity if NaN is within a group.
 
     >>> similarity = jnp.array([[1, 0.75, 0], [0.75, 1, 0.25], [0, 0.25, 1]])
@@ -43,11 +43,11 @@ def gap_all_pairs(similarity: Array, group: Array) -> Array:
 
 @jax.jit
 def gap_bipartition(similarity: Array, group: Array) -> Array:
-    """Least similarity within the true groups minus the largest one across the best split in two: Sattler's gap.
+    """Returns the least similarity within true groups minus the largest across the best bipartition: Sattler's gap.
 
-    The split is `linkage.bipartition` with single linkage, which leaves the least similarity across. Positive: the
-    split tears no true group apart, however many there are, and groups that stay together may part later. With two or
-    more groups it is at least `gap_all_pairs`; the two are equal where the split parts two groups.
+    The split is `linkage.bipartition` with single linkage, which has the least similarity across. If the gap is
+    positive, the split divides no true group, and groups that stay together may be separated later. With two or more
+    groups it is at least `gap_all_pairs`; both are equal where the split separates two groups.
 
     Args:
         similarity: as in `gap_all_pairs`; negated distances for distances.
@@ -55,13 +55,13 @@ def gap_bipartition(similarity: Array, group: Array) -> Array:
 
     Returns:
         `[]`, never NaN. Infinity for two or more groups of one client. Never positive for one group, which any split
-        tears apart; minus infinity for fewer than two clients, or if NaN is within a group.
+        divides; minus infinity for fewer than two clients, or if NaN is within a group.
 
     >>> pair = jnp.array([[1, 0.75], [0.75, 1]])
     >>> similarity = jnp.full((4, 4), 0.25).at[:2, :2].set(pair).at[2:, 2:].set(pair)
     >>> gap_bipartition(similarity, jnp.array([0, 0, 1, 1]))
     Array(0.5, dtype=float32)
-    >>> three = jnp.array([0, 0, 1, 2])  # the split leaves groups 1 and 2 together, and their 0.75 is not across it
+    >>> three = jnp.array([0, 0, 1, 2])  # groups 1 and 2 stay together, so their 0.75 is not across the split
     >>> gap_bipartition(similarity, three).item(), gap_all_pairs(similarity, three).item()
     (0.5, 0.0)
     """
@@ -71,19 +71,19 @@ def gap_bipartition(similarity: Array, group: Array) -> Array:
 
 
 def intra_bound(gamma_i: Array | float, gamma_j: Array | float) -> Array:
-    """The least cosine that the gradients of two clients of one group can have: `H_ij`, equation 18.
+    """Returns the least possible cosine of the gradients of two clients of one group: `H_ij`, equation 18.
 
     gamma is `|gradient of the group's risk - the client's gradient| / |gradient of the group's risk|`: the client's
-    gradient is at most `arcsin(gamma)` off the group's, so two are at most the sum of these angles apart. The bound is
-    tight, and at least `1 - 2 max(gamma)^2` (equation 19).
+    gradient is at most `arcsin(gamma)` from the group's, so the angle of two clients is at most the sum of these
+    angles. The bound is tight, and at least `1 - 2 max(gamma)^2` (equation 19).
 
     Args:
         gamma_i: float, at least 0.
         gamma_j: float, of a shape that broadcasts with that of `gamma_i`; `[N, 1]` and `[1, N]` give all pairs.
 
     Returns:
-        float of their common shape, within [-1, 1]; -1 where a gamma is above 1, since such noise may turn a gradient
-        round.
+        float of their common shape, within [-1, 1]; -1 where a gamma is above 1, since such noise may reverse a
+        gradient.
 
     >>> intra_bound(0.0, jnp.array([0.0, 0.6, 1.0])).tolist()
     [1.0, 0.8..., 0.0]
@@ -95,13 +95,12 @@ def intra_bound(gamma_i: Array | float, gamma_j: Array | float) -> Array:
 
 
 def max_gamma(alpha_cross: Array | float) -> Array:
-    """The noise up to which a split is sure to be right: `sqrt((1 - alpha_cross) / 2)`, equation 20.
+    """Returns the noise up to which a split is certainly correct: `sqrt((1 - alpha_cross) / 2)`, equation 20.
 
     This is `sin(t / 2)` for the angle t between the most similar clients across the split.
 
     Args:
-        alpha_cross: float of any shape, the largest cosine across; what is outside [-1, 1] counts as the nearer of the
-            two.
+        alpha_cross: float of any shape, the largest cosine across; values outside [-1, 1] are clipped.
 
     Returns:
         float of that shape, within [0, 1].
@@ -113,13 +112,13 @@ def max_gamma(alpha_cross: Array | float) -> Array:
 
 
 def is_correct_split(alpha_cross: Array | float, gamma_max: Array | float) -> Array:
-    """Theorem 1: a split is right if `alpha_cross < 1 - 2 gamma_max^2`, that is `max_gamma(alpha_cross) > gamma_max`.
+    """Returns whether `alpha_cross < 1 - 2 gamma_max^2`, that is `max_gamma(alpha_cross) > gamma_max`: theorem 1.
 
-    Clients of one group are at least that similar (`intra_bound`), so none of them can be across. The reverse does not
-    hold: a right split may fail the check.
+    The split is then correct: clients of one group are at least that similar (`intra_bound`), so no pair of them can be
+    across. The reverse does not hold: a correct split may fail the check.
 
     Args:
-        alpha_cross: float, the largest cosine across; of `linkage.bipartition`, whose infinity for a single member
+        alpha_cross: float, the largest cosine across, from `linkage.bipartition`; its infinity for a single member
             fails the check.
         gamma_max: float within [0, 1], the largest gamma of the clients.
 
@@ -134,7 +133,7 @@ def is_correct_split(alpha_cross: Array | float, gamma_max: Array | float) -> Ar
 
 
 def _pair_masks(similarity: Array, group: Array) -> tuple[Array, Array, Array]:
-    """Returns similarities without NaN, which pairs are within a group and which across two, `[N, N]` each."""
+    """Returns similarities without NaN, and masks of the pairs within a group and across two groups, `[N, N]` each."""
     chex.assert_rank([similarity, group], [2, 1])
     count = group.shape[0]
     chex.assert_shape(similarity, (count, count))
@@ -150,6 +149,6 @@ def _least_similarity(similarity: Array, pairs: Array) -> Array:
 
 
 def _gap(intra: Array, cross: Array) -> Array:
-    """Returns intra - cross; the worst where either is as bad as can be, so that equal infinities make no NaN."""
+    """Returns intra - cross, or minus infinity where one of them is the worst possible, so that no NaN occurs."""
     hopeless = (intra == -jnp.inf) | (cross == jnp.inf)
     return jnp.where(hopeless, -jnp.inf, intra - cross)

@@ -68,14 +68,14 @@ def kmeans(
     """Clusters points from k-means++ seeds; of several starts, the one of the lowest inertia, the first of equals.
 
     Args:
-        key: of the seeds. The first of 20 restarts is the only one of 1, so that more are never worse.
+        key: random key of the seeds. The first of 20 restarts is the only one of 1, so that more are never worse.
         points: `[N, d]`; whole numbers are taken as floats.
         num_clusters: K. Where there are fewer distinct points, some centres coincide and all but one stay empty.
         mask: bool `[N]`, False for absent points; None for none. Points whose length is not finite are absent.
         weights: float `[N]`, how many points each one counts for; of weight 0, or one that is not finite, it is absent.
             None is 1 for all.
         restarts: starts, a mapped axis: memory for `restarts * (N + K d)` numbers.
-        max_iterations: of Lloyd's iteration.
+        max_iterations: most steps of Lloyd's iteration.
         trimmed: share of the points left out of the centres, in [0, 1).
         trim: `"all"` or `"cluster"`, what it is a share of.
         centre: `"mean"`, `"median"` (coordinate by coordinate) or `"geometric_median"`.
@@ -199,7 +199,7 @@ def plus_plus(
     The first is drawn by weight alone. Where no point is away from a seed any more, seeds repeat.
 
     Args:
-        key: of the draws.
+        key: random key of the draws.
         points: float `[N, d]`.
         num_clusters: K.
         mask, weights: `[N]`, see `kmeans`.

@@ -221,7 +221,7 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
         name: `<skew>-<source>`, see `dataset`.
         data_dir: the folder of the source's files, or the one above it (for npz and parquet the file, if you like; for
             `saved` the folder itself); None is `$JAXFL_DATA` or `~/.cache/jaxfl`.
-        seed: of every choice that the skew makes; the same seed gives the same federation on every machine.
+        seed: seed of every choice that the skew makes; the same seed gives the same federation on every machine.
         **settings: options of the skew, the shifts and the source, see `options(name)`. For `hybrid`, `other` is the
             second domain, a source or `"negative"`. `held_out` is the share of clients, 0 to 1, that are kept out of
             training and served as unseen ones. `validation` is the share of each client's training rows that are set

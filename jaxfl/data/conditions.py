@@ -83,9 +83,9 @@ def attack(data: FederatedData, kind: AttackKind, share: float, *, seed: int = 0
     Args:
         data: the federation.
         kind: `"label-flip"`, `"sign-flip"` or `"gaussian"`.
-        share: of the clients that can attack: those not held out and with training rows. At least one of them, and at
-            least one of them stays honest; 0 is nobody.
-        seed: of who attacks: the same clients for every kind, method and cohort.
+        share: share of the clients that can attack: those not held out and with training rows. At least one of them,
+            and at least one of them stays honest; 0 is nobody.
+        seed: seed of who attacks: the same clients for every kind, method and cohort.
         scale: of what they send; label-flip does not use it.
 
     Raises:

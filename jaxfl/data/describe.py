@@ -20,24 +20,24 @@ class Description(NamedTuple):
     """A federation in plain numbers; `_asdict()` is ready for JSON.
 
     Attributes:
-        name: of the data.
+        name: name of the data.
         num_clients: N.
         num_rows: P, rows of the pool.
         train, test, validation: of each split `rows` (over all clients), `distinct` (rows of the pool), and `min`,
             `median`, `mean`, `max` (rows of a client); validation is None where no rows are set apart.
         empty_clients: clients without training rows.
         held_out_clients: clients kept out of training; not those that arrive later.
-        kind: of the labels, see `jaxfl.data.labels`.
+        kind: kind of the labels, see `jaxfl.data.labels`.
         num_classes: L.
         classes_present: classes that some client sees, in any split; of other kinds than classification those in the
             pool (all L of regression).
         class_names: one per class, or empty.
         groups: of each true group `name`, `clients` and `train_rows`; empty where the groups are unknown.
-        input_shape: of one example.
+        input_shape: shape of one example.
         input_dtype: as it is stored.
-        pool_bytes: of inputs and labels.
-        histogram: of training rows per client, `edges [bins + 1]` and `counts [bins]`; a bin holds its lower edge and
-            not its upper one.
+        pool_bytes: bytes of inputs and labels.
+        histogram: histogram of training rows per client, `edges [bins + 1]` and `counts [bins]`; a bin holds its lower
+            edge and not its upper one.
         drift: the `round` from which on data are others, and how many clients `change`, `arrive` and `leave`; None
             where nothing does. All else is said of the rounds before.
     """

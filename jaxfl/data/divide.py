@@ -33,9 +33,9 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
 
     Args:
         data: without validation rows.
-        share: of each client's rows, above 0 and below 1, rounded to whole rows: at least one, and never all; none of a
-            single row.
-        seed: of the order.
+        share: share of each client's rows, above 0 and below 1, rounded to whole rows: at least one, and never all;
+            none of a single row.
+        seed: seed of the order.
 
     Raises:
         ValueError: the share is out of range, rows are set apart already, or no client has two rows.
@@ -95,9 +95,9 @@ def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
     training rows are `filled` by all clients alike stays so with a part in their place.
 
     Args:
-        key: of the run.
+        key: random key of the run.
         split: the clients' rows; clients may share a range.
-        share: of the rows held back, rounded to whole rows: at least one, and never all; none of a single row.
+        share: share of the rows held back, rounded to whole rows: at least one, and never all; none of a single row.
 
     Returns:
         The rows that are left, and those held back.

@@ -52,11 +52,11 @@ def drift(
         data: the federation.
         round: rounds that are made before it; what is evaluated after them is the federation as it has become.
         kind: `"swap"`, `"rotate"` or `"new-group"`, see above; None is for clients that arrive or leave alone.
-        share: of the clients that train all the time; None is 0.5 of them for `"swap"`, all clients for `"rotate"`
-            (those that are held out too) and 0.25 for `"new-group"`.
+        share: share of the clients that train all the time; None is 0.5 of them for `"swap"`, all clients for
+            `"rotate"` (those that are held out too) and 0.25 for `"new-group"`.
         arrive: share of the clients with training rows that are absent until then; at least one of them.
         leave: share of the clients with training rows that are absent from then on; at least one of them.
-        seed: of who it is, and what they get.
+        seed: seed of who it is, and what they get.
 
     Raises:
         ValueError: a number is out of range, the data have nothing that can change so, or they drift already.
@@ -248,7 +248,7 @@ def apply_conditions(
         drift_share: share of the clients whose data change; none is 0.5 for swap, 1 for rotate, 0.25 for new-group.
         arrive: share of the clients that are not there before; none or 0 is nobody.
         leave: share of the clients that are not there afterwards; none or 0 is nobody.
-        seed: of who attacks, and whose data change.
+        seed: seed of who attacks, and whose data change.
     """
     data = conditions.straggle(data, stragglers) if stragglers else data  # a stored one may have its own
     if attack is None:

@@ -43,7 +43,7 @@ def prepare_labels(inputs: np.ndarray, labels: np.ndarray, num_classes: int | No
 
     Args:
         inputs: `[P, ...]`.
-        labels: of any of the kinds above; integers and floats of any size.
+        labels: labels of any of the kinds above; integers and floats of any size.
         num_classes: L; None takes it from the labels where their shape says it.
 
     Raises:
@@ -96,7 +96,7 @@ def check_values(inputs: AnyArray, labels: np.ndarray, num_classes: int) -> None
 
     Args:
         inputs: `[P, ...]`, of which the shape is looked at.
-        labels: of one of the kinds.
+        labels: labels of one of the kinds.
         num_classes: L.
     """
     kind = label_kind(labels)
@@ -134,7 +134,7 @@ def check_classes(argument: str, labels: AnyArray, remedy: str = SKEWS) -> None:
 
     Args:
         argument: what needs it, for the message.
-        labels: of any kind.
+        labels: labels of any kind.
         remedy: the end of the message.
     """
     if labels.dtype.kind not in "iu" or labels.ndim != 1:

@@ -37,7 +37,7 @@ def writers(
         max_rows: clients of more rows keep so many, chosen at random; None keeps all.
         test_share: share of a client's rows to test on; None keeps to the source's own test rows of each maker, and
             makers that have nothing else are held out: of others `max_rows` keeps one training row at least.
-        seed: of all choices.
+        seed: seed of all choices.
 
     Raises:
         ValueError: the source does not know who made its examples, or there are too few who made enough of them.
@@ -108,7 +108,7 @@ def _keep_one_training_row(parts: partition.Parts, whole: partition.Parts, count
     Args:
         parts: what they keep, in order: training rows are those below `count`.
         whole: all that they have, in order.
-        count: of the training rows of all.
+        count: number of the training rows of all.
     """
     lost = [part[0] >= count > own[0] for part, own in zip(parts, whole, strict=True)]
     return [np.r_[own[:1], part[1:]] if one else part for part, own, one in zip(parts, whole, lost, strict=True)]

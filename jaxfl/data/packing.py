@@ -65,7 +65,7 @@ def _warn_untested_groups(name: str, rows: np.ndarray, group_names: tuple[str, .
     """Warns of groups without a test row, of which no metric says anything.
 
     Args:
-        name: of the federation.
+        name: name of the federation.
         rows: of each group `[G]`.
         group_names: what they are called, or none.
     """

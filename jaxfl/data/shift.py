@@ -46,7 +46,7 @@ def rotated(
             interpolated, see `jaxfl.data.images.rotate_by_degrees`.
         test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
             where there is none.
-        seed: of the permutations.
+        seed: seed of the permutations.
 
     Raises:
         ValueError: N is no multiple of the groups, there are too few rows, or two groups have the same rotation.
@@ -82,7 +82,7 @@ def shifted(
             classes.
         test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
             where there is none.
-        seed: of the permutations.
+        seed: seed of the permutations.
 
     Raises:
         ValueError: N is no multiple of the groups, there are too few rows, or two groups have the same shift.
@@ -107,7 +107,7 @@ def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int
     Args:
         data: of square images; rotations that it has are added to.
         angles: degrees, counter-clockwise, as for `rotated` (StoCFL's figure 8: 0 and 180).
-        seed: of who gets which.
+        seed: seed of who gets which.
 
     Raises:
         ValueError: the images are not square, or an angle is given twice.
@@ -130,7 +130,7 @@ def relabel(data: FederatedData, *, shifts: Sequence[int] | None = None, seed: i
     Args:
         data: any federation; shifts that it has are added to.
         shifts: added to the labels, as for `shifted`.
-        seed: of who gets which.
+        seed: seed of who gets which.
 
     Raises:
         ValueError: a shift is given twice.

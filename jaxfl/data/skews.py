@@ -33,7 +33,7 @@ def iid(
         num_clients: N.
         rows_per_client: rows of a client, before `test_share` of them is set aside; None deals out all rows.
         test_share: share of a client's rows to test on; None is the official test set, 0.2 where there is none.
-        seed: of all choices.
+        seed: seed of all choices.
     """
     parts = partition.iid(len(source.labels), num_clients, rows_per_client=rows_per_client, seed=seed)
     return _split_and_pack(source, "iid", parts, test_share, seed)
@@ -58,7 +58,7 @@ def dirichlet(
         min_rows: the least rows of a client.
         max_rows: clients of more rows keep so many, chosen at random; None keeps all.
         test_share: share of a client's rows to test on.
-        seed: of all choices.
+        seed: seed of all choices.
     """
     parts = partition.dirichlet(source.labels, num_clients, alpha=alpha, min_rows=min_rows, seed=seed)
     parts = partition.at_most(parts, max_rows, min_rows, host_rng(seed, "dirichlet", "rows"))
@@ -80,7 +80,7 @@ def shards(
         num_clients: N.
         shards_per_client: shards of each client.
         test_share: share of a client's rows to test on.
-        seed: of all choices.
+        seed: seed of all choices.
     """
     parts = partition.shards(source.labels, num_clients, shards_per_client=shards_per_client, seed=seed)
     return _split_and_pack(source, "shards", parts, test_share, seed)
@@ -103,12 +103,12 @@ def quantity(
     Args:
         source: any examples.
         num_clients: N.
-        law: of the sizes: log-normal, or a power of the client's rank.
+        law: law of the sizes, log-normal, or a power of the client's rank.
         sigma: standard deviation of the logarithm of log-normal sizes.
-        exponent: of the power law.
+        exponent: exponent of the power law.
         min_rows: the least rows of a client.
         test_share: share of a client's rows to test on; None is the official test set, 0.2 where there is none.
-        seed: of all choices.
+        seed: seed of all choices.
     """
     parts = partition.quantity(
         len(source.labels), num_clients, law=law, sigma=sigma, exponent=exponent, min_rows=min_rows, seed=seed
@@ -135,7 +135,7 @@ def pathological(
             `partition.default_groups`, StoCFL's for ten classes.
         test_share: share of a client's rows to test on; None is the official test rows of the group's classes, 0.2
             where there is no official test set.
-        seed: of all choices.
+        seed: seed of all choices.
     """
     names: tuple[str, ...] = ()
     if label_groups is None and source.class_groups is not None:
@@ -172,7 +172,7 @@ def dominant(
         beta: share of the dominant class.
         num_groups: number of dominant classes; None is 4, or all classes if there are fewer.
         test_share: share of a client's rows to test on.
-        seed: of all choices.
+        seed: seed of all choices.
     """
     parts, group = partition.dominant(
         source.labels, num_clients, beta=beta, num_groups=num_groups, rows_per_client=rows_per_client, seed=seed
@@ -200,7 +200,7 @@ def hybrid(
         rows_per_client: training rows of a client, after the test rows are set aside; None deals out all of them.
         test_share: share of a domain's training examples to test its clients on instead; None is the official test set
             of the domain, 0.2 where there is none.
-        seed: of all choices.
+        seed: seed of all choices.
 
     Raises:
         ValueError: the source has one domain only, one of its domains has no training rows, the domains of its official

@@ -86,7 +86,7 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
     """Writes `federation.json`.
 
     Args:
-        folder: of the federation.
+        folder: folder of the federation.
         data: has what is no array; its arrays are not looked at.
         arrays: type and shape of every array there is.
     """
@@ -105,7 +105,7 @@ def load(folder: str | Path | None) -> FederatedData:
     """Returns the federation of a folder that `save` wrote; its pool and its lists of rows are mapped files.
 
     Args:
-        folder: of the federation; None is refused.
+        folder: folder of the federation; None is refused.
 
     Raises:
         FileNotFoundError: there is none.

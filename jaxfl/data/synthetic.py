@@ -63,9 +63,9 @@ def clustered_linear(
         rows: training rows of a client, and as many test rows.
         features: d.
         num_classes: L.
-        seed: of weights and examples.
+        seed: seed of weights and examples.
         ragged: sizes between 1 and `rows`, the largest taken by some client, and client 1 without any row.
-        dtype: of the inputs, float32 or float64.
+        dtype: type of the inputs, float32 or float64.
 
     >>> clustered_linear(num_clients=5, rows=10, ragged=True).train.size.tolist()[1]
     0
@@ -105,7 +105,7 @@ def prototypes(num_clients: int, rows: int, shape: tuple[int, ...], num_classes:
     Args:
         num_clients: N.
         rows: training rows of a client, drawn from a pool of at most 60,000 rows (the size of MNIST); no test rows.
-        shape: of one input.
+        shape: shape of one input.
         num_classes: L.
         **options: of `federate`, e.g. `rotation`.
 

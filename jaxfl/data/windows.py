@@ -142,7 +142,7 @@ def window_specs(shared: Any, axis: str) -> Any:
 
     Args:
         shared: federations, and anything else.
-        axis: of the mesh.
+        axis: name of the mesh axis.
     """
 
     def specs(part: Any) -> Any:
@@ -161,7 +161,7 @@ def local_window(shared: Any, axis: str) -> Any:
 
     Args:
         shared: the device's own blocks of what `window_specs` describes.
-        axis: of the mesh.
+        axis: name of the mesh axis.
     """
 
     def own(one: Any) -> Any:

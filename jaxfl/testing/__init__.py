@@ -1,8 +1,8 @@
-"""The battery that every method passes: `check_method(row)`, for the methods of jaxfl and for those you write.
+"""Battery of tests that every method passes: `check_method(row)`, for the methods of jaxfl and for your own.
 
-A check states one law of the contract (`jaxfl.methods.Method`) and knows nothing of the method but its registry row.
-All run on a federation of eight ragged clients, one of them without rows, and a linear classifier: a second or so
-each, with what they compile shared.
+A check tests one law of the contract (`jaxfl.methods.Method`); it depends on the registry row of the method alone. All
+checks use a federation of eight clients of different sizes, one of them without rows, and a linear classifier. They
+share compiled functions, and each takes about a second.
 
 >>> from jaxfl.methods import METHODS
 >>> CHECKS["argument names"](METHODS["fedavg"])
@@ -19,14 +19,14 @@ __all__ = ["CHECKS", "Verdict", "check_method", "verdicts"]
 
 
 class Verdict(NamedTuple):
-    """What a check says of a method.
+    """The outcome of one check of a method.
 
     Attributes:
-        law: its name, a key of `CHECKS`.
-        says: the law, in a sentence.
-        error: what the check raised: AssertionError where the law is broken, another error where the method fails; None
-            where it holds.
-        reason: why the law says nothing here, or "".
+        law: name of the law, a key of `CHECKS`.
+        says: the law as a sentence.
+        error: exception of the check: AssertionError if the law is broken, another error if the method fails, None if
+            the law holds.
+        reason: why the law does not apply here, or "".
     """
 
     law: str
@@ -39,21 +39,21 @@ def check_method(row: Row) -> dict[str, str]:
     """Runs every check on a method.
 
     Args:
-        row: a line of `jaxfl.methods.METHODS`, or your own `Row(factory, summary, paper, small, finds_clusters)`; the
-            values of `small` must be hashable.
+        row: registry row of `jaxfl.methods.METHODS`, or your own `Row(factory, summary, paper, small, finds_clusters)`;
+            the values of `small` must be hashable.
 
     Returns:
-        The checks that say nothing here, by name, and why: without a second device, for example.
+        The checks that do not apply here, by name, with the reason, such as a missing second device.
 
     Raises:
-        AssertionError: a law is broken; the message says which one, and how.
+        AssertionError: a law is broken; the message names the law and the difference.
     """
     outcomes = {name: check(row) for name, check in CHECKS.items()}
     return {name: reason for name, reason in outcomes.items() if reason}
 
 
 def verdicts(row: Row) -> Iterator[Verdict]:
-    """Yields what each check says of a method, one after another; after a broken law, too.
+    """Yields the verdict of each check of a method in turn; a broken law does not end the iteration.
 
     Args:
         row: as for `check_method`.
@@ -66,6 +66,6 @@ def verdicts(row: Row) -> Iterator[Verdict]:
         error, reason = None, None
         try:
             reason = check(row)
-        except Exception as broken:  # of a method that somebody writes: anything
+        except Exception as broken:  # a user's method may raise any error
             error = broken
         yield Verdict(law, inspect.getdoc(check) or "", error, (reason or "").removeprefix("not run: "))

@@ -1,4 +1,4 @@
-"""Comparisons whose failures say which law is broken, where, and by how much."""
+"""Comparisons of trees whose failures name the broken law, the leaf, and the size of the difference."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,8 @@ import numpy as np
 from jaxfl import tree
 from jaxfl.typing import Params
 
-# What another order of adding up at most eight float32 clients (6e-8 each) may grow to in two rounds of a few steps.
+# Bounds of the rounding error of summing at most eight float32 clients in another order (6e-8 each), after two rounds
+# of a few steps.
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
 
 
@@ -34,12 +35,12 @@ def _largest_difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def assert_equal(left: Any, right: Any, law: str) -> None:
-    """Every leaf is the same, bit for bit."""
+    """Asserts that every leaf is equal bit for bit."""
     _assert_leaves(left, right, law, lambda a, b: a.tobytes() == b.tobytes())
 
 
 def assert_close(left: Any, right: Any, law: str) -> None:
-    """Choices (integers, booleans) are the same, floats agree to rounding."""
+    """Asserts that integers and booleans are equal, and that floats agree to rounding."""
     _assert_leaves(
         left,
         right,
@@ -49,7 +50,7 @@ def assert_close(left: Any, right: Any, law: str) -> None:
 
 
 def assert_same_partition(found: Any, wanted: Any, law: str) -> None:
-    """Two labellings `[N]` are one, up to the names of the labels."""
+    """Asserts that two labellings `[N]` are the same partition, up to a renaming of the labels."""
     found, wanted = (np.unique(np.asarray(labels), return_inverse=True)[1] for labels in (found, wanted))
     pairs = len(set(zip(found.tolist(), wanted.tolist(), strict=True)))
     same = pairs == len(set(found.tolist())) == len(set(wanted.tolist()))
@@ -57,6 +58,6 @@ def assert_same_partition(found: Any, wanted: Any, law: str) -> None:
 
 
 def assert_finite(models: Params, law: str) -> None:
-    """Every number of the models is finite."""
+    """Asserts that every number of the models is finite."""
     for path, leaf in leaves(models).items():
         assert np.isfinite(leaf).all(), f"{law}: {path or 'it'} is not"

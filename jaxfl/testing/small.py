@@ -1,7 +1,7 @@
-"""What the battery runs on: a linear classifier, eight clients, and a method compiled once for all checks.
+"""Small problems for the battery of tests: a linear classifier, eight clients, and compiled methods.
 
-Compiling takes nearly all of the battery's time. So all of its federations have arrays of the same shapes, and all
-cohorts eight entries, if need be under a False mask: most laws run the same program.
+Compilation takes nearly all of the battery's time. Therefore all federations have arrays of the same shapes, and all
+cohorts have eight entries, some of them masked if necessary, so that most laws run the same program.
 """
 
 import functools
@@ -24,9 +24,9 @@ from jaxfl.tasks import Task, contract, masked_mean
 from jaxfl.typing import Array, Key, Params
 
 COHORT = (0, 1, 2, 3, 4, 6, 7)  # client 5 is never sampled
-EMPTY, SICK = 1, 3  # the client without rows; the one that is given NaN
-HELD_OUT = (2, 5)  # one of each planted group, where some are kept out of training
-CLIENTS, ROWS = 8, 40  # N, and the most training rows of a client
+EMPTY, SICK = 1, 3  # the client without rows, and the client whose inputs become NaN
+HELD_OUT = (2, 5)  # one client of each planted group, for the check of held-out clients
+CLIENTS, ROWS = 8, 40  # N, and the largest number of training rows of a client
 POOL = ("inputs", "labels")
 FEATURES, CLASSES = 4, 3
 
@@ -51,13 +51,13 @@ class Case(NamedTuple):
         return state, info
 
     def served(self, state: Any, ids: Any) -> Params:
-        """Returns the models that these clients are served."""
+        """Returns the served models of some clients `[C, ...]`."""
         models = self.client_params(state, jnp.arange(state.cluster.shape[0], dtype=jnp.int32))
         return tree.take(models, jnp.asarray(ids))
 
 
 def linear_task() -> Task:
-    """Returns softmax regression in plain jax.numpy: no dropout, no module."""
+    """Returns a task of softmax regression in plain jax.numpy, without dropout or a flax module."""
 
     def init(key: Key) -> Params:
         return {"kernel": 0.1 * jax.random.normal(key, (FEATURES, CLASSES)), "bias": jnp.zeros(CLASSES)}
@@ -73,41 +73,41 @@ def linear_task() -> Task:
 
 
 def case(row: Row, batch_size: int | None = 4) -> Case:
-    """Returns the row's method on the battery's task; the same object for the same row, so that it compiles once."""
+    """Returns the compiled method of a registry row, the same object for the same row, so that it compiles once."""
     return _compiled_case(*_case_options(row, batch_size))
 
 
 def recompiled_case(row: Row) -> Case:
-    """Returns what `case(row)` returns, made and compiled again."""
+    """Returns an equal of `case(row)` that is built and compiled again."""
     return _compiled_case.__wrapped__(*_case_options(row, 4))
 
 
 def _case_options(row: Row, batch_size: int | None) -> tuple[Callable[..., Method], tuple[tuple[str, Any], ...]]:
-    """Returns a row's factory and the options that the battery gives it."""
+    """Returns the factory of a registry row, and the options with which the battery calls it."""
     options = {"local_epochs": 2, "batch_size": batch_size, **row.small}
     return row.factory, tuple((name, value) for name, value in options.items() if name in row.options)
 
 
 @functools.lru_cache(maxsize=4)
 def _compiled_case(factory: Callable[..., Method], options: tuple[tuple[str, Any], ...]) -> Case:
-    """Returns the method with these options, about to be compiled."""
+    """Returns the method with these options; its functions are compiled at their first call."""
     method = factory(linear_task(), optax.sgd(0.3), **dict(options))
     return Case(method, *map(jax.jit, (method.init, method.round, method.client_params, method.assign)))
 
 
 @functools.cache
 def federation(num_groups: int = 2, ragged: bool = True, rows: int = 12) -> FederatedData:
-    """Returns the battery's federation of eight clients, in arrays of the same shapes whatever is asked for."""
+    """Returns the battery's federation of eight clients; its arrays have the same shapes for all arguments."""
     data = clustered_linear(CLIENTS, num_groups, rows, FEATURES, CLASSES, ragged=ragged)
     pool, owned = 2 * CLIENTS * ROWS, CLIENTS * ROWS
     splits = {name: replace(split, rows=_pad_rows(split.rows, owned)) for name, split in _splits(data)}
-    nobody = np.zeros(CLIENTS, bool)  # an array in place of None: the same program for those who are held out
+    nobody = np.zeros(CLIENTS, bool)  # an array in place of None: the same program as with held-out clients
     pools = {name: _pad_rows(getattr(data, name), pool) for name in POOL}
     return with_batch_width(replace(data, **pools, **splits, held_out=nobody, group_names=()))
 
 
 def with_batch_width(data: FederatedData, rows: int = ROWS) -> FederatedData:
-    """Returns the federation with batches as wide as those of all others of the battery, or of so many rows."""
+    """Returns the federation with batches of `rows` rows, by default the width of all batches of the battery."""
     return replace(data, **{name: replace(split, max_size=rows) for name, split in _splits(data)})
 
 
@@ -116,7 +116,7 @@ def _splits(data: FederatedData) -> list[tuple[str, Split]]:
 
 
 def windowed(data: FederatedData, ids: Sequence[int]) -> FederatedData:
-    """Returns a window of these clients, see `jaxfl.data.windows`, in arrays of the same shapes."""
+    """Returns a window of some clients, see `jaxfl.data.windows`, in arrays of the same shapes."""
     window = jax.tree.map(np.asarray, Windows(data, len(ids), ("train", "test")).of(ids))
     splits = {
         name: replace(getattr(window, name), rows=_pad_rows(getattr(window, name).rows, CLIENTS * ROWS))
@@ -126,13 +126,13 @@ def windowed(data: FederatedData, ids: Sequence[int]) -> FederatedData:
 
 
 def _pad_rows(array: Any, length: int) -> np.ndarray:
-    """Returns the array with zeros behind it: rows of nobody."""
+    """Returns the array padded with zeros to a length; no client owns the added rows."""
     array = np.asarray(array)
     return np.pad(array, [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)])
 
 
 def small_cohort(ids: Sequence[int] = COHORT, plan: Plan = Plan()) -> Cohort:
-    """Returns the cohort of these clients in eight entries; those that are left are client 5's, and do not count."""
+    """Returns a cohort of eight entries: the given clients, and client 5 under a False mask for the rest."""
     rest = CLIENTS - len(ids)
     mask = jnp.array([True] * len(ids) + [False] * rest)
     return Cohort(jnp.array([*ids, *[5] * rest], jnp.int32), mask, plan)

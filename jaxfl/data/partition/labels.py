@@ -31,7 +31,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, *, alpha: float, min_rows: in
         num_clients: N.
         alpha: concentration; large is iid, small gives each class to few clients.
         min_rows: the least rows of a client.
-        seed: of all draws.
+        seed: seed of all draws.
 
     References:
         Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution", 2019; by class as in Yurochkin
@@ -84,7 +84,7 @@ def pathological(
         label_groups: the classes of each group; no class twice, classes in no group are left out. None is what
             `default_groups` says: the paper's for ten classes.
         rows_per_client: rows of each client; None deals out every row of the groups' classes exactly once.
-        seed: of the permutations.
+        seed: seed of the permutations.
 
     Returns:
         One index array per client, and the group of each client `[N]`.
@@ -154,7 +154,7 @@ def dominant(
         num_groups: number of dominant classes (the paper: 4, and 2 for its heat maps); None is 4, or all classes if
             there are fewer.
         rows_per_client: rows of each client; None takes as many as the scarcest class allows.
-        seed: of the permutations.
+        seed: seed of the permutations.
 
     Returns:
         One index array per client, and the group of each client `[N]`.
@@ -221,7 +221,7 @@ def shards(labels: ArrayLike, num_clients: int, *, shards_per_client: int = 2, s
         labels: classes `[P]`, an array or a list.
         num_clients: N.
         shards_per_client: shards of each client.
-        seed: of the order within a class, and of who gets which shard.
+        seed: seed of the order within a class, and of who gets which shard.
 
     References:
         McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from

@@ -126,7 +126,7 @@ def at_most(parts: Parts, max_rows: int | None, min_rows: int, rng: np.random.Ge
 
     Args:
         parts: the rows of each client.
-        max_rows: of each; None keeps all.
+        max_rows: most rows of each client; None keeps all rows.
         min_rows: that each was to have at least.
         rng: chooses.
 

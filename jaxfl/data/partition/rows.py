@@ -27,7 +27,7 @@ def iid(num_rows: int, num_clients: int, *, rows_per_client: int | None = None, 
         num_rows: rows to deal out.
         num_clients: N.
         rows_per_client: rows of each client; None deals out every row exactly once, sizes differing by one at most.
-        seed: of the permutation.
+        seed: seed of the permutation.
 
     >>> [len(part) for part in iid(10, 4)]
     [3, 3, 2, 2]
@@ -57,9 +57,9 @@ def quantity(
         law: `"lognormal"` sizes, or sizes by a `"power"` of the rank: the r-th largest client has rows in proportion to
             `r ** -exponent`, and who is the r-th is random.
         sigma: standard deviation of the logarithm of the log-normal sizes; 0 is equal sizes.
-        exponent: of the power law; 0 is equal sizes, 1 is Zipf's law.
+        exponent: exponent of the power law; 0 is equal sizes, 1 is Zipf's law.
         min_rows: the least rows of a client.
-        seed: of the sizes and of the permutation.
+        seed: seed of the sizes and of the permutation.
 
     >>> sum(len(part) for part in quantity(100, 7, sigma=2.0))
     100
@@ -136,7 +136,7 @@ def train_test_split(parts: Sequence[ArrayLike], test_share: float = 0.2, *, see
     Args:
         parts: one index array, or list, per client.
         test_share: 0 to 1, exclusive.
-        seed: of the permutations.
+        seed: seed of the permutations.
 
     Raises:
         ValueError: the share is out of range, or a client's rows are no list of whole numbers.

@@ -115,7 +115,7 @@ def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str 
     """Returns where a source would be read from, `"embedded"` for the digits, or None if its files are missing.
 
     Args:
-        name: of the source.
+        name: name of the source.
         data_dir: as for its loader.
         makers: whether the makers of the examples must be known, too.
 

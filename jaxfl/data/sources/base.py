@@ -19,7 +19,7 @@ class Source:
     """Examples and what is known about them, before any skew is cut into them.
 
     Attributes:
-        name: of the source.
+        name: name of the source.
         inputs: training examples `[P, ...]`, uint8, float, or integers that are no pixels.
         labels: their classes `[P]`, or labels of another kind, see `jaxfl.data.labels`.
         num_classes: L.
@@ -73,7 +73,7 @@ class Remote(NamedTuple):
     """A file that can be downloaded.
 
     Attributes:
-        url: of the file.
+        url: address of the file.
         num_bytes: its size.
         checksum: `"md5:..."` or `"sha256:..."`, hexadecimal.
         members: of an archive (zip, tar), glob patterns of the members to unpack, flat; empty keeps the file as it is.
@@ -99,7 +99,7 @@ class SourceEntry(NamedTuple):
         find: `find(data_dir)` returns where the files are, without reading them, or None if some are missing.
         summary: what it is, one line.
         licence: as its authors say.
-        num_bytes: of the files, about; 0 where that is unknown.
+        num_bytes: approximate size of the files; 0 where it is unknown.
         num_classes: L, or None where the files say it.
         makers: what the clients of the natural partition are (`"writer"`, `"person"`), or "" where nobody knows.
         makers_file: a glob pattern of the file that names them, where they are known only if it lies beside the others.
@@ -130,8 +130,8 @@ def warn_missing_classes(name: str, labels: Sequence[np.ndarray], num_classes: i
     """Warns where classes that nobody named have no rows: labels 0, 1000 and 2000 would be 2,001 classes.
 
     Args:
-        name: of the labels, for the message.
-        labels: of all rows.
+        name: name of the labels, for the message.
+        labels: labels of all rows.
         num_classes: one more than the highest.
         remedy: what else one may do than number them anew.
     """
@@ -183,7 +183,7 @@ def require(name: str, layouts: Layouts, places: Sequence[Path], remedy: str) ->
     """Returns what `locate` finds.
 
     Args:
-        name: of the source, for the message.
+        name: name of the source, for the message.
         layouts, places: as for `locate`.
         remedy: what to put where, the end of the message's sentence.
 

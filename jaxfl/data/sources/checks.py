@@ -14,7 +14,7 @@ def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, s
     """Raises if examples, labels and columns do not fit each other.
 
     Args:
-        path: of the file, for the messages.
+        path: path of the file, for the messages.
         arrays: `x`, `y` and any of `client`, `group`, `domain`, each after the prefix.
         own: what the file calls them where it has other names.
         prefix: `"test_"` for the official test set, which must be like the training examples, too.
@@ -62,7 +62,7 @@ def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, 
     """Returns L of the labels of a file: what it says, or what they need.
 
     Args:
-        path: of the file.
+        path: path of the file.
         arrays: `x`, `y`, maybe `test_x`, `test_y` and `num_classes`; checked by `check_rows`.
         own: what the file calls them where it has other names.
         named: the names of classes that it has.

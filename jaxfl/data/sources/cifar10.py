@@ -105,7 +105,7 @@ def read_records(path: Path, num_labels: int, help: str) -> tuple[np.ndarray, np
     """Reads a file of CIFAR's binary versions.
 
     Args:
-        path: of the file.
+        path: path of the file.
         num_labels: bytes of labels before the pixels of an image.
         help: where to get the file, for the messages.
 

@@ -135,7 +135,7 @@ def download(
     Of several processes that want the same files one downloads them, and the others wait for it.
 
     Args:
-        name: of the source.
+        name: name of the source.
         remotes: its files.
         data_dir: as for its loader; the files go to `data_dir/name`.
         progress: `progress(file_name, bytes_done, bytes_total)` is called as bytes arrive, about every 128 KiB; the

@@ -88,7 +88,7 @@ def read(paths: Iterable[Path], *, shape: tuple[int, ...] = (28, 28), num_classe
 
     Args:
         paths: the files; a user is in one of them.
-        shape: of an image, whose pixels are one flat list in the file.
+        shape: shape of an image, whose pixels are one flat list in the file.
         num_classes: L.
 
     Returns:
@@ -170,9 +170,9 @@ def check_new(path: Path, user: str, files: Mapping[str, Path]) -> None:
     """Raises if a user has come already.
 
     Args:
-        path: of the file that has the user now.
+        path: path of the file that has the user now.
         user: the name.
-        files: of the users that have come.
+        files: file of each user read so far.
     """
     if user in files:
         raise ValueError(
@@ -187,9 +187,9 @@ def pop_users(
     """Yields each user's name, `x` and `y`, as many as the file says; they are taken out of `content`.
 
     Args:
-        path: of the file, for the messages.
+        path: path of the file, for the messages.
         content: from `read_json`.
-        files: of the users that have come.
+        files: file of each user read so far.
         inputs, labels: what `x` and `y` are.
 
     Raises:

@@ -100,7 +100,7 @@ def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], own: Mappi
     """Makes a source of the arrays of a file, by the names that `save` gives them.
 
     Args:
-        path: of the file.
+        path: path of the file.
         arrays: what it holds.
         own: what the file calls them where it has other names, for the messages.
     """
@@ -234,7 +234,7 @@ def find_converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> P
     """Returns the file that `save` made of a source, or None if there is none; only its origin is read.
 
     Args:
-        name: of the source; the file is `<name>.npz`, where the source's own files would be.
+        name: name of the source; the file is `<name>.npz`, where the source's own files would be.
         data_dir: as for the source's loader.
         options: all options of its loader, which must be those that the file was made with.
 

@@ -103,8 +103,8 @@ def read_source(
     """Returns the rows of a table as a source.
 
     Args:
-        name: of the source.
-        path: of the file.
+        name: name of the source.
+        path: path of the file.
         roles: what its columns are.
         target_kind: what the target is.
         scale_target: whether a number to predict is standardised.

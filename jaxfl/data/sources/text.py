@@ -40,7 +40,7 @@ class Vocabulary:
         """Returns the vocabulary of the most frequent characters, in the order of their frequency.
 
         Args:
-            texts: of all clients.
+            texts: texts of all clients.
             size: the most tokens, the unknown one included.
 
         >>> Vocabulary.of(["banana", "nab"], 3).names

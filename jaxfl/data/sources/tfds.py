@@ -157,7 +157,7 @@ def _class_groups(name: str, num_classes: int, parts: list[tuple[np.ndarray, np.
     """Returns the group of each class `[L]`, that of its rows; 0 for a class without rows.
 
     Args:
-        name: of the data set.
+        name: name of the data set.
         num_classes: L.
         parts: of each split the labels, and the groups of the rows.
     """

@@ -1,4 +1,4 @@
-"""The laws that a method keeps, one function each: `check_some_law` is "some law"."""
+"""The laws of the contract, one function each: `check_some_law` checks the law "some law"."""
 
 from collections.abc import Callable
 
@@ -11,4 +11,4 @@ CHECKS: dict[str, Callable[[Row], str | None]] = {
     for name, check in vars(laws).items()
     if name.startswith("check_")
 }
-"""Every law by name: `check(row)` raises AssertionError, or returns None, or why it says nothing here."""
+"""Every law by name: `check(row)` raises AssertionError, or returns None, or the reason why it does not apply."""

@@ -1,4 +1,4 @@
-"""The laws of a method's functions: what they take and return, and that a run can be scanned, cut and gone on with."""
+"""Laws about a method's functions: their arguments and results, and runs that are scanned, interrupted and resumed."""
 
 import inspect
 import tempfile
@@ -20,7 +20,7 @@ from jaxfl.testing.small import CLIENTS, COHORT, case, federation, recompiled_ca
 
 
 def check_argument_names(row: Row) -> None:
-    """The functions of a method are called by these names, in this order; a factory's options by keyword only."""
+    """The arguments of a method's functions have fixed names and order; a factory's options are keyword-only."""
     wanted = {
         "init": ["key", "data"],
         "round": ["key", "state", "data", "cohort"],
@@ -38,9 +38,9 @@ def check_argument_names(row: Row) -> None:
 
 
 def check_info(row: Row) -> None:
-    """A round returns an `Info` of the declared shapes; the state counts rounds and knows every client's cluster."""
-    one, data = case(row), federation()
-    state, info = one.run(data, small_cohort())
+    """A round returns an `Info` of the declared shapes; the state counts rounds and has every client's cluster."""
+    compiled, data = case(row), federation()
+    state, info = compiled.run(data, small_cohort())
     assert isinstance(info, Info), f"round must return (state, Info), returned {type(info).__name__} second"
     scalars = ("num_clusters", "diverged", "bytes_up", "bytes_down", "overflow")
     shapes = {"loss": (CLIENTS,), "cluster": (CLIENTS,), **dict.fromkeys(scalars, ())}
@@ -58,9 +58,9 @@ def check_info(row: Row) -> None:
 
 def check_stable_state(row: Row) -> None:
     """Shapes and dtypes of the state never change: a round can be scanned over, and compiles once."""
-    one, data, cohort, key = case(row), federation(), small_cohort(), jax.random.key(0)
-    before = jax.eval_shape(one.init, key, data)
-    after, _ = jax.eval_shape(one.round, key, before, data, cohort)
+    compiled, data, cohort, key = case(row), federation(), small_cohort(), jax.random.key(0)
+    before = jax.eval_shape(compiled.init, key, data)
+    after, _ = jax.eval_shape(compiled.round, key, before, data, cohort)
     were, are = (
         {
             name: f"{kind}{list(shape)}"
@@ -79,62 +79,70 @@ def check_stable_state(row: Row) -> None:
     def scan(state: Any, data: FederatedData) -> Any:
         def step(state: Any, _: None) -> tuple[Any, Info]:
             traces.append("round")
-            return one.method.round(key, state, data, cohort)
+            return compiled.method.round(key, state, data, cohort)
 
         return jax.lax.scan(step, state, length=2)
 
-    once, infos = jax.eval_shape(scan, before, data)  # traced, as a call would trace it, and never compiled
+    once, infos = jax.eval_shape(scan, before, data)  # traced as by a call, and never compiled
     jax.eval_shape(scan, once, data)
-    assert infos.loss.shape[0] == 2, f"a scanned round must report like a single one, reports {infos.loss.shape}"
+    assert infos.loss.shape[0] == 2, (
+        f"info of a scanned round must have a leading axis of rounds, has shape {infos.loss.shape}"
+    )
     assert len(traces) == 1, f"the second call must not trace the round again (weak types?), traced {len(traces)} times"
 
 
 def check_seed(row: Row) -> None:
-    """The same seed gives the same bits, in a method built and compiled again; another seed gives another result."""
-    one, data, cohort = case(row), federation(), small_cohort()
-    state, info = one.run(data, cohort)
+    """Equal seeds give equal bits, also after the method is compiled again; another seed gives another result."""
+    compiled, data, cohort = case(row), federation(), small_cohort()
+    state, info = compiled.run(data, cohort)
     again = recompiled_case(row).run(data, cohort)
     assert_equal(again, (state, info), "the same seed must give the same bits")
-    other, _ = one.run(data, cohort, seed=1)
-    same = jax.tree.map(lambda a, b: bool((a == b).all()), one.served(other, COHORT), one.served(state, COHORT))
+    other, _ = compiled.run(data, cohort, seed=1)
+    same = jax.tree.map(
+        lambda a, b: bool((a == b).all()), compiled.served(other, COHORT), compiled.served(state, COHORT)
+    )
     assert not all(jax.tree.leaves(same)), "another seed must give other models"
 
 
 def check_checkpoint(row: Row) -> None:
-    """Save, load and continue is continue, bit for bit."""
-    one, data, cohort = case(row), federation(), small_cohort()
-    state, _ = one.run(data, cohort, rounds=1)
+    """A run that is saved, loaded and continued equals a run that is continued, bit for bit."""
+    compiled, data, cohort = case(row), federation(), small_cohort()
+    state, _ = compiled.run(data, cohort, rounds=1)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.save(Path(folder), state, {})
         saved = checkpoint.load(Path(folder) / checkpoint.NAME)
-        loaded = saved.state(jax.eval_shape(one.init, jax.random.key(0), data))
-    straight = one.run(data, cohort, rounds=1, start=state)
+        loaded = saved.state(jax.eval_shape(compiled.init, jax.random.key(0), data))
+    straight = compiled.run(data, cohort, rounds=1, start=state)
     assert_equal(
-        one.run(data, cohort, rounds=1, start=loaded), straight, "a restored run must go on as if never stopped"
+        compiled.run(data, cohort, rounds=1, start=loaded),
+        straight,
+        "a restored run must continue as if it had not been interrupted",
     )
 
 
 def check_cuts(row: Row) -> None:
-    """How often a run is evaluated changes nothing, and clients without rows are counted."""
-    # programs of its own: here full batches, and all clients at once
+    """The frequency of evaluation changes nothing, and clients without rows are counted."""
+    # programs that no other check uses: full batches, and all clients in one chunk
     method, data = case(row, batch_size=None).method, federation()
     options = {"rounds": 4, "cohort": 0.5, "seed": 1, "plan": Plan(chunk=None)}
     often, seldom = (run(method, data, eval_every=every, **options) for every in (1, 3))
     assert_equal(often.state, seldom.state, "the frequency of evaluation must change nothing")
-    assert often.history[-1]["micro_accuracy"] == seldom.history[-1]["micro_accuracy"], "nor the last evaluation"
+    assert often.history[-1]["micro_accuracy"] == seldom.history[-1]["micro_accuracy"], (
+        "the frequency of evaluation must not change the last one"
+    )
     assert often.summary["empty_clients"] == 1, f"one client has no rows, counted {often.summary['empty_clients']}"
 
 
 def check_growth(row: Row) -> str | None:
-    """More slots change nothing but the shapes."""
-    one, data, cohort = case(row), federation(), small_cohort()
-    if one.method.grow is None:
+    """More slots change only the shapes."""
+    compiled, data, cohort = case(row), federation(), small_cohort()
+    if compiled.method.grow is None:
         return "not run: the method's slots always suffice"
-    state, _ = one.run(data, cohort, rounds=1)
-    grown = one.method.grow(state)
+    state, _ = compiled.run(data, cohort, rounds=1)
+    grown = compiled.method.grow(state)
     assert tree.num_bytes(grown) > tree.num_bytes(state), "grow must add slots"
-    before, after = (one.run(data, cohort, rounds=1, start=start)[0] for start in (state, grown))
+    before, after = (compiled.run(data, cohort, rounds=1, start=start)[0] for start in (state, grown))
     ids = np.arange(data.num_clients)
-    assert_close(one.served(after, ids), one.served(before, ids), "more slots must change nothing")
+    assert_close(compiled.served(after, ids), compiled.served(before, ids), "more slots must change nothing")
     assert_close(after.cluster, before.cluster, "more slots must change no cluster")
     return None
