@@ -1,24 +1,24 @@
-"""k-means: k-means++ or farthest-first seeds, Lloyd's iteration, restarts side by side, and its outlier-robust kin.
+"""k-means with k-means++ or farthest-first seeds, Lloyd's iteration, mapped restarts, and trimmed variants.
 
     labels_i  <- argmin_k |x_i - c_k|                      ties to the lowest k
     c_k       <- centre of {x_i: labels_i = k}             mean, coordinate-wise median or geometric median
 
-until no label changes. With `trimmed` > 0 the points farthest away are left out of the centres, and of the inertia;
-they keep their labels:
+until no label changes. With `trimmed` > 0 the farthest points are left out of the centres and of the inertia, but keep
+their labels:
 
-    trim="all"      of all points together, those farthest from their nearest centre (trimmed k-means: Cuesta-Albertos,
+    trim="all"      of all points, those farthest from their nearest centre (trimmed k-means: Cuesta-Albertos,
                     Gordaliza and Matran, 1997). A tight group of outliers is left out as a whole.
     trim="cluster"  in every cluster, those farthest from its geometric median (TKM: Ghosh, Hong, Yin and Ramchandran,
-                    2019). Enough for stray outliers; a group of them can still win a centre for itself.
+                    2019). This suffices for single outliers; a group of them can still obtain a centre.
 
-Seeds are not drawn from the points left out either, those farthest from the seeds so far: the farther a group of
-outliers, the surer k-means++ would seed it, and Lloyd's iteration never gives up a centre that has points of its own.
+Seeds are not drawn from the points that are farthest from the seeds so far either: k-means++ seeds a group of outliers
+with a probability that grows with its distance, and Lloyd's iteration never removes a centre that has points.
 
-With `weights` a point of weight 2 is two points of weight 1, in the seeds, the means and the inertia. Nothing is left
-out then, and centres are means.
+With `weights` a point of weight 2 counts as two points of weight 1, in the seeds, the means and the inertia. No point
+is then left out, and centres are means.
 
-Distances are sums of squared differences, not differences of squares: one outlier a million times as far as the rest
-must not cost the others their digits.
+Distances are sums of squared differences, not differences of squares: an outlier a million times as far as the others
+must not reduce their precision.
 """
 
 import functools
@@ -41,13 +41,13 @@ STATIC = ("max_iterations", "trimmed", "trim", "centre")
 
 
 class KMeans(NamedTuple):
-    """A clustering."""
+    """A clustering of points."""
 
     centres: Array  # [K, d]
-    labels: Array  # [N] int32, the nearest centre; -1 for absent points
+    labels: Array  # [N] int32, index of the nearest centre; -1 for absent points
     kept: Array  # [N] bool, False for absent points and for those left out of the centres
-    inertia: Array  # [] over kept points: squared distances to their centre, plain distances if it is no mean
-    iterations: Array  # [] int32, Lloyd steps made
+    inertia: Array  # [] sum over kept points of squared distances to their centre, of distances if not a mean
+    iterations: Array  # [] int32, number of Lloyd steps
 
 
 @functools.partial(jax.jit, static_argnames=("num_clusters", "restarts", *STATIC))
@@ -65,19 +65,20 @@ def kmeans(
     trim: Trim = "all",
     centre: Centre = "mean",
 ) -> KMeans:
-    """Clusters points from k-means++ seeds; of several starts, the one of the lowest inertia, the first of equals.
+    """Returns the clustering of lowest inertia of several starts from k-means++ seeds, the first of equals.
 
     Args:
-        key: random key of the seeds. The first of 20 restarts is the only one of 1, so that more are never worse.
-        points: `[N, d]`; whole numbers are taken as floats.
-        num_clusters: K. Where there are fewer distinct points, some centres coincide and all but one stay empty.
-        mask: bool `[N]`, False for absent points; None for none. Points whose length is not finite are absent.
-        weights: float `[N]`, how many points each one counts for; of weight 0, or one that is not finite, it is absent.
-            None is 1 for all.
-        restarts: starts, a mapped axis: memory for `restarts * (N + K d)` numbers.
+        key: random key of the seeds. The first start is the same for any number of restarts, so that more are never
+            worse.
+        points: `[N, d]`; integers become floats.
+        num_clusters: K. With fewer distinct points, some centres coincide, and all but one of these stay empty.
+        mask: bool `[N]`, False for absent points; None if no point is absent. Points of non-finite length are absent.
+        weights: float `[N]`, weight of each point; a point is absent if its weight is 0 or not finite. None is 1 for
+            all.
+        restarts: number of starts, a mapped axis that needs memory for `restarts * (N + K d)` numbers.
         max_iterations: most steps of Lloyd's iteration.
         trimmed: share of the points left out of the centres, in [0, 1).
-        trim: `"all"` or `"cluster"`, what it is a share of.
+        trim: `"all"` or `"cluster"`: whether `trimmed` is a share of all points or of each cluster.
         centre: `"mean"`, `"median"` (coordinate by coordinate) or `"geometric_median"`.
 
     Raises:
@@ -86,8 +87,8 @@ def kmeans(
     References: Lloyd, "Least squares quantization in PCM", 1982; Arthur and Vassilvitskii, "k-means++: the advantages
     of careful seeding", 2007.
 
-    >>> found = kmeans(jax.random.key(0), jnp.array([[0.0], [1.0], [8.0], [9.0]]), 2)
-    >>> sorted(found.centres.ravel().tolist()), float(found.inertia)
+    >>> clustering = kmeans(jax.random.key(0), jnp.array([[0.0], [1.0], [8.0], [9.0]]), 2)
+    >>> sorted(clustering.centres.ravel().tolist()), float(clustering.inertia)
     ([0.5, 8.5], 1.0)
     """
     if restarts < 1 or num_clusters < 1:
@@ -106,9 +107,9 @@ def kmeans(
             centre=centre,
         )
 
-    found = jax.vmap(start)(jax.random.split(key, restarts))
-    best = jnp.argmin(found.inertia)
-    return jax.tree.map(lambda leaf: leaf[best], found)
+    results = jax.vmap(start)(jax.random.split(key, restarts))
+    best = jnp.argmin(results.inertia)
+    return jax.tree.map(lambda leaf: leaf[best], results)
 
 
 @functools.partial(jax.jit, static_argnames=STATIC)
@@ -124,15 +125,15 @@ def lloyd(
     trim: Trim = "all",
     centre: Centre = "mean",
 ) -> KMeans:
-    """Moves given centres until no label changes, `max_iterations` times at most; 0 only labels the points.
+    """Returns the clustering from given centres after Lloyd's iteration, until no label changes.
 
     A cluster without points keeps its centre.
 
     Args:
         points: float `[N, d]`.
-        centres: `[K, d]`, to start from.
+        centres: initial centres `[K, d]`.
         mask, weights: `[N]`, see `kmeans`.
-        max_iterations: the most steps.
+        max_iterations: most steps; 0 only labels the points.
         trimmed, trim, centre: see `kmeans`.
 
     Raises:
@@ -151,7 +152,7 @@ def lloyd(
     chex.assert_equal_shape_suffix([points, centres], 1)
 
     def measure(centres: Array) -> tuple[Array, Array, Array]:
-        """Returns labels, squared distances to the nearest centre, and who is kept."""
+        """Returns labels, squared distances to the nearest centre, and a mask of the kept points."""
         squared = squared_distances(points, centres)  # [N, K]
         labels = jnp.where(mask, jnp.argmin(squared, 1), -1).astype(jnp.int32)
         nearest = squared.min(1)
@@ -170,11 +171,11 @@ def lloyd(
             moved = CENTRES[centre](points, members, centres)
         else:
             moved = centre_of.mean(points, members, centres, weights=weights)
-        found = measure(moved)
-        changed = (measured == 0) | (found[0] != labels).any() | (found[2] != kept).any()
-        return moved, found, changed, measured + 1
+        assigned = measure(moved)
+        changed = (measured == 0) | (assigned[0] != labels).any() | (assigned[2] != kept).any()
+        return moved, assigned, changed, measured + 1
 
-    # without labels no centre moves: the first step labels the points, and is no step of Lloyd's
+    # without labels no centre moves: the first step only labels the points, and is not counted
     unknown = jnp.full(mask.shape, -1, jnp.int32), jnp.zeros(mask.shape, points.dtype), mask
     centres, (labels, nearest, kept), _, measured = lax.while_loop(
         lambda carry: carry[2] & (carry[3] <= max_iterations), step, (centres, unknown, jnp.array(True), jnp.int32(0))
@@ -194,16 +195,16 @@ def plus_plus(
     weights: Array | None = None,
     trimmed: float = 0.0,
 ) -> Array:
-    """Returns k-means++ seeds `[K, d]`: points drawn with probabilities as their squared distance from those drawn.
+    """Returns k-means++ seeds `[K, d]`: points drawn with probability proportional to the squared distance from seeds.
 
-    The first is drawn by weight alone. Where no point is away from a seed any more, seeds repeat.
+    The first seed is drawn by weight alone. Seeds repeat when every point coincides with a seed.
 
     Args:
         key: random key of the draws.
         points: float `[N, d]`.
         num_clusters: K.
         mask, weights: `[N]`, see `kmeans`.
-        trimmed: share of the points, those farthest from the seeds so far, that the next one is not drawn from.
+        trimmed: share of the points, the farthest from the seeds so far, from which the next seed is not drawn.
     """
     _check_trimmed(trimmed)
     points, mask = _present_points(points, mask, weights)
@@ -222,11 +223,11 @@ def plus_plus(
 
 @functools.partial(jax.jit, static_argnames="num_clusters")
 def farthest_first(points: Array, first: Array, num_clusters: int, *, mask: Array | None = None) -> Array:
-    """Returns seeds `[K, d]`: given points, then ever the one farthest from those taken, the lowest index of equals.
+    """Returns farthest-first seeds `[K, d]`: given points, then repeatedly the point farthest from all seeds.
 
     Args:
         points: float `[N, d]`.
-        first: indices `[S]` of the first seeds, S at most K.
+        first: indices `[S]` of the first seeds, S at most K. Of equally far points the lowest index is next.
         num_clusters: K.
         mask: bool `[N]`, see `kmeans`.
 
@@ -247,7 +248,7 @@ def squared_distances(points: Array, centres: Array) -> Array:
 
 
 def _present_points(points: Array, mask: Array | None, weights: Array | None = None) -> tuple[Array, Array]:
-    """Returns the points, absent ones zeroed so that they poison no sum, and who is present `[N]`."""
+    """Returns the points, with zeros for absent ones so that sums stay finite, and a mask of the present ones `[N]`."""
     points = _float_matrix("points", points)
     finite = jnp.isfinite(jnp.square(points).sum(1))
     mask = finite if mask is None else finite & jnp.asarray(mask, bool)
@@ -258,25 +259,25 @@ def _present_points(points: Array, mask: Array | None, weights: Array | None = N
 
 
 def _float_matrix(name: str, points: Array) -> Array:
-    """Returns points as floats; raises unless they are one or more rows of an array."""
+    """Returns points as floats; raises ValueError unless they are an array of two axes with a row or more."""
     shape = getattr(points, "shape", None)
     if shape is None or len(shape) != 2 or not shape[0]:
         got = f"a {type(points).__name__}" if shape is None else f"shape {shape}"
         raise ValueError(f"{name} must be an array of two axes, with a row or more, got {got}; use np.array(rows).")
-    whole = not jnp.issubdtype(points.dtype, jnp.floating)  # a mean of whole numbers is none
+    whole = not jnp.issubdtype(points.dtype, jnp.floating)  # a mean of integers is not an integer
     return points.astype(jax.dtypes.canonicalize_dtype(float)) if whole else points
 
 
 def _check_trimmed(trimmed: float) -> None:
-    """Raises unless it is a share of the points."""
+    """Raises ValueError unless `trimmed` is a share from 0 to below 1."""
     if not 0 <= trimmed < 1:
         raise ValueError(f"trimmed must be at least 0 and below 1, got {trimmed}; it is a share of the points.")
 
 
 def _choose_seeds(points: Array, mask: Array, first: Array, num_clusters: int, choose: Callable[..., Array]) -> Array:
-    """Returns `num_clusters` points: those of `first [S]`, then those that `choose(nearest, turn)` takes.
+    """Returns `num_clusters` points: those of `first [S]`, then those whose index `choose(nearest, turn)` returns.
 
-    `nearest [N]` are the squared distances from the seeds taken so far, 0 for absent points.
+    `nearest [N]` has the squared distances from the seeds so far, 0 for absent points.
     """
 
     def step(nearest: Array, turn: Array) -> tuple[Array, Array]:
@@ -289,13 +290,13 @@ def _choose_seeds(points: Array, mask: Array, first: Array, num_clusters: int, c
 
 
 def _farthest(distance: Array, group: Array, num_groups: int, share: float) -> Array:
-    """Returns the `int(share * m)` points of the largest distance in each group of m `[N]`, later ones of equals."""
-    if share == 0:  # no sorting then, in the program of every seed
+    """Returns a mask `[N]` of the `int(share * m)` farthest points in each group of m; of equals, the later ones."""
+    if share == 0:  # avoids a sort in the program of every seed
         return jnp.zeros_like(group, bool)
     count = distance.shape[0]
     members = centre_of.counts(group, num_groups)  # [G]
-    order = jnp.lexsort((-jnp.arange(count), -distance, group))  # groups one after the other, farthest first
-    before = (group < 0).sum(dtype=jnp.int32) + jnp.cumsum(members, dtype=jnp.int32) - members  # [G], their beginnings
+    order = jnp.lexsort((-jnp.arange(count), -distance, group))  # group by group, farthest first
+    before = (group < 0).sum(dtype=jnp.int32) + jnp.cumsum(members, dtype=jnp.int32) - members  # [G], first places
     slot = jnp.maximum(group, 0)
     place = jnp.zeros(count, jnp.int32).at[order].set(jnp.arange(count, dtype=jnp.int32))
     cut = jnp.asarray(centre_of.trim_counts(share, count))[members]

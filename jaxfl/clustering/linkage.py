@@ -1,6 +1,6 @@
 """Hierarchical clustering of a distance matrix: trees in SciPy's format, cuts, and Sattler's bipartition.
 
-Which clusters merge is found in `merging.py`, in O(N^2) time; every shape is static.
+The merges are computed in `merging.py` in O(N^2) time; every shape is static.
 """
 
 import functools
@@ -21,26 +21,26 @@ Bipartition = Literal["single", "complete", "average"]
 @functools.partial(jax.jit, static_argnames="method")
 @checked
 def linkage(distances: Array, method: merging.Linkage = "single") -> Array:
-    """Merges the two nearest clusters again and again; the distance between clusters is the method's.
+    """Returns the tree `[N - 1, 4]` of merging the two nearest clusters repeatedly.
 
     | method | distance between two clusters |
     |---|---|
-    | single | of their nearest points |
-    | complete | of their farthest points |
+    | single | distance of their nearest points |
+    | complete | distance of their farthest points |
     | average | mean over all pairs of points (UPGMA) |
-    | weighted | mean of its two parts' distances, whatever their sizes (WPGMA) |
-    | ward | growth of the sum of squares, as SciPy's: for Euclidean distances, not squared ones |
+    | weighted | mean of the distances of its two parts, regardless of their sizes (WPGMA) |
+    | ward | growth of the sum of squares, as in SciPy: for Euclidean distances, not squared ones |
 
     Args:
         distances: float `[N, N]`, symmetric, N at least 1; the diagonal is ignored. NaN and infinity count as the
-            largest finite number: such a pair merges last. float64 is kept, anything else is computed in float32.
-        method: one of the table's.
+            largest finite number: such a pair merges last. float64 stays, all other types are computed in float32.
+        method: a method of the table.
 
     Returns:
-        `[N - 1, 4]` in the dtype of the computation, what `scipy.cluster.hierarchy.linkage` returns: a row a merge,
-        by height, (left, right, height, size). Points are clusters 0 to N - 1, row t makes cluster N + t, and left is
-        the smaller label. Ties are broken by place, the same way in every run; SciPy has its own way, so trees may
-        differ where distances are equal.
+        `[N - 1, 4]` in the dtype of the computation, in the format of `scipy.cluster.hierarchy.linkage`: a row per
+        merge, by height, (left, right, height, size). Points are clusters 0 to N - 1, row t forms cluster N + t, and
+        left is the smaller label. Ties are broken by index, equally in every run; SciPy breaks them otherwise, so trees
+        may differ where distances are equal.
 
     Raises:
         ValueError: unknown method, or no point.
@@ -60,13 +60,14 @@ def linkage(distances: Array, method: merging.Linkage = "single") -> Array:
 
 @jax.jit
 def cut_by_number(tree: Array, num_clusters: Array | int) -> Array:
-    """Undoes the last merges until `num_clusters` clusters are left, exactly: like scikit-learn and SciPy's `cut_tree`.
+    """Returns labels `[N]` of exactly `num_clusters` clusters, as scikit-learn and SciPy's `cut_tree` do.
 
-    SciPy's `fcluster(tree, num_clusters, "maxclust")` may leave fewer where merges have equal heights.
+    The last merges are undone. SciPy's `fcluster(tree, num_clusters, "maxclust")` may return fewer clusters where
+    merges have equal heights.
 
     Args:
         tree: `[N - 1, 4]` from `linkage`.
-        num_clusters: from 1 to N; what is outside counts as the nearer of the two.
+        num_clusters: from 1 to N; other numbers are clipped.
 
     Returns:
         int32 `[N]`: clusters 0, 1, ... in the order of their first members.
@@ -81,14 +82,14 @@ def cut_by_number(tree: Array, num_clusters: Array | int) -> Array:
 
 @jax.jit
 def cut_by_threshold(tree: Array, threshold: Array | float) -> Array:
-    """Keeps the merges with `height <= threshold`.
+    """Returns labels `[N]` of the clusters after all merges with `height <= threshold`.
 
     This is SciPy's `fcluster(tree, threshold, "distance")`. scikit-learn's `distance_threshold` merges strictly below
-    it: the largest float below a threshold, `jnp.nextafter(threshold, -jnp.inf)`, gives its clusters.
+    it: pass the largest float below the threshold, `jnp.nextafter(threshold, -jnp.inf)`, for its clusters.
 
     Args:
         tree: `[N - 1, 4]` from `linkage`.
-        threshold: in units of the distances; compared in the dtype of the tree.
+        threshold: in the unit of the distances; compared in the dtype of the tree.
 
     Returns:
         int32 `[N]`: clusters 0, 1, ... in the order of their first members.
@@ -105,18 +106,18 @@ def cut_by_threshold(tree: Array, threshold: Array | float) -> Array:
 @functools.partial(jax.jit, static_argnames="linkage")
 @checked
 def bipartition(similarity: Array, mask: Array, *, linkage: Bipartition = "single") -> tuple[Array, Array]:
-    """Splits the members of a cluster in two: the last merge of their tree, undone.
+    """Returns the bipartition of a cluster's members that undoes the last merge of their tree.
 
     Single linkage finds the paper's optimum, the split with the least `max similarity[i, j]` across; complete and
-    average linkage, which published codes use, do not always. Works on the negated similarities.
+    average linkage, which published codes use, do not always. Distances are the negated similarities.
 
     Args:
-        similarity: float `[N, N]`, symmetric; the diagonal is ignored, NaN is similar to nobody.
+        similarity: float `[N, N]`, symmetric; the diagonal is ignored, NaN counts as not similar.
         mask: bool `[N]`, the members. It may be traced.
         linkage: single, complete or average; ward is for distances.
 
     Returns:
-        side: bool `[N]`, the members that part from the one with the lowest index; nobody if there is only one.
+        side: bool `[N]`, the members separated from the member of lowest index; all False if there is only one member.
         alpha_cross: `[]`, the largest similarity across; infinity, above every threshold, if there is only one member.
 
     Raises:
@@ -145,7 +146,7 @@ def _square_matrix(name: str, matrix: Array) -> Array:
     count = matrix.shape[0]
     chex.assert_shape(matrix, (count, count))
     if count == 0:
-        raise ValueError(f"{name} must be of at least one point, got shape {matrix.shape}.")
+        raise ValueError(f"{name} must have at least one point, got shape {matrix.shape}.")
     return matrix if matrix.dtype == jnp.float64 else matrix.astype(jnp.float32)
 
 
@@ -155,27 +156,27 @@ def _num_merges(tree: Array) -> int:
 
 
 def _sorted_tree(merges: merging.Merges) -> Array:
-    """Sorts the merges by height and names the clusters; equal heights keep their order `[N - 1, 4]`."""
+    """Returns the merges sorted by height, with numbers of clusters `[N - 1, 4]`; equal heights keep their order."""
     order = jnp.argsort(merges.height, stable=True)
     first, second, height = (field[order] for field in merges)
     count = first.shape[0] + 1
 
     def step(state: tuple[Array, Array], merge: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], tuple]:
-        name, size = state  # of everybody's cluster, [N]
+        name, size = state  # of each point's cluster, [N]
         first, second, new = merge
-        one, other, total = name[first], name[second], size[first] + size[second]
-        joined = (name == one) | (name == other)
-        return (jnp.where(joined, new, name), jnp.where(joined, total, size)), (one, other, total)
+        left, right, total = name[first], name[second], size[first] + size[second]
+        joined = (name == left) | (name == right)
+        return (jnp.where(joined, new, name), jnp.where(joined, total, size)), (left, right, total)
 
     state = jnp.arange(count, dtype=jnp.int32), jnp.ones(count, jnp.int32)
     new = jnp.arange(count, 2 * count - 1, dtype=jnp.int32)
-    _, (one, other, size) = lax.scan(step, state, (first, second, new))
-    columns = jnp.minimum(one, other), jnp.maximum(one, other), height, size
+    _, (left, right, size) = lax.scan(step, state, (first, second, new))
+    columns = jnp.minimum(left, right), jnp.maximum(left, right), height, size
     return jnp.stack([column.astype(height.dtype) for column in columns], axis=1)
 
 
 def _cut_labels(tree: Array, kept: Array) -> Array:
-    """Labels everybody `[N]` by the merges that are kept `[N - 1]`, the lowest ones of the tree."""
+    """Returns the labels `[N]` of all points after the kept merges `[N - 1]`, the lowest of the tree."""
     count = tree.shape[0] + 1
     node = jnp.arange(2 * count - 1, dtype=jnp.int32)
     child = tree[:, :2].astype(jnp.int32)
@@ -183,5 +184,5 @@ def _cut_labels(tree: Array, kept: Array) -> Array:
     parent = jnp.where(parent < 0, node, parent)
     rounds = max(1, (2 * count).bit_length())  # each jump doubles the distance
     root = lax.fori_loop(0, rounds, lambda _, above: above[above], parent)[:count]
-    first = jnp.full(2 * count - 1, count, jnp.int32).at[root].min(node[:count])[root]  # [N], of everybody's cluster
+    first = jnp.full(2 * count - 1, count, jnp.int32).at[root].min(node[:count])[root]  # [N], first of its cluster
     return (jnp.cumsum(first == node[:count], dtype=jnp.int32) - 1)[first]

@@ -1,8 +1,8 @@
-"""Which clusters merge at which height, in any order: the work behind `linkage.py`.
+"""Merges of hierarchical clustering and their heights, in any order, for `linkage.py`.
 
-Single linkage is a minimum spanning tree (Prim: reads every row once, copies nothing). The others follow chains of
-nearest neighbours: each merge rewrites one row and one column of one copy of the matrix, in place. Both take O(N^2)
-time.
+Single linkage is a minimum spanning tree (Prim's algorithm reads every row once and copies nothing). The other linkages
+follow chains of nearest neighbours: each merge rewrites one row and one column of one copy of the matrix in place. Both
+take O(N^2) time.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from jaxfl.typing import Array
 Linkage = Literal["single", "complete", "average", "ward", "weighted"]
 DistanceUpdate = Callable[[Array, Array, Array, Array, Array, Array], Array]
 
-LEAST_PACKED = 1024  # rows of a packed matrix: smaller ones take less time than the compilation
+LEAST_PACKED = 1024  # least rows of a packed matrix: smaller ones take less time than the compilation
 
 
 class Merges(NamedTuple):
-    """Merges in any order: a point of either cluster `[N - 1]` int32, and the height `[N - 1]`, infinity for none."""
+    """Merges in any order: a point of each cluster `[N - 1]` int32, and the height `[N - 1]`, infinity for no merge."""
 
     first: Array
     second: Array
@@ -31,7 +31,7 @@ class Merges(NamedTuple):
 
 @checked
 def find_merges(distances: Array, mask: Array, method: Linkage) -> Merges:
-    """Returns the merges of the members, and infinite heights for the places that are left.
+    """Returns the merges of the members; unused entries have infinite heights.
 
     Args:
         distances: float `[N, N]`, as `linkage` takes them.
@@ -52,21 +52,22 @@ def find_merges(distances: Array, mask: Array, method: Linkage) -> Merges:
 
 
 def _replace_nonfinite(distances: Array) -> Array:
-    """Replaces NaN and infinity by the largest number: infinity marks what takes no part."""
+    """Returns distances with NaN and infinity replaced by the largest number: infinity marks absent points."""
     largest = jnp.finfo(distances.dtype).max
     return jnp.where(distances < largest, distances, largest)
 
 
 def _spanning_tree(distances: Array, mask: Array) -> Merges:
-    """Prim's algorithm from the first member.
+    """Returns the merges of single linkage, by Prim's algorithm from the first member.
 
-    It exhausts whatever is connected below a height before it takes a larger step, so every cluster of single linkage
-    is a run of its order: a merge may name the points before and after the step instead of the ends of the edge.
+    It reaches all points that are connected below a height before it takes a larger step, so every cluster of single
+    linkage is contiguous in its order: a merge may name the points before and after the step instead of the edge's
+    ends.
     """
     count = distances.shape[0]
 
     def step(state: tuple[Array, Array, Array], _: None) -> tuple[tuple[Array, Array, Array], Merges]:
-        point, nearest, outside = state  # the last one reached; how far the tree is from each point; who is not in it
+        point, nearest, outside = state  # last point reached; distances from the tree; points outside of the tree
         nearest = jnp.minimum(nearest, _replace_nonfinite(distances[point]))
         distance = jnp.where(outside, nearest, jnp.inf)
         reached, height = _first_smallest(distance)
@@ -80,11 +81,12 @@ def _spanning_tree(distances: Array, mask: Array) -> Merges:
 
 
 def _nearest_neighbour_chains(distances: Array, mask: Array, update: DistanceUpdate) -> Merges:
-    """Merges along chains of nearest neighbours: each point of a chain is the nearest of the one before it.
+    """Returns the merges along chains of nearest neighbours: each point of a chain is the nearest of the one before.
 
-    A chain ends in two that are nearest to each other. Under a reducible linkage they may merge at once, and what
-    comes before them remains a chain. A merged cluster lives on in the place of its lowest point. Once half of the
-    places are empty a large matrix is packed: a quarter less to read and write, for one more loop to compile.
+    A chain ends in two points that are nearest to each other. Under a reducible linkage they may merge at once, and the
+    points before them remain a chain. A merged cluster takes the place of its lowest point. Once half of the places are
+    empty, a large matrix is packed: this saves a quarter of reads and writes, and costs the compilation of a second
+    loop.
     """
     count = distances.shape[0]
     none = jnp.zeros(count - 1, jnp.int32)
@@ -96,7 +98,7 @@ def _nearest_neighbour_chains(distances: Array, mask: Array, update: DistanceUpd
     if half >= LEAST_PACKED:
         done, matrix, size, merges = _merge_chains(done, last + 1 - half, matrix, size, point, merges, update)
         place = jnp.argsort(size == 0, stable=True)[:half].astype(jnp.int32)
-        matrix = lax.map(lambda one: matrix[one][place], place)  # row by row: a gather from a gather compiles for long
+        matrix = lax.map(lambda row: matrix[row][place], place)  # row by row: a gather from a gather compiles slowly
         size, point = size[place], point[place]
     return _merge_chains(done, last, matrix, size, point, merges, update)[-1]
 
@@ -104,19 +106,19 @@ def _nearest_neighbour_chains(distances: Array, mask: Array, update: DistanceUpd
 def _merge_chains(
     done: Array, last: Array, matrix: Array, size: Array, point: Array, merges: Merges, update: DistanceUpdate
 ) -> tuple[Array, Array, Array, Merges]:
-    """Merges until `last` merges are done in all.
+    """Returns the state after merging along chains until `last` merges are done in total.
 
     Args:
-        done: `[]`, so many merges are in `merges`.
+        done: `[]`, number of merges in `merges`.
         last: `[]`, may be less than `done`.
         matrix: `[M, M]`.
-        size: `[M]` of the clusters, 0 for empty places.
-        point: int32 `[M]`, a point of each.
-        merges: to be added to.
-        update: of the distances.
+        size: sizes of the clusters `[M]`, 0 for empty places.
+        point: int32 `[M]`, a point of each cluster.
+        merges: the merges so far.
+        update: update of the distances.
 
     Returns:
-        The first, third, fourth and sixth argument, after the merges.
+        `done`, `matrix`, `size` and `merges` after the merges.
     """
     count = matrix.shape[0]
     place = jnp.arange(count, dtype=jnp.int32)
@@ -127,18 +129,18 @@ def _merge_chains(
 
     def merge(state: tuple) -> tuple:
         done, matrix, row, place_of_row, size, chain, length, top, merges = state
-        # What the merge before found is written only now: XLA would fuse the update into both writes, and the second
-        # would need the matrix from before the first, a copy of it for every merge. So it goes with the chain.
+        # The row of the previous merge is written only now: XLA would fuse the update into both writes, and the second
+        # would need the matrix from before the first, a copy of it for every merge. The same holds for the chain.
         matrix = write(matrix, row, place_of_row)
         chain = lax.dynamic_update_index_in_dim(chain, top, length - 1, 0)
 
-        def neighbour(one: Array) -> tuple[Array, Array]:
-            return _first_smallest(jnp.where((size > 0) & (place != one), matrix[one], jnp.inf))
+        def neighbour(cluster: Array) -> tuple[Array, Array]:
+            return _first_smallest(jnp.where((size > 0) & (place != cluster), matrix[cluster], jnp.inf))
 
         def goes_on(state: tuple) -> Array:
             _, _, before, _, link, _, distance = state
-            # Links only ever get shorter, so chains end even if the matrix is not quite symmetric. In exact arithmetic
-            # nobody in the chain dies; in rounded arithmetic one may that stands in it twice.
+            # Links only become shorter, so chains end even if the matrix is not exactly symmetric. In exact arithmetic
+            # no cluster of the chain vanishes; in rounded arithmetic a cluster may that is in it twice.
             return (distance < link) | (size[before] == 0)
 
         def grow(state: tuple) -> tuple:
@@ -154,29 +156,29 @@ def _merge_chains(
         row = _replace_nonfinite(update(matrix[kept], matrix[gone], size[kept], size[gone], size, height))
         size = jnp.where(place == kept, size + size[gone], jnp.where(place == gone, 0, size))
         merged = Merges(point[kept], point[gone], height)
-        merges = jax.tree.map(lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, done, 0), merges, merged)
+        merges = jax.tree.map(lambda rows, row: lax.dynamic_update_index_in_dim(rows, row, done, 0), merges, merged)
         top = chain[jnp.maximum(length - 3, 0)]
         fresh = (length == 2) | (size[top] == 0)
         top, length = jnp.where(fresh, kept, top), jnp.where(fresh, 1, length - 2)
         return done + 1, matrix, row, kept, size, chain, length, top, merges
 
-    one, chain = jnp.int32(1), jnp.zeros(count + 1, jnp.int32)
+    length, chain = jnp.int32(1), jnp.zeros(count + 1, jnp.int32)
     start = jnp.argmax(size > 0).astype(jnp.int32)
-    state = done, matrix, matrix[0], one - 1, size, chain, one, start, merges
+    state = done, matrix, matrix[0], length - 1, size, chain, length, start, merges
     state = lax.while_loop(lambda state: state[0] < last, merge, state)
     done, matrix, row, place_of_row, size, *_, merges = state
     return done, write(matrix, row, place_of_row), size, merges
 
 
 def _first_smallest(values: Array) -> tuple[Array, Array]:
-    """Returns the first index of the smallest of `[N]` and its value: on a CPU a ninth of the time of `argmin`."""
+    """Returns the first index of the smallest value of `[N]`, and the value; on a CPU in a ninth of `argmin`'s time."""
     value = values.min()
     place = jnp.arange(values.shape[0], dtype=jnp.int32)
     return jnp.where(values == value, place, values.shape[0] - 1).min(), value
 
 
 def _update_complete(a: Array, b: Array, size_a: Array, size_b: Array, size: Array, height: Array) -> Array:
-    """Returns the distances of everybody `[N]` from the union of clusters at distances `a` and `b`."""
+    """Returns the distances `[N]` of all clusters from the union of two clusters at distances `a` and `b`."""
     del size_a, size_b, size, height
     return jnp.maximum(a, b)
 

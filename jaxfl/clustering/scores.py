@@ -1,7 +1,7 @@
-"""How well found clusters agree with true groups, whatever the clusters are called; NumPy, on the host.
+"""Scores of agreement between found clusters and true groups, independent of label names; NumPy, on the host.
 
-Labels are any integers, one a client, in arrays `[N]`; -1 is a label like any other. Every score is 1 for equal
-partitions and symmetric in its arguments, but for `purity`. Without any clients every score is 1.
+Labels are integers, one per client, in arrays `[N]`; -1 is an ordinary label. Every score is 1 for equal partitions,
+and symmetric in its arguments except for `purity`. Without clients every score is 1.
 """
 
 import numpy as np
@@ -9,18 +9,17 @@ from numpy.typing import ArrayLike
 
 
 def contingency(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Counts of clients by their two labels, of the P pairs of labels that occur: a table would have N x N cells.
+    """Returns the counts of clients for the P pairs of labels that occur; a table would have N x N cells.
 
     Args:
         a: integers `[N]`.
         b: integers `[N]`.
 
     Returns:
-        int64 `[P]` each: the counts, and the places of the two labels among those of `a` and of `b`, in increasing
-        order.
+        int64 `[P]` each: the counts, and the ranks of the two labels among the labels of `a` and of `b`.
 
     Raises:
-        ValueError: if the two are not vectors of one length.
+        ValueError: `a` and `b` are not vectors of equal length.
 
     >>> [part.tolist() for part in contingency([0, 0, 1], [5, 7, 7])]
     [[1, 1, 1], [0, 0, 1], [0, 1, 1]]
@@ -28,15 +27,17 @@ def contingency(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.
     a, b = np.asarray(a), np.asarray(b)
     if a.ndim != 1 or a.shape != b.shape:
         raise ValueError(
-            f"labels must be two vectors of one length, got shapes {a.shape} and {b.shape}; pass one each."
+            f"labels must be vectors of equal length, got shapes {a.shape} and {b.shape}; pass one label per client."
         )
     row, column = (np.unique(labels, return_inverse=True)[1] for labels in (a, b))
-    pairs, counts = np.unique(row * a.size + column, return_counts=True)  # a number a pair: unique rows are slow
+    pairs, counts = np.unique(row * a.size + column, return_counts=True)  # one number per pair: unique rows are slow
     return counts, *np.divmod(pairs, max(a.size, 1))
 
 
 def adjusted_rand_index(a: ArrayLike, b: ArrayLike) -> float:
-    """Share of client pairs on which two partitions agree, corrected for chance: 1 equal, 0 as random labels, >= -0.5.
+    """Returns the share of client pairs on which two partitions agree, corrected for chance.
+
+    It is 1 for equal partitions, 0 on average for random labels, and at least -0.5.
 
     Args:
         a: integers `[N]`.
@@ -59,7 +60,7 @@ def adjusted_rand_index(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def normalized_mutual_information(a: ArrayLike, b: ArrayLike) -> float:
-    """Mutual information of two partitions over the arithmetic mean of their entropies: within [0, 1].
+    """Returns the mutual information of two partitions divided by the mean of their entropies, within [0, 1].
 
     Args:
         a: integers `[N]`.
@@ -72,7 +73,7 @@ def normalized_mutual_information(a: ArrayLike, b: ArrayLike) -> float:
     0.8
     """
     counts, row, column = contingency(a, b)
-    if len(counts) <= 1:  # both are one cluster: equal, though neither has any entropy
+    if len(counts) <= 1:  # both are one cluster: equal, and both entropies are 0
         return 1.0
     joint, in_a, in_b = (_entropy(part) for part in (counts, np.bincount(row, counts), np.bincount(column, counts)))
     mutual = max(0.0, in_a + in_b - joint)
@@ -82,7 +83,7 @@ def normalized_mutual_information(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def purity(truth: ArrayLike, found: ArrayLike) -> float:
-    """Share of clients that belong to the largest true group of their found cluster; 1 also for all singletons.
+    """Returns the share of clients in the largest true group of their found cluster; 1 also if all are singletons.
 
     Args:
         truth: true groups, integers `[N]`.
@@ -102,7 +103,7 @@ def purity(truth: ArrayLike, found: ArrayLike) -> float:
 
 
 def _num_pairs(counts: np.ndarray) -> np.ndarray:
-    """Returns the number of unordered pairs in groups of the given sizes, as floats: counts squared may overflow."""
+    """Returns the number of unordered pairs in groups of given sizes, as floats because squared counts may overflow."""
     counts = np.asarray(counts, np.float64)
     return counts * (counts - 1) / 2
 

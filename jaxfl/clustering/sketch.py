@@ -1,19 +1,19 @@
-"""Sketches: short random projections that keep inner products, for comparing clients whose models are too long to keep.
+"""Sketches: short random projections that preserve inner products, to compare models that are too long to store.
 
-The projection is a count sketch made of contiguous blocks, so that it needs neither a scatter nor a permutation: a leaf
-is cut into blocks of `size` numbers, every number gets a random sign, every block is rolled by a random offset, and
-the blocks are summed. Signs and offsets are drawn again, a step at a time, whenever the projection is applied; nothing
-as long as the model is stored.
+The projection is a count sketch of contiguous blocks, so that it needs neither a scatter nor a permutation: a leaf is
+divided into blocks of `size` numbers, every number gets a random sign, every block is rolled by a random offset, and
+the blocks are summed. Signs and offsets are drawn again, a step at a time, whenever the projection is applied; no array
+of the length of the model is stored.
 
-Two numbers of one block never meet; two of different blocks meet in one bucket with probability 1 / size. That is all
-that the count-sketch bound needs:
+Two numbers of one block never share a bucket; two of different blocks do with probability 1 / size. The count-sketch
+bound needs no more:
 
     E <Sx, Sy> = <x, y>,    Var <Sx, Sy> <= (|x|^2 |y|^2 + <x, y>^2) / size
 
-for every x and y, whatever their structure. Without the rolls (plain folding) it fails for structured vectors: all
-numbers at one place of their blocks would share one bucket, e.g. one column of a kernel whose width divides `size`.
-It is still no full random hash: which numbers of two blocks meet is decided for all of them by two offsets. The signs
-are independent, so this leaves mean and variance as they are; only higher moments depend on the structure.
+for all x and y of any structure. Without the rolls it fails for structured vectors: all numbers at one place of their
+blocks would share one bucket, e.g. one column of a kernel whose width divides `size`. It is still not a full random
+hash: two offsets decide for all numbers of two blocks which share a bucket. The signs are independent, so mean and
+variance are unchanged; only higher moments depend on the structure.
 """
 
 import functools
@@ -25,27 +25,27 @@ from jax import lax
 
 from jaxfl.typing import Array, Key, Params
 
-STEP = 1 << 18  # numbers projected per step of the loop: a megabyte, small beside a model and long enough for a GPU
+STEP = 1 << 18  # numbers projected per step of the loop: a megabyte, small beside a model, long enough for a GPU
 
 
 @functools.partial(jax.jit, static_argnames="size")
 def sketch(key: Key, tree: Params, size: int) -> Array:
-    """Projects a vector or a whole pytree to `size` numbers; linear, and the same map for the same key and shapes.
+    """Returns a linear projection `[size]` of a vector or pytree, the same map for equal keys and shapes.
 
-    The cosine of two sketches is off the cosine of the originals by about (1 - cos^2) / sqrt(size), one standard
-    deviation, never much above 1 / sqrt(size): 0.03 at size 1,024, 0.016 at 4,096. Sketches are comparable only under
-    one key: use one for the whole run.
+    The cosine of two sketches differs from the cosine of the originals by about (1 - cos^2) / sqrt(size), one standard
+    deviation, never much above 1 / sqrt(size): 0.03 at size 1,024, 0.016 at 4,096. Sketches are comparable only for
+    equal keys: use one key for the whole run.
 
     Args:
         key: seed of the projection, not of the vector.
-        tree: array or pytree of float arrays, d numbers in total; computed in float32.
-        size: length of the sketch; a sketch longer than the model gains nothing.
+        tree: array or pytree of float arrays with d numbers in total; computed in float32.
+        size: length of the sketch; a length above d has no benefit.
 
     Returns:
         float32 `[size]`. Under `vmap` over trees the signs are drawn once for all.
 
     Raises:
-        ValueError: if `size` is below 1 or the tree holds no array.
+        ValueError: `size` is below 1, or the tree has no array.
 
     References: Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", 2002; Weinberger et al.,
     "Feature hashing for large scale multitask learning", 2009.
@@ -82,7 +82,7 @@ def _sketch_leaf(key: Key, vector: Array, size: int) -> Array:
 
 
 def _fold(key: Key, vector: Array, size: int) -> Array:
-    """Signs, rolls and sums the blocks of a vector of static length."""
+    """Returns the sum `[size]` of the signed and rolled blocks of a vector of static length."""
     sign_key, offset_key = jax.random.split(key)
     num_blocks = math.ceil(vector.size / size)
     signed = vector.astype(jnp.float32) * _signs(sign_key, vector.size)
