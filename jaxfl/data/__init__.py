@@ -1,4 +1,4 @@
-"""Federated data: packed clients, skews with known groups, and the sources they are cut from."""
+"""Federated data: packed clients, skews with known groups, and sources of examples."""
 
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import partition, stored, synthetic

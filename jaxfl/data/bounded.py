@@ -1,8 +1,8 @@
-"""Arrays and JSON out of files that anybody may have written: sizes are checked before anything is unpacked.
+"""Safe readers of arrays and JSON from untrusted files: sizes are checked before anything is unpacked.
 
-A zip of 42 kB can unpack to gigabytes. A file may therefore unpack to a gigabyte, or else to a hundred times its own
-size; what is said in a zip's directory, in an array's header or in a table's metadata is checked against that, and read
-is no more than was said. Arrays are numbers and strings: nothing here runs code of a file.
+A zip file of 42 kB can unpack to gigabytes. A file may therefore unpack to a gigabyte or to a hundred times its own
+size. The sizes in a zip's directory, an array's header or a table's metadata are checked against that limit, and no
+more is read than they declare. Arrays are numbers and strings: no code of a file is run.
 """
 
 import gzip
@@ -19,26 +19,23 @@ from typing import IO, Any
 import numpy as np
 
 FREE = 1 << 30  # bytes that any file may unpack to
-RATIO = 100  # and beyond: so many times its own bytes. Images have 1 to 20, gigabytes of one value a thousand.
+RATIO = 100  # limit above FREE, in bytes of the file: images have ratios of 1 to 20, a repeated value a thousand
 TEXT = 1 << 26  # bytes of a JSON document
-BLOCK = 1 << 20  # bytes read at once
+BLOCK = 1 << 20  # bytes that are read at once
 
-DAMAGE = (  # what a zip's members and numpy's headers raise beside ValueError
+DAMAGE = (  # errors of damaged zip members and NumPy headers, in addition to ValueError
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, struct.error),
     *(SyntaxError, tokenize.TokenError, TypeError, OverflowError, IndexError, KeyError),
 )
 
 
 def check_unpacked_size(declared: int, size: int, where: str = "") -> None:
-    """Raises if a file unpacks to more than it may.
+    """Raises ValueError if a file unpacks to more bytes than the limit.
 
     Args:
-        declared: bytes that it says it unpacks to.
-        size: its own.
-        where: the beginning of the message.
-
-    Raises:
-        ValueError: it is too much.
+        declared: unpacked bytes that the file declares.
+        size: bytes of the file.
+        where: beginning of the message.
 
     >>> check_unpacked_size(5_000_000_000, 42_000)
     Traceback (most recent call last):
@@ -47,68 +44,65 @@ def check_unpacked_size(declared: int, size: int, where: str = "") -> None:
     if declared > max(FREE, RATIO * size):
         raise ValueError(
             f"{where}its {size:,} bytes unpack to {declared:,}, more than {FREE:,} and more than {RATIO} times as "
-            "many; if you trust it, write it without compression"
+            "many; write it without compression if you trust it"
         )
 
 
 def read_arrays(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Reads arrays of an npz file.
+    """Returns arrays of an npz file by name, and the names of all its arrays.
 
     Args:
-        path: the file.
-        wanted: names of arrays; those that the file does not hold are left out, others are not read. None reads all.
-
-    Returns:
-        The arrays by name, and the names of all that the file holds.
+        path: path of the file.
+        wanted: names of the arrays to read, of which some may be missing in the file. None reads all arrays.
 
     Raises:
         OSError: the file cannot be opened.
-        ValueError: it is no npz file, is damaged, holds Python objects, or unpacks to too much; the message says which,
-            and not of what file.
+        ValueError: the file is not an npz file, is damaged, has Python objects, or unpacks to too many bytes; the
+            message does not name the file.
     """
     with path.open("rb") as stream:
         if not zipfile.is_zipfile(stream):
-            raise ValueError("no zip archive, or a truncated one")
+            raise ValueError("not a zip archive, or a truncated one")
         size = stream.seek(0, 2)
         try:
             with zipfile.ZipFile(stream) as archive:
                 members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
                 chosen = {name: info for name, info in members.items() if wanted is None or name in wanted}
                 check_unpacked_size(sum(info.file_size for info in chosen.values()), size)
-                found = {}
+                values = {}
                 for name, info in chosen.items():
                     with _open_member(archive, info) as member:
-                        found[name] = _read_npy(member, info.file_size)
-                return found, list(members)
+                        values[name] = _read_npy(member, info.file_size)
+                return values, list(members)
         except DAMAGE as error:
             raise ValueError(str(error) or type(error).__name__) from error
 
 
 def _open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
-    """Opens a member that numpy may have written: others may unpack to more than they say, a block at a time."""
+    """Returns an opened member with a compression that NumPy writes: others may unpack to more than they declare."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{info.filename} is compressed as numpy does not; write it with np.savez")
+        raise ValueError(f"{info.filename} has a compression that NumPy does not write; write it with np.savez")
     return archive.open(info)
 
 
 def _read_npy(member: IO[bytes], size: int) -> np.ndarray:
-    """Reads one array of `size` bytes, header and values; the header may not say that there are more, or fewer."""
+    """Returns the array of a member of `size` bytes; raises ValueError if its header declares another size."""
     version = np.lib.format.read_magic(member)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in read_header:
-        raise ValueError(f"an array has format {version}; write it with np.savez")
+        raise ValueError(f"an array has format version {version}; write it with np.savez")
     shape, fortran, dtype = read_header[version](member)
     if dtype.hasobject or not dtype.itemsize:
-        raise ValueError("an array holds Python objects, or nothing at all; only numbers and strings are read")
-    said = math.prod(shape) * dtype.itemsize
-    if said != size - member.tell():
-        raise ValueError(f"an array's header says {said:,} bytes, {size - member.tell():,} are there")
-    content, place = np.empty(said, np.uint8), 0
+        raise ValueError("an array has Python objects or items of no bytes; only numbers and strings are read")
+    declared = math.prod(shape) * dtype.itemsize
+    if declared != size - member.tell():
+        raise ValueError(f"an array's header declares {declared:,} bytes, got {size - member.tell():,}")
+    content, place = np.empty(declared, np.uint8), 0
     while part := member.read(BLOCK):
         content[place : place + len(part)] = np.frombuffer(part, np.uint8)
         place += len(part)
-    if place != said:
-        raise ValueError("an array ends before its header says")
+    if place != declared:
+        raise ValueError("an array has fewer bytes than its header declares")
     flat = content.view(dtype)
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
@@ -118,7 +112,7 @@ def read_content(path: Path) -> bytes:
 
     Raises:
         OSError: the file cannot be opened.
-        ValueError: it is damaged, or unpacks to too much.
+        ValueError: the file is damaged, or unpacks to too many bytes.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -126,39 +120,39 @@ def read_content(path: Path) -> bytes:
         file.seek(0)
         try:
             with gzip.open(file) if packed else file as stream:
-                found = stream.read(max(FREE, RATIO * size) + 1)
+                unpacked = stream.read(max(FREE, RATIO * size) + 1)
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"it is a damaged gzip file: {error}") from error
-    check_unpacked_size(len(found), size)
-    return found
+    check_unpacked_size(len(unpacked), size)
+    return unpacked
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Returns the object that a JSON file holds.
+    """Returns the JSON object of a file.
 
     Raises:
         OSError: the file cannot be opened.
-        ValueError: it holds something else.
+        ValueError: the file has no JSON, or another value than an object.
     """
     with path.open("rb") as file:
-        found = parse_json(file.read(TEXT + 1))
-    if not isinstance(found, dict):
-        raise ValueError(f"it must be an object, and is a {type(found).__name__}")
-    return found
+        value = parse_json(file.read(TEXT + 1))
+    if not isinstance(value, dict):
+        raise ValueError(f"it must be an object, got a {type(value).__name__}")
+    return value
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Returns what a JSON text says.
+    """Returns the value of a JSON text.
 
     Raises:
-        ValueError: it is none, is too long, or goes too deep.
+        ValueError: the text is not JSON, is too long, or is nested too deeply.
 
     >>> parse_json('{"round": 3}'), parse_json(b"[1]")
     ({'round': 3}, [1])
     """
     if len(text) > TEXT:
-        raise ValueError(f"it is longer than {TEXT:,} bytes")
+        raise ValueError(f"it must have at most {TEXT:,} bytes")
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("its lists and tables go too deep") from error
+        raise ValueError("its lists and objects are nested too deeply") from error

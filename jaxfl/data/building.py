@@ -1,4 +1,4 @@
-"""Builds a federation out of arrays, and refuses what cannot be learned from."""
+"""Construction of federations from arrays, and checks of these arrays."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -35,26 +35,26 @@ def federate(
     class_names: Sequence[str] = (),
     client_names: Sequence[str] = (),
 ) -> FederatedData:
-    """Builds a federation from a pool of examples and one index array per client, and checks it.
+    """Returns a federation of a pool of examples and one index array per client, after checking them.
 
     Args:
-        inputs: `[P, ...]`, uint8 (then `mean` and `std` are needed, 0 and 255 if not given) or float; or other integers
-            `[P]` or `[P, T]`, such as tokens, which reach the model as they are, int32.
-        labels: `[P]` ints in `[0, num_classes)`; or floats, bools or tokens for other tasks, see `jaxfl.data.labels`.
-        train: pool rows of each client, N index arrays, N at least 1 (or a packed `Split`); an empty array is a client
-            without rows.
-        test: the same for the test rows. A warning says which client has some of its training rows among them; all of
-            them, the same list twice, are taken as they are.
-        num_classes: L; None takes it from the labels where their shape says it (regression, multilabel).
+        inputs: `[P, ...]`, uint8 (with defaults 0 and 255 of `mean` and `std`) or float; or other integers `[P]` or
+            `[P, T]`, such as tokens, which the model gets as int32.
+        labels: `[P]` ints in `[0, num_classes)`; or floats, bools or tokens of other tasks, see `jaxfl.data.labels`.
+        train: pool rows of each client as N index arrays, N at least 1 (or a packed `Split`); the array of a client
+            without rows is empty.
+        test: the same for the test rows. A warning names a client with some of its training rows among them; if the
+            test rows of all clients are their training rows, there is no warning.
+        num_classes: L; None derives it from the shape of the labels (regression, multilabel).
         rotation, tilt, label_shift, group, held_out: one value per client `[N]`, see `FederatedData`.
-        mean, std: normalisation, in the units of `inputs`, numbers or one per channel; of floats 0 and 1 if one is left
-            out, and none if both are.
-        name, group_names, class_names, client_names: for plots and tables; of the clients, one for each or none.
+        mean, std: normalisation in the units of `inputs`, a number or one per channel. For floats the default of one
+            alone is 0 or 1, and there is no normalisation if both are left out.
+        name, group_names, class_names, client_names: names for plots and tables; client names for all or for none.
 
     Raises:
         ValueError: the shapes disagree, labels are outside the classes or of no kind, a number is NaN or infinite, a
-            row index is no whole number or outside the pool, `std` is not above 0, there is no client, or images that a
-            rotation turns are not square.
+            row index is not a whole number or outside the pool, `std` is not above 0, there is no client, or images
+            with a rotation are not square.
 
     >>> data = federate(np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1]), [np.array([0, 1]), np.array([2])],
     ...                 [np.array([3]), np.array([3])], num_classes=2)
@@ -107,37 +107,37 @@ def federate(
 
 
 def _pack_split(name: str, parts: Sequence[np.ndarray] | Split) -> Split:
-    """Returns a split of index arrays; raises if one of them is no list of whole numbers, such as a mask."""
+    """Returns a split of index arrays; raises an error if one is not a list of whole numbers, such as a mask."""
     if isinstance(parts, Mapping):
         raise TypeError(
-            f"{name} must be a list of each client's rows, got a {type(parts).__name__}; give list(...values())."
+            f"{name} must be a list of each client's rows, got a {type(parts).__name__}; pass list(...values())."
         )
     return parts if isinstance(parts, Split) else Split.pack(number_lists(name, parts, "client"))
 
 
 def _whole_numbers(name: str, values: np.ndarray | None) -> np.ndarray | None:
-    """Returns whole numbers, one for each client; raises if they are names or fractions."""
+    """Returns int32 values of all clients `[N]`; raises ValueError if they are names or fractions."""
     if values is None:
         return None
     values = np.asarray(values)
     if values.size and values.dtype.kind not in "iub":
-        remedy = "use astype(int)" if values.dtype.kind == "f" else "take np.unique(names, return_inverse=True)[1]"
+        remedy = "use astype(int)" if values.dtype.kind == "f" else "use np.unique(names, return_inverse=True)[1]"
         raise ValueError(f"{name} must be whole numbers, one for each client, got {values.dtype}; {remedy}.")
     return values.astype(np.int32)
 
 
 def _flags(name: str, values: Any) -> np.ndarray:
-    """Returns a bool for each client; raises if they are words: any word is true to numpy."""
+    """Returns bools of all clients `[N]`; raises ValueError for words, all of which are true in NumPy."""
     values = np.asarray(values)
     if values.dtype.kind not in "iub" or not np.isin(values, (0, 1)).all():
-        remedies = {"f": "use astype(bool)", "i": "ids of clients become np.isin(np.arange(N), ids)"}
-        remedy = remedies.get(values.dtype.kind, "compare them with the word for yes, values == 'True'")
+        remedies = {"f": "use astype(bool)", "i": "convert ids of clients by np.isin(np.arange(N), ids)"}
+        remedy = remedies.get(values.dtype.kind, "convert words by values == 'True'")
         raise ValueError(f"{name} must be True or False for each client, got {values.dtype}; {remedy}.")
     return values.astype(bool)
 
 
 def _finite_degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:
-    """Returns degrees; raises if they are no finite numbers."""
+    """Returns degrees of all clients `[N]`; raises ValueError unless they are finite numbers."""
     if tilt is None:
         return None
     values = np.asarray(tilt)
@@ -148,34 +148,36 @@ def _finite_degrees(tilt: np.ndarray | None, dtype: Any) -> np.ndarray | None:
 
 
 def _quarter_turns(rotation: np.ndarray | None) -> np.ndarray | None:
-    """Returns quarter turns from 0 to 3; raises if they are degrees."""
+    """Returns quarter turns of all clients `[N]`, 0 to 3; raises ValueError if they are degrees."""
     turns = _whole_numbers("rotation", rotation)
     if turns is not None and np.abs(turns).max(initial=0) > 3:
         worst = turns.flat[np.argmax(np.abs(turns))]
-        raise ValueError(f"rotation must be quarter turns, -3 to 3, got {worst}; degrees are a tilt, or divided by 90.")
+        raise ValueError(f"rotation must be quarter turns, -3 to 3, got {worst}; divide degrees by 90, or pass tilt.")
     return None if turns is None else turns % 4
 
 
 def _normaliser(
     name: str, value: float | np.ndarray | None, shape: tuple[int, ...], dtype: DTypeLike
 ) -> np.ndarray | None:
-    """Returns a mean or a standard deviation, of the rank of a batch: nothing is promoted silently then."""
+    """Returns a mean or standard deviation with the rank of a batch, so that no rank is promoted silently."""
     if value is None:
         return None
     value = np.asarray(value, dtype)
     check_normaliser(name, value)
     if value.size not in (1, shape[-1]):
-        raise ValueError(f"{name} must be a number, or one for each of the {shape[-1]} channels, got {value.size}.")
+        raise ValueError(
+            f"{name} must be one number, or one for each of the {shape[-1]} channels, got {value.size} numbers."
+        )
     return value if value.ndim == 0 else value.reshape((1,) * (len(shape) - 1) + (-1,))
 
 
 def check_normaliser(name: str, values: np.ndarray, where: str = "") -> None:
-    """Raises unless a mean or a standard deviation are numbers that can be one.
+    """Raises ValueError unless a mean or a standard deviation is finite, and a standard deviation above 0.
 
     Args:
         name: `"mean"` or `"std"`.
         values: a number, or one per channel.
-        where: they are from, in front of the message.
+        where: beginning of the message, such as a path.
     """
     if values.dtype.kind not in "iuf" or not np.isfinite(values).all() or (name == "std" and (values <= 0).any()):
         positive = " above 0" if name == "std" else ""
@@ -183,10 +185,10 @@ def check_normaliser(name: str, values: np.ndarray, where: str = "") -> None:
 
 
 def check_input_type(name: str, inputs: np.ndarray) -> None:
-    """Raises unless inputs are of a type that is trained on; pixels are uint8, or they would not be scaled.
+    """Raises ValueError unless the inputs are of a trainable type; pixels must be uint8, or they are not scaled.
 
     Args:
-        name: what the inputs are called.
+        name: name of the inputs, for the message.
         inputs: `[P, ...]`.
     """
     if inputs.dtype in (np.uint8, np.float32, np.float64):
@@ -194,7 +196,7 @@ def check_input_type(name: str, inputs: np.ndarray) -> None:
     if inputs.dtype.kind not in "iu" or inputs.ndim > 2:
         raise ValueError(
             f"{name} must be uint8, float32 or float64, or integers [P] or [P, T] such as tokens, got {inputs.dtype} "
-            f"of shape {inputs.shape}; use astype: pixels are uint8."
+            f"of shape {inputs.shape}; convert them with astype, pixels to uint8."
         )
     limits = np.iinfo(np.int32)
     if inputs.size and not (limits.min <= inputs.min() and inputs.max() <= limits.max):
@@ -202,7 +204,7 @@ def check_input_type(name: str, inputs: np.ndarray) -> None:
 
 
 def check_square(inputs: AnyArray) -> None:
-    """Raises if the inputs are not images that can be rotated."""
+    """Raises ValueError unless the inputs are square images, which can be rotated."""
     if inputs.ndim < 3 or inputs.shape[1] != inputs.shape[2]:
         raise ValueError(
             f"rotation needs square images [P, H, H, ...], got inputs of shape {inputs.shape}; crop or pad them."
@@ -210,32 +212,36 @@ def check_square(inputs: AnyArray) -> None:
 
 
 def check_no_drift(name: str, data: FederatedData) -> None:
-    """Raises if data drift, and something is asked of them that would be true of the rounds before alone.
+    """Raises ValueError if the data drift, for operations that would be correct only before the drift.
 
     Args:
-        name: what is asked.
+        name: name of the operation, for the message.
         data: the federation.
     """
     if data.drift is not None:
         raise ValueError(
-            f"{name} must be of data that do not drift, got {data.name!r} with a drift at round {data.drifts_at}; do "
-            "it before, and let them drift last."
+            f"{name} must be applied to data without a drift, got {data.name!r} with a drift at round "
+            f"{data.drifts_at}; add the drift last."
         )
 
 
 def _check_finite(inputs: np.ndarray) -> None:
-    """Raises if an input is NaN or infinite."""
+    """Raises ValueError if an input is NaN, infinite, or too large for float32."""
     if inputs.dtype != np.uint8 and not np.isfinite(inputs).all():
         row = int(np.argmax(~np.isfinite(inputs.reshape(len(inputs), -1)).all(1)))
-        raise ValueError(f"inputs must be finite, got NaN or infinity in row {row}; drop the row or fill its values.")
+        raise ValueError(
+            f"inputs must be finite, got NaN or infinity in row {row}; drop the row or replace its values."
+        )
     if inputs.size and jax.dtypes.canonicalize_dtype(inputs.dtype) != inputs.dtype == np.float64:
         most = max(inputs.max(), -inputs.min())
         if most > np.finfo(np.float32).max:
-            raise ValueError(f"inputs must be numbers of float32, which they become, got {most:.3g}; scale them.")
+            raise ValueError(
+                f"inputs must be in the range of float32, to which they are converted, got {most:.3g}; scale them."
+            )
 
 
 def check_client_lists(data: FederatedData) -> None:
-    """Raises if a list of clients is too short or too long."""
+    """Raises ValueError unless every list of clients has the same length."""
     names = {"client_names": data.client_names} if data.client_names else {}
     for name, values in (data.per_client() | names).items():
         if len(values) != data.num_clients:
@@ -246,34 +252,40 @@ def check_client_lists(data: FederatedData) -> None:
 
 
 def check_split(name: str, split: Split, pool: int) -> None:
-    """Raises unless a split's ranges lie within its rows, and its rows within the pool."""
+    """Raises ValueError unless the ranges of a split are within its rows, and its rows within the pool."""
     start, size = np.asarray(split.start, np.int64), np.asarray(split.size, np.int64)
     if not start.ndim == size.ndim == split.rows.ndim == 1 or start.shape != size.shape:
-        raise ValueError(f"{name} must list a start and a size for each client, got {start.shape} and {size.shape}.")
+        raise ValueError(
+            f"{name} must have a start and a size for each client, got shapes {start.shape} and {size.shape}."
+        )
     if min(start.min(initial=0), size.min(initial=0)) < 0 or (start + size).max(initial=0) > len(split.rows):
         client = int(np.argmax((start < 0) | (size < 0) | (start + size > len(split.rows))))
-        raise ValueError(f"{name}: the range of client {client} must lie within the {len(split.rows)} rows listed.")
+        raise ValueError(
+            f"{name}: the range of client {client} must be within the {len(split.rows)} rows of the split."
+        )
     if split.max_size != size.max(initial=0):
         raise ValueError(f"{name}: max_size must be {size.max(initial=0)}, got {split.max_size}.")
     low, high = value_range(split.rows)
     if low < 0 or high >= max(pool, 1):
         worst = low if low < 0 else high
-        raise ValueError(f"{name} must index the {pool} rows of inputs, got row {worst}; index from 0.")
+        raise ValueError(f"{name} must have indices of the {pool} rows of inputs, got row {worst}; count rows from 0.")
 
 
 def check_groups(data: FederatedData) -> None:
-    """Raises if a client is of a group below 0, or of one beyond the names."""
+    """Raises ValueError if the group of a client is below 0, or has no name while others have one."""
     groups, names = np.asarray([] if data.group is None else data.group), data.group_names
     most = len(names) - 1 if names else groups.max(initial=0)
     if groups.min(initial=0) < 0 or groups.max(initial=0) > most:
         got = f"{groups.min()} to {groups.max()}"
-        raise ValueError(f"group must be from 0 to {most}, got {got}; count from 0, and name all groups or none.")
+        raise ValueError(
+            f"group must be from 0 to {most}, got {got}; count groups from 0, and name all groups or none."
+        )
 
 
 def _warn_test_rows_in_training(data: FederatedData) -> None:
-    """Warns if some test rows of a client are training rows of its own: a slip, which makes it look better than it is.
+    """Warns if some test rows of a client are its training rows, which makes its metrics too good.
 
-    Where the two are the same rows, they were given twice on purpose: nothing is left to test on.
+    If all test rows are the training rows, the user passed the same list twice on purpose, and there is no warning.
     """
     trained = np.zeros(len(data.inputs), bool)
     trained[data.train.rows] = True
@@ -283,18 +295,18 @@ def _warn_test_rows_in_training(data: FederatedData) -> None:
     if twice or not trained[data.test.rows].any():
         return
 
-    def own(split: Split, client: int) -> set[int]:
+    def row_set(split: Split, client: int) -> set[int]:
         return {*split.rows[split.start[client] :][: split.size[client]].tolist()}
 
-    found = []
+    overlaps = []
     for client in range(data.num_clients):
-        train, test = own(data.train, client), own(data.test, client)
+        train, test = row_set(data.train, client), row_set(data.test, client)
         if train & test and train != test:
-            found.append((client, min(train & test)))
-    if found:
-        client, row = found[0]
+            overlaps.append((client, min(train & test)))
+    if overlaps:
+        client, row = overlaps[0]
         warnings.warn(
-            f"{len(found)} of {data.num_clients} clients are tested on rows that they train on, client {client} on row "
-            f"{row}; leave them out of train or test.",
+            f"{len(overlaps)} of {data.num_clients} clients are tested on some of their training rows, client {client} "
+            f"on row {row}; remove these rows from train or test.",
             stacklevel=3,
         )

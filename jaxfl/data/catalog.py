@@ -1,7 +1,7 @@
-"""The data sets by name: `<skew>-<source>`, loaded in one line, every option checked against the builder's signature.
+"""Catalogue of data sets by name, `<skew>-<source>`; options are checked against the builder's signature.
 
-Shifts go before another skew with a plus: `rotated+pathological-mnist` has rotations of clients with classes of their
-own. A source that knows who made its examples (`unipen`, `femnist`) is a data set by its own name, too.
+Shifts are written before another skew with a plus: `rotated+pathological-mnist` has rotated clients with different
+classes. A source with known makers of its examples (`unipen`, `femnist`) is also a data set by its own name.
 
 >>> data = load("rotated-digits", num_clients=8, rows_per_client=40)
 >>> data.name, data.num_clients, data.group_names
@@ -20,19 +20,19 @@ from jaxfl.random import check_seed
 from jaxfl.schema import Option, check_name, check_type, checked, did_you_mean, function_options, quoted
 
 SKEWS: dict[str, tuple[Callable[..., FederatedData], str]] = {
-    "rotated": (shift.rotated, "each group of clients sees the images turned by its own angle"),
+    "rotated": (shift.rotated, "each group of clients has images rotated by its own angle"),
     "shifted": (shift.shifted, "each group of clients has its own numbering of the classes"),
-    "hybrid": (skews.hybrid, "each group of clients has images of its own domain: another source, or the negative"),
-    "pathological": (skews.pathological, "each group of clients has its own classes and nothing else"),
+    "hybrid": (skews.hybrid, "each group of clients has images of one domain: another source, or the negative"),
+    "pathological": (skews.pathological, "each group of clients has only its own classes"),
     "dominant": (skews.dominant, "each group of clients has one dominant class"),
-    "dirichlet": (skews.dirichlet, "the shares of each class are Dirichlet over the clients"),
+    "dirichlet": (skews.dirichlet, "the shares of each class among the clients are Dirichlet distributed"),
     "shards": (skews.shards, "each client has a few shards of the rows sorted by class"),
-    "quantity": (skews.quantity, "clients differ in the number of their rows only, log-normal or a power law"),
+    "quantity": (skews.quantity, "clients differ only in their number of rows, log-normal or a power law"),
     "iid": (skews.iid, "clients differ by chance only"),
     "writers": (natural.writers, "one client for each writer, person or site"),
 }
 
-# What goes before another skew with a plus: a federation in, the federation with shifted clients out.
+# Functions from a federation to the federation with shifted clients, written before another skew with a plus.
 SHIFTS: dict[str, Callable[..., FederatedData]] = {"rotated": shift.rotate, "shifted": shift.relabel}
 
 USUAL: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "iid": {"num_clients": 100},
     "writers": {},
 }
-# Of a size that is not known beforehand.
+# Defaults for sources of unknown size.
 SMALL: dict[str, dict[str, Any]] = {skew: {} if skew == "writers" else {"num_clients": 20} for skew in SKEWS}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "digits": SMALL
@@ -62,7 +62,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "shifted": {"num_clients": 20, "rows_per_client": 8000},  # StoCFL
     },
     "cifar100": USUAL | {"rotated": {"num_clients": 200, "rows_per_client": 500}, "dominant": {"num_clients": 20}},
-    # The scarcest of their classes would not do for 1,000 rows of each client.
+    # Their rarest class has too few rows for 1,000 rows of each client.
     "emnist-balanced": USUAL | {"dominant": {"num_clients": 20}},
     "unipen": USUAL | {"dominant": {"num_clients": 20}},
     "unipen-letters": USUAL | {"dominant": {"num_clients": 20}},
@@ -75,17 +75,17 @@ OTHERS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}  # StoCFL
 
 
 class Dataset(NamedTuple):
-    """One row of the catalogue.
+    """An entry of the catalogue.
 
     Attributes:
         name: `<skew>-<source>`.
-        description: one line.
+        description: one line of text.
         skew, source: the two halves of the name.
-        shifts: what stands before the skew, each with a plus.
-        num_classes: L, or None where the files say it.
-        needs_files: False where everything is embedded.
-        defaults: options that differ from the builder's own defaults.
-        model: name and options of the model that suits it.
+        shifts: the shifts before the skew.
+        num_classes: L, or None if it is read from the files.
+        needs_files: False if all data are embedded.
+        defaults: values of options that differ from the builder's defaults.
+        model: name and options of the default model.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Dataset(NamedTuple):
 
 
 def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
-    """Makes the row of one skew (and shifts) and one source."""
+    """Returns the entry of one skew, with shifts, and one source."""
     origin = sources.entry(source)
     words = "; ".join([SKEWS[skew][1], *(SKEWS[shifted][1] for shifted in shifts)])
     return Dataset(
@@ -117,12 +117,12 @@ def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
 
 
 def data_names(source: str) -> list[str]:
-    """Returns the names of the data sets that a source can be cut into, without shifts and its own name."""
+    """Returns the names of the data sets of a source, without shifts and without its own name."""
     return [f"{skew}-{source}" for skew in _source_skews(source)]
 
 
 def _source_skews(source: str) -> list[str]:
-    """Returns the skews that a source can be cut by: by writer only where writers are known."""
+    """Returns the skews that can divide a source; `writers` only if its makers are known."""
     row = sources.entry(source)
     return [skew for skew in SKEWS if skew in (row.skews or SKEWS) and (skew != "writers" or row.makers)]
 
@@ -130,9 +130,9 @@ def _source_skews(source: str) -> list[str]:
 DATASETS: dict[str, Dataset] = {
     row.name: row for source in sources.SOURCES for row in (_dataset(skew, source) for skew in _source_skews(source))
 }
-# Not in the list of what there is: it is whatever somebody has saved.
+# Not in the list of data sets: it is a federation that the user has saved.
 SAVED = Dataset("saved", saved.ENTRY.summary, "saved", saved.NAME, (), None, True, {}, saved.ENTRY.model)
-# A source that always knows its makers needs no skew to be federated.
+# A source whose makers are always known needs no skew.
 DATASETS |= {
     source: DATASETS[f"writers-{source}"]._replace(name=source)
     for source, row in sources.SOURCES.items()
@@ -141,14 +141,14 @@ DATASETS |= {
 
 
 def dataset(name: str) -> Dataset:
-    """Returns the row of a data set.
+    """Returns the entry of a data set.
 
     Args:
-        name: of `DATASETS`; or with shifts, `rotated+<skew>-<source>`; or `<skew>-tfds:<name>`, for what
-            tensorflow-datasets has prepared; or `saved`, for a federation that was saved.
+        name: name in `DATASETS`; or with shifts, `rotated+<skew>-<source>`; or `<skew>-tfds:<name>`, for a data set
+            prepared by tensorflow-datasets; or `saved`, for a saved federation.
 
     Raises:
-        ValueError: there is no such data set; the message names the nearest and the skews and sources there are.
+        ValueError: there is no such data set; the message names the most similar name, and all skews and sources.
 
     >>> dataset("rotated-mnist").model
     ('mlp', {'hidden': (2048,)})
@@ -161,45 +161,45 @@ def dataset(name: str) -> Dataset:
     *shifts, skew = skew.split("+")
     known = source in sources.names() or (source.startswith("tfds:") and len(source) > len("tfds:"))
     distinct = len({*shifts, skew}) == len(shifts) + 1
-    if known and skew in _source_skews(source) and distinct and all(one in SHIFTS for one in shifts):
+    if known and skew in _source_skews(source) and distinct and all(shift in SHIFTS for shift in shifts):
         return _dataset(skew, source, tuple(shifts))
     alone = [source for source in sources.SOURCES if source in DATASETS]
     if name in sources.names():
         ways = ", ".join(f"{skew}-{name}" for skew in _source_skews(name))
-        raise ValueError(f"data {quoted(name)} is a source, and who has what of it is open; choose one of {ways}.")
+        raise ValueError(f"data {quoted(name)} is a source without a skew; choose one of {ways}.")
     if name in SKEWS:
         ways = ", ".join(row.name for row in DATASETS.values() if row.skew == name and not row.shifts)
-        raise ValueError(f"data {quoted(name)} is a skew, and of what is open; choose one of {ways}.")
+        raise ValueError(f"data {quoted(name)} is a skew without a source; choose one of {ways}.")
     raise ValueError(
         f"unknown data {quoted(name)}{did_you_mean(name, DATASETS)} A name is <skew>-<source>. "
-        f"Skews: {', '.join(SKEWS)}, and before another one {' or '.join(f'{one}+' for one in SHIFTS)}. Sources: "
-        f"{', '.join(sources.names())}, or tfds:<name> for what tensorflow-datasets has prepared. "
+        f"Skews: {', '.join(SKEWS)}, and before another skew {' or '.join(f'{shift}+' for shift in SHIFTS)}. Sources: "
+        f"{', '.join(sources.names())}, or tfds:<name> for a data set prepared by tensorflow-datasets. "
         f"By their own name: {', '.join(alone)}, and saved for a federation that jaxfl data NAME --save DIR wrote."
     )
 
 
 def known_options(name: str) -> dict[str, Option]:
-    """Returns the options of a data set, all that `load` takes beside `data_dir` and `seed`.
+    """Returns all options of `load` for a data set except `data_dir` and `seed`, by name.
 
     Their owners are `"skew"`, a shift, `"source"`, `"condition"` and `"catalog"`.
     """
     row = dataset(name)
     owners: dict[str, Callable[..., Any]] = {"source": sources.entry(row.source).load, "condition": apply_conditions}
     if row is not SAVED:
-        owners = {"skew": SKEWS[row.skew][0], **{one: SHIFTS[one] for one in row.shifts}, **owners}
-    found: dict[str, Option] = {}
+        owners = {"skew": SKEWS[row.skew][0], **{shift: SHIFTS[shift] for shift in row.shifts}, **owners}
+    merged: dict[str, Option] = {}
     for owner, function in owners.items():
         for option in function_options(function).values():
             default = row.defaults.get(option.name, option.default) if owner == "skew" else option.default
-            found[option.name] = option._replace(default=default, owner=owner)
-    found.pop("seed")  # `load` has one for all
+            merged[option.name] = option._replace(default=default, owner=owner)
+    merged.pop("seed")  # `load` has one seed for all
     if row.skew == "hybrid":
         line = 'the second domain: a source, or "negative"'
-        found["other"] = Option("other", OTHERS.get(row.source, "negative"), str, line, "catalog")
-    line = "share of the clients that are kept out of training and served as unseen ones, 0 or more and below 1"
-    found["held_out"] = Option("held_out", 0.0, float, line, "catalog")
-    line = "share of each client's training rows that are set apart and reported as validation_...; 0 is none"
-    return found | {"validation": Option("validation", 0.0, float, line, "catalog")}
+        merged["other"] = Option("other", OTHERS.get(row.source, "negative"), str, line, "catalog")
+    line = "share of the clients that are held out of training and served as newcomers, 0 or more and below 1"
+    merged["held_out"] = Option("held_out", 0.0, float, line, "catalog")
+    line = "share of each client's training rows that become validation rows, reported as validation_...; 0 is none"
+    return merged | {"validation": Option("validation", 0.0, float, line, "catalog")}
 
 
 def options(name: str) -> dict[str, Any]:
@@ -215,26 +215,26 @@ def options(name: str) -> dict[str, Any]:
 
 @checked
 def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **settings: Any) -> FederatedData:
-    """Loads a federation by name.
+    """Returns the federation of a name.
 
     Args:
         name: `<skew>-<source>`, see `dataset`.
-        data_dir: the folder of the source's files, or the one above it (for npz and parquet the file, if you like; for
-            `saved` the folder itself); None is `$JAXFL_DATA` or `~/.cache/jaxfl`.
-        seed: seed of every choice that the skew makes; the same seed gives the same federation on every machine.
+        data_dir: folder of the source's files, or the folder above it (for npz and parquet also the file; for `saved`
+            the folder itself); None is `$JAXFL_DATA` or `~/.cache/jaxfl`.
+        seed: seed of every random choice of the skew; equal seeds give equal federations on every machine.
         **settings: options of the skew, the shifts and the source, see `options(name)`. For `hybrid`, `other` is the
-            second domain, a source or `"negative"`. `held_out` is the share of clients, 0 to 1, that are kept out of
-            training and served as unseen ones. `validation` is the share of each client's training rows that are set
-            apart, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a round's clients that are late;
-            `attack` (`"label-flip"`, `"sign-flip"` or `"gaussian"`) is what `attackers`, a share of the clients, do,
-            at `attack_scale`; see `jaxfl.data.conditions`. `drift` (`"swap"`, `"rotate"` or `"new-group"`) is what
-            happens to `drift_share` of the clients after `drift_round` rounds, when a share `arrive` of the clients
-            comes and a share `leave` goes; see `jaxfl.data.drift`.
+            second domain, a source or `"negative"`. `held_out` is the share of clients, 0 to 1, that are held out of
+            training and served as newcomers. `validation` is the share of each client's training rows that become
+            validation rows, see `jaxfl.data.divide.set_apart`. `stragglers` is the share of a round's clients that are
+            late. `attack` (`"label-flip"`, `"sign-flip"` or `"gaussian"`) is the attack of `attackers`, a share of the
+            clients, at `attack_scale`; see `jaxfl.data.conditions`. `drift` (`"swap"`, `"rotate"` or `"new-group"`) is
+            the change of `drift_share` of the clients after `drift_round` rounds, when a share `arrive` of the clients
+            arrives and a share `leave` leaves; see `jaxfl.data.drift`.
 
     Raises:
-        ValueError: an unknown name or option, or a value that cannot be.
-        TypeError: a value of another type.
-        FileNotFoundError: a file is missing; the message says what to put where.
+        ValueError: an unknown name or option, or an invalid value.
+        TypeError: a value of a wrong type.
+        FileNotFoundError: a file is missing; the message names the file and its folder.
 
     >>> int(load("rotated-digits", held_out=0.25).held_out.sum())
     10
@@ -243,10 +243,10 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     for option, value in settings.items():
         check_name(f"option of {name}", option, known)
         check_type(option, value, known[option].hint)
-    chosen = {option: settings.get(option, one.default) for option, one in known.items()}
+    chosen = {name: settings.get(name, option.default) for name, option in known.items()}
 
-    def of(owner: str) -> dict[str, Any]:
-        return {option: chosen[option] for option, one in known.items() if one.owner == owner}
+    def options_for(owner: str) -> dict[str, Any]:
+        return {name: chosen[name] for name, option in known.items() if option.owner == owner}
 
     share = chosen["held_out"]
     if not 0 <= share < 1:
@@ -254,28 +254,28 @@ def load(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **sett
     if row is SAVED:
         data = stored.load(data_dir)
     else:
-        source = sources.load(row.source, data_dir, **of("source"))
+        source = sources.load(row.source, data_dir, **options_for("source"))
         if row.skew == "hybrid":
             source = _with_domains(source, chosen["other"], known["other"].default, data_dir)
-        data = SKEWS[row.skew][0](source, seed=seed, **of("skew"))
+        data = SKEWS[row.skew][0](source, seed=seed, **options_for("skew"))
     for shifted in reversed(row.shifts):
-        data = SHIFTS[shifted](data, seed=seed, **of(shifted))
+        data = SHIFTS[shifted](data, seed=seed, **options_for(shifted))
     data = conditions.hold_out(data, share, seed) if share else data
     data = divide.set_apart(data, chosen["validation"], seed=seed) if chosen["validation"] else data
-    return apply_conditions(data, seed=seed, **of("condition"))
+    return apply_conditions(data, seed=seed, **options_for("condition"))
 
 
 def _with_domains(source: sources.Source, other: str, usual: str, data_dir: str | Path | None) -> sources.Source:
-    """Returns a source of several domains: itself, where its file says them (npz)."""
+    """Returns a source of several domains: itself if its file has domains (npz), or combined with a second source."""
     if source.domains is None:
         return domains.combined(source, _second_domain(source, other, data_dir))
     if other != usual:
-        raise ValueError(f"other must be left out where {source.name} has domains of its own, got {other!r}.")
+        raise ValueError(f"other must be left out, because {source.name} has its own domains, got {other!r}.")
     return source
 
 
 def _second_domain(source: sources.Source, other: str, data_dir: str | Path | None) -> sources.Source:
-    """Returns the second domain."""
+    """Returns the source of the second domain."""
     if other == "negative":
         return domains.negative(source)
     check_name("source for other", other, ["negative", *sources.names()])
@@ -283,21 +283,21 @@ def _second_domain(source: sources.Source, other: str, data_dir: str | Path | No
 
 
 def user_files(name: str, data_dir: str | Path | None = None, other: str | None = None) -> list[Path]:
-    """Returns the user's own files that a data set, and its other domain, are read from.
+    """Returns the user's files that a data set and its second domain are read from, sorted.
 
-    There are none where the name says what is in them.
+    The list is empty if the name of the data set determines the content of its files.
 
-    >>> user_files("rotated-digits"), user_files("writers-npz")  # the latter's file is not given
+    >>> user_files("rotated-digits"), user_files("writers-npz")  # the file of npz is not given
     ([], [])
     """
     names = [dataset(name).source] + ([] if other in (None, "negative") else [other])
-    rows = [saved.ENTRY] if name == SAVED.name else [sources.entry(one) for one in names]
-    found = [(row.own, row.find(data_dir)) for row in rows if row.own is not None]
-    return sorted({file for own, place in found if place is not None for file in own(place)})
+    entries = [saved.ENTRY] if name == SAVED.name else [sources.entry(source) for source in names]
+    places = [(entry.user_files, entry.find(data_dir)) for entry in entries if entry.user_files is not None]
+    return sorted({file for list_files, place in places if place is not None for file in list_files(place)})
 
 
 def available(data_dir: str | Path | None = None) -> dict[str, str | None]:
-    """Returns, for every data set, where it would be read from (`"embedded"`, or a path), or None if files are missing.
+    """Returns the location of every data set by name: `"embedded"`, a path, or None if files are missing.
 
     >>> available()["rotated-digits"]
     'embedded'

@@ -248,7 +248,7 @@ def test_missing_files(tmp_path):
 def test_a_file_of_the_user_is_found_by_what_it_holds(tmp_path):
     """And so `jaxfl compare` is told which file it was."""
     mine = write(tmp_path / "mine.parquet", column("label", LABELS)).rename(tmp_path / "mine.pq")
-    assert parquet.ENTRY.find(mine) == mine and parquet.ENTRY.own(mine) == [mine]
+    assert parquet.ENTRY.find(mine) == mine and parquet.ENTRY.user_files(mine) == [mine]
     mine.write_bytes(b"something else")
     assert parquet.ENTRY.find(mine) is None
 

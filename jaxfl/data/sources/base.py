@@ -107,8 +107,8 @@ class SourceEntry(NamedTuple):
         remotes: what `--download` gets; empty where it cannot be downloaded by a program.
         model: name and options of the model that suits it.
         skews: those that it can be cut by; None is all, `writers` where the makers are known.
-        own: `own(place)` returns the files at the place that `find` says, where they are the user's: two that have the
-            same name are not the same data, so that their content has a checksum in what is kept of a run.
+        user_files: `user_files(place)` returns the files at the place that `find` returns, if they are the user's.
+            Files of equal names may differ then, so a run stores a checksum of their content.
     """
 
     load: Callable[..., Source]
@@ -123,7 +123,7 @@ class SourceEntry(NamedTuple):
     remotes: tuple[Remote, ...] = ()
     model: tuple[str, dict[str, Any]] = ("mlp", {"hidden": (2048,)})
     skews: tuple[str, ...] | None = None
-    own: Callable[[Path], Iterable[Path]] | None = None
+    user_files: Callable[[Path], Iterable[Path]] | None = None
 
 
 def warn_missing_classes(name: str, labels: Sequence[np.ndarray], num_classes: int, remedy: str) -> None:

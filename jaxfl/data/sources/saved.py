@@ -29,7 +29,7 @@ ENTRY = SourceEntry(
     find,
     summary="a federation that jaxfl data NAME --save DIR wrote, in the folder that data_dir names",
     licence="that of its source",
-    own=lambda place: [place / HEADER, *place.glob("*.npy")],
+    user_files=lambda place: [place / HEADER, *place.glob("*.npy")],
     num_bytes=0,
     num_classes=None,
 )

@@ -228,7 +228,7 @@ ENTRY = SourceEntry(
     find=lambda data_dir: Path(data_dir) if data_dir is not None and Path(data_dir).is_file() else None,
     summary="a table in the csv or parquet file that data_dir names: target=COL, client=COL, categories=COL:COL",
     licence="yours",
-    own=lambda place: [place],
+    user_files=lambda place: [place],
     num_bytes=0,
     num_classes=None,
     makers="client",
