@@ -155,4 +155,4 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise ValueError("its lists and objects are nested too deeply") from error
+        raise ValueError("its lists and objects are nested too deep") from error

@@ -1,14 +1,14 @@
-"""The rows of all clients, packed: one pool of examples and, per client, the rows that are its own.
+"""Packed rows of all clients: one pool of examples, and indices of each client's rows in it.
 
-A federation is a pool `inputs [P, ...]`, `labels [P]` and its splits. A split lists, back to back, the pool rows of
-every client: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal
-sizes costs its rows and no more; clients may share a range (one official test set for a whole group) or pool rows (four
-rotations of MNIST hold one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are applied
-to the batch.
+A federation is a pool `inputs [P, ...]`, `labels [P]` and its splits. A split lists the pool rows of all clients one
+after the other: client `i` owns `rows[start[i] : start[i] + size[i]]`. Nothing is padded, so a federation of log-normal
+sizes needs memory only for its rows. Clients may share a range (one official test set for a whole group) or pool rows
+(four rotations of MNIST need one MNIST). Pixels stay uint8 on the device; rotation, label shift and normalisation are
+applied to the batch.
 
-Every array says whether it has a row for each client: `SEEN` ones decide what the client's batches look like, `KNOWN`
-ones do not, and `SHARED` ones belong to all. What goes over the lists of clients (`subset`, the checks, the evaluation)
-asks `FederatedData.per_client` for them: a new field is declared with the others and nowhere else.
+The metadata of every array say whether it has a row for each client: batches depend on `SEEN` arrays and not on `KNOWN`
+ones; `SHARED` arrays belong to all clients. Code that handles all arrays per client (`subset`, the checks, the
+evaluation) uses `FederatedData.per_client`, so that a new field is declared only once.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ from jaxfl.data.partition.parts import check_numbers
 from jaxfl.typing import AnyArray, Array
 
 SHARED: dict[str, Any] = {"per_client": False, "seen": False}
-SEEN: dict[str, Any] = {"per_client": True, "seen": True}  # [N], part of the client's batches
-KNOWN: dict[str, Any] = {"per_client": True, "seen": False}  # [N], said of the client: no batch depends on it
+SEEN: dict[str, Any] = {"per_client": True, "seen": True}  # [N], the batches of a client depend on it
+KNOWN: dict[str, Any] = {"per_client": True, "seen": False}  # [N], no batch depends on it
 
 
 @struct.dataclass
 class Attack:
-    """Who works against the others, and how; made by `jaxfl.data.conditions.attack`."""
+    """Attackers and the kind of their attack; created by `jaxfl.data.conditions.attack`."""
 
     attacker: AnyArray = struct.field(metadata=KNOWN)  # [N] bool
     scale: AnyArray = struct.field(metadata=SHARED)  # [] float32
@@ -45,7 +45,7 @@ class Attack:
 
 @struct.dataclass
 class Ranges:
-    """Where each client's rows lie in the rows of a split; no start where a window has its own."""
+    """Ranges of the clients in the rows of a split; `start` is None in a window, which has its own."""
 
     start: AnyArray | None = struct.field(metadata=KNOWN)  # [N] int32
     size: AnyArray = struct.field(metadata=KNOWN)  # [N] int32
@@ -53,13 +53,13 @@ class Ranges:
 
 @struct.dataclass
 class Drift:
-    """What the clients' fields become in the middle of a run; made by `jaxfl.data.drift.drift`.
+    """New values of the clients' fields from a round on; created by `jaxfl.data.drift.drift`.
 
-    Fields have the names that they have in the federation; None is what stays as it is.
+    Fields have the same names as in the federation; None stands for an unchanged field.
     """
 
-    round: AnyArray = struct.field(metadata=SHARED)  # [] int32, the first one in which these hold
-    rotation: AnyArray | None = struct.field(metadata=KNOWN, default=None)  # [N], as all below
+    round: AnyArray = struct.field(metadata=SHARED)  # [] int32, first round with the new values
+    rotation: AnyArray | None = struct.field(metadata=KNOWN, default=None)  # [N], as all fields below
     tilt: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     label_shift: AnyArray | None = struct.field(metadata=KNOWN, default=None)
     group: AnyArray | None = struct.field(metadata=KNOWN, default=None)
@@ -71,7 +71,7 @@ class Drift:
 
 
 def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields name and metadata of the arrays that a federation, split or attack is made of; those of its parts as well.
+    """Yields name and metadata of every array of a federation, split or attack, including nested parts.
 
     >>> from jaxfl.data import synthetic
     >>> [name for name, _ in array_fields(synthetic.clustered_linear(4).train)]
@@ -86,45 +86,45 @@ def array_fields(part: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def get_field(part: Any, name: str) -> Any:
-    """Returns a field of a federation, or of a part of one; `name` may lead through parts (`test.size`)."""
+    """Returns a field of a federation or of a part of it; `name` may be a path (`test.size`)."""
     return functools.reduce(getattr, name.split("."), part)
 
 
 def replace_field(part: Any, name: str, value: Any) -> Any:
-    """Returns a federation, or a part of one, with one field replaced; `name` may lead through parts (`test.size`)."""
+    """Returns a federation or a part of it with one field replaced; `name` may be a path (`test.size`)."""
     first, _, rest = name.partition(".")
     return dataclasses.replace(part, **{first: replace_field(getattr(part, first), rest, value) if rest else value})
 
 
-SPLITS = ("train", "test", "validation")  # of a federation, see `splits`
+SPLITS = ("train", "test", "validation")  # names of the splits of a federation
 
 
 class Batch(NamedTuple):
-    """Rows ready for a model."""
+    """A batch of rows, transformed for a model."""
 
     x: Array  # [B, ...] float, or int32 of tokens
-    y: Array  # [B] int32 of classes, or what else the labels are, see `jaxfl.data.labels`
+    y: Array  # [B] int32 classes, or labels of another kind, see `jaxfl.data.labels`
     mask: Array  # [B] bool, False on padding
 
 
 @struct.dataclass
 class Split:
-    """Which pool rows each client owns: `rows[start[i] : start[i] + size[i]]`."""
+    """The pool rows of each client: client i owns `rows[start[i] : start[i] + size[i]]`."""
 
     rows: AnyArray = struct.field(metadata=SHARED)  # [T] int32, into the pool
     start: AnyArray = struct.field(metadata=SEEN)  # [N] int32
     size: AnyArray = struct.field(metadata=SEEN)  # [N] int32
     max_size: int = struct.field(pytree_node=False)
-    # [N] bool, clients whose label y is read as L - 1 - y; None for nobody
+    # [N] bool, clients whose label y becomes L - 1 - y; None for no client
     flipped: AnyArray | None = struct.field(metadata=SEEN, default=None)
 
     def __repr__(self) -> str:
-        """Returns a line."""
+        """Returns one line of text."""
         return f"Split({self.start.shape[0]} clients, {self.rows.shape[0]} rows, at most {self.max_size} each)"
 
     @classmethod
     def pack(cls, parts: Sequence[np.ndarray]) -> "Split":
-        """Packs one index array per client.
+        """Returns the split of one index array per client.
 
         >>> Split.pack([np.array([5, 6]), np.array([], int), np.array([7])]).start.tolist()
         [0, 2, 2]
@@ -139,15 +139,15 @@ class Split:
 
     @classmethod
     def shared(cls, parts: Sequence[np.ndarray], member: np.ndarray) -> "Split":
-        """Packs a few index arrays that clients share: client `i` gets `parts[member[i]]`."""
+        """Returns the split of index arrays that clients share: client `i` owns `parts[member[i]]`."""
         packed = cls.pack(parts)
         start, size = packed.start[member], packed.size[member]
         return dataclasses.replace(packed, start=start, size=size, max_size=int(size.max(initial=0)))
 
     def thinned(self, most: int) -> "Split":
-        """Returns the split with at most so many rows of each client, taken evenly from its own.
+        """Returns the split with at most `most` rows of each client, evenly spaced in its range.
 
-        Evenly, because rows often lie in the order of their classes.
+        Rows are often in the order of their classes, which even spacing preserves.
 
         >>> Split.pack([np.arange(10), np.arange(3)]).thinned(4).rows.tolist()
         [0, 2, 5, 7, 0, 1, 2]
@@ -160,41 +160,41 @@ class Split:
 
 @struct.dataclass
 class FederatedData:
-    """All clients' examples, and what is known about the clients.
+    """The examples of all clients, and properties of the clients.
 
-    Build one with `federate`, which checks it. The arrays may live in host memory (NumPy) until a run puts them on the
-    device.
+    Use `federate` to build one, which checks the arrays. They may be in host memory (NumPy) until a run sends them to
+    the device.
 
     Attributes:
         inputs: the pool of examples `[P, ...]`, uint8 pixels, floats, or int32 tokens.
         labels: classes `[P]`, int32; or float, bool or int32 `[P, T]` of other kinds, see `jaxfl.data.labels`.
         train, test: each client's rows.
-        rotation: quarter turns, counter-clockwise, per client `[N]`, or None; exact.
-        tilt: degrees, counter-clockwise, on top of the quarter turns, per client `[N]` float, or None; interpolated.
+        rotation: exact quarter turns, counter-clockwise, per client `[N]`, or None.
+        tilt: degrees of a further, interpolated rotation, counter-clockwise, per client `[N]` float, or None.
         label_shift: added to every label modulo the number of classes, per client `[N]`, or None.
-        group: the true group of each client `[N]`, or None where it is unknown; metrics only, never shown to a method.
-        held_out: True for clients kept out of training and served as unseen ones `[N]`, or None.
-        mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None leaves floats
-            alone.
-        num_classes: L, how many numbers a network gives for a label: classes, targets, or tokens.
-        name: what plots and tables call the data.
+        group: the true group of each client `[N]`, or None if unknown; used by metrics, never by a method.
+        held_out: True for clients that are held out of training and served as newcomers `[N]`, or None.
+        mean, std: the inputs become `(inputs - mean) / std`; scalars or one number per channel; None is no
+            normalisation of floats.
+        num_classes: L, the number of outputs of a network per label: classes, targets, or tokens.
+        name: name of the data in plots and tables.
         group_names: one name per true group.
         class_names: one name per class, or empty.
-        client_names: one name per client, who made its rows, or empty; for tables only.
+        client_names: one name per client, the maker of its rows, or empty; for tables only.
         stragglers: share of a round's clients that train for fewer epochs, `[]` float32, or None, see
             `jaxfl.data.conditions`.
-        attack: who attacks, or None.
-        absent: True for held-out clients who are not there in this round, and are not tested either `[N]`; or None.
-        drift: what the clients' fields become in the middle of a run, see `jaxfl.data.drift`, or None. All other fields
-            are those of the first rounds; `at` gives those of any.
-        rate: what the steps of this round's local training are multiplied by, `[]` float32, or None; given to methods
-            by `jaxfl.scheduled`, no data set has one.
-        fitted: whether the pool is scaled by what these training rows say, as a table's is.
+        attack: the attackers, or None.
+        absent: True for held-out clients that are absent in this round, and not tested either `[N]`; or None.
+        drift: new values of the clients' fields from a round on, see `jaxfl.data.drift`, or None. All other fields are
+            those of the first rounds; `at` returns those of any round.
+        rate: learning-rate factor of this round's local training, `[]` float32, or None; set by `jaxfl.scheduled`, no
+            data set has one.
+        fitted: whether the pool is scaled by statistics of these training rows, as a table is.
         sharded: whether each device has the rows of its own clients alone, see `jaxfl.data.windows`.
-        filled: how many training rows clients have in the mean, as a share of `train.max_size`, in quarters that are
-            rounded down; 1 where all have as many, in every round. 0 where it is not known, see `in_programs`.
-        validation: rows set apart from each client's training rows, or None, see `jaxfl.data.divide.set_apart`; nobody
-            trains on them, and metrics of them are reported beside those of the test rows.
+        filled: mean number of training rows per client as a share of `train.max_size`, rounded down to quarters; 1 if
+            all clients have equally many rows in every round, 0 if unknown, see `in_programs`.
+        validation: rows set apart from each client's training rows, or None, see `jaxfl.data.divide.set_apart`; no
+            client trains on them, and their metrics are reported beside those of the test rows.
     """
 
     inputs: AnyArray = struct.field(metadata=SHARED)
@@ -224,20 +224,18 @@ class FederatedData:
     fitted: bool = struct.field(pytree_node=False, default=False)
 
     def __repr__(self) -> str:
-        """Returns a line: the examples would fill pages."""
+        """Returns one line of text without the examples."""
         inputs = f"{self.inputs.dtype}{list(self.inputs.shape)}"
-        words = kinds.class_count_phrase(self.kind, self.num_classes)
+        classes = kinds.class_count_phrase(self.kind, self.num_classes)
         groups = "" if self.group is None else f", {len(self.group_names) or len(np.unique(self.group))} groups"
-        return (
-            f"FederatedData({self.name!r}, {self.num_clients} clients, {words}{groups}, "
-            f"inputs {inputs}, {', '.join(f'{name} {one.rows.shape[0]} rows' for name, one in self.splits.items())})"
-        )
+        rows = ", ".join(f"{name} {split.rows.shape[0]} rows" for name, split in self.splits.items())
+        return f"FederatedData({self.name!r}, {self.num_clients} clients, {classes}{groups}, inputs {inputs}, {rows})"
 
     @property
     def splits(self) -> dict[str, Split]:
-        """Returns the splits that there are, by name: `train`, `test`, and `validation` where rows were set apart."""
-        found = {name: getattr(self, name) for name in SPLITS}
-        return {name: split for name, split in found.items() if split is not None}
+        """Returns the splits by name: `train`, `test`, and `validation` if there are validation rows."""
+        splits = {name: getattr(self, name) for name in SPLITS}
+        return {name: split for name, split in splits.items() if split is not None}
 
     @property
     def num_clients(self) -> int:
@@ -246,7 +244,7 @@ class FederatedData:
 
     @property
     def kind(self) -> kinds.LabelKind:
-        """Returns the name of the task that the labels are for."""
+        """Returns the kind of the labels, named after their task."""
         return kinds.label_kind(self.labels)
 
     @property
@@ -255,10 +253,10 @@ class FederatedData:
         return self.inputs.shape[1:]
 
     def at(self, round: int | Array) -> "FederatedData":
-        """Returns the federation as it is in a round, without drift: itself, if it has none; traceable.
+        """Returns the federation in a round, without `drift`; the federation itself if it does not drift; traceable.
 
         Args:
-            round: from 0; also that of a state, which is the next to be made.
+            round: round from 0, such as `state.round`, which is the next round.
 
         >>> from jaxfl.data import load
         >>> data = load("rotated-digits", num_clients=4, rows_per_client=20, drift="rotate", drift_round=5)
@@ -281,21 +279,21 @@ class FederatedData:
 
     @property
     def drifts_at(self) -> int | None:
-        """Returns the first round after the drift; None where there is none."""
+        """Returns the first round after the drift; None without a drift."""
         return None if self.drift is None else int(self.drift.round)
 
     @property
     def phases(self) -> "list[FederatedData]":
-        """Returns the federation before and after its drift; the federation alone, where it has none."""
+        """Returns the federations before and after the drift; only the federation itself without a drift."""
         return [self] if self.drifts_at is None else [self.at(0), self.at(self.drifts_at)]
 
     def batch(self, split: Split, client: Array, positions: Array) -> Batch:
-        """Returns a client's rows at `positions [B]` within its split, ready for a model; traceable.
+        """Returns the batch of a client's rows at `positions [B]` of its range in a split; traceable.
 
-        Positions at or beyond the client's size are padding: masked, and filled with some valid row.
+        Positions at or beyond the client's size are padding: they are masked, and contain a valid row.
         """
         mask = positions < split.size[client]
-        rows = split.rows if len(split.rows) else jnp.zeros(1, jnp.int32)  # of nobody: padding alone
+        rows = split.rows if len(split.rows) else jnp.zeros(1, jnp.int32)  # an empty split: padding only
         row = rows[split.start[client] + jnp.where(mask, positions, 0)]
         x, y = self.inputs[row], self.labels[row]
         if self.rotation is not None:
@@ -311,10 +309,10 @@ class FederatedData:
         return Batch(x, y, mask)
 
     def per_client(self, split: str | None = None) -> dict[str, AnyArray]:
-        """Returns the arrays that have a row for each client `[N]`, by name; those that are None are left out.
+        """Returns the arrays with a row for each client `[N]` by name, without those that are None.
 
         Args:
-            split: `"train"`, `"test"` or `"validation"`: only what the batches of this split depend on.
+            split: `"train"`, `"test"` or `"validation"`: only arrays on which batches of this split depend.
 
         >>> from jaxfl.data import synthetic
         >>> data = synthetic.clustered_linear(4)
@@ -323,22 +321,22 @@ class FederatedData:
         >>> list(data.per_client("test"))
         ['test.start', 'test.size']
         """
-        found = {}
+        arrays = {}
         for name, metadata in array_fields(self):
             value = get_field(self, name)
             wanted = split is None or (metadata["seen"] and name.split(".")[0] not in {*SPLITS} - {split})
             if metadata["per_client"] and value is not None and wanted:
-                found[name] = value
-        return found
+                arrays[name] = value
+        return arrays
 
     def subset(self, ids: Sequence[int] | np.ndarray) -> "FederatedData":
-        """Returns the federation of these clients alone, in this order; pool and rows stay as they are.
+        """Returns the federation of some clients in the given order; pool and rows are unchanged.
 
         Args:
             ids: clients `[M]`.
 
         Raises:
-            ValueError: an id is not that of a client, or `ids` are not whole numbers, such as a mask.
+            ValueError: an id is not from 0 to N - 1, or `ids` are not whole numbers, such as a mask.
 
         >>> from jaxfl.data import synthetic
         >>> data = synthetic.clustered_linear(4).subset([3, 1])
@@ -346,27 +344,27 @@ class FederatedData:
         (2, [1, 1])
         """
         check_numbers("ids", np.asarray(ids))
-        few, ids = self, np.asarray(ids, int)
+        subset, ids = self, np.asarray(ids, int)
         outside = ids[(ids < 0) | (ids >= self.num_clients)]
         if len(outside):
-            raise ValueError(f"ids must be clients from 0 to {self.num_clients - 1}, got {outside[0]}.")
+            raise ValueError(f"ids must be client numbers from 0 to {self.num_clients - 1}, got {outside[0]}.")
         for name, values in self.per_client().items():
-            few = replace_field(few, name, values[ids])
-        for name in few.splits:
-            sizes = [one.splits[name].size for one in few.phases]
-            few = replace_field(few, f"{name}.max_size", int(np.max(sizes, initial=0)))
-        return replace_field(few, "client_names", tuple(self.client_names[one] for one in ids if self.client_names))
+            subset = replace_field(subset, name, values[ids])
+        for name in subset.splits:
+            sizes = [phase.splits[name].size for phase in subset.phases]
+            subset = replace_field(subset, f"{name}.max_size", int(np.max(sizes, initial=0)))
+        return replace_field(subset, "client_names", tuple(self.client_names[i] for i in ids if self.client_names))
 
     def in_programs(self) -> "FederatedData":
-        """Returns the federation as the programs of a run are given it.
+        """Returns the federation as an argument of the compiled programs of a run.
 
-        Without the names of its clients: others' names must not compile anything anew. And it says how alike their
+        It has no client names, because other names must not cause a compilation. `filled` describes how similar the
         numbers of training rows are, see `client.steps.rows_of` and `client.training`; coarsely, for the same reason.
         """
         shares = [np.mean(now.train.size) / max(self.train.max_size, 1) for now in self.phases]
         return dataclasses.replace(self, client_names=(), filled=math.floor(4 * min(shares)) / 4)
 
     def on_device(self, mesh: jax.sharding.Mesh | None = None) -> "FederatedData":
-        """Returns the federation with its arrays on the device, or on all of a mesh; nothing is copied if they are."""
+        """Returns the federation with its arrays on the device or on all devices of a mesh, without needless copies."""
         everywhere = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         return tree.placed(self, everywhere)

@@ -1,6 +1,6 @@
-"""What a federation looks like in numbers: who has how many rows of which classes, and which groups there are.
+"""Summary of a federation in numbers: rows per client and class, and true groups.
 
-On the host, in NumPy, and without a loop over the clients: ten thousand of them take a moment.
+It is computed on the host in NumPy without a loop over the clients, so that ten thousand clients take a moment.
 """
 
 import itertools
@@ -13,33 +13,33 @@ from jaxfl.data.clients import FederatedData, Split
 from jaxfl.data.labels import check_classes
 from jaxfl.schema import checked
 
-WIDE = 20  # from this ratio of largest to smallest client, a histogram has bins that grow
+WIDE = 20  # least ratio of largest to smallest client for a histogram with growing bins
 
 
 class Description(NamedTuple):
     """A federation in plain numbers; `_asdict()` is ready for JSON.
 
     Attributes:
-        name: name of the data.
+        name: name of the data set.
         num_clients: N.
         num_rows: P, rows of the pool.
-        train, test, validation: of each split `rows` (over all clients), `distinct` (rows of the pool), and `min`,
-            `median`, `mean`, `max` (rows of a client); validation is None where no rows are set apart.
+        train, test, validation: for each split `rows` (of all clients), `distinct` (rows of the pool), and `min`,
+            `median`, `mean`, `max` (rows of a client); validation is None without validation rows.
         empty_clients: clients without training rows.
-        held_out_clients: clients kept out of training; not those that arrive later.
+        held_out_clients: clients that are held out of training, without those that arrive later.
         kind: kind of the labels, see `jaxfl.data.labels`.
         num_classes: L.
-        classes_present: classes that some client sees, in any split; of other kinds than classification those in the
-            pool (all L of regression).
+        classes_present: classes of at least one client in any split; for other kinds than classification those in the
+            pool (all L for regression).
         class_names: one per class, or empty.
-        groups: of each true group `name`, `clients` and `train_rows`; empty where the groups are unknown.
+        groups: for each true group `name`, `clients` and `train_rows`; empty if the groups are unknown.
         input_shape: shape of one example.
-        input_dtype: as it is stored.
+        input_dtype: stored type of the inputs.
         pool_bytes: bytes of inputs and labels.
         histogram: histogram of training rows per client, `edges [bins + 1]` and `counts [bins]`; a bin holds its lower
             edge and not its upper one.
-        drift: the `round` from which on data are others, and how many clients `change`, `arrive` and `leave`; None
-            where nothing does. All else is said of the rounds before.
+        drift: the first `round` after the drift, and the numbers of clients that `change`, `arrive` and `leave`; None
+            without a drift. All other attributes describe the rounds before it.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Description(NamedTuple):
 
 
 def describe(data: FederatedData) -> Description:
-    """Returns a federation in plain numbers.
+    """Returns the description of a federation in plain numbers.
 
     >>> from jaxfl.data import load
-    >>> found = describe(load("rotated-digits", num_clients=8, rows_per_client=20))
-    >>> found.num_clients, found.train["rows"], found.groups[1]
+    >>> description = describe(load("rotated-digits", num_clients=8, rows_per_client=20))
+    >>> description.num_clients, description.train["rows"], description.groups[1]
     (8, 160, {'name': '90°', 'clients': 2, 'train_rows': 40})
     """
     sizes = np.asarray(data.train.size)
@@ -77,11 +77,11 @@ def describe(data: FederatedData) -> Description:
         clients, rows = np.bincount(group), np.bincount(group, weights=sizes)
         groups = [
             {
-                "name": data.group_names[one] if one < len(data.group_names) else f"group {one}",
-                "clients": int(clients[one]),
-                "train_rows": int(rows[one]),
+                "name": data.group_names[number] if number < len(data.group_names) else f"group {number}",
+                "clients": int(clients[number]),
+                "train_rows": int(rows[number]),
             }
-            for one in np.flatnonzero(clients).tolist()
+            for number in np.flatnonzero(clients).tolist()
         ]
     absent = 0 if data.absent is None else int(np.asarray(data.absent).sum())
     return Description(
@@ -107,19 +107,19 @@ def describe(data: FederatedData) -> Description:
 
 
 def _count_changes(data: FederatedData) -> dict[str, int]:
-    """Returns what happens in the middle of a run, counted."""
+    """Returns the numbers of clients that change, arrive and leave at the drift."""
     before, after = data.phases
     now, later = before.per_client(), after.per_client()
     known = ("held_out", "absent")
     changed = np.any([now[name] != later[name] for name in now if name not in known], axis=0)
-    away = [np.zeros(data.num_clients, bool) if one.absent is None else one.absent for one in (before, after)]
+    away = [np.zeros(data.num_clients, bool) if phase.absent is None else phase.absent for phase in (before, after)]
     counts = {"change": changed, "arrive": away[0] & ~away[1], "leave": away[1] & ~away[0]}
-    return {name: int(who.sum()) for name, who in counts.items()}
+    return {name: int(clients.sum()) for name, clients in counts.items()}
 
 
 @checked
 def label_counts(data: FederatedData, split: Literal["train", "test", "validation"] = "train") -> np.ndarray:
-    """Returns how many rows of each class every client has, as the client sees them: shifted labels are shifted.
+    """Returns the number of rows of each class for every client `[N, L]`; label shifts are applied.
 
     Args:
         data: N clients, L classes.
@@ -129,20 +129,20 @@ def label_counts(data: FederatedData, split: Literal["train", "test", "validatio
         Counts `[N, L]`, int64.
 
     Raises:
-        ValueError: the labels are no classes, or there is no such split.
+        ValueError: the labels are not classes, or there is no such split.
 
     >>> from jaxfl.data import load
     >>> label_counts(load("pathological-digits", num_clients=4))[1].nonzero()[0].tolist()
     [3, 4]
     """
-    check_classes("label_counts", data.labels, "other labels cannot be counted; data.train.size counts rows")
+    check_classes("label_counts", data.labels, "use data.train.size for numbers of rows")
     if split not in data.splits:
         raise ValueError(f"split must be one of {', '.join(data.splits)}, got {split!r}.")
     return _label_counts(data, data.splits[split])
 
 
 def _label_counts(data: FederatedData, part: Split) -> np.ndarray:
-    """Returns `label_counts` of a split."""
+    """Returns the label counts of a split `[N, L]`."""
     # Clients that share a range (one test set for a group) are counted once.
     ranges, member = np.unique(
         np.stack([np.asarray(part.start), np.asarray(part.size)], axis=1), axis=0, return_inverse=True
@@ -151,8 +151,8 @@ def _label_counts(data: FederatedData, part: Split) -> np.ndarray:
     sizes = ranges[:, 1].astype(np.int64)
     owner = np.repeat(np.arange(len(ranges)), sizes)
     first = np.repeat(ranges[:, 0] - (np.cumsum(sizes) - sizes), sizes)
-    own = labels[first + np.arange(len(owner))].astype(np.int64)
-    counts = np.bincount(owner * data.num_classes + own, minlength=len(ranges) * data.num_classes)
+    classes = labels[first + np.arange(len(owner))].astype(np.int64)
+    counts = np.bincount(owner * data.num_classes + classes, minlength=len(ranges) * data.num_classes)
     counts = counts.reshape(len(ranges), data.num_classes)[member.reshape(-1)]
     if data.label_shift is not None:
         # Label c was class c - shift.
@@ -162,7 +162,7 @@ def _label_counts(data: FederatedData, part: Split) -> np.ndarray:
 
 
 def _num_classes_present(data: FederatedData) -> int:
-    """Returns how many of the L there are."""
+    """Returns the number of the L classes that occur."""
     labels = np.asarray(data.labels)
     match data.kind:
         case "classification":
@@ -178,8 +178,8 @@ def _num_classes_present(data: FederatedData) -> int:
 def histogram(sizes: np.ndarray) -> dict[str, list[int]]:
     """Returns a histogram of clients' rows with about ten bins whose edges are round numbers.
 
-    Where the largest client has 20 times the rows of the smallest, or more, the bins grow. Clients without rows have a
-    bin of their own.
+    The bins grow if the largest client has at least 20 times the rows of the smallest. Clients without rows have a
+    separate bin.
 
     Args:
         sizes: rows of each client `[N]`.
@@ -202,7 +202,7 @@ def histogram(sizes: np.ndarray) -> dict[str, list[int]]:
 
 
 def _even_edges(low: int, high: int) -> list[int]:
-    """Returns edges of equal, round distance around whole numbers from `low` to `high`."""
+    """Returns edges with an equal and round distance for integers from `low` to `high`."""
     span = high - low + 1
     step = next(step for step in _round_numbers((1, 2, 5)) if step * 10 >= span)
     first = max(1, low // step * step)
@@ -210,7 +210,7 @@ def _even_edges(low: int, high: int) -> list[int]:
 
 
 def _growing_edges(low: int, high: int) -> list[int]:
-    """Returns edges that grow by about the same factor, around whole numbers from `low` to `high`."""
+    """Returns edges that grow by about the same factor for integers from `low` to `high`."""
     edges = [low]
     for mantissas in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
         numbers = list(itertools.takewhile(lambda number: number <= 10 * high, _round_numbers(mantissas)))
@@ -222,13 +222,13 @@ def _growing_edges(low: int, high: int) -> list[int]:
 
 
 def _round_numbers(mantissas: Sequence[float]) -> Iterator[int]:
-    """Yields whole numbers that are a mantissa times a power of ten, upwards."""
+    """Yields integers that are a mantissa times a power of ten, in increasing order."""
     numbers = (mantissa * 10**power for power in itertools.count() for mantissa in mantissas)
     return (int(number) for number in numbers if number == int(number))
 
 
 def _split_sizes(split: Split, num_rows: int) -> dict[str, float]:
-    """Returns what is known of the rows of a split."""
+    """Returns statistics of the numbers of rows in a split."""
     start, size, rows = (np.asarray(part) for part in (split.start, split.size, split.rows))
     # Ranges may overlap: a position is owned where more ranges have begun than ended.
     bounds = np.bincount(start, minlength=len(rows) + 1) - np.bincount(start + size, minlength=len(rows) + 1)

@@ -1,7 +1,7 @@
-"""Dividing the training rows of every client in two.
+"""Divisions of each client's training rows into two parts.
 
-`set_apart` makes a federation with validation rows, before a run. `divide_rows` divides within a run, for a method that
-holds rows back or compares two parts; the data stay as they are.
+`set_apart` returns a federation with validation rows, before a run. `divide_rows` divides rows within a run, for
+methods that hold rows back or compare two parts; the federation is unchanged.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from jaxfl.typing import Key
 
 
 def check_validation(share: float) -> None:
-    """Raises unless a share of the training rows can be set apart."""
+    """Raises ValueError unless the share of validation rows is above 0 and below 1."""
     if not 0 < share < 1:
         raise ValueError(
             f"validation must be a share of the training rows, above 0 and below 1, got {share}; 0.1 is usual."
@@ -26,19 +26,20 @@ def check_validation(share: float) -> None:
 
 
 def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedData:
-    """Returns the federation with a share of each client's training rows as its validation rows; test rows stay.
+    """Returns the federation with a share of each client's training rows as validation rows; test rows are unchanged.
 
-    Nobody trains on a row that somebody validates on: where clients share pool rows (an image under two rotations), it
-    leaves the training rows of all of them. So that few do, all clients choose by one random order of the pool.
+    No client trains on a validation row of any client: a pool row that clients share (an image under two rotations) is
+    removed from the training rows of all of them. All clients choose by one random order of the pool, so that few rows
+    are removed.
 
     Args:
-        data: without validation rows.
+        data: federation without validation rows.
         share: share of each client's rows, above 0 and below 1, rounded to whole rows: at least one, and never all;
             none of a single row.
         seed: seed of the order.
 
     Raises:
-        ValueError: the share is out of range, rows are set apart already, or no client has two rows.
+        ValueError: the share is out of range, there are validation rows already, or no client has two rows.
 
     >>> from jaxfl.data import synthetic
     >>> data = set_apart(synthetic.clustered_linear(4, rows=10), 0.2)
@@ -47,7 +48,7 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
     """
     check_validation(share)
     if data.validation is not None:
-        raise ValueError(f"validation must be set apart once: {data.name} has validation rows already; leave it out.")
+        raise ValueError(f"validation must be left out, because {data.name} has validation rows already.")
     check_no_drift("validation", data)
     rows, ranges = np.asarray(data.train.rows), np.stack([np.asarray(data.train.start), np.asarray(data.train.size)], 1)
     distinct, member = np.unique(ranges, axis=0, return_inverse=True)  # clients may share a range
@@ -61,24 +62,22 @@ def set_apart(data: FederatedData, share: float, *, seed: int = 0) -> FederatedD
     chosen = np.zeros(len(rows), bool)
     chosen[order[np.arange(len(rows)) - begin[owner] < wanted[owner]]] = True
     if not chosen.any():
-        raise ValueError(
-            f"validation needs clients with 2 training rows or more, and {data.name} has none; leave it out."
-        )
+        raise ValueError(f"validation must be left out, because no client of {data.name} has 2 training rows or more.")
     taken = np.zeros(len(data.labels), bool)
     taken[rows[chosen]] = True
 
     def packed(mask: np.ndarray) -> Split:
         left = np.bincount(owner[mask], minlength=len(size))
         start = (np.cumsum(left) - left)[member.reshape(-1)]
-        own = left[member.reshape(-1)]
-        return Split(rows[mask], start.astype(np.int32), own.astype(np.int32), int(own.max(initial=0)))
+        sizes = left[member.reshape(-1)]
+        return Split(rows[mask], start.astype(np.int32), sizes.astype(np.int32), int(sizes.max(initial=0)))
 
     train = replace(packed(~taken[rows]), flipped=data.train.flipped)
     return replace(data, train=train, validation=packed(chosen))
 
 
 def on_validation(data: FederatedData) -> FederatedData:
-    """Returns the federation that is tested on its validation rows; whoever evaluates it sees no test row.
+    """Returns the federation with its validation rows as test rows; the original test rows are dropped.
 
     >>> from jaxfl.data import synthetic
     >>> on_validation(set_apart(synthetic.clustered_linear(4, rows=10), 0.3)).test.size.tolist()
@@ -89,22 +88,23 @@ def on_validation(data: FederatedData) -> FederatedData:
 
 
 def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
-    """Divides every client's rows in two, at random: the same division in every round of a run.
+    """Returns each client's rows divided at random into two splits, equally in every round of a run.
 
-    Clients with as many rows have as many of either part, and with the most rows the most of both: a federation whose
-    training rows are `filled` by all clients alike stays so with a part in their place.
+    Clients with equal numbers of rows have equal numbers in each part, and both numbers grow with the rows: a
+    federation with `filled` = 1 keeps it with a part in place of its training rows.
 
     Args:
         key: random key of the run.
-        split: the clients' rows; clients may share a range.
-        share: share of the rows held back, rounded to whole rows: at least one, and never all; none of a single row.
+        split: rows of the clients, which may share ranges.
+        share: share of the rows that are held back, rounded to whole rows: at least one, and never all; none of a
+            single row.
 
     Returns:
-        The rows that are left, and those held back.
+        The remaining rows, and the rows that are held back.
     """
     size = jnp.asarray(split.size)
     held = _num_held_back(size, share)
-    # shuffle between any border of a client's rows and the next one, then hold back the last rows of every client
+    # shuffle within the borders of all clients' ranges, then hold back the last rows of every client
     place, start = jnp.arange(split.rows.shape[0], dtype=jnp.int32), jnp.asarray(split.start)
     piece = jnp.searchsorted(jnp.sort(jnp.concatenate([start, start + size])), place, side="right")
     order = jnp.lexsort((jax.random.bits(key_for(key, Stream.VALIDATION), place.shape, jnp.uint32), piece))
@@ -116,6 +116,6 @@ def divide_rows(key: Key, split: Split, share: float) -> tuple[Split, Split]:
 
 
 def _num_held_back(size: Any, share: float, xp: Any = jnp) -> Any:
-    """Returns how many of `size` rows are held back, by JAX or by NumPy."""
+    """Returns how many of `size` rows are held back, computed by JAX or NumPy."""
     wanted = xp.round(size.astype(np.float32) * np.float32(share)).astype(np.int32)
     return xp.clip(xp.maximum(wanted, 1), 0, xp.maximum(size - 1, 0))

@@ -1,21 +1,21 @@
-"""Data that drift: clients whose distribution changes in the middle of a run, clients that arrive and that leave.
+"""Drift: changes of the clients' data in the middle of a run, and clients that arrive or leave.
 
-A drift is what the clients' fields become from one round on (`FederatedData.drift`): their rotation, their label
-shift, which rows are theirs, their true group. There is one pool of examples before and after it. Rounds, evaluations
-and true groups (ARI) are of the federation as it is in the round (`FederatedData.at`); methods are not told of it.
+A drift gives the clients' fields new values from one round on (`FederatedData.drift`): rotation, label shift, rows, and
+true group. The pool of examples is the same before and after it. Rounds, evaluations and true groups (ARI) use the
+federation of their round (`FederatedData.at`); methods get no information about the drift.
 
-    swap         a share of the clients has what clients of another group had: rows, rotation, label shift and group.
-                 Who has what is dealt out anew; taken together, the data stay the same.
-    rotate       the images of a share of the clients are turned by one further quarter turn.
-    new-group    a share of the clients has rows of one group (where groups are known) whose labels are shifted by a
-                 number that no client had: p(y|x) changes, and no model that there is suits them.
+    swap         a share of the clients exchanges rows, rotation, label shift and group with clients of other groups.
+                 All data together stay the same.
+    rotate       the images of a share of the clients are rotated by one further quarter turn.
+    new-group    a share of the clients gets rows of one group (if groups are known) with labels shifted by a number
+                 that no client had: p(y|x) changes, and no existing model is right for them.
 
-In IFCA and StoCFL the clients' distributions stay as they are. That they change, at some clients and not at others, is
-the matter of Jothimurugesan et al., "Federated Learning under Distributed Concept Drift" (FedDrift), AISTATS 2023.
+In IFCA and StoCFL the clients' distributions do not change. Changes at some of the clients are studied by
+Jothimurugesan et al., "Federated Learning under Distributed Concept Drift" (FedDrift), AISTATS 2023.
 
-Clients that arrive are absent before: never sampled, never tested. Then they are let in by `Method.join`, where a
-method has it, or else by the rule by which it assigns unseen clients (`Method.assign`), and are clients like any other.
-Those that leave are absent from then on; what they have sent stays in the models.
+Clients that arrive are absent before: never sampled and never tested. A method's `Method.join` then adds them, or, if
+it has none, its rule for newcomers (`Method.assign`); afterwards they are ordinary clients. Clients that leave are
+absent from then on; their earlier contributions stay in the models.
 """
 
 import dataclasses
@@ -46,20 +46,20 @@ def drift(
     leave: float = 0.0,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns the federation that changes before a round.
+    """Returns the federation with a drift before a round.
 
     Args:
         data: the federation.
-        round: rounds that are made before it; what is evaluated after them is the federation as it has become.
-        kind: `"swap"`, `"rotate"` or `"new-group"`, see above; None is for clients that arrive or leave alone.
+        round: number of rounds before the drift; the evaluation after them uses the changed federation.
+        kind: `"swap"`, `"rotate"` or `"new-group"`, see above; None if clients only arrive or leave.
         share: share of the clients that train all the time; None is 0.5 of them for `"swap"`, all clients for
             `"rotate"` (those that are held out too) and 0.25 for `"new-group"`.
-        arrive: share of the clients with training rows that are absent until then; at least one of them.
-        leave: share of the clients with training rows that are absent from then on; at least one of them.
-        seed: seed of who it is, and what they get.
+        arrive: share of the clients with training rows that are absent before; at least one client.
+        leave: share of the clients with training rows that are absent afterwards; at least one client.
+        seed: seed of the choice of clients and of their new data.
 
     Raises:
-        ValueError: a number is out of range, the data have nothing that can change so, or they drift already.
+        ValueError: a number is out of range, the data cannot drift in this way, or they drift already.
 
     >>> from jaxfl.data.sources import digits
     >>> from jaxfl.data import shift
@@ -74,7 +74,9 @@ def drift(
             f"drift must be one of {', '.join(DRIFT_KINDS)}, or arrive or leave a share of the clients, got none."
         )
     if not 1 <= round < 2**31:
-        raise ValueError(f"drift_round must be at least 1, the rounds before the drift, got {round}; 50 is usual.")
+        raise ValueError(
+            f"drift_round must be at least 1, the number of rounds before the drift, got {round}; 50 is usual."
+        )
     able = np.asarray(data.train.size) > 0
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
     absent = _absent_clients(able & ~held_out, arrive, leave, seed)
@@ -84,10 +86,10 @@ def drift(
         share = DRIFT_SHARES[kind] if share is None else share
         if not 0 < share <= 1:
             raise ValueError(f"drift_share must be a share of the clients, above 0 and at most 1, got {share}.")
-        who = host_rng(seed, "drift").permutation(staying)[: max(1, int(np.rint(share * len(staying))))]
+        chosen = host_rng(seed, "drift").permutation(staying)[: max(1, int(np.rint(share * len(staying))))]
         if kind == "rotate" and share == 1:
-            who = np.arange(data.num_clients)
-        data, later = CHANGES[kind](data, who, seed)
+            chosen = np.arange(data.num_clients)
+        data, later = CHANGES[kind](data, chosen, seed)
     elif share is not None:
         raise ValueError(f"drift must be given with drift_share={share}: one of {', '.join(DRIFT_KINDS)}.")
     if absent.any():
@@ -97,7 +99,7 @@ def drift(
 
 
 def _absent_clients(able: np.ndarray, arrive: float, leave: float, seed: int) -> np.ndarray:
-    """Returns who is absent before and after `[2, N]`; somebody is always there."""
+    """Returns masks of the clients absent before and after the drift `[2, N]`; some clients are never absent."""
     for name, share in {"arrive": arrive, "leave": leave}.items():
         if not 0 <= share < 1:
             raise ValueError(f"{name} must be a share of the clients, 0 or more and below 1, got {share}.")
@@ -105,7 +107,7 @@ def _absent_clients(able: np.ndarray, arrive: float, leave: float, seed: int) ->
     late, gone = (max(1, int(np.rint(share * len(order)))) if share else 0 for share in (arrive, leave))
     if late + gone >= len(order):
         raise ValueError(
-            f"arrive and leave must let some clients be there all the time, got {arrive} and {leave} of {len(order)} "
+            f"arrive and leave must leave some clients present all the time, got {arrive} and {leave} of {len(order)} "
             "clients with training rows; lower them, or use more clients."
         )
     absent[0, order[:late]] = absent[1, order[late : late + gone]] = True
@@ -113,34 +115,34 @@ def _absent_clients(able: np.ndarray, arrive: float, leave: float, seed: int) ->
 
 
 def _swap_groups(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
-    """Deals what the clients `who` have out among them, so that everybody gets another group's."""
+    """Returns the data and new fields in which the clients `who` exchange data, each with another group."""
     if data.group is None:
         raise ValueError(
-            f"drift=swap needs data whose true groups are known, got {data.name!r}; take drift=new-group (of "
-            "classes), a rotated, shifted or pathological data set, or give federate a group."
+            f"drift=swap must have data with known true groups, got {data.name!r}; use drift=new-group (for classes), "
+            "a rotated, shifted or pathological data set, or the argument group of federate."
         )
     group = np.asarray(data.group)
     members = np.bincount(group[who])
     most, rest = int(members.max()), int(members.sum() - members.max())
     largest = who[group[who] == members.argmax()]
-    who = np.setdiff1d(who, largest[: max(0, most - rest)])  # for whom there is nobody to swap with
+    who = np.setdiff1d(who, largest[: max(0, most - rest)])  # there is no client to swap with for the others
     if not len(who):
         raise ValueError(
-            "drift_share must take clients of two groups at least, but those that are drawn are all of one; raise it, "
-            "or use more clients."
+            "drift_share must select clients of at least two groups, got clients of one group; raise it, or use more "
+            "clients."
         )
     who = who[np.argsort(group[who], kind="stable")]
     source = np.arange(data.num_clients)
-    source[who] = np.roll(who, min(most, rest))  # no group has more, so that nobody gets what its own had
+    source[who] = np.roll(who, min(most, rest))  # no group has more members, so no client gets data of its own group
     return data, _fields_from(data, source)
 
 
 def _rotate_further(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
-    """Turns the images of the clients `who`."""
+    """Returns the data and new fields in which the images of the clients `who` are rotated by a quarter turn."""
     try:
         check_square(data.inputs)
     except ValueError as error:
-        raise ValueError(f"drift=rotate: {error} Or take another drift.") from error
+        raise ValueError(f"drift=rotate: {error} Or use another drift.") from error
     rotation = np.zeros(data.num_clients, np.int32) if data.rotation is None else np.asarray(data.rotation)
     turned = rotation.copy()
     turned[who] = (turned[who] + 1) % 4
@@ -152,41 +154,41 @@ def _rotate_further(data: FederatedData, who: np.ndarray, seed: int) -> tuple[Fe
 
 
 def _groups_after_rotation(data: FederatedData, turned: np.ndarray) -> tuple[FederatedData, np.ndarray]:
-    """Returns the true groups `[N]` of clients that have been turned, and the federation with names for the new ones.
+    """Returns the federation with names for new groups, and the true groups `[N]` after the rotation.
 
-    Where groups are what clients see (rotated, shifted: each group sees one thing, no two see the same), or that and
-    what the rows are of (`rotated+pathological`), so they are afterwards. Otherwise the turned clients of a group are a
-    group of their own.
+    If groups correspond to shifts (rotated, shifted: each group has one shift, and no two have the same), or to pairs
+    of a shift and a group of rows (`rotated+pathological`), they do so afterwards. Otherwise the rotated clients of a
+    group form a new group.
     """
     group, rotation = np.asarray(data.group), np.asarray(data.rotation)
-    rest = [np.zeros(len(group)) if one is None else np.asarray(one) for one in (data.tilt, data.label_shift)]
-    sights = list(zip(rotation.tolist(), *(one.tolist() for one in rest), strict=True))
-    after = list(zip(turned.tolist(), *(one.tolist() for one in rest), strict=True))
-    names, found = list(data.group_names), group.copy()
-    names += [f"group {one}" for one in range(len(names), int(group.max()) + 1)]
-    # of "labels 0, 1; 90°" and of "90°; shift 3", groups of products, what stands beside the angle stays
-    beside = ["; ".join(part for part in name.split("; ") if not part.endswith("°")) for name in names]
-    stays = [beside[one] for one in group.tolist()]
-    pairs = set(zip(zip(stays, sights, strict=True), group.tolist(), strict=True))
+    rest = [np.zeros(len(group)) if field is None else np.asarray(field) for field in (data.tilt, data.label_shift)]
+    shifts = list(zip(rotation.tolist(), *(field.tolist() for field in rest), strict=True))
+    after = list(zip(turned.tolist(), *(field.tolist() for field in rest), strict=True))
+    names, regrouped = list(data.group_names), group.copy()
+    names += [f"group {number}" for number in range(len(names), int(group.max()) + 1)]
+    # in the names of product groups, "labels 0, 1; 90°" and "90°; shift 3", only the angle changes
+    bases = ["; ".join(part for part in name.split("; ") if not part.endswith("°")) for name in names]
+    base = [bases[number] for number in group.tolist()]
+    pairs = set(zip(zip(base, shifts, strict=True), group.tolist(), strict=True))
     known: dict[Any, int] = dict(pairs)
-    is_sight = len(known) == len(pairs) == len(set(group.tolist()))
+    by_shift = len(known) == len(pairs) == len(set(group.tolist()))
     for client in np.flatnonzero(turned != rotation).tolist():
-        key = (stays[client], after[client]) if is_sight else (int(group[client]), "turned")
+        key = (base[client], after[client]) if by_shift else (int(group[client]), "turned")
         if key not in known:
             known[key] = len(names)
             names.append(f"{names[group[client]]}, turned")
-        found[client] = known[key]
-    return dataclasses.replace(data, group_names=tuple(names)), found.astype(np.int32)
+        regrouped[client] = known[key]
+    return dataclasses.replace(data, group_names=tuple(names)), regrouped.astype(np.int32)
 
 
 def _new_group(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
-    """Gives the clients `who` rows of one group with labels that nobody had."""
-    check_classes("drift=new-group", data.labels, "take drift=swap of data with true groups, arrive or leave")
+    """Returns the data and new fields in which the clients `who` have rows of one group with new labels."""
+    check_classes("drift=new-group", data.labels, "use drift=swap for data with true groups, arrive or leave")
     shifts = np.zeros(data.num_clients, np.int32) if data.label_shift is None else np.asarray(data.label_shift)
     free = np.setdiff1d(np.arange(data.num_classes), shifts)
     if not len(free):
         raise ValueError(
-            f"drift=new-group needs a label shift that no client has, but all {data.num_classes} are taken; take "
+            f"drift=new-group must have a label shift that no client has, but all {data.num_classes} are in use; use "
             "drift=swap, or fewer shifts."
         )
     data, source = dataclasses.replace(data, label_shift=shifts), np.arange(data.num_clients)
@@ -197,7 +199,10 @@ def _new_group(data: FederatedData, who: np.ndarray, seed: int) -> tuple[Federat
         trains &= True if data.held_out is None else ~np.asarray(data.held_out)
         chosen = host_rng(seed, "new-group").choice(np.unique(group[trains]))
         source[who] = np.resize(np.flatnonzero(trains & (group == chosen)), len(who))
-        names = [*data.group_names, *(f"group {one}" for one in range(len(data.group_names), int(group.max()) + 1))]
+        names = [
+            *data.group_names,
+            *(f"group {number}" for number in range(len(data.group_names), int(group.max()) + 1)),
+        ]
         data, later = dataclasses.replace(data, group_names=(*names, "new")), _fields_from(data, source)
         later["group"][who] = len(names)
     shifted = shifts.copy()
@@ -206,13 +211,13 @@ def _new_group(data: FederatedData, who: np.ndarray, seed: int) -> tuple[Federat
 
 
 def _fields_from(data: FederatedData, source: np.ndarray) -> dict[str, Any]:
-    """Returns the fields of clients that each have what client `source [N]` of the federation had."""
+    """Returns new fields in which each client has the data of client `source [N]` of the federation."""
     later: dict[str, Any] = {
         name: Ranges(np.asarray(split.start)[source], np.asarray(split.size)[source])
         for name, split in data.splits.items()
     }
     fields = {name: getattr(data, name) for name in ("rotation", "tilt", "label_shift", "group")}
-    return later | {name: np.asarray(one)[source] for name, one in fields.items() if one is not None}
+    return later | {name: np.asarray(values)[source] for name, values in fields.items() if values is not None}
 
 
 CHANGES = {"swap": _swap_groups, "rotate": _rotate_further, "new-group": _new_group}
@@ -235,22 +240,24 @@ def apply_conditions(
     leave: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Puts the federation under conditions.
+    """Returns the federation with stragglers, attackers and a drift.
 
     Args:
         data: the federation.
         stragglers: share of a round's clients that are late, and train for fewer epochs.
-        attack: what attackers do: flip the labels of their rows, or send their update reversed or noise for it.
+        attack: kind of attack: flip the labels of training rows, send a reversed update, or send noise.
         attackers: share of the clients that attack.
-        attack_scale: of what they send.
-        drift: how the clients' data change after drift_round rounds, see `jaxfl.data.drift`.
-        drift_round: rounds before the data change, or clients arrive or leave.
+        attack_scale: factor of the attackers' contributions.
+        drift: change of the clients' data after drift_round rounds, see `jaxfl.data.drift`.
+        drift_round: number of rounds before the data change, or clients arrive or leave.
         drift_share: share of the clients whose data change; none is 0.5 for swap, 1 for rotate, 0.25 for new-group.
-        arrive: share of the clients that are not there before; none or 0 is nobody.
-        leave: share of the clients that are not there afterwards; none or 0 is nobody.
-        seed: seed of who attacks, and whose data change.
+        arrive: share of the clients that are absent before; none or 0 is no client.
+        leave: share of the clients that are absent afterwards; none or 0 is no client.
+        seed: seed of the choice of attackers, and of clients whose data change.
     """
-    data = conditions.straggle(data, stragglers) if stragglers else data  # a stored one may have its own
+    data = (
+        conditions.straggle(data, stragglers) if stragglers else data
+    )  # a stored federation may have stragglers already
     if attack is None:
         unused = {"attackers": attackers or None, "attack_scale": None if attack_scale == 1.0 else attack_scale}
         for name, value in unused.items():
@@ -262,10 +269,10 @@ def apply_conditions(
         if attackers is None:
             raise ValueError(f"attackers must be given with attack={attack}: the share of the clients, such as 0.2.")
         data = conditions.attack(data, attack, attackers, seed=seed, scale=attack_scale)
-    asked = {"drift": drift, "arrive": arrive, "leave": leave, "drift_share": drift_share}
+    unused = {"drift": drift, "arrive": arrive, "leave": leave, "drift_share": drift_share}
     if drift_round is None:
-        for name, value in asked.items():
+        for name, value in unused.items():
             if value:
-                raise ValueError(f"drift_round must be given with {name}={value}: rounds before it, such as 50.")
+                raise ValueError(f"drift_round must be given with {name}={value}: the rounds before it, such as 50.")
         return data
     return _drift(data, drift_round, kind=drift, share=drift_share, arrive=arrive or 0.0, leave=leave or 0.0, seed=seed)

@@ -1,4 +1,4 @@
-"""Rotations of images by a traced angle: every client may have its own."""
+"""Rotations of images by a traced angle, which may differ between clients."""
 
 import functools
 
@@ -9,10 +9,11 @@ from jaxfl.typing import Array
 
 
 def rotate(images: Array, quarter_turns: Array) -> Array:
-    """Rotates images counter-clockwise by a traced number of quarter turns, exactly, like `np.rot90`.
+    """Returns images rotated counter-clockwise by a traced number of quarter turns, exactly as `np.rot90` does.
 
-    One client at a time takes one of four branches: selections read each pixel four times, where it is gathered from
-    the pool, and rows would be six times as dear on a CPU. Mapped over clients of their own angles, it is selections.
+    For one client it is one of four branches: a selection would read each pixel four times while it is gathered from
+    the pool, and rows would take six times as long on a CPU. Mapped over clients with different angles, it is a
+    selection.
 
     Args:
         images: `[B, H, H]` or `[B, H, H, channels]`, square.
@@ -37,18 +38,19 @@ def _rotate_by_selection(size: int, batched: list[bool], images: Array, quarter_
     if not batched[1]:
         return jax.vmap(lambda image: _rotate_quarter_turns(image, quarter_turns))(images), True
 
-    def one(images: Array, quarter_turns: Array) -> Array:
+    def select(images: Array, quarter_turns: Array) -> Array:
         turned = jnp.where(quarter_turns % 2 == 1, jnp.swapaxes(images, 1, 2), images)
         turned = jnp.where((quarter_turns == 1) | (quarter_turns == 2), turned[:, ::-1], turned)
         return jnp.where(quarter_turns >= 2, turned[:, :, ::-1], turned)
 
-    return jax.vmap(one, [0 if there else None for there in batched])(images, quarter_turns), True
+    return jax.vmap(select, [0 if mapped else None for mapped in batched])(images, quarter_turns), True
 
 
 def rotate_by_degrees(images: Array, degrees: Array) -> Array:
-    """Rotates images counter-clockwise about their centre by a traced angle, by bilinear interpolation.
+    """Returns images rotated counter-clockwise about their centre by a traced angle, with bilinear interpolation.
 
-    Beyond the border the nearest pixel is repeated: the background stays what it is, black in MNIST, white in FEMNIST.
+    Beyond the border the nearest pixel is repeated, so that the background is unchanged: black in MNIST, white in
+    FEMNIST.
 
     Args:
         images: `[B, H, H]` or `[B, H, H, channels]`, square; uint8 becomes float32.
@@ -66,7 +68,7 @@ def rotate_by_degrees(images: Array, degrees: Array) -> Array:
         jnp.arange(side, dtype=dtype) - centre, jnp.arange(side, dtype=dtype) - centre, indexing="ij"
     )
     sine, cosine = jnp.sin(jnp.deg2rad(degrees)).astype(dtype), jnp.cos(jnp.deg2rad(degrees)).astype(dtype)
-    # where each pixel comes from: the inverse rotation, rows counted downwards
+    # source of each pixel: the inverse rotation, with rows counted downwards
     from_row = jnp.clip(row * cosine + column * sine + centre, 0, side - 1)  # [H, H]
     from_column = jnp.clip(column * cosine - row * sine + centre, 0, side - 1)
     top, left = jnp.floor(from_row).astype(jnp.int32), jnp.floor(from_column).astype(jnp.int32)
