@@ -1,4 +1,4 @@
-"""A federation of what a builder has dealt out."""
+"""Construction of a federation from the parts of a partition and its source."""
 
 import dataclasses
 import warnings
@@ -24,20 +24,20 @@ def pack(
     held_out: np.ndarray | None = None,
     client_names: Sequence[str] = (),
 ) -> FederatedData:
-    """Builds a federation from its parts and what the source knows about the examples.
+    """Returns the federation of the rows of a partition, with names and normalisation of the source.
 
     Args:
         source: the examples.
-        skew: for the name.
-        inputs, labels: `[P, ...]`, `[P]`, those of the source, and of its official test set if its rows are tested on.
-        train: the rows of each client.
-        test: those that it is tested on; a `Split` is of the official test set.
-        group, group_names: the true groups, where they are known.
-        held_out: who is, `[N]`.
-        client_names: one for each client.
+        skew: name of the skew, a part of the federation's name.
+        inputs, labels: `[P, ...]`, `[P]` of the source, with its official test set if clients are tested on it.
+        train: training rows of each client.
+        test: test rows of each client; a `Split` has rows of the official test set.
+        group, group_names: the true groups, if known.
+        held_out: mask of the held-out clients `[N]`.
+        client_names: one name for each client.
 
     Warns:
-        UserWarning: groups of whom nobody has test rows of the official test set, where others have.
+        UserWarning: some groups have no rows in the official test set, and others have.
     """
     if source.fit is not None:
         inputs, labels = source.fit(inputs, labels, np.unique(np.concatenate(train)))
@@ -62,19 +62,19 @@ def pack(
 
 
 def _warn_untested_groups(name: str, rows: np.ndarray, group_names: tuple[str, ...]) -> None:
-    """Warns of groups without a test row, of which no metric says anything.
+    """Warns of groups without a test row, which are in no metric.
 
     Args:
         name: name of the federation.
-        rows: of each group `[G]`.
-        group_names: what they are called, or none.
+        rows: number of test rows of each group `[G]`.
+        group_names: names of the groups, or empty.
     """
     without = np.flatnonzero(rows == 0)
     if 0 < len(without) < len(rows):
-        called = [group_names[one] if group_names else str(one) for one in without[:3]]
+        called = [group_names[group] if group_names else str(group) for group in without[:3]]
         more = f" and {len(without) - 3} more" if len(without) > 3 else ""
         warnings.warn(
             f"{name}: the official test set has no row for {len(without)} of {len(rows)} groups ({'; '.join(called)}"
-            f"{more}), whose clients are in no metric; set test_share=0.2 to test clients on rows of their own.",
+            f"{more}), whose clients are in no metric; set test_share=0.2 to test clients on their own rows.",
             stacklevel=3,
         )

@@ -1,13 +1,13 @@
-"""Shifts with known groups: the same examples, seen differently by each group of clients.
+"""Shifts with known groups: the same examples, rotated or relabelled differently for each group of clients.
 
-`rotated` and `shifted` give each group its own permutation of all training images, dealt out to its clients, and all
-clients share one test set, as in IFCA (Ghosh et al., 2020: rotated MNIST, a quarter of the clients for each of four
-rotations) and in StoCFL (Zeng et al., 2023: rotated and shifted). Where there is no official test set, rows are set
-aside once, for all groups: what one group is tested on, no other group trains on.
+`rotated` and `shifted` divide a permutation of all training images among the clients of each group, and all clients
+share one test set, as in IFCA (Ghosh et al., 2020: rotated MNIST, a quarter of the clients for each of four rotations)
+and in StoCFL (Zeng et al., 2023: rotated and shifted). Without an official test set, test rows are set aside once for
+all groups: no group trains on a test row of another group.
 
-`rotate` and `relabel` shift the clients of a federation that there is, whatever its skew: rotations of clients with
-classes of their own are the product of both (StoCFL, figure 8). The shift itself is applied to a batch on the device:
-four rotations of MNIST cost one MNIST.
+`rotate` and `relabel` shift the clients of an existing federation of any skew: rotations of clients with different
+classes are the product of both (StoCFL, figure 8). The shift is applied to a batch on the device: four rotations of
+MNIST need the memory of one.
 """
 
 import dataclasses
@@ -35,14 +35,14 @@ def rotated(
     test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns a federation whose groups see the images rotated.
+    """Returns a federation whose groups have rotated images.
 
     Args:
         source: square images.
         num_clients: N, a multiple of the number of rotations.
-        rows_per_client: training rows of a client, after the test rows are set aside; None is the most that all clients
-            can have alike: what is left over of a group, fewer rows than it has clients, is dealt to nobody.
-        angles: degrees, counter-clockwise, one per group. Multiples of 90 are exact, as `np.rot90`; others are
+        rows_per_client: training rows of a client, after the test rows are set aside; None is the largest equal number
+            for all clients. The remainder of a group, fewer rows than it has clients, is not used.
+        angles: degrees, counter-clockwise, one per group. Multiples of 90 are exact, as in `np.rot90`; others are
             interpolated, see `jaxfl.data.images.rotate_by_degrees`.
         test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
             where there is none.
@@ -69,15 +69,15 @@ def shifted(
     test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns a federation whose groups call class `c` by the label `(c + shift) % L`.
+    """Returns a federation whose groups have the label `(c + shift) % L` for class `c`.
 
-    One model for all cannot be right for more than one group in `len(shifts)`.
+    One model for all can be right for at most one of `len(shifts)` groups.
 
     Args:
         source: any examples.
         num_clients: N, a multiple of the number of shifts.
-        rows_per_client: training rows of a client, after the test rows are set aside; None is the most that all clients
-            can have alike: what is left over of a group, fewer rows than it has clients, is dealt to nobody.
+        rows_per_client: training rows of a client, after the test rows are set aside; None is the largest equal number
+            for all clients. The remainder of a group, fewer rows than it has clients, is not used.
         shifts: added to the labels, one per group; None is 0, 3, 6, 9 as in StoCFL, or as many of them as fit the
             classes.
         test_share: share of the training examples to test all clients on instead; None is the official test set, 0.2
@@ -101,13 +101,13 @@ def shifted(
 def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int = 0) -> FederatedData:
     """Returns the federation with each client's images rotated by one of the angles.
 
-    The clients of each true group are dealt out to the angles at random, as evenly as can be: rows, test rows and sizes
-    stay, the groups become the products of both.
+    The clients of each true group get the angles at random, as evenly as possible. Rows, test rows and sizes are
+    unchanged; the new groups are the products of true group and angle.
 
     Args:
-        data: of square images; rotations that it has are added to.
+        data: federation of square images; angles are added to its rotations.
         angles: degrees, counter-clockwise, as for `rotated` (StoCFL's figure 8: 0 and 180).
-        seed: seed of who gets which.
+        seed: seed of the assignment of angles.
 
     Raises:
         ValueError: the images are not square, or an angle is given twice.
@@ -125,12 +125,12 @@ def rotate(data: FederatedData, *, angles: Sequence[float] = (0, 180), seed: int
 
 
 def relabel(data: FederatedData, *, shifts: Sequence[int] | None = None, seed: int = 0) -> FederatedData:
-    """Returns the federation with each client's labels shifted by one of the shifts, dealt out as in `rotate`.
+    """Returns the federation with each client's labels shifted by one of the shifts, assigned as in `rotate`.
 
     Args:
-        data: any federation; shifts that it has are added to.
-        shifts: added to the labels, as for `shifted`.
-        seed: seed of who gets which.
+        data: any federation of classes; shifts are added to its label shifts.
+        shifts: numbers added to the labels, as for `shifted`.
+        seed: seed of the assignment of shifts.
 
     Raises:
         ValueError: a shift is given twice.
@@ -142,7 +142,7 @@ def relabel(data: FederatedData, *, shifts: Sequence[int] | None = None, seed: i
 
 
 def default_shifts(num_classes: int) -> tuple[int, ...]:
-    """Returns StoCFL's shifts 0, 3, 6 and 9; fewer or closer ones where there are fewer than ten classes.
+    """Returns StoCFL's shifts 0, 3, 6 and 9; fewer or closer shifts for fewer than ten classes.
 
     >>> default_shifts(10), default_shifts(62), default_shifts(2)
     ((0, 3, 6, 9), (0, 3, 6, 9), (0, 1))
@@ -151,13 +151,13 @@ def default_shifts(num_classes: int) -> tuple[int, ...]:
 
 
 def _add_angles(data: FederatedData, degrees: np.ndarray) -> FederatedData:
-    """Adds an angle `[N]` to every client's rotation: whole quarter turns, which are exact, and what is left."""
+    """Returns the federation with an angle `[N]` added to each rotation, as exact quarter turns and a remainder."""
     if data.rotation is not None:
         degrees = degrees + 90.0 * np.asarray(data.rotation)
     if data.tilt is not None:
         degrees = degrees + np.asarray(data.tilt)
     degrees = degrees % 360
-    turns = np.floor(degrees / 90 + 0.5)  # halves always up: clients who see the same have the same two numbers
+    turns = np.floor(degrees / 90 + 0.5)  # halves always up, so that equal rotations have equal numbers
     left = degrees - 90 * turns
     dtype = np.float32 if data.inputs.dtype == np.uint8 else data.inputs.dtype
     tilt = left.astype(dtype) if left.any() else None
@@ -165,19 +165,19 @@ def _add_angles(data: FederatedData, degrees: np.ndarray) -> FederatedData:
 
 
 def _add_label_shifts(data: FederatedData, shifts: np.ndarray) -> FederatedData:
-    """Adds a shift `[N]` to every client's labels."""
+    """Returns the federation with a shift `[N]` added to each client's label shift."""
     before = 0 if data.label_shift is None else np.asarray(data.label_shift)
     return dataclasses.replace(data, label_shift=((before + shifts) % data.num_classes).astype(np.int32))
 
 
 def _angle_names(angles: Sequence[float]) -> tuple[str, ...]:
-    """Returns the groups' names; raises unless the angles differ."""
+    """Returns the names of the groups; raises ValueError unless the angles differ."""
     _check_distinct("angles", angles, 360)
     return tuple(f"{float(angle) % 360:g}°" for angle in angles)
 
 
 def _shift_names(shifts: Sequence[int], num_classes: int) -> tuple[str, ...]:
-    """Returns the groups' names; raises unless the shifts differ."""
+    """Returns the names of the groups; raises ValueError unless the shifts are integers that differ."""
     _check_distinct("shifts", shifts, num_classes)
     if not all(float(shift).is_integer() for shift in shifts):
         raise ValueError(f"shifts must be whole numbers, got {tuple(shifts)}.")
@@ -185,7 +185,7 @@ def _shift_names(shifts: Sequence[int], num_classes: int) -> tuple[str, ...]:
 
 
 def _check_distinct(argument: str, values: Sequence[float], modulus: int) -> None:
-    """Raises unless the groups' shifts are numbers that differ from each other."""
+    """Raises ValueError unless the shifts of the groups are finite numbers that differ from each other."""
     if isinstance(values, numbers.Real):
         raise ValueError(
             f"{argument} must have a number for each group, got {values}; pass a list, such as [{values}]."
@@ -194,21 +194,25 @@ def _check_distinct(argument: str, values: Sequence[float], modulus: int) -> Non
         raise ValueError(f"{argument} must be finite numbers, got {tuple(values)}.")
     if not len(values) or len({value % modulus for value in values}) < len(values):
         raise ValueError(
-            f"{argument} must be different for every group (modulo {modulus}), got {tuple(values)}; drop the repeated."
+            f"{argument} must be different for every group (modulo {modulus}), got {tuple(values)}; remove one."
         )
 
 
 def _cross_groups(data: FederatedData, skew: str, names: Sequence[str], seed: int) -> tuple[FederatedData, np.ndarray]:
-    """Deals the clients of every group out to the shifts; returns the new groups, and who got which shift `[N]`."""
+    """Returns the federation with product groups, and each client's shift `[N]`; every group gets all shifts evenly."""
     check_no_drift(skew, data)
     group = np.zeros(data.num_clients, int) if data.group is None else np.asarray(data.group)
     choice = np.zeros(data.num_clients, int)
     for index in np.unique(group):
         clients = np.flatnonzero(group == index)
-        # Who is first gets the first shift: whoever is left over after the last round goes to the first ones.
+        # In turns, so that the numbers of clients differ by at most one, and the first shifts have the larger numbers.
         choice[host_rng(seed, "crossed", skew, int(index)).permutation(clients)] = np.arange(len(clients)) % len(names)
-    both, crossed = np.unique(group * len(names) + choice, return_inverse=True)  # combinations without a client vanish
-    called = data.group_names or ([] if data.group is None else [f"group {one}" for one in range(group.max() + 1)])
+    both, crossed = np.unique(
+        group * len(names) + choice, return_inverse=True
+    )  # combinations without a client are dropped
+    called = data.group_names or (
+        [] if data.group is None else [f"group {number}" for number in range(group.max() + 1)]
+    )
     known = [f"{name}; " for name in called] or [""]
     return dataclasses.replace(
         data,
@@ -227,21 +231,21 @@ def _federation_by_shift(
     test_share: float | None,
     seed: int,
 ) -> FederatedData:
-    """Deals the training rows out to the clients of each group; the test rows are the same for all."""
+    """Returns a federation in which each group divides all training rows, and all clients share test rows."""
     members = partition.group_members(num_clients, len(names))
     inputs, labels, test = source.pool if test_share is None else (source.inputs, source.labels, None)
     if skew == "rotated":
         check_square(inputs)
-    own, which = np.arange(len(source.inputs)), "of a group"
+    rows, which = np.arange(len(source.inputs)), "of a group"
     if test is None:
-        # Once, and before rows are dealt out: what one group trains on must not be another group's test row.
-        (own,), (test,) = partition.train_test_split([own], 0.2 if test_share is None else test_share, seed=seed)
+        # Once, before rows are divided: a training row of one group must not be a test row of another group.
+        (rows,), (test,) = partition.train_test_split([rows], 0.2 if test_share is None else test_share, seed=seed)
         which = f"of a group ({len(test)} more are set aside to test on)"
-    rows = partition.rows_that_fit(members, rows_per_client, len(own), which)
+    size = partition.rows_that_fit(members, rows_per_client, len(rows), which)
     train: list[np.ndarray] = []
     for index in range(len(names)):
-        order = own[host_rng(seed, skew, index).permutation(len(own))]
-        train += list(order[: members * rows].reshape(members, rows))
+        order = rows[host_rng(seed, skew, index).permutation(len(rows))]
+        train += list(order[: members * size].reshape(members, size))
     shared = Split.shared([test], np.zeros(num_clients, np.int32))  # stored once
     group = np.repeat(np.arange(len(names), dtype=np.int32), members)
     return pack(source, skew, inputs, labels, train, shared, group, names)

@@ -1,8 +1,8 @@
-"""Federations by partition: every client has its own rows of the source, chosen by `partition`.
+"""Federations by skew: every client has its own rows of the source, chosen by `partition`.
 
-Each builder takes a `Source` and keyword options, as those of `shift` do. The test rows are `test_share` of a client's
-own rows (in `hybrid` of its domain's rows); or, with `test_share=None`, the official test set, restricted to the
-classes of the client's group where it has such.
+Each builder takes a `Source` and keyword options, as in `shift`. Test rows are a share `test_share` of the client's
+rows (in `hybrid` of its domain's rows) or, with `test_share=None`, the official test set, restricted to the classes of
+the client's group if it has such.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ def iid(
     test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns clients that differ by chance only; see `partition.iid`.
+    """Returns a federation whose clients differ by chance only; see `partition.iid`.
 
     Args:
         source: any examples.
         num_clients: N.
-        rows_per_client: rows of a client, before `test_share` of them is set aside; None deals out all rows.
+        rows_per_client: rows of a client, before `test_share` of them is set aside; None divides all rows.
         test_share: share of a client's rows to test on; None is the official test set, 0.2 where there is none.
         seed: seed of all choices.
     """
@@ -49,14 +49,14 @@ def dirichlet(
     test_share: float = 0.2,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns clients whose shares of each class are Dirichlet; see `partition.dirichlet`.
+    """Returns a federation with Dirichlet distributed shares of each class; see `partition.dirichlet`.
 
     Args:
         source: any examples.
         num_clients: N.
         alpha: concentration: large is iid, small gives each class to few clients.
         min_rows: the least rows of a client.
-        max_rows: clients of more rows keep so many, chosen at random; None keeps all.
+        max_rows: most rows of a client, chosen at random; None keeps all.
         test_share: share of a client's rows to test on.
         seed: seed of all choices.
     """
@@ -73,7 +73,7 @@ def shards(
     test_share: float = 0.2,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns clients with a few shards of the rows sorted by class; see `partition.shards`.
+    """Returns a federation whose clients have shards of the rows sorted by class; see `partition.shards`.
 
     Args:
         source: any examples.
@@ -98,7 +98,7 @@ def quantity(
     test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns clients that differ in the number of their rows only; see `partition.quantity`.
+    """Returns a federation whose clients differ only in their number of rows; see `partition.quantity`.
 
     Args:
         source: any examples.
@@ -125,13 +125,13 @@ def pathological(
     test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns groups of clients with classes of their own; see `partition.pathological`.
+    """Returns a federation whose groups of clients have different classes; see `partition.pathological`.
 
     Args:
         source: any examples.
         num_clients: N, a multiple of the number of groups.
-        rows_per_client: rows of a client, before `test_share` of them is set aside; None deals out all rows.
-        label_groups: the classes of each group; None is what the source says (CIFAR-100's superclasses), or else
+        rows_per_client: rows of a client, before `test_share` of them is set aside; None divides all rows.
+        label_groups: the classes of each group; None is the source's groups (CIFAR-100's superclasses), or else
             `partition.default_groups`, StoCFL's for ten classes.
         test_share: share of a client's rows to test on; None is the official test rows of the group's classes, 0.2
             where there is no official test set.
@@ -149,7 +149,7 @@ def pathological(
     names = names or tuple(
         f"labels {', '.join(_class_name(source, label) for label in labels)}" for labels in label_groups
     )
-    tests = None if source.test_labels is None else [np.isin(source.test_labels, own) for own in label_groups]
+    tests = None if source.test_labels is None else [np.isin(source.test_labels, labels) for labels in label_groups]
     return _split_and_pack(source, "pathological", parts, test_share, seed, group, names, tests)
 
 
@@ -163,12 +163,12 @@ def dominant(
     test_share: float = 0.2,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns groups of clients in whose rows one class dominates; see `partition.dominant`.
+    """Returns a federation whose groups of clients have a dominant class; see `partition.dominant`.
 
     Args:
         source: any examples.
         num_clients: N, a multiple of the number of groups.
-        rows_per_client: rows of a client, before `test_share` of them is set aside; None takes as many as there are.
+        rows_per_client: rows of a client, before `test_share` of them is set aside; None takes as many as possible.
         beta: share of the dominant class.
         num_groups: number of dominant classes; None is 4, or all classes if there are fewer.
         test_share: share of a client's rows to test on.
@@ -189,32 +189,34 @@ def hybrid(
     test_share: float | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    """Returns groups of clients whose examples come from different domains (StoCFL: MNIST and Fashion-MNIST).
+    """Returns a federation whose groups of clients have different domains (StoCFL: MNIST and Fashion-MNIST).
 
-    All clients of a domain share its test rows. Those that are set aside have the same places in every domain: where
-    one domain is the negative of the other, an image that is trained on is not tested on as its negative.
+    All clients of a domain share its test rows. Test rows that are set aside have the same positions in every domain:
+    if one domain is the negative of the other, the negative of a training image is not a test image.
 
     Args:
         source: examples of several domains, as `sources.combined` returns.
         num_clients: N, a multiple of the number of domains.
-        rows_per_client: training rows of a client, after the test rows are set aside; None deals out all of them.
+        rows_per_client: training rows of a client, after the test rows are set aside; None divides all rows.
         test_share: share of a domain's training examples to test its clients on instead; None is the official test set
             of the domain, 0.2 where there is none.
         seed: seed of all choices.
 
     Raises:
-        ValueError: the source has one domain only, one of its domains has no training rows, the domains of its official
-            test set are not known, or there are too few rows.
+        ValueError: the source has one domain only, a domain has no training rows, the domains of the official test set
+            are unknown, or there are too few rows.
     """
     if source.domains is None:
-        raise ValueError(f"source must have several domains, got {source.name} alone; combine it with another.")
+        raise ValueError(
+            f"source must have several domains, got {source.name} with one; combine it with another source."
+        )
     if len(empty := np.setdiff1d(np.arange(len(source.domain_names)), source.domains)):
         name = source.domain_names[empty[0]]
-        raise ValueError(f"domains of {source.name} must have training rows, {name!r} has none; leave it out.")
+        raise ValueError(f"domains of {source.name} must have training rows, got none for {name!r}; leave it out.")
     members = partition.group_members(num_clients, len(source.domain_names))
     inputs, labels, official = source.pool if test_share is None else (source.inputs, source.labels, None)
     if official is not None and source.test_domains is None:
-        raise ValueError(f"test rows of {source.name} must say their domain; add test_domain, or set test_share.")
+        raise ValueError(f"test rows of {source.name} must have domains; add test_domain, or set test_share.")
     train: partition.Parts = []
     tests: partition.Parts = []
     for domain in range(len(source.domain_names)):
@@ -225,14 +227,14 @@ def hybrid(
         else:
             test = official[source.test_domains == domain]
         tests.append(test)
-        dealt = partition.iid(len(rows), members, rows_per_client=rows_per_client, seed=(seed + domain) % 2**32)
-        train += [rows[part] for part in dealt]
+        parts = partition.iid(len(rows), members, rows_per_client=rows_per_client, seed=(seed + domain) % 2**32)
+        train += [rows[part] for part in parts]
     group = np.repeat(np.arange(len(source.domain_names), dtype=np.int32), members)
     return pack(source, "hybrid", inputs, labels, train, Split.shared(tests, group), group, source.domain_names)
 
 
 def _class_name(source: Source, label: int) -> str:
-    """Returns what a class is called: its name, or its number."""
+    """Returns the name of a class, or its number if it has none."""
     return source.class_names[label] if source.class_names else str(label)
 
 
@@ -246,14 +248,14 @@ def _split_and_pack(
     group_names: tuple[str, ...] = (),
     tests: Sequence[np.ndarray] | None = None,
 ) -> FederatedData:
-    """Sets test rows aside and packs the clients.
+    """Returns the federation of a partition after setting test rows aside.
 
     Args:
         source, test_share, seed: as in the builders.
-        skew: for the name.
-        parts: the rows of each client, of the source's training examples.
-        group, group_names: the true groups, where they are known.
-        tests: which of the official test rows each group is tested on, masks `[Q]`; None is all of them.
+        skew: name of the skew, a part of the federation's name.
+        parts: rows of each client among the source's training examples.
+        group, group_names: the true groups, if known.
+        tests: masks `[Q]` of each group's rows of the official test set; None is all rows for all groups.
     """
     if test_share is None and source.test_labels is not None:
         inputs, labels, official = source.pool
@@ -264,7 +266,7 @@ def _split_and_pack(
             shared, member = [official[mask] for mask in tests], group
         test: Split | partition.Parts = Split.shared(shared, member)
     else:
-        # Rows of the official test set, if there is one, are not used: a client is tested on its own distribution.
+        # The official test set is not used, because a client is tested on its own distribution.
         inputs, labels = source.inputs, source.labels
         train, test = partition.train_test_split(parts, 0.2 if test_share is None else test_share, seed=seed)
     return pack(source, skew, inputs, labels, train, test, group, group_names)

@@ -1,10 +1,10 @@
-"""A federation in a folder: one npy file for each array, and `federation.json`, which says what they are.
+"""Federations stored in a folder: one npy file for each array, and `federation.json`, which describes them.
 
-The pool and the lists of rows are mapped when it is loaded, not read: a run that keeps its rows on the host (see
-`jaxfl.simulation.host.streaming`) reads those of its cohorts, whatever the size of the files. Files are checked before
-they are used: types, shapes and lengths against `federation.json`, classes, rows and ranges against each other. Nothing
-is pickled. Whether floats are finite is not looked at, which would read the whole pool; a client whose are not is
-counted as diverged.
+The pool and the lists of rows are mapped, not read, when a federation is loaded: a run with host rows (see
+`jaxfl.simulation.host.streaming`) reads the rows of its cohorts for files of any size. Files are checked before use:
+types, shapes and lengths against `federation.json`, classes, rows and ranges against each other. Nothing is pickled.
+Floats are not checked for NaN and infinity, which would read the whole pool; a client with such inputs is counted as
+diverged.
 """
 
 import json
@@ -36,11 +36,11 @@ MAPPED = (
     "inputs",
     "labels",
     *(f"{split}.rows" for split in SPLITS),
-)  # as long as the pool or its lists; all else is read
-PLAIN = ("num_classes", "name", "group_names", "class_names")  # of a federation, beside its arrays
-NAMES = "client_names"  # where there are any
-FITTED = "fitted"  # where it is so
-ARRAY_TYPES = {  # of the arrays whose type is always the same
+)  # as long as the pool or its lists; all other arrays are read
+PLAIN = ("num_classes", "name", "group_names", "class_names")  # fields that are not arrays
+NAMES = "client_names"  # in the header only if there are names
+FITTED = "fitted"  # in the header only if True
+ARRAY_TYPES = {  # types of the arrays that always have the same type
     **dict.fromkeys(("rotation", "label_shift", "group"), "int32"),
     **{f"{split}.{part}": "int32" for split in SPLITS for part in ("rows", "start", "size")},
     **dict.fromkeys(("held_out", "absent", "attack.attacker", *(f"{split}.flipped" for split in SPLITS)), "bool"),
@@ -49,16 +49,16 @@ ARRAY_TYPES = {  # of the arrays whose type is always the same
 
 
 def save(data: FederatedData, folder: str | Path) -> None:
-    """Writes a federation into a folder, from which `load` makes an equal one.
+    """Writes a federation into a folder, from which `load` returns an equal one.
 
-    `federation.json` is written last: a folder without it holds half a federation, and is refused.
+    `federation.json` is written last: a folder without it is incomplete, and is refused.
 
     Args:
         data: the federation.
-        folder: is made; it must not be there, or be empty.
+        folder: new or empty folder.
 
     Raises:
-        ValueError: there is something at that place, or the data drift: they do so when they are loaded.
+        ValueError: the folder is not empty, or the data drift, which is an option of loading instead.
 
     >>> import tempfile
     >>> from jaxfl.data import synthetic
@@ -70,7 +70,7 @@ def save(data: FederatedData, folder: str | Path) -> None:
     check_no_drift("save", data)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"save must be a folder that is not there yet, or is empty, got {folder}; choose another.")
+        raise ValueError(f"save must be a new or empty folder, got {folder}; choose another.")
     folder.mkdir(parents=True, exist_ok=True)
     arrays = _named_arrays(data)
     for name, array in arrays.items():
@@ -87,8 +87,8 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
 
     Args:
         folder: folder of the federation.
-        data: has what is no array; its arrays are not looked at.
-        arrays: type and shape of every array there is.
+        data: federation of which only the fields that are not arrays are used.
+        arrays: type and shape of every array, by name.
     """
     header = {"schema": SCHEMA, **{name: getattr(data, name) for name in PLAIN}}
     header |= {"max_size": {name: split.max_size for name, split in data.splits.items()}}
@@ -102,90 +102,92 @@ def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[A
 
 
 def load(folder: str | Path | None) -> FederatedData:
-    """Returns the federation of a folder that `save` wrote; its pool and its lists of rows are mapped files.
+    """Returns the federation of a folder written by `save`, with pool and lists of rows as mapped files.
 
     Args:
         folder: folder of the federation; None is refused.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: a file is missing or damaged, or they do not fit each other; the message names it.
+        FileNotFoundError: the folder has no federation.
+        ValueError: a file is missing or damaged, or files do not fit each other; the message names the file.
     """
     if folder is None or saved.find(folder) is None:
-        saved.load(folder)  # says so
+        saved.load(folder)  # raises FileNotFoundError
     folder = Path(folder or "")
     path = folder / HEADER
     try:
         header = bounded.read_object(path)
         if header["schema"] != SCHEMA:
-            raise ValueError(f"it has format {header['schema']!r}, and this version of jaxfl reads {SCHEMA}")
-        said = {name: (str(one["dtype"]), tuple(map(int, one["shape"]))) for name, one in header["arrays"].items()}
+            raise ValueError(f"schema must be {SCHEMA} in this version of jaxfl, got {header['schema']!r}")
+        declared = {
+            name: (str(array["dtype"]), tuple(map(int, array["shape"]))) for name, array in header["arrays"].items()
+        }
         data = _from_header(header)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"{path} is not what jaxfl wrote, or is damaged ({error}); save the federation again."
+            f"{path} is not a header of jaxfl, or is damaged ({error}); save the federation again."
         ) from error
     known = [name for name, _ in array_fields(data)]
-    if strange := sorted(set(said) - set(known)):
-        raise ValueError(f"{path} names arrays that a federation does not have: {', '.join(strange[:3])}.")
+    if strange := sorted(set(declared) - set(known)):
+        raise ValueError(f"{path} must name only arrays of a federation, got {', '.join(strange[:3])}.")
     needed = {
         "inputs",
         "labels",
         *(name for name in known if name.endswith((".rows", ".start", ".size", "attacker", "scale"))),
     }
-    if missing := sorted(needed - set(said)):
-        raise ValueError(f"{path} must name all arrays of a federation, {missing[0]} is missing; save it again.")
-    for name, (kind, shape) in said.items():
+    if missing := sorted(needed - set(declared)):
+        raise ValueError(f"{path} must name all arrays of a federation, but {missing[0]} is missing; save it again.")
+    for name, (kind, shape) in declared.items():
         data = replace_field(data, name, _map_array(folder / f"{name}.npy", name, kind, shape))
     _check_arrays(folder, data)
     return data
 
 
 def _from_header(header: dict[str, Any]) -> FederatedData:
-    """Returns the federation of a header, without arrays."""
+    """Returns the federation of a header with None in place of arrays."""
     sizes = {name: header["max_size"][name] for name in SPLITS if name != "validation" or name in header["max_size"]}
     numbers = [header["num_classes"], *sizes.values()]
-    if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31 for one in numbers):
-        raise ValueError(f"num_classes and max_size must be numbers, got {numbers}")
+    if not all(isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**31 for number in numbers):
+        raise ValueError(f"num_classes and max_size must be integers of 0 or more, got {numbers}")
     names = {name: tuple(map(str, header[name])) for name in ("group_names", "class_names")}
     names[NAMES] = tuple(map(str, header.get(NAMES, ())))
-    nothing: Any = None  # in the place of arrays that are still to be read
+    nothing: Any = None  # in place of arrays that are read later
     splits = {name: Split(nothing, nothing, nothing, size) for name, size in sizes.items()}
     attack = header["attack"]
     if attack not in (None, *conditions.ATTACK_KINDS):
-        raise ValueError(f"attack is {attack!r}")
+        raise ValueError(f"attack must be null or one of {', '.join(conditions.ATTACK_KINDS)}, got {attack!r}")
     absent = {field.name: None for field in fields(FederatedData) if "per_client" in field.metadata}
-    made: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
-    made |= {FITTED: bool(header.get(FITTED, False))}
-    return FederatedData(**made, attack=None if attack is None else Attack(nothing, nothing, attack))
+    values: dict[str, Any] = {**absent, **splits, **names, "num_classes": numbers[0], "name": str(header["name"])}
+    values |= {FITTED: bool(header.get(FITTED, False))}
+    return FederatedData(**values, attack=None if attack is None else Attack(nothing, nothing, attack))
 
 
 def _map_array(path: Path, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an array of a folder: mapped if it may be long."""
+    """Returns an array of a folder, mapped if it may be long."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.memmap):
-            raise ValueError("it is no npy file")
+            raise ValueError("it is not an npy file")
         spare = path.stat().st_size - array.offset - array.nbytes
         if spare:
-            raise ValueError(f"it is {spare:,} bytes longer than its header says")
+            raise ValueError(f"it has {spare:,} bytes more than its header declares")
         if array.ndim and not array.flags.c_contiguous:
-            raise ValueError("its rows do not lie one after the other")
+            raise ValueError("it is not stored row by row")
     except (OSError, *bounded.DAMAGE, ValueError) as error:
         missing = isinstance(error, FileNotFoundError)
-        what = "is missing" if missing else f"is not what jaxfl wrote, or is damaged ({error})"
+        what = "is missing" if missing else f"is not a file of jaxfl, or is damaged ({error})"
         raise ValueError(f"{path} {what}; save the federation again.") from error
     wanted = ARRAY_TYPES.get(name, kind)
     if (array.dtype.name, array.shape) != (kind, shape) or kind != wanted:
         raise ValueError(
-            f"{path} must hold {wanted}{list(shape)}, as {HEADER} and jaxfl say, got {array.dtype.name}"
+            f"{path} must have {wanted}{list(shape)}, as {HEADER} and jaxfl declare, got {array.dtype.name}"
             f"{list(array.shape)}; save the federation again."
         )
     return array if name in MAPPED else np.array(array)
 
 
 def _check_arrays(folder: Path, data: FederatedData) -> None:
-    """Raises unless the arrays of a folder fit each other; nothing of the inputs is read."""
+    """Raises ValueError unless the arrays of a folder fit each other; the inputs are not read."""
     try:
         if data.inputs.dtype.kind in "iu" and data.inputs.dtype not in (np.uint8, np.int32):
             raise ValueError(f"inputs must be uint8, int32, float32 or float64, got {data.inputs.dtype}.")
@@ -203,10 +205,10 @@ def _check_arrays(folder: Path, data: FederatedData) -> None:
 
 
 def _check_stored_labels(data: FederatedData) -> None:
-    """Raises unless the labels are of a kind and fit inputs and classes; whether floats are finite is not looked at."""
+    """Raises ValueError unless the labels are of a kind and fit inputs and classes; NaN and infinity pass."""
     inputs, values = data.inputs, data.labels
     if inputs.ndim < 1 or values.ndim not in (1, 2) or len(values) != len(inputs):
-        raise ValueError(f"labels must be one per row of inputs, got {values.shape} for {inputs.shape}.")
+        raise ValueError(f"labels must be one per row of inputs, got shape {values.shape} for {inputs.shape}.")
     if values.dtype not in (np.int32, bool, np.float32, np.float64) or (values.dtype == bool and values.ndim == 1):
         raise ValueError(f"labels must be int32, float or bool [P, L], got {values.dtype} of shape {values.shape}.")
     if data.kind in ("regression", "multilabel"):
@@ -223,9 +225,9 @@ def _check_stored_labels(data: FederatedData) -> None:
 
 
 def _check_scale(data: FederatedData) -> None:
-    """Raises unless mean and std are there together, are numbers or one for each channel, and std is above 0."""
+    """Raises ValueError unless mean and std are both numbers or one per channel, or both missing, and std above 0."""
     if (data.mean is None) != (data.std is None) or (data.mean is None and data.inputs.dtype == np.uint8):
-        raise ValueError("mean and std must be there together, and always of pixels.")
+        raise ValueError("mean and std must be given together, and always for pixels.")
     for name in ("mean", "std") if data.mean is not None else ():
         values = np.asarray(getattr(data, name))
         fits = values.ndim == 0 or values.shape in (
@@ -238,16 +240,16 @@ def _check_scale(data: FederatedData) -> None:
             or not np.isfinite(values).all()
             or (name == "std" and (values <= 0).any())
         ):
-            raise ValueError(f"{name} must be finite floats, one or one for each channel, and std above 0.")
+            raise ValueError(f"{name} must be finite floats, one number or one per channel, and std above 0.")
 
 
 def _named_arrays(data: FederatedData) -> dict[str, np.ndarray]:
-    """Returns the arrays of a federation, by name; those that are None are left out."""
-    found = {}
+    """Returns the arrays of a federation by name, without those that are None."""
+    arrays = {}
     for name, _ in array_fields(data):
         value: Any = data
         for part in name.split("."):
             value = getattr(value, part)
         if value is not None:
-            found[name] = np.asarray(value, order="C")  # row after row, as it is read
-    return found
+            arrays[name] = np.asarray(value, order="C")  # row by row, as it is read
+    return arrays

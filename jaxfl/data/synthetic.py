@@ -1,4 +1,4 @@
-"""Planted problems: small federations whose true groups and true models are known.
+"""Planted problems: small federations with known true groups and true models.
 
 >>> data = clustered_linear(num_clients=4, num_groups=2, rows=6, features=3)
 >>> data.group.tolist(), data.inputs.shape
@@ -18,8 +18,8 @@ from jaxfl.random import host_rng
 def planted_weights(num_groups: int, features: int, num_classes: int, *, seed: int = 0) -> np.ndarray:
     """Returns the true linear models of `clustered_linear`, `[groups, features, num_classes]`.
 
-    The models are the corners of a regular simplex centred at 0, the farthest apart that so many directions can be: two
-    groups have opposite models, so that whatever suits one suits the other least.
+    The models are the corners of a regular simplex centred at 0, whose distances are the largest possible: two groups
+    have opposite models.
 
     >>> weights = planted_weights(3, features=4, num_classes=2).reshape(3, -1)
     >>> np.round(weights @ weights.T / (weights[0] @ weights[0]), 2).tolist()
@@ -32,7 +32,9 @@ def planted_weights(num_groups: int, features: int, num_classes: int, *, seed: i
         )
     rng = host_rng(seed, "synthetic", "weights")
     directions = rng.standard_normal((num_groups, features, num_classes))
-    directions -= directions.mean(2, keepdims=True)  # the softmax does not see what all classes have in common
+    directions -= directions.mean(
+        2, keepdims=True
+    )  # the softmax does not depend on a part that is common to all classes
     orthonormal = np.linalg.qr(directions.reshape(num_groups, -1).T)[0].T
     corners = orthonormal - (orthonormal.mean(0, keepdims=True) if num_groups > 1 else 0.0)
     corners *= np.sqrt(features * num_classes / (corners[:1] ** 2).sum())  # weights of about unit size
@@ -50,12 +52,12 @@ def clustered_linear(
     ragged: bool = False,
     dtype: type[np.floating] = np.float32,
 ) -> FederatedData:
-    """Returns classification data whose true weights differ by group: `y = argmax(x @ weights[group])`, `x` normal.
+    """Returns a classification problem with true weights by group: `y = argmax(x @ weights[group])`, `x` normal.
 
-    Separable within a group, and contradictory between groups: one model for all is near chance for two groups.
+    It is separable within a group and contradictory between groups: one model for two groups is near chance.
     Client i is in group `i % num_groups`. With equal sizes and two groups, IFCA with two random models and StoCFL at
-    threshold 0.5 find the groups exactly at the defaults; clients of one or two rows, which `ragged` makes, say too
-    little of their group to be placed for certain.
+    threshold 0.5 find the groups exactly at the defaults; clients of one or two rows, which occur with `ragged`, have
+    too few rows to identify their group with certainty.
 
     Args:
         num_clients: N.
@@ -81,15 +83,15 @@ def clustered_linear(
         sizes = host_rng(seed, "synthetic", "sizes").integers(1, rows + 1, num_clients)
         sizes[0], sizes[1:2] = rows, 0
     owner = np.repeat(np.arange(num_clients), 2 * sizes)
-    # Rounded to the wanted precision first: the label belongs to the input that the client has.
+    # Rounded to the precision of dtype first: the label must be that of the rounded input.
     inputs = host_rng(seed, "synthetic", "inputs").standard_normal((len(owner), features)).astype(dtype)
     scores = np.einsum("pd,pdl->pl", inputs.astype(np.float64), weights[group[owner]])
-    own = np.split(np.arange(len(owner)), np.cumsum(2 * sizes)[:-1])
+    parts = np.split(np.arange(len(owner)), np.cumsum(2 * sizes)[:-1])
     return federate(
         inputs,
         scores.argmax(1),
-        [part[: len(part) // 2] for part in own],
-        [part[len(part) // 2 :] for part in own],
+        [part[: len(part) // 2] for part in parts],
+        [part[len(part) // 2 :] for part in parts],
         num_classes=num_classes,
         group=group,
         name="clustered-linear",
@@ -98,9 +100,9 @@ def clustered_linear(
 
 
 def prototypes(num_clients: int, rows: int, shape: tuple[int, ...], num_classes: int, **options: Any) -> FederatedData:
-    """Returns a federation that can be learned, at any size: noisy prototypes of the classes, uint8 from a shared pool.
+    """Returns a learnable federation of any size: noisy prototypes of the classes, uint8 in a shared pool.
 
-    It is what speed is measured on; the same whenever it is made.
+    Speed is measured on it; equal arguments give equal data.
 
     Args:
         num_clients: N.

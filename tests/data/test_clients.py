@@ -366,7 +366,7 @@ def test_nobody_trains_on_a_row_that_somebody_validates_on(seed, share):
     [
         (lambda: divide.set_apart(federation(), 1.0), ("validation", 1.0)),
         (lambda: divide.set_apart(federation(), float("nan")), ("validation", "nan")),
-        (lambda: divide.set_apart(full_federation(), 0.1), ("validation", "data", "once")),
+        (lambda: divide.set_apart(full_federation(), 0.1), ("validation", "data")),
         (lambda: divide.set_apart(federation().subset([1]), 0.1), ("validation", "2 training rows")),
     ],
 )

@@ -190,7 +190,7 @@ def made():
     )
 
 
-NO_GROUPS = pytest.mark.filterwarnings("ignore:.*rows of the test set alone")
+NO_GROUPS = pytest.mark.filterwarnings("ignore:.*only rows of the test set")
 
 
 @NO_GROUPS
