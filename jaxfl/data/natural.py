@@ -145,7 +145,7 @@ def _client_groups(source: Source, parts: partition.Parts) -> np.ndarray | None:
         )
     if unknown := sum(not len(group) for group in known):
         warnings.warn(
-            f"{source.name}: {unknown} of {len(known)} clients have only rows of the test set, whose groups are "
+            f"{source.name}: {unknown} of {len(known)} clients have only rows of the test set, whose group is "
             "unknown, so there are no true groups and no ARI; leave these clients out to have them.",
             stacklevel=2,
         )

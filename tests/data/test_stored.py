@@ -100,7 +100,7 @@ DAMAGED = {
     "a list": (lambda folder: (folder / "federation.json").write_text("[]"), ("federation.json",)),
     "another format": (
         lambda folder: change_header(folder, schema=9),
-        ("format 9",),
+        ("schema", 9),
     ),
     "classes of text": (
         lambda folder: change_header(folder, num_classes="3"),
