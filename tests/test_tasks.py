@@ -366,14 +366,14 @@ def test_a_task_refuses_labels_of_another_kind_and_outputs_of_another_shape():
 def test_dense_layers_of_other_tasks_are_found_and_compute_the_same(kind):
     data = federate(INPUTS, GIVEN[kind].labels, PARTS, PARTS)
     task = TASKS[kind](jaxfl.models.MLP(hidden=(4,), num_classes=data.num_classes), data)
-    assert task.dense.first == ("Dense_0/kernel",) and task.dense.inner == ("Dense_1/kernel",)
+    assert task.fast.dense.first == ("Dense_0/kernel",) and task.fast.dense.inner == ("Dense_1/kernel",)
 
     @jax.jit
     def losses(key, data):
         model, batch = task.init(key), data.batch(data.train, 0, jnp.arange(8))
         names = ("Dense_0/kernel", "Dense_1/kernel")
         products = {name: lambda x, name=name: x @ model[name[:7]]["kernel"] for name in names}
-        return task.dense.loss(model, batch, None, products), task.loss(model, batch)
+        return task.fast.dense.loss(model, batch, None, products), task.loss(model, batch)
 
     np.testing.assert_allclose(*losses(jax.random.key(0), data), rtol=1e-6)
 
@@ -394,7 +394,7 @@ def test_a_network_that_looks_at_several_rows_is_given_all_of_them():
 
     tasks = [jaxfl.classification(module, data) for module in (Normalised(), Plain())]
     model = tasks[0].init(jax.random.key(0))
-    assert tasks[0].replaced and tasks[0].widest == 0 < tasks[1].widest
+    assert tasks[0].fast.replaced and tasks[0].fast.widest == 0 < tasks[1].fast.widest
     assert rows_at_once(tasks[0], model, 1000) == 1000, "blocks would be batches with statistics of their own"
 
 

@@ -12,7 +12,7 @@ from jaxfl import tree
 from jaxfl.client.training import Train, local_train
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Task
-from jaxfl.tasks.contract import averages_of, dense_of
+from jaxfl.tasks.contract import averages_of, dense_of, with_loss
 from jaxfl.typing import Array, Key, Params
 
 
@@ -72,4 +72,4 @@ def of_part(task: Task, rest: Params) -> Task:
         dense = dense._replace(first=first, inner=inner, loss=whole(dense.loss)) if first + inner else None
     if averages is not None:
         averages = averages._replace(loss=whole(averages.loss))
-    return task._replace(loss=whole(task.loss), dense=dense, averages=averages, losses=None, of=None)
+    return with_loss(task, whole(task.loss), averages)._replace(fast=task.fast._replace(dense=dense))

@@ -31,9 +31,9 @@ def rows_at_once(task: Task, model: Params, most: int = BLOCK) -> int:
         model: one.
         most: the most rows.
     """
-    if jax.default_backend() != "cpu" or not task.widest:
+    if jax.default_backend() != "cpu" or not task.fast.widest:
         return most
-    return min(most, max(FEWEST, max(CACHE, tree.num_bytes(model)) // task.widest))
+    return min(most, max(FEWEST, max(CACHE, tree.num_bytes(model)) // task.fast.widest))
 
 
 def rows_of_a_gradient(task: Task, model: Params, most: int) -> int:

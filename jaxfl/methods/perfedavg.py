@@ -153,7 +153,8 @@ def adapted(task: Task, rate: float, order: Order, parts: int, delta: float = DE
     averages = averages_of(task)
     averages = None if averages is None else averages._replace(loss=after_a_step(averages.loss))
     # a task of rows that are wide has its gradients made of fewer at once
-    return with_loss(task, after_a_step(task.loss), averages)._replace(widest=0)
+    meta = with_loss(task, after_a_step(task.loss), averages)
+    return meta._replace(fast=meta.fast._replace(widest=0))
 
 
 def dealt(batch: Batch, part: int, parts: int) -> Batch:

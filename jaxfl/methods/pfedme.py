@@ -191,7 +191,8 @@ def envelope(
     names = [f"theta/{name}" for name in tree.names(jax.eval_shape(task.init, jax.random.key(0)))]
     names += [] if averages is None else [f"w/{name}" for name in averages.names]
     # a task of rows that are wide has its gradients made of fewer at once
-    return with_loss(task, loss, Averages(frozenset(names), loss))._replace(widest=0)
+    meta = with_loss(task, loss, Averages(frozenset(names), loss))
+    return meta._replace(fast=meta.fast._replace(widest=0))
 
 
 def _check(outer_rate: float, inner_steps: int, decay: float) -> None:

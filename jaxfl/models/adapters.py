@@ -183,7 +183,7 @@ class Functions(NamedTuple):
     >>> def apply(model, batch, key):
     ...     return batch.x.reshape(len(batch.x), -1) @ model["kernel"]
     >>> network = Functions(lambda key: {"kernel": 0.1 * jax.random.normal(key, (64, 10))}, apply)
-    >>> jaxfl.classification(network, data).dense.first
+    >>> jaxfl.classification(network, data).fast.dense.first
     ('kernel',)
     """
 

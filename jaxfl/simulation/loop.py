@@ -144,7 +144,7 @@ class Course:
             compile_seconds=self._program.compile_seconds,
             lower_is_better=list(asked.method.task.metrics.lower),
             factored=self._program.factored,
-            fast_forms=rewriting.in_words(asked.method.task.replaced),
+            fast_forms=rewriting.in_words(asked.method.task.fast.replaced),
             chunk=(asked.inside if shared else plan).chunk,
             devices=min(devices, self._together) if shared else devices,
             processes=jax.process_count(),

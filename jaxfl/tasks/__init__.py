@@ -7,6 +7,7 @@
 from jaxfl.tasks.contract import (
     Averages,
     DenseLayers,
+    FastForms,
     Products,
     Task,
     check_trains,
@@ -24,6 +25,7 @@ __all__ = [
     "TASKS",
     "Averages",
     "DenseLayers",
+    "FastForms",
     "Metrics",
     "Products",
     "Task",

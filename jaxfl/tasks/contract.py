@@ -108,17 +108,30 @@ class OnePass(NamedTuple):
     loss: Loss
 
 
+class FastForms(NamedTuple):
+    """Knowledge of a network's program, for speed alone: without it a task computes the same to rounding, slower.
+
+    Attributes:
+        dense: its dense layers, or None where none are known.
+        replaced: kinds and counts of the network's convolutions and poolings that are computed in a fast form.
+        widest: bytes of the largest array that a network with such operations makes of a row; 0 without them.
+        one_pass: its outputs and its loss together, or None, see `outputs_and_loss`.
+    """
+
+    dense: DenseLayers | None = None
+    replaced: tuple[tuple[str, int], ...] = ()
+    widest: int = 0
+    one_pass: OnePass | None = None
+
+
 class Task(NamedTuple):
-    """A learning problem; three pure functions.
+    """A learning problem: three pure functions, and what else is known of it.
 
     Attributes:
         init: `key -> model`.
         loss: `(model, batch, key) -> []`, the mean over the batch's real rows; `key` is None outside training, where
             dropout is off.
         outputs: `(model, batch) -> [B, ...]`, with dropout off: of classification logits `[B, L]`.
-        dense: its dense layers, or None where none are known.
-        replaced: kinds and counts of the network's convolutions and poolings that are computed in a fast form.
-        widest: bytes of the largest array that a network with such operations makes of a row; 0 without them.
         metrics: of the outputs, for test rows; accuracy and F1 of classes where none are given.
         averages: running averages of batch normalisation, or None where the model has none.
         losses: `(model, batch, key) -> [B]`, the loss of each row, whose mean `loss` is; None where it is not known,
@@ -126,27 +139,24 @@ class Task(NamedTuple):
         mix: `(outputs [K, B, ...], log_weights [K]) -> [B, ...]`, the outputs of a mixture of K models, see
             `jaxfl.tasks.contract`; None where they cannot be mixed.
         rows: those that it was made for; None takes any.
-        of: the loss that `dense`, `losses` and that of `averages` belong to, which are not taken where `loss` was
-            replaced by another one; None takes them.
+        made_for: the loss that `losses`, the loss of `averages` and `fast.dense` belong to. They are not used where
+            `loss` was replaced by another one; None uses them.
         whole: whether the outputs for a row depend on the others of its batch, as with batch normalisation: a gradient
             is never put together from blocks of rows then.
-        one_pass: its outputs and its loss together, or None, see `outputs_and_loss`.
+        fast: knowledge of the network's program, for speed alone.
     """
 
     init: Callable[[Key], Params]
     loss: Loss
     outputs: Callable[[Params, Batch], Array]
-    dense: DenseLayers | None = None
-    replaced: tuple[tuple[str, int], ...] = ()
-    widest: int = 0
     metrics: Metrics = ACCURACY
     averages: Averages | None = None
     losses: Loss | None = None
     mix: Mix | None = None
     rows: Rows | None = None
-    of: Loss | None = None
+    made_for: Loss | None = None
     whole: bool = False
-    one_pass: OnePass | None = None
+    fast: FastForms = FastForms()
 
 
 def outputs_and_loss(task: Task) -> Callable[[Params, Batch], tuple[Array, Array]]:
@@ -155,7 +165,7 @@ def outputs_and_loss(task: Task) -> Callable[[Params, Batch], tuple[Array, Array
     Args:
         task: what is learned.
     """
-    known = task.one_pass
+    known = task.fast.one_pass
     if known is not None and (known.outputs, known.loss) == (task.outputs, task.loss):
         return known.both
     return lambda model, batch: (task.outputs(model, batch), task.loss(model, batch, None))
@@ -163,12 +173,12 @@ def outputs_and_loss(task: Task) -> Callable[[Params, Batch], tuple[Array, Array
 
 def dense_of(task: Task) -> DenseLayers | None:
     """Returns the dense layers of a task whose loss is theirs."""
-    return task.dense if task.of in (None, task.loss) else None
+    return task.fast.dense if task.made_for in (None, task.loss) else None
 
 
 def averages_of(task: Task) -> Averages | None:
     """Returns a task's running averages beside the loss that it has now."""
-    if task.averages is None or task.of in (None, task.loss):
+    if task.averages is None or task.made_for in (None, task.loss):
         return task.averages
     return task.averages._replace(loss=moving(task.averages, task.loss))
 
@@ -181,7 +191,7 @@ def with_loss(task: Task, loss: Loss, averages: Averages | None) -> Task:
         loss: `(model, batch, key) -> []`.
         averages: beside this loss.
     """
-    return task._replace(loss=loss, losses=None, dense=None, averages=averages, of=None)
+    return task._replace(loss=loss, losses=None, averages=averages, made_for=None, fast=task.fast._replace(dense=None))
 
 
 def row_losses(task: Task) -> Callable[..., Array]:
@@ -203,7 +213,7 @@ def row_losses(task: Task) -> Callable[..., Array]:
     >>> losses.shape, int((losses > 0).sum())
     ((25,), 20)
     """
-    told = task.losses if task.of in (None, task.loss) else None
+    told = task.losses if task.made_for in (None, task.loss) else None
 
     def of_one(model: Params, row: Batch, key: Key | None) -> Array:
         return task.loss(model, jax.tree.map(lambda leaf: leaf[None], row)._replace(mask=jnp.ones(1, bool)), key)
@@ -238,8 +248,13 @@ def without_dropout(task: Task) -> Task:
         in_training = averages.loss
         averages = averages._replace(loss=lambda model, batch, key=None: in_training(model, batch, None))
     losses = row_losses(task)
-    known = {"dense": dense, "averages": averages, "losses": lambda model, batch, key: losses(model, batch)}
-    return task._replace(loss=loss, of=None, **known)
+    return task._replace(
+        loss=loss,
+        averages=averages,
+        losses=lambda model, batch, key: losses(model, batch),
+        made_for=None,
+        fast=task.fast._replace(dense=dense),
+    )
 
 
 @jax.custom_vjp

@@ -22,7 +22,7 @@ def for_each(task: Task, fn: Callable[[Params], Any], models: Params) -> Any:
         fn: of one model.
         models: `[K, ...]`.
     """
-    return jax.lax.map(fn, models) if task.replaced else jax.vmap(fn)(models)
+    return jax.lax.map(fn, models) if task.fast.replaced else jax.vmap(fn)(models)
 
 
 def together(task: Task, loss: Loss) -> Task:
@@ -98,4 +98,4 @@ def mixture(task: Task, count: int) -> Task:
         return found + moved(weights, jax.lax.stop_gradient(weights)).astype(found.dtype)
 
     averages = Averages(names | {"log_weights"}, staying)
-    return task._replace(init=init, loss=loss, losses=losses, outputs=outputs, dense=None, averages=averages, of=None)
+    return with_loss(task, loss, averages)._replace(init=init, losses=losses, outputs=outputs)

@@ -16,7 +16,18 @@ from jaxfl.models.adapters import TRAINING, Network, Running, functions_of, watc
 from jaxfl.models.fast import dense_layers, rewriting
 from jaxfl.models.fast.inspection import reads_argument
 from jaxfl.models.precision import Compute, check_products, in_bfloat16, with_whole_outputs
-from jaxfl.tasks.contract import Averages, DenseLayers, Mix, OnePass, Products, Task, masked_mean, moved, rows_of
+from jaxfl.tasks.contract import (
+    Averages,
+    DenseLayers,
+    FastForms,
+    Mix,
+    OnePass,
+    Products,
+    Task,
+    masked_mean,
+    moved,
+    rows_of,
+)
 from jaxfl.tasks.metrics import Metrics
 from jaxfl.typing import Array, Key, Params
 
@@ -107,17 +118,19 @@ def of_network(
         init=init,
         loss=loss,
         outputs=alone,
-        dense=dense,
-        replaced=replaced,
-        widest=rewriting.widest(alone, model, example) if replaced and not looks_around else 0,
         metrics=metrics,
         averages=averages,
         losses=row_losses,
         mix=mix,
         rows=rows_of(data),
-        of=loss,
+        made_for=loss,
         whole=looks_around or in_training or running is not None,
-        one_pass=OnePass(both, alone, loss),
+        fast=FastForms(
+            dense=dense,
+            replaced=replaced,
+            widest=rewriting.widest(alone, model, example) if replaced and not looks_around else 0,
+            one_pass=OnePass(both, alone, loss),
+        ),
     )
 
 

@@ -68,7 +68,7 @@ def test_blocks_do_not_matter_to_losses_and_gradients(block, key):
 def test_a_pass_takes_rows_of_a_convolutional_network_as_they_fit_a_cache():
     small, large = ({"w": jax.ShapeDtypeStruct((size,), jnp.float32)} for size in (1, CACHE))  # 4 bytes a number
     found = [
-        rows_at_once(SOFTMAX._replace(widest=widest), model, 256)
+        rows_at_once(SOFTMAX._replace(fast=SOFTMAX.fast._replace(widest=widest)), model, 256)
         for model in (small, large)
         for widest in (0, 100, CACHE // 20, CACHE)
     ]
@@ -78,7 +78,7 @@ def test_a_pass_takes_rows_of_a_convolutional_network_as_they_fit_a_cache():
 def test_losses_are_the_same_when_few_rows_are_taken_at_once(key, monkeypatch):
     monkeypatch.setattr(passes, "FEWEST", 3)  # of up to eight rows
     data, models = jax.device_put(DATA), jax.vmap(QUADRATIC.init)(jax.random.split(key, 2))
-    wide = QUADRATIC._replace(widest=CACHE)
+    wide = QUADRATIC._replace(fast=QUADRATIC.fast._replace(widest=CACHE))
     few, whole = (on_every_client(lambda i, t=task: mean_losses(t)(models, data, i)) for task in (wide, QUADRATIC))
     close(few, whole)
     first = jax.tree.map(lambda leaf: leaf[0], models)
@@ -86,7 +86,7 @@ def test_losses_are_the_same_when_few_rows_are_taken_at_once(key, monkeypatch):
 
 
 def test_a_gradient_of_batch_statistics_is_not_taken_of_few_rows():
-    wide = SOFTMAX._replace(widest=CACHE)
+    wide = SOFTMAX._replace(fast=SOFTMAX.fast._replace(widest=CACHE))
     few, every = (passes.rows_of_a_gradient(task, {}, 256) for task in (wide, wide._replace(whole=True)))
     assert few == FEWEST and every > 10**9
 

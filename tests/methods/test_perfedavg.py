@@ -90,7 +90,7 @@ def test_full_batches_are_of_all_rows(rows, widest, key):
     Of a convolutional network, whose rows are wide, a CPU takes fewer at once.
     """
     data = problems.linear_federation(sizes=(rows, 4), groups=(0, 1))
-    both(data, key, "exact", None, rounds=1, task=TASK._replace(widest=widest))
+    both(data, key, "exact", None, rounds=1, task=TASK._replace(fast=TASK.fast._replace(widest=widest)))
 
 
 def test_without_a_step_it_is_fedavg(key):

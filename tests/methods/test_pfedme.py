@@ -91,7 +91,7 @@ def test_a_full_batch_is_never_cut(rows, widest, key):
     Of a convolutional network, whose rows are wide, a CPU takes fewer at once.
     """
     data = problems.linear_federation(sizes=(rows, 20), groups=(0, 1))
-    method = pfedme(TASK._replace(widest=widest), local_epochs=1)
+    method = pfedme(TASK._replace(fast=TASK.fast._replace(widest=widest)), local_epochs=1)
     setting = reference.Setting(key, problems.rows_of(data), RATE, 1, None, "uniform")
     loop = PFedMe(setting, jax.tree.map(np.asarray, method.init(key, data).model), 3)
     follow(method, loop, data, key, rounds=1, cohort=2)

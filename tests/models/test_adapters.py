@@ -107,7 +107,7 @@ def test_nnx_is_linen(data, key, batch):
     one, other = jaxfl.classification(Linen(), data), jaxfl.classification(NNX, data)
     model = jax.jit(one.init)(key)
     assert jax.tree.structure(jax.eval_shape(other.init, key)) == jax.tree.structure(model)
-    assert other.dense[:2] == one.dense[:2]
+    assert other.fast.dense[:2] == one.fast.dense[:2]
     found, wanted = (jax.jit(jax.value_and_grad(task.loss))(model, batch, key) for task in (other, one))
     assert_close(found, wanted, "a module of flax.nnx")
 
@@ -163,7 +163,7 @@ def test_dropout_that_nobody_can_switch_is_refused(data, attends):
             match=mentions("MultiHeadAttention" if attends else "Dropout", *words, "deterministic"),
         ):
             jaxfl.classification(lambda rngs, off=off: Fixed(rngs, off, attends), data)
-    assert jaxfl.classification(lambda rngs: Switched(rngs, attends=attends), data).dense is not None
+    assert jaxfl.classification(lambda rngs: Switched(rngs, attends=attends), data).fast.dense is not None
     assert nnx.Dropout(0.5, rngs=nnx.Rngs(0)).__class__ is nnx.Dropout  # nobody else's layers are watched
 
 
@@ -261,7 +261,7 @@ def by_hand(model, data, client, steps, rate):
 def test_running_averages_are_those_of_a_loop(data, make, sizes, key):
     """Padding is left out: clients have 20 rows, or 15, of which some are padding; weight decay leaves them alone."""
     task = jaxfl.classification(make, data)
-    assert task.averages.names == {"norm/mean", "norm/var"} and task.dense is None
+    assert task.averages.names == {"norm/mean", "norm/var"} and task.fast.dense is None
     model = jax.jit(task.init)(key)
     ragged = data.replace(train=data.train.replace(size=data.train.size - 5 * (np.arange(8) % 2).astype(np.int32)))
     train = jax.jit(local_train(task, optax.sgd(0.2), local_epochs=3, batch_size=None, **sizes))
@@ -305,7 +305,7 @@ def test_running_averages_go_on_beside_a_loss_that_is_replaced(data, key, batch)
     @jax.jit
     def slopes(model):
         both = together(none, lambda models, batch, key=None: 0 * models["head"]["bias"].sum())
-        parts = (adapted(none, 0.1, "first", 0.1, 1), joint(none, True), both, of_part(none, head))
+        parts = (adapted(none, 0.1, "first", 1), joint(none, True), both, of_part(none, head))
         models = (model, pair, jax.tree.map(lambda leaf: leaf[None], model), norm)
         return jax.grad(task.averages.loss)(model, batch, key), [
             jax.grad(part.averages.loss)(one, batch, key) for part, one in zip(parts, models, strict=True)

@@ -256,7 +256,7 @@ def factor(
     """Returns the same training in coordinates; or why not, where it would not be the same or not be faster.
 
     Args:
-        task: what is learned; `task.dense` says where its dense layers are.
+        task: what is learned; `task.fast.dense` says where its dense layers are.
         optimizer: the local optimiser.
         model: what training starts from.
         batch: the rows that it takes in an epoch `[n, ...]`.
@@ -267,7 +267,7 @@ def factor(
     """
     dense = dense_of(task)
     if dense is None:
-        return "no dense layer is known" if task.dense is None else "the loss has been replaced"
+        return "no dense layer is known" if task.fast.dense is None else "the loss has been replaced"
     alike = {name: value for name, value in extra.items() if tree_like(value, model)}
     others = {name: value for name, value in extra.items() if name not in alike}
     program = Program.of(optimizer, model, alike, others)

@@ -21,7 +21,7 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions, federate
 from jaxfl.methods.ditto import best_of
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks import DenseLayers, Task, masked_mean, without_dropout
+from jaxfl.tasks import DenseLayers, FastForms, Task, masked_mean, without_dropout
 from tests.problems import batch_of
 
 SIZES, INPUTS, HIDDEN, CLASSES = (5, 0, 3, 8, 1, 6, 4), 60, 7, 3
@@ -101,11 +101,13 @@ def network() -> Task:
         found = jax.nn.log_softmax(logits(model, batch.x, key, products))
         return masked_mean(-jnp.take_along_axis(found, batch.y[:, None], 1)[:, 0], batch.mask)
 
-    return Task(init, loss, lambda model, batch: logits(model, batch.x), DenseLayers(("w",), ("c",), loss))
+    return Task(
+        init, loss, lambda model, batch: logits(model, batch.x), fast=FastForms(DenseLayers(("w",), ("c",), loss))
+    )
 
 
 TASK = network()
-PLAIN = TASK._replace(dense=None)
+PLAIN = TASK._replace(fast=TASK.fast._replace(dense=None))
 
 
 initial = jax.jit(TASK.init)
@@ -153,7 +155,10 @@ def test_it_is_the_same_training(name, batch_size, key, used, float64):
 
 def same_training(optimizer, data, key, used, task=TASK, **options):
     """Checks that training in coordinates is the usual one, and trains."""
-    fast, usual = (trained(one, optimizer, data, key, **options) for one in (task, task._replace(dense=None)))
+    fast, usual = (
+        trained(one, optimizer, data, key, **options)
+        for one in (task, task._replace(fast=task.fast._replace(dense=None)))
+    )
     assert used == [True, False]
     close(fast, usual)
     start = initial(key)["w"]
@@ -326,20 +331,22 @@ class Own(nn.Module):
 def test_dense_layers_of_a_network(module, first, inner, key):
     data = digits()
     task = classification(module, data)
-    assert task.dense is not None
-    assert task.dense.first == tuple(f"Dense_{i}/kernel" for i in first)
-    assert task.dense.inner == tuple(f"Dense_{i}/kernel" for i in inner)
-    assert classification(module, data, fast_forms=False).dense is None
+    assert task.fast.dense is not None
+    assert task.fast.dense.first == tuple(f"Dense_{i}/kernel" for i in first)
+    assert task.fast.dense.inner == tuple(f"Dense_{i}/kernel" for i in inner)
+    assert classification(module, data, fast_forms=False).fast.dense is None
     batch = batch_of(data, "train", np.int32(1), np.arange(14, dtype=np.int32))  # two of padding
 
     @jax.jit
     def losses(key):
         model = task.init(key)
         kernels = dict(zip(tree.names(model), jax.tree.leaves(model), strict=True))
-        products = {name: lambda x, name=name: x @ kernels[name] for name in (*task.dense.first, *task.dense.inner)}
+        products = {
+            name: lambda x, name=name: x @ kernels[name] for name in (*task.fast.dense.first, *task.fast.dense.inner)
+        }
         unread = [jnp.zeros_like(leaf) if name in products else leaf for name, leaf in kernels.items()]
         unread = jax.tree.unflatten(jax.tree.structure(model), unread)
-        return task.dense.loss(unread, batch, key, products), task.loss(model, batch, key)
+        return task.fast.dense.loss(unread, batch, key, products), task.loss(model, batch, key)
 
     close(*losses(key), 1e-6, 0)
 
@@ -385,7 +392,7 @@ def test_rounds_are_the_same(key, used):
     """Of one client at a time, and of four side by side, the last of them padding."""
     data, ids, ends = digits(), [4, 0, 3, 1, 5], []
     task = classification(models.MLP(hidden=(16,), num_classes=CLASSES), data)
-    for learned, chunk in ((task, 1), (task, 4), (task._replace(dense=None), 1)):
+    for learned, chunk in ((task, 1), (task, 4), (task._replace(fast=task.fast._replace(dense=None)), 1)):
         made = methods.fedprox(learned, optax.sgd(0.1), local_epochs=5, proximal_weight=0.5)
 
         @jax.jit

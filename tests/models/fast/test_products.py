@@ -96,7 +96,7 @@ def test_a_network_trains_in_it_and_counts_as_one_without_convolutions():
     )
     model = jax.jit(fast.init)(jax.random.key(0))
     batch = data.batch(data.train, jnp.int32(1), jnp.arange(ROWS, dtype=jnp.int32))
-    assert not fast.replaced and not fast.widest
+    assert not fast.fast.replaced and not fast.fast.widest
     slopes = [jax.grad(lambda model, task=task: task.loss(model, batch, None)) for task in (fast, plain)]
     assert [BY_HAND in primitives(slope, model) for slope in slopes] == [True, False]
     check_alike(*(jax.jit(slope)(model) for slope in slopes))

@@ -264,8 +264,9 @@ def test_a_task_says_what_it_replaced_and_leaves_a_network_alone_when_told():
 
     data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=4)
     fast, plain = (jaxfl.classification(Network(), data, fast_forms=flag) for flag in (True, False))
-    assert fast.replaced == (("convolution", 1), ("max pooling", 1)) and not plain.replaced
-    assert fast.widest == 8 * 8 * 9 * 4 and plain.widest == 0  # the nine shifted slices; numbers of four bytes
+    assert fast.fast.replaced == (("convolution", 1), ("max pooling", 1)) and not plain.fast.replaced
+    widest = 8 * 8 * 9 * 4  # the nine shifted slices; numbers of four bytes
+    assert fast.fast.widest == widest and plain.fast.widest == 0
     model = jax.jit(fast.init)(jax.random.key(0))
     batch = Batch(images(1, 3, 8, 8), jnp.zeros(3, jnp.int32), jnp.ones(3, bool))
     program = primitives(jax.grad(fast.loss), model, batch, jax.random.key(0))
