@@ -1,4 +1,4 @@
-"""The command line: its commands, the one table of options, and what it prints."""
+"""Command line `jaxfl`: its commands, and the tables and pages that they print."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What `jaxfl check` does: the battery of laws on one method, a line for each."""
+"""`jaxfl check`: the battery of laws on one method, a line for each law."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -19,14 +19,14 @@ STYLES = {HOLDS: "green", BROKEN: "red", NOT_RUN: "dim"}
 
 
 def check_laws(name: str, items: Iterable[str]) -> bool:
-    """Prints what each law says of a method; returns whether all hold.
+    """Prints the verdict of every law on a method; returns whether all hold.
 
     Args:
         name: as for `jaxfl.settings.methods.row`.
         items: `key=value`, options of the method.
 
     Raises:
-        ValueError: there is no such method or option, or the method cannot be made.
+        ValueError: the method or an option is unknown, or the factory refuses its arguments.
     """
     from rich import progress
 
@@ -36,7 +36,7 @@ def check_laws(name: str, items: Iterable[str]) -> bool:
     row = row._replace(small={**row.small, **{option.name: value for option, value in read}})
     if missing := [key for key, one in known.items() if one.default is REQUIRED and key not in row.small]:
         raise ValueError(f"{missing[0]} must be given for method {name}; add --set {missing[0]}=...")
-    methods.make(name, linear_task(), optax.sgd(0.3), **row.small)  # refuses, before every law would
+    methods.make(name, linear_task(), optax.sgd(0.3), **row.small)  # refused here, not by every law
     console, found = stdout(), []
     bar = progress.Progress(
         progress.SpinnerColumn(),
@@ -47,39 +47,40 @@ def check_laws(name: str, items: Iterable[str]) -> bool:
         disable=not console.is_terminal,
         transient=True,
     )
-    laws, told = iter(CHECKS), {}
+    laws, law_by_error = iter(CHECKS), {}
     with bar:
         task = bar.add_task(next(laws), total=len(CHECKS))
         for verdict in verdicts(row):
             found.append(_outcome_word(verdict))
-            _print_verdict(console, found[-1], verdict.law, _explain_verdict(verdict, told))
+            _print_verdict(console, found[-1], verdict.law, _explain_verdict(verdict, law_by_error))
             bar.update(task, advance=1, description=next(laws, ""))
     broken, silent = found.count(BROKEN), found.count(NOT_RUN)
-    told = f"{name} breaks {broken} of {len(found)} laws" if broken else f"{name} keeps all {len(found)} laws"
-    console.print(f"\n{told}{f', {silent} of which say nothing here' if silent and not broken else ''}", markup=False)
+    end = f"{name} breaks {broken} of {len(found)} laws" if broken else f"{name} keeps all {len(found)} laws"
+    skipped = f", {silent} of which do not apply here" if silent and not broken else ""
+    console.print(f"\n{end}{skipped}", markup=False)
     return not broken
 
 
 def _outcome_word(verdict: Verdict) -> str:
-    """Returns what came of a check in a word."""
+    """Returns the outcome of a law as a word."""
     return BROKEN if verdict.error is not None else NOT_RUN if verdict.reason else HOLDS
 
 
-def _explain_verdict(verdict: Verdict, told: dict[str, str]) -> str:
-    """Returns what a law says, or what is wrong; an error that another law was told of is named by that.
+def _explain_verdict(verdict: Verdict, law_by_error: dict[str, str]) -> str:
+    """Returns the statement of a law that holds, or its error; a repeated error refers to the first law that had it.
 
     Args:
         verdict: of the law.
-        told: the law by error, to which this one is added.
+        law_by_error: first law of each error; updated in place.
     """
     if verdict.error is None:
         return verdict.reason or verdict.says
-    first = told.setdefault(text := error_line(verdict.error), verdict.law)
+    first = law_by_error.setdefault(text := error_line(verdict.error), verdict.law)
     return text if first == verdict.law else f"it raised the {type(verdict.error).__name__} of {first!r}"
 
 
 def _print_verdict(console: "Console", outcome: str, law: str, why: str) -> None:
-    """Prints a line: the outcome, the law, and what it says or what is wrong."""
+    """Prints a line: the outcome, the law, and its statement or error."""
     from rich.table import Table
     from rich.text import Text
 
@@ -95,7 +96,7 @@ def _print_verdict(console: "Console", outcome: str, law: str, why: str) -> None
 
 
 def error_line(error: Exception) -> str:
-    """Returns an error in a line: what is wrong, and where in the user's file, if it is from there.
+    """Returns an error on one line, with its place in the user's file if it was raised there.
 
     >>> error_line(AssertionError("info.loss must be [8],\\nis [7]")), error_line(TypeError("no"))
     ('info.loss must be [8], is [7]', 'it raised TypeError: no')

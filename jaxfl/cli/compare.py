@@ -1,4 +1,4 @@
-"""What `jaxfl compare` does: reads runs, prints them side by side, and writes the table and a picture."""
+"""`jaxfl compare`: finished runs side by side, as a printed table, files, a picture and a page."""
 
 import contextlib
 import os
@@ -21,22 +21,22 @@ from jaxfl.jobs.kept import KeptRun
 from jaxfl.plots import style
 from jaxfl.plots.curves import curves
 
-CURVE_METRICS = ("loss", "num_clusters", "ari")  # beside the metric that is compared, where all runs have them
+CURVE_METRICS = ("loss", "num_clusters", "ari")  # drawn beside the compared metric, where all runs have them
 TABLE_NOTE = (
     "Mean and standard deviation over the seeds; the best mean is bold. Differences are from the first row, of runs of "
-    "the same seed, which have the same clients, initial models and cohorts; p is of the paired t-test. The name of a "
-    "column sorts."
+    "the same seed, which have the same clients, initial models and cohorts; p is of the paired t-test. A click on the "
+    "name of a column sorts the table."
 )
 RunsBySetting = Mapping[str, Sequence[Kept]]
 
 
 def write_page(settings: RunsBySetting, found: Comparison, unfinished: Sequence[Path], path: Path) -> None:
-    """Writes the page.
+    """Writes the page of a comparison.
 
     Args:
-        settings: as `jaxfl.analysis.kept.read` has found them.
-        found: the comparison of these.
-        unfinished: folders that were left out.
+        settings: runs by setting, from `jaxfl.analysis.kept.read`.
+        found: the comparison of the settings.
+        unfinished: folders that are left out.
         path: of the page.
     """
     runs = [run for line in settings.values() for run in line]
@@ -51,7 +51,7 @@ def write_page(settings: RunsBySetting, found: Comparison, unfinished: Sequence[
         page.Table(header, [[page.Bold.of(cell) for cell in row] for row in rows], sorted=True),
     ]
     if unfinished:
-        blocks.append(page.Text(f"Left out, since they are not finished: {', '.join(map(str, unfinished))}."))
+        blocks.append(page.Text(f"Left out because they are not finished: {', '.join(map(str, unfinished))}."))
     with TemporaryDirectory() as folder:
         pictures = _curve_pictures(found, runs, Path(folder))
         blocks += [page.Heading(2, "Curves"), *pictures]
@@ -65,7 +65,7 @@ def write_page(settings: RunsBySetting, found: Comparison, unfinished: Sequence[
 
 
 def _runs_sentence(runs: Sequence[Kept]) -> str:
-    """Returns what ran where, in a sentence."""
+    """Returns a sentence with the number of runs, the devices and the versions."""
     devices = dict.fromkeys(str(run.summary.get("device", "")) for run in runs)
     versions = dict.fromkeys(
         f"{name} {version}" for run in runs for name, version in run.summary.get("versions", {}).items()
@@ -75,24 +75,24 @@ def _runs_sentence(runs: Sequence[Kept]) -> str:
 
 
 def _curve_pictures(found: Comparison, runs: Sequence[Kept], folder: Path) -> list[page.Picture]:
-    """Returns curves of what all runs have, by round."""
+    """Draws the curves of the metrics that all runs have, into a folder; returns the pictures."""
     pictures = []
     for metric in dict.fromkeys((found.metric, *CURVE_METRICS)):
         if all(any(record.get(metric) is not None for record in run.history) for run in runs):
             shown = found if metric == found.metric else found._replace(metric=metric, target=None)
             curves(shown).savefig(folder / f"{metric}.png", dpi=DPI)
-            words = f"{metric.replace('_', ' ')} by round: mean of the seeds, and one standard deviation"
-            pictures.append(page.Picture(f"{metric}.png", words, DPI))
+            text = f"{metric.replace('_', ' ')} by round: mean of the seeds, and one standard deviation"
+            pictures.append(page.Picture(f"{metric}.png", text, DPI))
     return pictures
 
 
 def _runs_table(settings: RunsBySetting, columns: Sequence[str], folder: Path) -> page.Table:
-    """Returns a row for every run, with the entries of the summaries that some run has.
+    """Returns the table of the runs, with the entries of the summaries that some run has.
 
     Args:
         settings: the runs.
         columns: the entries.
-        folder: of the page, from which a link leads to the page of each run that has one.
+        folder: of the page; links to the pages of runs are relative to it.
     """
     runs = [(name, run) for name, line in settings.items() for run in line]
     known = [name for name in dict.fromkeys(columns) if any(run.summary.get(name) is not None for _, run in runs)]
@@ -109,14 +109,14 @@ def _runs_table(settings: RunsBySetting, columns: Sequence[str], folder: Path) -
 
 
 def _folder_cell(run: Path, folder: Path) -> str:
-    """Returns the folder of a run, which leads to the run's page if there is one."""
+    """Returns the folder of a run, as a link to the page of the run if there is one."""
     if not (run / PAGE).exists():
         return str(run)
     return page.Link.to(quote(Path(os.path.relpath(run / PAGE, folder)).as_posix()), str(run))
 
 
 def _command_rows(settings: RunsBySetting) -> list[list[str]]:
-    """Returns the command of each setting; none of those that another version has asked for otherwise."""
+    """Returns name and command of each setting, without those whose options this version does not have."""
     rows = []
     for name, line in settings.items():
         with contextlib.suppress(ValueError, KeyError):

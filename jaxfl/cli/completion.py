@@ -1,7 +1,7 @@
-"""What a shell offers for a word that is begun: names of methods and data, and what `--set` knows of both.
+"""Shell completion: names of methods and data, and the options of `--set`.
 
-`jaxfl --install-completion` tells the shell to ask. Nothing is offered where something is unknown: a half-written line
-is no error.
+`jaxfl --install-completion` installs it. Where a name on the line is unknown, nothing is suggested and no error is
+raised.
 
 >>> [name for name, _ in complete_method("fedp")]
 ['fedprox', 'fedper']
@@ -15,32 +15,32 @@ import contextlib
 
 import typer
 
-Suggestions = list[tuple[str, str]]  # a word, and what a shell may show beside it
+Suggestions = list[tuple[str, str]]  # a word, and the description that some shells show
 
 
 def complete_method(incomplete: str) -> Suggestions:
-    """Returns the methods that a word may become."""
+    """Returns the methods whose names begin with a word, and their summaries."""
     from jaxfl.settings import methods
 
     return [(name, row.summary) for name, row in methods.rows().items() if name.startswith(incomplete)]
 
 
 def complete_method_list(incomplete: str) -> Suggestions:
-    """Returns what the last name of a list may become."""
+    """Returns the completions of the last name in a comma-separated list of methods."""
     before, comma, last = incomplete.rpartition(",")
     taken = before.split(",")
     return [(f"{before}{comma}{name}", line) for name, line in complete_method(last) if name not in taken]
 
 
 def complete_data(incomplete: str) -> list[str]:
-    """Returns the data sets that a word may become."""
+    """Returns the data sets whose names begin with a word."""
     from jaxfl.cli.data import dataset_names
 
     return [name for name in dataset_names() if name.startswith(incomplete)]
 
 
 def complete_data_or_source(incomplete: str) -> list[str]:
-    """Returns the data sets and sources that a word may become."""
+    """Returns the data sets and sources whose names begin with a word."""
     from jaxfl.data import sources
 
     known = (name for name in sources.names() if name.startswith(incomplete))
@@ -48,9 +48,9 @@ def complete_data_or_source(incomplete: str) -> list[str]:
 
 
 def complete_setting(context: typer.Context, incomplete: str) -> Suggestions:
-    """Returns the options that `--set` takes with the method, data, model and optimiser that the line names already.
+    """Returns the options of `--set` for the method, data, model and optimiser that the line names already.
 
-    An option of a few words is offered with each of them.
+    An option that takes one of a few words is suggested with each of them.
     """
     from jaxfl.data import catalog
     from jaxfl.models.networks import MODELS

@@ -1,4 +1,4 @@
-"""What `jaxfl data NAME` does beside telling: the files are fetched, the federation is loaded, drawn and saved."""
+"""`jaxfl data`: lists of sources and data sets, downloads, and a federation described, drawn and saved."""
 
 import json
 import re
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class DataRequest(NamedTuple):
-    """What was asked for.
+    """The arguments of `jaxfl data`.
 
     Attributes:
         name: of a data set or a source; None lists all.
-        data_dir: where files are looked for, and where they are downloaded to.
+        data_dir: folder in which files are searched, and into which they are downloaded.
         items: options of the data set, `key=value`.
-        seed: of the choices that the skew makes.
-        pictures: a directory for pictures, or None.
-        download: whether to get the files first.
-        save: where to write the federation (a folder), or the source's examples (an .npz file), or None.
+        seed: of the skew's random choices.
+        pictures: folder for pictures, or None.
+        download: whether to download the files first.
+        save: folder for the federation, or .npz file for the source's examples, or None.
         as_json: whether to print JSON.
     """
 
@@ -44,60 +44,60 @@ class DataRequest(NamedTuple):
     as_json: bool = False
 
 
-def show_data(wanted: DataRequest, out: "Console", err: "Console") -> None:
-    """Prints what was asked for.
+def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
+    """Prints the lists, or a source, or a data set with its federation; draws and saves if requested.
 
     Args:
-        wanted: what was asked for.
-        out: gets the results.
-        err: gets everything else: what goes on, and where files were written.
+        request: the arguments.
+        out: console of the results.
+        err: console of progress and of the paths of files.
 
     Raises:
-        ValueError: an unknown name, or what cannot be had of it.
+        ValueError: the name is unknown, or a request does not apply to it.
         FileNotFoundError: files are missing that a picture or a copy needs.
     """
-    if wanted.name is None:
-        _show_lists(wanted, out)
+    if request.name is None:
+        _show_lists(request, out)
         return
-    name, data_dir = wanted.name, wanted.data_dir
+    name, data_dir = request.name, request.data_dir
     if not is_source(name):
-        federations.dataset(name)  # refuses unknown names
-    chosen = parse_options(name, wanted.items)
-    folder = wanted.save if wanted.save is not None and wanted.save.suffix != ".npz" else None
-    for option, given in {"--plot": wanted.pictures, "--save DIR": folder}.items():
+        federations.dataset(name)  # raises for unknown names
+    chosen = parse_options(name, request.items)
+    folder = request.save if request.save is not None and request.save.suffix != ".npz" else None
+    for option, given in {"--plot": request.pictures, "--save DIR": folder}.items():
         if is_source(name) and given is not None:
             raise ValueError(
                 f"{option} needs a data set, got the source {name}; a source has no clients. Try iid-{name}."
             )
-    if name == sources.saved.NAME and wanted.save is not None and folder is None:
+    if name == sources.saved.NAME and request.save is not None and folder is None:
         raise ValueError(
-            f"--save must be a folder for data saved, which has no examples of a source, got {wanted.save}."
+            f"--save must be a folder for data saved, which has no examples of a source, got {request.save}."
         )
-    if wanted.download:
+    if request.download:
         for source in source_names(name, chosen):
             _download_source(source, data_dir, err)
     row = tables.source_row(name, data_dir) if is_source(name) else tables.data_rows([name], data_dir)[0]
-    if not wanted.as_json:
+    if not request.as_json:
         print_parts(out, tables.source_page(name, data_dir) if is_source(name) else tables.dataset_page(name, data_dir))
-    # tensorflow-datasets alone knows what it has prepared
+    # only tensorflow-datasets can tell whether it has prepared a data set
     there = row["found"] or name.partition("-")[2].startswith("tfds:")
     data = None
-    if not is_source(name) and (there or wanted.pictures is not None or folder is not None):
+    if not is_source(name) and (there or request.pictures is not None or folder is not None):
         with progress_message(err, f"loading {name}"):
-            data = federations.load(name, data_dir=data_dir, seed=wanted.seed, **chosen)
-        if wanted.pictures is not None and not (data.kind == "classification" or plots.is_image(data.input_shape)):
+            data = federations.load(name, data_dir=data_dir, seed=request.seed, **chosen)
+        if request.pictures is not None and not (data.kind == "classification" or plots.is_image(data.input_shape)):
             raise ValueError(
                 f"--plot draws classes and images, and {name} has neither: its inputs are {data.input_shape}, its "
-                f"labels those of {data.kind}; without --plot it is told who has how many rows."
+                f"labels those of {data.kind}; without --plot the rows of the clients are printed."
             )
     federation = None if data is None else describe(data)
-    if wanted.as_json:
+    if request.as_json:
         more = {} if is_source(name) else {"federation": None if federation is None else federation._asdict()}
         print(json.dumps([{**row, **more}], indent=2))
     elif federation is not None:
         print_parts(out, "\n" + tables.federation_text(federation))
-    if data is not None and wanted.pictures is not None:
-        paths = draw_pictures(name, data, wanted.pictures, wanted.seed)
+    if data is not None and request.pictures is not None:
+        paths = draw_pictures(name, data, request.pictures, request.seed)
         print_parts(err, f"pictures: {' and '.join(map(str, paths))}")
         if not plots.is_image(data.input_shape):
             print_parts(err, f"no montage: the inputs are {data.input_shape}, no images")
@@ -105,38 +105,38 @@ def show_data(wanted: DataRequest, out: "Console", err: "Console") -> None:
         with progress_message(err, f"writing {folder}"):
             federations.stored.save(data, folder)
         print_parts(err, f"saved: {folder}, {data.num_clients:,} clients; it is --data saved --data-dir {folder}")
-    elif wanted.save is not None:
-        with progress_message(err, f"writing {wanted.save}"):
-            source = save_source(name, chosen, data_dir, wanted.save)
-        print_parts(err, f"saved: {wanted.save}, {len(source.labels):,} training rows of {source.name}")
+    elif request.save is not None:
+        with progress_message(err, f"writing {request.save}"):
+            source = save_source(name, chosen, data_dir, request.save)
+        print_parts(err, f"saved: {request.save}, {len(source.labels):,} training rows of {source.name}")
 
 
-def _show_lists(wanted: DataRequest, out: "Console") -> None:
-    """Prints the lists."""
+def _show_lists(request: DataRequest, out: "Console") -> None:
+    """Prints the lists of sources and skews."""
     for option, given in {
-        "--set": wanted.items,
-        "--plot": wanted.pictures,
-        "--download": wanted.download,
-        "--save": wanted.save,
+        "--set": request.items,
+        "--plot": request.pictures,
+        "--download": request.download,
+        "--save": request.save,
     }.items():
         if given:
             raise ValueError(f"{option} needs the NAME of a data set; jaxfl data lists them.")
-    if wanted.as_json:
-        print(json.dumps(tables.data_rows(dataset_names(), wanted.data_dir), indent=2))
+    if request.as_json:
+        print(json.dumps(tables.data_rows(dataset_names(), request.data_dir), indent=2))
         return
-    print_parts(out, *tables.data_lists(wanted.data_dir))
+    print_parts(out, *tables.data_lists(request.data_dir))
 
 
 def dataset_names() -> list[str]:
-    """Returns the names of all data sets, those of sources that installed packages bring included."""
-    brought = [name for name in sources.names() if name not in sources.SOURCES]
-    return [*federations.DATASETS, *(one for name in brought for one in federations.data_names(name))]
+    """Returns the names of all data sets, including those of sources from installed packages."""
+    installed = [name for name in sources.names() if name not in sources.SOURCES]
+    return [*federations.DATASETS, *(name for source in installed for name in federations.data_names(source))]
 
 
 def _download_source(source: str, data_dir: str | None, err: "Console") -> None:
-    """Gets the files of a source, and says how much it is and on which terms before it starts."""
+    """Downloads the files of a source, after printing size and licence."""
     if sources.located(source) == "embedded":
-        print_parts(err, f"{source} is embedded: there is nothing to download")
+        print_parts(err, f"{source} is embedded in the package: nothing to download")
         return
     if not sources.entry(source).remotes:
         there = tables.source_location(source, data_dir)
@@ -149,10 +149,10 @@ def _download_source(source: str, data_dir: str | None, err: "Console") -> None:
 
 
 def parse_options(name: str, items: Iterable[str]) -> dict[str, Any]:
-    """Returns the options of a data set, or of a source, that `key=value` items give.
+    """Returns the options of a data set or a source from `key=value` items.
 
     Raises:
-        ValueError: an option that the data set does not have, or a value of the wrong type.
+        ValueError: an option is unknown, or a value has the wrong type.
 
     >>> parse_options("rotated-digits", ["num_clients=8", "rows_per_client=none"])
     {'num_clients': 8, 'rows_per_client': None}
@@ -162,14 +162,14 @@ def parse_options(name: str, items: Iterable[str]) -> dict[str, Any]:
 
 
 def options_of_name(name: str) -> dict[str, Option]:
-    """Returns the options of a data set; or those of a source, which all data sets cut from it have."""
+    """Returns the options of a data set, or those of a source, which all of its data sets have."""
     if not is_source(name):
         return federations.known_options(name)
     return {key: one for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
 
 
 def source_names(name: str, chosen: dict[str, Any]) -> list[str]:
-    """Returns the sources of a data set (two of hybrid domains), or of a source itself.
+    """Returns the sources of a data set (two for hybrid), or the source itself.
 
     >>> source_names("hybrid-mnist", {}), source_names("mnist", {})
     (['mnist', 'fashion-mnist'], ['mnist'])
@@ -181,12 +181,12 @@ def source_names(name: str, chosen: dict[str, Any]) -> list[str]:
 
 
 def is_source(name: str) -> bool:
-    """Returns whether a name is that of a source that is no data set by itself."""
+    """Returns whether a name is that of a source that is not a data set too."""
     return name in sources.names() and name not in federations.DATASETS
 
 
 def download_terms(source: str, data_dir: str | None) -> str:
-    """Returns what is said before a download: how much it is, where it goes, and on which terms.
+    """Returns size, folder and licence of a download, as a line.
 
     >>> print(download_terms("fashion-mnist", "data"))
     fashion-mnist: 30.9 MB to data/fashion-mnist; licence: MIT
@@ -206,7 +206,7 @@ def fetch_files(source: str, data_dir: str | None, progress: Callable[[str, int,
 
 
 def save_source(name: str, chosen: dict[str, Any], data_dir: str | None, path: Path) -> sources.Source:
-    """Writes the examples of a data set's source, before any skew, into one npz file, and returns them."""
+    """Writes the examples of a data set's source, before any skew, into one .npz file, and returns them."""
     from jaxfl.data.sources import npz
 
     source = name if is_source(name) else federations.dataset(name).source
@@ -217,19 +217,19 @@ def save_source(name: str, chosen: dict[str, Any], data_dir: str | None, path: P
 
 
 def draw_pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> list[Path]:
-    """Draws the labels by client, if they are classes, and, of images, a montage; returns the paths.
+    """Draws the labels by client, if they are classes, and a montage, if inputs are images; returns the paths.
 
     Args:
-        name: of the data set; the files are called by it.
+        name: of the data set, with which the names of the files begin.
         data: the federation.
-        out: a directory, made if it is not there.
+        out: folder, created if missing.
         seed: of the choice of examples.
 
     Raises:
-        ValueError: `out` is no directory.
+        ValueError: `out` is a file.
     """
     if out.exists() and not out.is_dir():
-        raise ValueError(f"out must be a directory, got {out}, which is a file.")
+        raise ValueError(f"out must be a folder, got {out}, which is a file.")
     out.mkdir(parents=True, exist_ok=True)
     drawn = {"labels": plots.labels(data)} if data.kind == "classification" else {}
     if plots.is_image(data.input_shape):

@@ -27,32 +27,31 @@ def reported_errors() -> Iterator[None]:
     except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
         raise
     except (ValueError, OSError, MemoryError, ImportError) as error:
-        told = f"error: {' '.join(str(error).split())}{own.place(error)}"
-        _print_styled(told, "red")
+        _print_styled(f"error: {' '.join(str(error).split())}{own.place(error)}", "red")
         _exit_if_distributed(2)
         raise typer.Exit(2) from None
     except Exception as error:
         if not isinstance(error, typer.Exit):
             _exit_if_distributed(1, error)
         raise
-    except Stopped as stopped:  # what is kept was said
+    except Stopped as stopped:  # what is saved is printed already
         raise typer.Exit(128 + stopped.number) from None
 
 
 def _print_warning(message: Warning | str, *place: Any) -> None:
-    """Shows a warning, without the place in the code that Python adds."""
+    """Prints a warning as one line, without its place in the code."""
     _print_styled(f"warning: {' '.join(str(message).split())}", "yellow")
 
 
 def _print_styled(text: str, style: str) -> None:
-    """Shows a line."""
+    """Prints a line to standard error."""
     from jaxfl.cli.tables.console import stderr
 
     stderr().print(text, style=style, soft_wrap=True, markup=False)
 
 
 def _exit_if_distributed(code: int, error: Exception | None = None) -> None:
-    """Ends the process if it is one of several, which would wait for it; an error is printed before."""
+    """Ends the process if it is one of several, which would wait for it; prints the traceback of an error first."""
     import jax
 
     from jaxfl.cli.hosts import exit_process

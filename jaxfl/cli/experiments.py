@@ -1,33 +1,36 @@
-"""Where the experiments of papers are: `experiments/` comes with the repository, not with the installed package."""
+"""`jaxfl reproduce` and `jaxfl report`: the modules of `experiments/`, which a clone has and the package has not."""
 
 import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from jaxfl.cli import signals
 
 PACKAGE = "experiments"
-WORKLOADS = {  # of experiments/speed
+WORKLOADS = {  # scripts of experiments/speed
     "w1": "The network of pfl's CIFAR-10 benchmark, 20 clients.",
     "w2": "LEAF's FEMNIST network, 8 clients.",
     "w3": "A thousand small clients: logistic regression and 784-200-10.",
     "w4": "Clustering alone: cosine distances and linkage.",
     "w5": "IFCA with four models 784-200-10, 120 clients.",
     "w6": "784-2048-10, five full-batch steps, 64 clients.",
-    "w7": "FeSEM with 3,550 LEAF networks; minutes a round on a CPU.",
+    "w7": "FeSEM with 3,550 LEAF networks; minutes per round on a CPU.",
     "w8": "A cohort of 100 out of 1,000, 10,000 and 100,000 clients.",
 }
 
 
 def import_experiments(name: str, folder: Path | None = None) -> ModuleType:
-    """Returns a module of `experiments/`, imported from where `find_experiments` finds it.
+    """Imports and returns a module of `experiments/`.
 
     Args:
         name: of the module, such as `"harness.run"`.
-        folder: as `find_experiments` takes it.
+        folder: as for `find_experiments`.
 
     Raises:
-        FileNotFoundError: there are no experiments.
-        ValueError: those of another folder are in use already.
+        FileNotFoundError: the folder has no experiments.
+        ValueError: experiments of another folder are imported already.
     """
     place = find_experiments(folder)
     if sys.path[0] != str(place.parent):
@@ -35,19 +38,19 @@ def import_experiments(name: str, folder: Path | None = None) -> ModuleType:
     found = importlib.import_module(f"{PACKAGE}.{name}")
     origin = Path(str(found.__file__)).resolve().parents[1]
     if origin != place:
-        raise ValueError(f"experiments must be those of {str(place)!r}, but Python has them from {str(origin)!r}.")
+        raise ValueError(f"experiments must be those in {str(place)!r}, but those in {str(origin)!r} are imported.")
     return found
 
 
 def find_experiments(folder: Path | None = None) -> Path:
-    """Returns the directory `experiments` of a clone.
+    """Returns the folder `experiments` of a clone.
 
     Args:
-        folder: the directory or the clone that it is in; None looks in the working directory and those above it, then
+        folder: the folder or the clone around it; None searches the working directory and its parents, then the folder
             beside the package, where it is if the clone was installed with `pip install -e`.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: it is not found.
     """
     if folder is None:
         here = Path.cwd()
@@ -62,3 +65,32 @@ def find_experiments(folder: Path | None = None) -> Path:
         f"no experiments in {where}: they come with the repository, not with the package; run this inside a clone, or "
         "give --experiments DIR, a clone's folder."
     )
+
+
+def reproduce(name: str, scale: str, *, seeds: str | None, clone: Path | None, **given: Any) -> int:
+    """Runs what is missing of an experiment; returns the exit status, 1 if a run failed.
+
+    Args:
+        name: folder of `experiments/`.
+        scale: `"smoke"`, `"laptop"` or `"paper"`.
+        seeds: as `jaxfl run` takes them; None runs all seeds of each cell.
+        clone: as for `find_experiments`.
+        **given: the other arguments of `experiments.harness.run.reproduce`.
+    """
+    from jaxfl.cli.run import parse_seeds
+
+    signals.set_exit_note("; the same command continues")
+    chosen = None if seeds is None else parse_seeds(seeds)
+    return import_experiments("harness.run", clone).reproduce(name, scale, seeds=chosen, **given)
+
+
+def report(name: str | None, scale: str | None, out: Path | None, clone: Path | None) -> None:
+    """Writes the reports of experiments, and prints their paths.
+
+    Args:
+        name: of one experiment; None reports all.
+        scale: of the results; None reports every scale that has some.
+        out: folder that `reproduce` has written to, if not the experiment's own.
+        clone: as for `find_experiments`.
+    """
+    print(import_experiments("harness.report", clone).reports(name, scale, out), end="")

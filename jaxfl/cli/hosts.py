@@ -1,4 +1,4 @@
-"""The processes of a run, on one host or on several: how they find each other, and that one of them speaks."""
+"""Processes that compute one run together, on one host or several: connecting, printing, ending."""
 
 import contextlib
 import os
@@ -14,23 +14,23 @@ from jaxfl.simulation import processes
 
 REMEDY = (
     "write --processes auto under SLURM, Open MPI or on a TPU pod, elsewhere --processes 2 --process 0 --coordinator "
-    "HOST:PORT, and --process 1 for the second one"
+    "HOST:PORT, and --process 1 in the second one"
 )
-GRACE_SECONDS = 2.0  # seconds that the first process lets the others go before it
+GRACE_SECONDS = 2.0  # seconds for which the first process waits for the others to end
 
 
 @contextlib.contextmanager
 def joined_processes(count: str | None, number: int | None, coordinator: str | None) -> Iterator[None]:
-    """Makes this process one of a run's; all but the first print nothing meanwhile, and an error comes out.
+    """Connects this process to the others of a run; inside, only the first process prints.
 
     Args:
-        count: of the processes, `"auto"` to let JAX find out (SLURM, Open MPI, TPU), or None for a run of one process.
-        number: of this process, from 0; None with `"auto"`.
+        count: number of processes, `"auto"` to let JAX detect it (SLURM, Open MPI, TPU), or None for one process.
+        number: index of this process, from 0; None with `"auto"`.
         coordinator: `HOST:PORT` of process 0; None with `"auto"`.
 
     Raises:
-        ValueError: an option is out of range or missing, or the processes do not find each other.
-        ConnectionError: another process has ended while the run went on.
+        ValueError: an option is out of range or missing, or the processes do not connect.
+        ConnectionError: another process has ended during the run.
     """
     given = _distributed_arguments(count, number, coordinator)
     if given is None:
@@ -43,19 +43,19 @@ def joined_processes(count: str | None, number: int | None, coordinator: str | N
             silence.enter_context(contextlib.redirect_stderr(nowhere))
         try:
             yield
-            processes.gathered()  # nobody leaves before the files are written
+            processes.gathered()  # no process ends before the files are written
         except jax.errors.JaxRuntimeError as error:
             raise ConnectionError(
-                f"process {jax.process_index()}: another process of the run has ended, or cannot be reached any more "
-                f"({str(error).splitlines()[0]}); with --out, --resume goes on from its checkpoint."
+                f"process {jax.process_index()}: another process of the run has ended or cannot be reached "
+                f"({str(error).splitlines()[0]}); with --out, --resume continues from its checkpoint."
             ) from error
 
 
 def exit_process(code: int) -> None:
-    """Ends this process, after an error that was told, without a word to the others, who may wait for it for ever.
+    """Ends this process after an error was printed, without waiting for the others.
 
-    They end as well: what they exchange breaks off, or JAX ends them once the first process is not there any more. So
-    it goes last: others that tell the same error shall do it themselves.
+    They end as well: their communication fails, or JAX ends them when the first process is gone. So the first process
+    ends last, and each of the others can print its error.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -67,7 +67,11 @@ def exit_process(code: int) -> None:
 def _distributed_arguments(
     count: str | None, number: int | None, coordinator: str | None
 ) -> tuple[int | None, int | None, str | None] | None:
-    """Returns what JAX is to be told, None where it finds out; nothing for a run of one process."""
+    """Returns the arguments of `jax.distributed.initialize`, each None where JAX detects it; None for one process.
+
+    Raises:
+        ValueError: an option is out of range or missing.
+    """
     if count in (None, "auto"):
         for name, value in {"process": number, "coordinator": coordinator}.items():
             if value is not None:
@@ -84,11 +88,11 @@ def _distributed_arguments(
 
 
 def _connect_processes(count: int | None, number: int | None, coordinator: str | None) -> None:
-    """Meets the other processes."""
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the run
+    """Connects to the other processes, within five minutes."""
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM in place of the run
     which = "" if number is None else f"process {number} of {count}: "
-    stderr().print(f"{which}waiting for the other processes, for five minutes at most", soft_wrap=True)
+    stderr().print(f"{which}waiting for the other processes, at most five minutes", soft_wrap=True)
     try:
         jax.distributed.initialize(coordinator, count, number)
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"the processes did not find each other ({str(error).splitlines()[0]}); {REMEDY}.") from error
+        raise ValueError(f"the processes could not connect ({str(error).splitlines()[0]}); {REMEDY}.") from error

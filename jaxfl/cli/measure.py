@@ -1,4 +1,4 @@
-"""What `jaxfl bench` does: measures under a progress bar, prints a table, and writes a folder that can be shown."""
+"""`jaxfl bench`: measurements under a progress bar, printed tables, and a folder with records, pictures and a page."""
 
 import contextlib
 import json
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import jaxfl
 from jaxfl.bench import AXES, Scaling, Step, scaling
-from jaxfl.cli import page, tables
-from jaxfl.cli.tables.console import print_parts, stderr, stdout
+from jaxfl.cli import experiments, page, tables
+from jaxfl.cli.experiments import WORKLOADS
+from jaxfl.cli.tables.console import print_parts, progress_message, stderr, stdout
 from jaxfl.files import write_text
-from jaxfl.plots.curves import scaling as draw
+from jaxfl.plots.curves import scaling as draw_scaling
+from jaxfl.plots.gaps import bars
 from jaxfl.schema import check_name, function_options
 from jaxfl.settings import methods, options
 from jaxfl.settings.removed import without_removed
@@ -22,18 +24,12 @@ from jaxfl.settings.removed import without_removed
 if TYPE_CHECKING:
     from rich.console import Console
 
-
-from jaxfl.cli import experiments
-from jaxfl.cli.experiments import WORKLOADS
-from jaxfl.cli.tables.console import progress_message
-from jaxfl.plots.gaps import bars
-
 PICTURE, RECORD, PAGE = "scaling.png", "bench.json", "index.html"
 FOOTNOTE = (
     "Times are the median of the rounds, in ms. GFLOP/s counts the operations of local_epochs passes of training "
-    "(forward pass and gradients), and what else a method does (choosing, inner steps, epochs of a head) takes time "
-    "and is not counted. The machine's float32 matrix product is timed in turn with the rounds. Memory is the most "
-    "that the point's own process held, Python and JAX included."
+    "(forward pass and gradients); a method's other work (choosing clusters, inner steps, epochs of a head) takes time "
+    "and is not counted. The machine's float32 matrix product is timed in turn with the rounds. Memory is the peak of "
+    "the point's own process, Python and JAX included."
 )
 
 
@@ -46,7 +42,7 @@ def bench_scaling(
     rounds: int,
     out: Path | None,
 ) -> bool:
-    """Measures the axes, prints a table of each, and writes the folder; returns whether all points were measured.
+    """Measures axes, prints a table of each, and writes the folder; returns whether all points were measured.
 
     Raises:
         ValueError: an argument is out of range.
@@ -55,7 +51,7 @@ def bench_scaling(
     for axis in over:
         check_name("axis", axis, AXES)
     if values is not None and len(over) > 1:
-        raise ValueError(f"values must be those of one axis, got {len(over)} axes; name one with --over.")
+        raise ValueError(f"values must belong to one axis, got {len(over)} axes; give --over once.")
     chosen = None if values is None else parse_numbers(values, "values")
     of_method = function_options(methods.row(method).factory)
     of_method.pop("server_optimizer", None)
@@ -63,7 +59,7 @@ def bench_scaling(
     items_of = options.read(wanted, list(of_method.values()), f"method {method}")
     given = {option.name: value for option, value in items_of}
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # refuses a path that cannot be written to before anything is measured
+        out.mkdir(parents=True, exist_ok=True)  # raises for a path that cannot be written, before the measurement
     results = []
     for axis in over:
         with MeasurementBar(stderr()) as bar:
@@ -73,17 +69,17 @@ def bench_scaling(
         if results[-1].warning:
             stderr().print(f"warning: {results[-1].warning}", style="yellow", soft_wrap=True)
     if out is not None:
-        words = ["jaxfl", "bench", "scaling", *(word for axis in over for word in ("--over", axis))]
-        words += [] if values is None else ["--values", values]
-        words += ["--method", method, *(word for item in items for word in ("--set", item))]
-        words += ["--hidden", str(hidden), "--rounds", str(rounds)]
-        write_scaling(results, shlex.join(words), out)
+        command = ["jaxfl", "bench", "scaling", *(word for axis in over for word in ("--over", axis))]
+        command += [] if values is None else ["--values", values]
+        command += ["--method", method, *(word for item in items for word in ("--set", item))]
+        command += ["--hidden", str(hidden), "--rounds", str(rounds)]
+        write_scaling(results, shlex.join(command), out)
         print(f"written: {out / PAGE}, {out / PICTURE} and {out / RECORD}")
     return all("error" not in row for result in results for row in result.points)
 
 
 def parse_numbers(text: str, name: str) -> list[int]:
-    """Returns the numbers of a list.
+    """Returns the integers of a comma-separated list.
 
     >>> parse_numbers("10, 100,1000", "values")
     [10, 100, 1000]
@@ -93,16 +89,15 @@ def parse_numbers(text: str, name: str) -> list[int]:
 
 
 class MeasurementBar(contextlib.AbstractContextManager["MeasurementBar"]):
-    """Tells how far a measurement is: a bar in a terminal, a line for each point elsewhere.
+    """Progress of a measurement: a bar in a terminal, a line for each point elsewhere.
 
-    An instance is the `watch` of `jaxfl.bench.scaling`. What is going to be measured, and about how long it takes, is
-    said first.
+    An instance is the `watch` of `jaxfl.bench.scaling`. The first line is the plan with its estimated duration.
     """
 
     def __init__(self, console: "Console"):
         from rich import progress
 
-        self.console, self.told = console, 0
+        self.console, self.num_printed = console, 0
         self.bar = progress.Progress(
             progress.SpinnerColumn(),
             progress.TextColumn("{task.description}"),
@@ -115,45 +110,45 @@ class MeasurementBar(contextlib.AbstractContextManager["MeasurementBar"]):
         )
 
     def __exit__(self, *_: object) -> None:
-        """Takes the bar off the screen."""
+        """Removes the bar from the screen."""
         self.bar.stop()
 
     def __call__(self, step: Step) -> None:
-        """Shows a step."""
+        """Updates the bar to a step."""
         if not self.bar.task_ids:
             self.console.print(plan_sentence(step), soft_wrap=True)
             self.bar.add_task("", total=1.0, left="")
             self.bar.start()
-        while self.told < len(step.found):
-            row = step.found[self.told]
-            self.told += 1
+        while self.num_printed < len(step.found):
+            row = step.found[self.num_printed]
+            self.num_printed += 1
             if not self.console.is_terminal or "error" in row:
-                told = "failed" if "error" in row else f"{1000 * row['seconds']['median']:.1f} ms a round"
+                outcome = "failed" if "error" in row else f"{1000 * row['seconds']['median']:.1f} ms a round"
                 self.console.print(
-                    f"{self.told}/{len(step.points)}  {step.over} {row['value']:,}: {told}", markup=False
+                    f"{self.num_printed}/{len(step.points)}  {step.over} {row['value']:,}: {outcome}", markup=False
                 )
         if step.index < len(step.points):
             doing = f"round {step.round}/{step.points[0].rounds}" if step.round else "starting"
-            words = f"{step.over} {step.values[step.index]:,} ({step.index + 1}/{len(step.points)}) {doing}"
+            text = f"{step.over} {step.values[step.index]:,} ({step.index + 1}/{len(step.points)}) {doing}"
             (task,) = self.bar.tasks
             expected = sum(point.expected_seconds for point in step.points)
             pace = (task.elapsed or 0) / (step.share * expected) if step.index else 1.0  # of this machine, once known
             left = f"about {rounded_duration(pace * expected * (1 - step.share))} left"
-            self.bar.update(task.id, description=words, completed=step.share, left=left)
+            self.bar.update(task.id, description=text, completed=step.share, left=left)
 
 
 def plan_sentence(step: Step) -> str:
-    """Returns what is going to be measured, in a sentence."""
+    """Returns a sentence with the points, the rounds and the estimated duration of a measurement."""
     values = ", ".join(f"{value:,}" for value in step.values)
     seconds = sum(point.expected_seconds for point in step.points)
     return (
-        f"{step.over} {values}: {step.points[0].rounds} rounds of {step.points[0].method} at each, in a process of its "
-        f"own; about {rounded_duration(seconds)}"
+        f"{step.over} {values}: {step.points[0].rounds} rounds of {step.points[0].method} at each, in a separate "
+        f"process; about {rounded_duration(seconds)}"
     )
 
 
 def rounded_duration(seconds: float) -> str:
-    """Returns a guess in words.
+    """Returns a rounded duration.
 
     >>> rounded_duration(4), rounded_duration(42), rounded_duration(95)
     ('10 s', '40 s', '2 min')
@@ -162,13 +157,13 @@ def rounded_duration(seconds: float) -> str:
 
 
 def write_scaling(results: Sequence[Scaling], command: str, out: Path) -> None:
-    """Writes the record, the picture and the page."""
+    """Writes record, picture and page of scalings into a folder."""
     made = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
     record = {**made, "scalings": [result._asdict() for result in results]}
     write_text(out / RECORD, json.dumps(record, indent=1) + "\n")
     drawn = [result for result in results if any("error" not in row for row in result.points)]
     if drawn:
-        draw(*drawn).savefig(out / PICTURE, dpi=110)
+        draw_scaling(*drawn).savefig(out / PICTURE, dpi=110)
     blocks: list[page.Block] = [
         page.Heading(1, "How jaxfl scales on this machine"),
         page.Text(machine_sentence(results, made)),
@@ -186,7 +181,7 @@ def write_scaling(results: Sequence[Scaling], command: str, out: Path) -> None:
 
 
 def machine_sentence(results: Sequence[Scaling], made: dict[str, Any]) -> str:
-    """Returns where and with what it was measured, in a sentence."""
+    """Returns a sentence with the machine, the versions and the speed of a matrix product."""
     machine = next((result.machine for result in results if result.machine), None)
     if machine is None:
         return "Nothing could be measured."
@@ -214,11 +209,11 @@ def bench_works(
     out: Path | None,
     clone: Path | None,
 ) -> bool:
-    """Runs workloads, prints their tables, and writes the folder; returns whether none failed.
+    """Measures workloads, prints their tables, and writes the folder; returns whether none failed.
 
     Raises:
-        ValueError: a name or a number is not possible.
-        FileNotFoundError: there are no experiments.
+        ValueError: a name is unknown or a number is out of range.
+        FileNotFoundError: there is no clone with experiments.
     """
     for name in names:
         check_name("workload", name, WORKLOADS)
@@ -242,8 +237,8 @@ def bench_works(
         if made[-1].error:
             stderr().print(f"error: {made[-1].error}", style="red", soft_wrap=True, markup=False)
     if out is not None:
-        words = ["jaxfl", "bench", *names, *given, *(["--environments", str(environments)] if environments else [])]
-        _write_workloads(made, shlex.join(words), out)
+        command = ["jaxfl", "bench", *names, *given, *(["--environments", str(environments)] if environments else [])]
+        _write_workloads(made, shlex.join(command), out)
         print(f"written: {out / PAGE} and {out / RECORD}")
     return not any(one.error for one in made)
 
@@ -252,18 +247,18 @@ def _write_workloads(made: Sequence[Any], command: str, out: Path) -> None:
     """Writes the records, a picture where there are peers, and the page.
 
     Args:
-        made: of `experiments.speed.bench.run`.
-        command: that made it.
+        made: results of `experiments.speed.bench.run`.
+        command: the command line.
         out: the folder.
     """
-    said = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
-    write_text(out / RECORD, json.dumps({**said, "works": [one._asdict() for one in made]}, indent=1) + "\n")
+    header = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
+    write_text(out / RECORD, json.dumps({**header, "works": [one._asdict() for one in made]}, indent=1) + "\n")
     blocks: list[page.Block] = [page.Heading(1, "jaxfl's workloads on this machine")]
     machines = [record for one in made for record in one.records]
     if machines:
         versions = ", ".join(f"{name} {version}" for name, version in machines[0]["versions"].items())
         blocks.append(
-            page.Text(f"{tables.device_phrase(machines[0])}; jaxfl {said['jaxfl']}, {versions}; {said['made']}.")
+            page.Text(f"{tables.device_phrase(machines[0])}; jaxfl {header['jaxfl']}, {versions}; {header['made']}.")
         )
     times = peer_ratios(made)
     if any(value is not None for values in times.values() for value in values):
@@ -280,12 +275,12 @@ def _write_workloads(made: Sequence[Any], command: str, out: Path) -> None:
 
 
 def peer_ratios(made: Sequence[Any]) -> dict[str, list[float | None]]:
-    """Returns how many times as long every peer takes, a number for each comparison, None where it took no part."""
+    """Returns the time of each peer relative to jaxfl, for each comparison; None where it was not measured."""
     found = [record["ratio"] for one in made for record in one.records if "summary" in record]
     names = list(dict.fromkeys(name for ratio in found for name in ratio))
     return {name: [ratio[name]["median"] if name in ratio else None for ratio in found] for name in names}
 
 
 def _peers_phrase(names: Sequence[str]) -> str:
-    """Returns who else is measured."""
+    """Returns the libraries that are measured, as a phrase."""
     return f"jaxfl beside {', '.join(names)}" if names else "jaxfl alone"

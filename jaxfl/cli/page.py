@@ -1,4 +1,4 @@
-"""A report as blocks, and the same blocks as Markdown and as one HTML page that needs nothing beside it.
+"""Reports made of blocks, rendered as Markdown or as one self-contained HTML page.
 
 >>> blocks = [Heading(1, "Tables"), Table(("row", "command"), [("IFCA", Code("jaxfl run ifca")), ("a|b", "")])]
 >>> print(markdown(blocks))
@@ -40,8 +40,8 @@ SORTING = """
 [aria-sort=ascending] button::after { content: " \\2191"; color: inherit }
 [aria-sort=descending] button::after { content: " \\2193"; color: inherit }
 """
-# A click on a column's name sorts by it, the next one the other way round; empty cells stay at the end. Numbers go by
-# what a cell begins with ("92.00 ± 2.83", "\N{MINUS SIGN}1.5"), then and otherwise by its letters.
+# A click on a column's name sorts by it, the next click in reverse; empty cells stay at the end. Cells are compared by
+# the number that they begin with ("92.00 ± 2.83", "\N{MINUS SIGN}1.5"), then by their text.
 SCRIPT = """
 for (const table of document.querySelectorAll(".sorted table")) {
   const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
@@ -62,36 +62,36 @@ for (const table of document.querySelectorAll(".sorted table")) {
 
 
 class Code(str):
-    """What is typed into a shell."""
+    """Text of a command line, set in a fixed-width font."""
 
 
 class Bold(str):
-    """What stands out in a table."""
+    """Bold text of a cell."""
 
     MARKED = "<b>{}</b>"
 
     @classmethod
     def of(cls, cell: str) -> str:
-        """Returns a cell, bold where it is marked."""
+        """Returns a cell, as bold text if it is marked by `<b>`."""
         plain = cell.removeprefix("<b>").removesuffix("</b>")
         return cell if plain == cell else cls(plain)
 
 
 class Link(str):
-    """What leads to another page."""
+    """Text of a link."""
 
     target: str
 
     @classmethod
     def to(cls, target: str, text: str) -> "Link":
-        """Returns words that lead to an address, which is seen from the page."""
+        """Returns a link to an address relative to the page."""
         found = cls(text)
         found.target = target
         return found
 
 
 class Heading(NamedTuple):
-    """A heading; level 1 is the page's."""
+    """A heading; level 1 is the title of the page."""
 
     level: int
     text: str
@@ -104,7 +104,7 @@ class Text(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table of words; on a page one that is `sorted` by a column when its name is clicked, where it is wished."""
+    """A table of texts; on a page, a click on a column's name sorts a table with `sorted`."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -112,13 +112,13 @@ class Table(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Lines as a program has printed them."""
+    """Printed lines of a program."""
 
     text: str
 
 
 class Picture(NamedTuple):
-    """A PNG beside the report; of known `dpi` its words are as large on a page as those of the others."""
+    """A PNG file beside the report; with `dpi`, its text has the same size on a page as that of other pictures."""
 
     name: str
     text: str
@@ -129,7 +129,7 @@ Block = Heading | Text | Table | Listing | Picture
 
 
 def markdown(blocks: Sequence[Block]) -> str:
-    """Returns the blocks as Markdown; pictures are links to the files."""
+    """Returns the blocks as Markdown; pictures refer to their files."""
     return "\n\n".join(map(_markdown_block, blocks)) + "\n"
 
 
@@ -139,7 +139,7 @@ def html(title: str, blocks: Sequence[Block], folder: Path) -> str:
     Args:
         title: of the browser's window.
         blocks: of the report.
-        folder: where the pictures lie; they go into the page.
+        folder: of the pictures, which are embedded in the page.
     """
     body, style = "\n".join(_html_block(block, folder) for block in blocks), STYLE
     if any(isinstance(block, Table) and block.sorted for block in blocks):

@@ -1,4 +1,4 @@
-"""What `jaxfl run` does beside telling: a run under a progress bar, and what there is to say of it."""
+"""`jaxfl run`: jobs of one or several seeds under a progress bar, their notes and the table of results."""
 
 import contextlib
 import functools
@@ -13,6 +13,7 @@ from jaxfl.cli.tables.console import print_table, progress_message, stderr, stdo
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
 from jaxfl.jobs.job import Job, across, with_others
+from jaxfl.random import check_seed_or_seeds
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, check_name, quoted
 from jaxfl.settings import options
@@ -26,31 +27,92 @@ from jaxfl.simulation.seeds import alike, together
 
 CallbackFactory = Callable[[Sequence[Job]], list[Callback]]
 
-# What writes the numbers of a run somewhere else; the first two write into its folder.
 LOGGERS: dict[str, Callable[[Job], Callback]] = {
-    "csv": lambda job: _created_at_first_event(
-        lambda: loggers.csv(f"{job.out}/log.csv")
-    ),  # the run has made the folder then
+    # the folder of the run is not there before the first event
+    "csv": lambda job: _created_at_first_event(lambda: loggers.csv(f"{job.out}/log.csv")),
     "tensorboard": lambda job: loggers.tensorboard(f"{job.out}/tensorboard"),
     "wandb": lambda job: loggers.wandb(project="jaxfl", name=_run_label(job), config=job.config(), reinit="create_new"),
     "mlflow": lambda job: loggers.mlflow(run_name=_run_label(job)),
 }
-FOLDER_LOGGERS = ("csv", "tensorboard")
+FOLDER_LOGGERS = ("csv", "tensorboard")  # loggers that write into the folder of the run
+MAX_SEED_RANGE = 1000  # seeds of a range such as 0-4
+
+
+def run(
+    method: str,
+    data: str,
+    items: Sequence[str],
+    *,
+    data_dir: str | None,
+    rounds: int | None,
+    cohort: str | None,
+    seed: int | None,
+    seeds: str | None,
+    out: Path | None,
+    resume: bool,
+    eval_every: int | None,
+    checkpoint_every: int | None,
+    log: Sequence[str],
+    stop_early: int | None,
+    time_limit: str | None,
+    html: bool,
+    quiet: bool,
+) -> bool:
+    """Runs a method with one or several seeds and prints the results; returns whether no run has diverged.
+
+    Args:
+        method: its name, or `FILE.py:FACTORY`.
+        data: name of a data set.
+        items: options, `key=value`.
+        data_dir: folder with the files of the data.
+        rounds: communication rounds; None takes the default of the data.
+        cohort: a share or a count, as text; None takes the default of the data.
+        seed: of a single run.
+        seeds: as `parse_seeds` reads them; None makes a single run.
+        out: folder of the run; of several seeds each has a folder in it.
+        resume: whether to continue from the checkpoints in `out`.
+        eval_every: rounds between evaluations.
+        checkpoint_every: rounds between checkpoints.
+        log: names of `LOGGERS`.
+        stop_early: as `callback_factory` takes it.
+        time_limit: as `callback_factory` takes it.
+        html: whether a page is written into the folder of each run.
+        quiet: whether progress and notes are left out.
+
+    Raises:
+        ValueError: an argument is not allowed.
+        Stopped: a signal has stopped the run.
+    """
+    settings = options.route(method, data, items)
+    rounds, share = rounds_and_cohort(data, rounds, cohort)
+    check_seed_or_seeds(seed, seeds)
+    jobs = [Job(settings, rounds, share, seed or 0, data_dir, eval_every, checkpoint_every, out, resume)]
+    several = seeds is not None
+    if seeds is not None:
+        folders = {number: None if out is None else out / f"seed-{number}" for number in parse_seeds(seeds)}
+        jobs = [jobs[0]._replace(seed=number, out=folder) for number, folder in folders.items()]
+        job.check_seeds_of(jobs)
+    else:
+        job.check(jobs[0])
+    callbacks = callback_factory(log, stop_early, time_limit, jobs)
+    summaries = run_jobs(jobs, several=several, quiet=quiet, make_callbacks=callbacks, html=html)
+    print_results(jobs, summaries, out, several=several, quiet=quiet, html=html)
+    return None not in summaries
 
 
 def callback_factory(
     log: Sequence[str], stop_early: int | None, time_limit: str | None, jobs: Sequence[Job]
 ) -> CallbackFactory:
-    """Returns what makes the callbacks of some of the jobs, which are run in one program.
+    """Returns a function that creates the callbacks of the jobs of one program.
 
     Args:
         log: names of `LOGGERS`.
         stop_early: evaluations without a better value of the task's main metric; None never ends a run.
         time_limit: as `parse_duration` reads it, or None.
-        jobs: all.
+        jobs: all jobs of the command.
 
     Raises:
-        ValueError: a name is unknown, a number is not possible, or there is no folder to write to.
+        ValueError: a name is unknown, a number is out of range, or a logger needs a folder and `--out` is not given.
         ImportError: a logger is not installed.
     """
     log = list(dict.fromkeys(log))
@@ -61,51 +123,49 @@ def callback_factory(
         loggers.check(name)
     limit = None if time_limit is None else parse_duration(time_limit)
     if stop_early is not None and stop_early < 1:
-        raise ValueError(
-            f"stop_early must be at least 1 evaluation, got {stop_early}; leave it out to make all rounds."
-        )
+        raise ValueError(f"stop_early must be at least 1 evaluation, got {stop_early}; leave it out to run all rounds.")
 
-    def make(group: Sequence[Job]) -> list[Callback]:
-        made = [_SeedLoggers(LOGGERS[name], group) for name in log]
+    def create(group: Sequence[Job]) -> list[Callback]:
+        logs = [_SeedLoggers(LOGGERS[name], group) for name in log]
         stops = [] if stop_early is None else [EarlyStopping(stop_early)]
-        return [*made, *stops, *([] if limit is None else [TimeLimit(limit)])]
+        return [*logs, *stops, *([] if limit is None else [TimeLimit(limit)])]
 
-    return make
+    return create
 
 
 class _SeedLoggers:
-    """Tells each seed's logger of its own events, and all of them that they are over."""
+    """A callback that passes each event to the logger of its seed."""
 
-    def __init__(self, make: Callable[[Job], Callback], jobs: Sequence[Job]):
-        self._first, self._made = jobs[0].seed, {job.seed: make(job) for job in jobs}
+    def __init__(self, create: Callable[[Job], Callback], jobs: Sequence[Job]):
+        self._first, self._loggers = jobs[0].seed, {job.seed: create(job) for job in jobs}
 
     def __call__(self, event: Event) -> None:
-        """Tells the logger of the event's seed."""
-        log = self._made[self._first if event.seed is None else event.seed]
-        alone = isinstance(log, loggers.Logger)  # nobody else's numbers go there: they need no seed in their names
-        log(event._replace(seed=None) if alone else event)
+        """Passes an event on."""
+        log = self._loggers[self._first if event.seed is None else event.seed]
+        of_one_seed = isinstance(log, loggers.Logger)  # its metrics need no seed in their names
+        log(event._replace(seed=None) if of_one_seed else event)
 
     def __exit__(self, *reason: Any) -> None:
-        """Leaves all of them."""
-        leaving(list(self._made.values())).__exit__(*reason)
+        """Closes the loggers of all seeds."""
+        leaving(list(self._loggers.values())).__exit__(*reason)
 
 
-def _created_at_first_event(make: Callable[[], Callback]) -> Callback:
-    """Returns a callback that is made when it is told something."""
-    made = functools.cache(make)
-    return lambda event: made()(event)
+def _created_at_first_event(create: Callable[[], Callback]) -> Callback:
+    """Returns a callback that is created when the first event arrives."""
+    created = functools.cache(create)
+    return lambda event: created()(event)
 
 
 def _run_label(job: Job) -> str:
-    """Returns what a run is called elsewhere."""
+    """Returns the name of a run in a logger: method, data and seed."""
     return f"{job.identity()['method']} on {job.settings.data_name}, seed {job.seed}"
 
 
 def parse_duration(text: str) -> float:
-    """Returns a time in seconds.
+    """Returns the seconds of a duration such as `1h30m`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a duration above 0.
 
     >>> parse_duration("30m"), parse_duration("1h30m"), parse_duration("90"), parse_duration("1.5h")
     (1800.0, 5400.0, 90.0, 5400.0)
@@ -115,11 +175,8 @@ def parse_duration(text: str) -> float:
     parts = found.groups() if found else ()
     seconds = sum(float(part or 0) * scale for part, scale in zip(parts, (3600, 60, 1), strict=False))
     if seconds <= 0:
-        raise ValueError(f"time_limit must be a time above 0, got {quoted(text)}; write 30m, 2h, 1h30m or 90s.")
+        raise ValueError(f"time_limit must be a duration above 0, got {quoted(text)}; write 30m, 2h, 1h30m or 90s.")
     return seconds
-
-
-MAX_SEED_RANGE = 1000  # seeds of a range
 
 
 def run_jobs(
@@ -127,25 +184,25 @@ def run_jobs(
     *,
     several: bool,
     quiet: bool = False,
-    watchers: CallbackFactory | None = None,
+    make_callbacks: CallbackFactory | None = None,
     html: bool = False,
 ) -> list[dict[str, Any] | None]:
-    """Runs jobs that differ in their seed alone: as many in one program as is fast, where their data are alike.
+    """Runs jobs that differ in their seed only, several in one program where that is fast and their data allow it.
 
     Args:
         jobs: checked by `job.check`.
-        several: whether several seeds were asked for, of which this may be one.
-        quiet: whether nothing is said on the way.
-        watchers: what looks on beside the progress bar, of the runs of one program.
-        html: whether a page is written into the folder of each.
+        several: whether `--seeds` was given.
+        quiet: whether progress and notes are left out.
+        make_callbacks: creates the callbacks of the jobs of one program, beside the progress bar.
+        html: whether a page is written into the folder of each job.
 
     Returns:
-        The summary of each, None if the run has diverged, which is said. State and data are let go: many runs take the
-        memory of those that are one program.
+        The summary of each job, None if the run has diverged, which is printed. States and data are freed after each
+        program.
 
     Raises:
-        ValueError: there is no folder for a page.
-        Stopped: after it is said what is kept.
+        ValueError: a page is requested without a folder.
+        Stopped: a signal has stopped the run; a line says what is saved.
     """
     if html and any(one.out is None for one in jobs):
         raise ValueError("html is a page in the folder of the run; add --out DIR.")
@@ -155,16 +212,20 @@ def run_jobs(
         data = [_load_federation(one, quiet) for one in group]
         same = alike(data) if len(group) > 1 and not group[0].of_its_data else None
         if same is not None:
-            summaries += _run_program(group, same, f"{len(group)} seeds", shared, quiet, watchers, html)
+            summaries += _run_program(group, same, f"{len(group)} seeds", shared, quiet, make_callbacks, html)
             continue
         for one in group:
             label = f"seed {one.seed}" if several else ""
-            summaries += _run_program([one], [data.pop(0)], label, shared, quiet, watchers, html)
+            summaries += _run_program([one], [data.pop(0)], label, shared, quiet, make_callbacks, html)
     return summaries
 
 
 def _load_federation(one: job.Job, quiet: bool) -> FederatedData:
-    """Returns the data of a job; refuses a cohort that is too large, before anything is said to compile."""
+    """Returns the federation of a job.
+
+    Raises:
+        ValueError: the cohort is larger than the federation.
+    """
     _stop_if_signalled()
     with progress_message(stderr(quiet=quiet), f"loading {one.settings.data_name}"):
         data = options.load(one.settings, data_dir=one.data_dir, seed=one.seed)
@@ -178,56 +239,56 @@ def _run_program(
     label: str,
     shared: list[job.Tools],
     quiet: bool,
-    watchers: CallbackFactory | None,
+    make_callbacks: CallbackFactory | None,
     html: bool,
 ) -> list[dict[str, Any] | None]:
-    """Runs jobs in one program, under a progress bar.
+    """Runs jobs in one program, under a progress bar; returns their summaries, None for a run that has diverged.
 
     Args:
         jobs: one or more.
-        data: of each.
-        label: what the bar begins with; empty for a single run.
-        shared: what runs of other seeds were made with, empty for the first; it is kept there for the next.
-        quiet: whether nothing is said on the way.
-        watchers: what looks on beside the bar.
-        html: whether a page is written of each.
+        data: the federation of each.
+        label: start of the bar; empty for a single run.
+        shared: the tools of other seeds' runs, empty for the first program; updated in place.
+        quiet: whether progress and notes are left out.
+        make_callbacks: creates the callbacks beside the bar.
+        html: whether a page is written for each job.
     """
     _stop_if_signalled()
     console, first = stderr(quiet=quiet), jobs[0]
     bar = ProgressBar(label=label)
-    callbacks = [*([] if quiet else [bar]), *(watchers(jobs) if watchers else ())]
+    callbacks = [*([] if quiet else [bar]), *(make_callbacks(jobs) if make_callbacks else ())]
     if not console.is_terminal:
         console.print(f"{label} compiling {first.settings.method_name} on {data[0].num_clients} clients".strip())
     try:
         with contextlib.nullcontext() if quiet else bar:
             shared[:] = [job.Tools.of(first, data[0], *shared)]
             if len(jobs) > 1:
-                found = job.execute_together(jobs, data, callbacks, *shared)
+                outcomes = job.execute_together(jobs, data, callbacks, *shared)
             else:
-                found = [_execute_or_diverge(first, data[0], callbacks, *shared)]
+                outcomes = [_execute_or_diverge(first, data[0], callbacks, *shared)]
     except Stopped as stopped:
         out = first.out if len(jobs) == 1 or first.out is None else first.out.parent
-        kept = "nothing was kept" if out is not None else "nothing was kept; --out DIR would keep checkpoints"
+        saved = "nothing was saved" if out is not None else "nothing was saved; --out DIR saves checkpoints"
         if stopped.saved:
             again = "the same command" if first.resume else "the same command with --resume"
-            kept = f"it is saved in {out}, and {again} goes on from there"
+            saved = f"saved in {out}; {again} continues from there"
         stderr().print(
-            f"interrupted after round {stopped.round} of {stopped.rounds}; {kept}", style="yellow", soft_wrap=True
+            f"interrupted after round {stopped.round} of {stopped.rounds}; {saved}", style="yellow", soft_wrap=True
         )
         raise
-    for one, mine in zip(found, jobs, strict=True):
-        if html and isinstance(one, Result):
-            run_page.write_run_page(one, mine)
+    for outcome, one in zip(outcomes, jobs, strict=True):
+        if html and isinstance(outcome, Result):
+            run_page.write_run_page(outcome, one)
     return [
-        _report_outcome(one, mine, label if len(jobs) == 1 else f"seed {mine.seed}", quiet)
-        for mine, one in zip(jobs, found, strict=True)
+        _report_outcome(outcome, one, label if len(jobs) == 1 else f"seed {one.seed}", quiet)
+        for one, outcome in zip(jobs, outcomes, strict=True)
     ]
 
 
 def _stop_if_signalled() -> None:
-    """Raises `Stopped` if a run before was asked to stop after its last round: it is whole, and no other is begun."""
+    """Raises `Stopped` if a signal arrived in the last round of an earlier run: it is complete, no other is started."""
     if number := signals.answered_signal():
-        stderr().print("interrupted; the run before is whole, and no other was begun", style="yellow", soft_wrap=True)
+        stderr().print("interrupted; the last run is complete, no other was started", style="yellow", soft_wrap=True)
         stopped = Stopped(0, 0, 0)
         stopped.number = number
         raise stopped
@@ -236,15 +297,15 @@ def _stop_if_signalled() -> None:
 def _execute_or_diverge(
     one: job.Job, data: FederatedData, callbacks: Sequence[Callback], tools: job.Tools
 ) -> Result | Diverged:
-    """Runs a single job."""
+    """Returns the result of a single job, or the error if it has diverged."""
     try:
         return job.execute(one, data, callbacks, tools)
     except Diverged as error:
         return error
 
 
-def _report_outcome(outcome: Result | Diverged, asked: job.Job, label: str, quiet: bool) -> dict[str, Any] | None:
-    """Returns the summary of a run after what there is to say of it; None if it has diverged."""
+def _report_outcome(outcome: Result | Diverged, one: job.Job, label: str, quiet: bool) -> dict[str, Any] | None:
+    """Prints warnings and notes on a run; returns its summary, None if it has diverged."""
     console, notes, prefix = stderr(), stderr(quiet=quiet), f"{label}: " if label else ""
     if isinstance(outcome, Diverged):
         console.print(f"error: {prefix}{outcome}", style="red", soft_wrap=True, markup=False)
@@ -257,28 +318,28 @@ def _report_outcome(outcome: Result | Diverged, asked: job.Job, label: str, quie
             style="yellow",
             soft_wrap=True,
         )
-    if summary["rounds"] < asked.rounds:
-        again = "the same command" if asked.resume else "the same command with --resume"
-        on = "" if asked.out is None else f"; {again} goes on"
-        notes.print(f"note: {prefix}ended after round {summary['rounds']} of {asked.rounds}{on}.", soft_wrap=True)
+    if summary["rounds"] < one.rounds:
+        again = "the same command" if one.resume else "the same command with --resume"
+        on = "" if one.out is None else f"; {again} continues"
+        notes.print(f"note: {prefix}ended after round {summary['rounds']} of {one.rounds}{on}.", soft_wrap=True)
     if not summary["resident"]:
-        notes.print("note: the clients' rows stayed on the host, and a round's were sent ahead (resident).")
+        notes.print("note: the clients' rows stayed on the host; those of each round were sent ahead (resident).")
     if not summary["resident_state"]:
         notes.print("note: the clients' own models stayed on the host, in a file (resident).")
     if summary[f"micro_{main_metric(summary)}"] is None:
-        untested = "nobody has test rows; nothing was tested"
+        untested = "no client has test rows; nothing was tested"
         if outcome.evaluation.rows.any():
-            untested = "nobody who is trained on was tested; what there is of others is in summary.json"
+            untested = "none of the trained clients was tested; metrics of the others are in summary.json"
         notes.print(f"note: {untested}.", soft_wrap=True)
-    if told := drift_sentence(summary):
-        notes.print(f"note: {prefix}{told}.", soft_wrap=True)
+    if sentence := drift_sentence(summary):
+        notes.print(f"note: {prefix}{sentence}.", soft_wrap=True)
     if count := summary["empty_clients"]:
-        notes.print(f"note: {count} of {clients} clients have no training rows; they train nothing.")
+        notes.print(f"note: {count} of {clients} clients have no training rows and are not trained.")
     return summary
 
 
 def drift_sentence(summary: dict[str, Any]) -> str:
-    """Returns how clients were served around a drift; nothing where there was none.
+    """Returns the main metric before, at and after a drift as a sentence; empty without a drift.
 
     >>> numbers = {"before_drift_micro_accuracy": 0.9, "at_drift_micro_accuracy": 0.4, "micro_accuracy": 0.8}
     >>> drift_sentence({**numbers, "drift_round": 50, "rounds_to_recover": None})
@@ -288,10 +349,10 @@ def drift_sentence(summary: dict[str, Any]) -> str:
         return ""
     main = main_metric(summary)
     names = {"before": f"before_drift_micro_{main}", "at it": f"at_drift_micro_{main}", "at the end": f"micro_{main}"}
-    told = ", ".join(f"{summary[name]:.4f} {when}" for when, name in names.items() if summary[name] is not None)
+    values = ", ".join(f"{summary[name]:.4f} {when}" for when, name in names.items() if summary[name] is not None)
     rounds = summary["rounds_to_recover"]
     ended = f"recovered after {rounds} rounds" if rounds is not None else f"not recovered to within {RECOVERED:g}"
-    return f"drift after round {summary['drift_round']}: {main} {told}; {ended}"
+    return f"drift after round {summary['drift_round']}: {main} {values}; {ended}"
 
 
 def print_results(
@@ -303,19 +364,19 @@ def print_results(
     quiet: bool,
     html: bool,
 ) -> None:
-    """Prints the table of what came of the runs, and what can be looked at.
+    """Prints the table of the results, and the paths of pictures and pages.
 
     Args:
-        jobs: all.
+        jobs: all jobs.
         summaries: of each, from `run_jobs`.
-        out: the folder of all, or None.
-        several: whether several seeds were asked for.
-        quiet: whether no file is named.
+        out: the common folder, or None.
+        several: whether `--seeds` was given.
+        quiet: whether the paths are left out.
         html: whether pages were written.
     """
-    if made := [summary for summary in summaries if summary is not None]:
-        made = with_others(jobs, made) if several else made
-        title, head, rows, caption = tables.results_table(made, across(made, out) if several else None)
+    if finished := [summary for summary in summaries if summary is not None]:
+        finished = with_others(jobs, finished) if several else finished
+        title, head, rows, caption = tables.results_table(finished, across(finished, out) if several else None)
         print(title)
         print_table(stdout(), head, rows, named=several)
         if caption:
@@ -328,16 +389,16 @@ def print_results(
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Returns the seeds of a list, in which `0-4` stands for five of them.
+    """Returns the seeds of a list such as `0,1,2`, in which `0-4` stands for five seeds.
 
     Raises:
-        ValueError: it is no list of whole numbers, names one twice, or a range is too long.
+        ValueError: the text is not a list of integers, repeats a seed, or has a range that is too long.
 
     >>> parse_seeds("0,1,2"), parse_seeds("0-2,7"), parse_seeds("3")
     ([0, 1, 2], [0, 1, 2, 7], [3])
     """
 
-    def spelled_out(ends: re.Match[str]) -> str:
+    def expand_range(ends: re.Match[str]) -> str:
         first, last = map(int, ends.groups())
         if not 0 <= last - first < MAX_SEED_RANGE:
             raise ValueError(
@@ -345,17 +406,17 @@ def parse_seeds(text: str) -> list[int]:
             )
         return ",".join(map(str, range(first, last + 1)))
 
-    listed = re.sub(r"(\d+)-(\d+)", spelled_out, text)
+    listed = re.sub(r"(\d+)-(\d+)", expand_range, text)
     seeds = options.convert("seeds", listed, Option("seeds", REQUIRED, tuple[int, ...]), "write --seeds 0,1,2 or 0-4")
     if not seeds:
         raise ValueError(f"seeds must be one or more, got {quoted(text)}; write --seeds 0-4.")
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must differ, got {quoted(text)}; name each once.")
+        raise ValueError(f"seeds must differ, got {quoted(text)}; write each once.")
     return list(seeds)
 
 
 def rounds_and_cohort(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:
-    """Returns rounds and cohort; a share is a float, a count an int."""
+    """Returns the rounds and the cohort (a share as a float, a count as an int), with the defaults of the data."""
     small = federations.dataset(data).source == "digits"
     rounds = (20 if small else 100) if rounds is None else rounds
     if cohort is None:

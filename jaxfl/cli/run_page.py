@@ -1,4 +1,4 @@
-"""One page of a run, which needs nothing beside it: what ran, what came of it, pictures and a table of the clients."""
+"""Self-contained HTML page of a run: command, results, pictures and a table of the clients."""
 
 import shlex
 from collections.abc import Callable
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "index.html"
-MAX_LISTED = 10_000  # clients; of more, the first
-MAX_COMPARED = 200  # clients whose data are compared; of more, drawn ones
+MAX_LISTED = 10_000  # clients in the table; of more, the first
+MAX_COMPARED = 200  # clients whose data are compared; of more, a random sample
 
 
 def write_run_page(result: Result, job: jobs.Job) -> None:
-    """Writes the page, and the pictures that the folder has not got yet.
+    """Writes the page of a run into its folder, and the pictures that are missing there.
 
     Args:
         result: of the run, its summary completed by `jaxfl.jobs.job.execute`.
         job: with a folder.
 
     Raises:
-        OSError: it cannot be written; the message says what is kept.
+        OSError: a file cannot be written; the message says what is saved.
     """
     if job.out is None or not processes.first():
         return
@@ -63,20 +63,20 @@ def write_run_page(result: Result, job: jobs.Job) -> None:
         write_text(job.out / PAGE, page.html(title, blocks, job.out))
 
 
-def command_line(job: jobs.Job, made: int) -> str:
-    """Returns the command that makes the run again, without its folder.
+def command_line(job: jobs.Job, rounds: int) -> str:
+    """Returns the command line that repeats a run, without its folder.
 
     Args:
-        job: what was asked for.
-        made: the rounds that it came to: a run may be ended before its last.
+        job: of the run.
+        rounds: that were completed; a run may end before its last.
     """
     settings, server = job.settings, job.settings.server_name
-    if made <= (settings.data.get("drift_round") or 0):  # ended before the drift, which a run must reach
-        made = job.rounds
+    if rounds <= (settings.data.get("drift_round") or 0):  # ended before the drift, which a run must reach
+        rounds = job.rounds
     words = ["jaxfl", "run", settings.method_name, "--data", settings.data_name]
     words += [] if job.data_dir is None else ["--data-dir", str(job.data_dir)]
-    words += ["--rounds", str(made), "--cohort", str(job.cohort), "--seed", str(job.seed)]
-    every = job.eval_every or (None if made == job.rounds else Schedule.of(job.rounds).eval_every)
+    words += ["--rounds", str(rounds), "--cohort", str(job.cohort), "--seed", str(job.seed)]
+    every = job.eval_every or (None if rounds == job.rounds else Schedule.of(job.rounds).eval_every)
     words += [] if every is None else ["--eval-every", str(every)]
     chosen = {"model": settings.model_name, "optimizer": settings.optimizer_name}
     chosen |= {} if server is None else {"server_optimizer": server}
@@ -86,15 +86,15 @@ def command_line(job: jobs.Job, made: int) -> str:
 
 
 def _run_pictures(result: Result, folder: Path) -> list[page.Picture]:
-    """Returns the pictures that show something; those that the folder of every run has are there."""
+    """Draws the pictures that apply to a run; returns these and the two that every run has."""
     pictures = [
         page.Picture("convergence.png", "metrics, loss and clusters by round", jobs.DPI),
         page.Picture("clusters.png", "clients by true group, in the colour of their cluster", jobs.DPI),
     ]
 
-    def add(draw: Callable[[Result], "Figure"], name: str, words: str) -> None:
+    def add(draw: Callable[[Result], "Figure"], name: str, text: str) -> None:
         draw(result).savefig(folder / name, dpi=jobs.DPI)
-        pictures.append(page.Picture(name, words, jobs.DPI))
+        pictures.append(page.Picture(name, text, jobs.DPI))
 
     history, evaluation = result.history.clusters, result.evaluation
     if history is not None and len(np.unique(history)) > 1 and len(history) > 1:
@@ -105,16 +105,16 @@ def _run_pictures(result: Result, folder: Path) -> list[page.Picture]:
         add(plots.personalisation, "personalisation.png", "each client before and after fine-tuning")
     tested = evaluation.metrics[f"micro_{evaluation.main}"] is not None
     if result.method is not None and result.method.task.metrics is ACCURACY and tested:
-        found = jaxfl.class_confusion(result)
-        add(lambda result: plots.class_confusion(found, result), "classes.png", "classes taken for others, by cluster")
+        matrices = jaxfl.class_confusion(result)
+        add(lambda result: plots.class_confusion(matrices, result), "classes.png", "confusion of classes, by cluster")
     if (np.asarray(result.data.train.size) > 0).sum() > 1 and len(np.unique(evaluation.cluster)) > 1:
-        alike = jaxfl.client_similarity(result, clients=MAX_COMPARED)
-        add(lambda result: plots.similarity(alike, result), "similarity.png", "clients like each other, by cluster")
+        matrix = jaxfl.client_similarity(result, clients=MAX_COMPARED)
+        add(lambda result: plots.similarity(matrix, result), "similarity.png", "similarity of clients, by cluster")
     return pictures
 
 
 def _run_sentence(summary: dict[str, Any]) -> str:
-    """Returns what ran where, in a sentence."""
+    """Returns a sentence with the size, the seed, the device and the versions of a run."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return (
         f"{style.count(summary['num_clients'], 'client')}, {summary['rounds']} rounds of {summary['cohort']}, seed "
@@ -124,16 +124,16 @@ def _run_sentence(summary: dict[str, Any]) -> str:
 
 
 def _client_blocks(result: Result) -> list[page.Block]:
-    """Returns the table of the clients, and what its columns are."""
+    """Returns the table of the clients, with a sentence above it."""
     frame = result.clients()
-    told = "Clusters have the numbers that they have in the pictures. A column's name sorts."
-    told += f" The first {MAX_LISTED:,} of {len(frame):,} clients." if len(frame) > MAX_LISTED else ""
+    note = "Clusters have the same numbers as in the pictures. A click on a column's name sorts the table."
+    note += f" The first {MAX_LISTED:,} of {len(frame):,} clients." if len(frame) > MAX_LISTED else ""
     rows = [[format_cell(value) for value in row] for row in frame.head(MAX_LISTED).itertuples(index=False)]
-    return [page.Text(told), page.Table(list(frame.columns), rows, sorted=True)]
+    return [page.Text(note), page.Table(list(frame.columns), rows, sorted=True)]
 
 
 def format_cell(value: Any) -> str:
-    """Returns a value in a table; nothing for what is not known.
+    """Returns a value as the text of a cell; empty for None and NaN.
 
     >>> format_cell(0.123456), format_cell(float("nan")), format_cell(3), format_cell("90°")
     ('0.1235', '', '3', '90°')

@@ -1,4 +1,4 @@
-"""What `jaxfl sweep` does: methods, options and seeds on the same clients. What is done is not made again."""
+"""`jaxfl sweep`: several methods, values of options and seeds on the same clients; finished runs are not repeated."""
 
 import itertools
 import json
@@ -27,9 +27,9 @@ FILE_KEYS = (
     "cohort",
     "eval_every",
     "set",
-)  # of a file, beside the methods' tables
-LIST_KEYS = ("methods", "seeds")  # of these, which may have several values
-MAX_SETTINGS = 10_000  # settings
+)  # of a file, beside the tables of methods
+LIST_KEYS = ("methods", "seeds")  # keys that may have several values
+MAX_SETTINGS = 10_000
 OptionValues = Mapping[str, Sequence[str]]
 
 
@@ -39,7 +39,7 @@ class GridPoint(NamedTuple):
     Attributes:
         method: its name.
         items: `key=value` for `options.route`.
-        name: of its folder: the method, and what is varied.
+        name: of the folder: the method, and the values of the options that are varied.
     """
 
     method: str
@@ -48,10 +48,11 @@ class GridPoint(NamedTuple):
 
 
 def grid_points(methods: Sequence[str], wanted: OptionValues) -> list[GridPoint]:
-    """Returns the settings: for each method, all combinations of the values that concern it.
+    """Returns the settings of a sweep: for each method, all combinations of the values that apply to it.
 
-    An option of a method concerns those of the methods that have it, `METHOD.option` that method alone, where it wins,
-    an option of data, model, optimiser or run all of them, and one of the server's optimiser those that have one.
+    An option of a method applies to the methods that have it, and `METHOD.option` to that method alone, with priority.
+    An option of data, model, optimiser or run applies to all methods, and one of the server's optimiser to those that
+    have one.
 
     Args:
         methods: their names.
@@ -67,15 +68,15 @@ def grid_points(methods: Sequence[str], wanted: OptionValues) -> list[GridPoint]
     for method in methods:
         known.row(method)
     if len(set(map(label, methods))) < len(methods) or not methods:
-        raise ValueError(f"methods must be one or more different ones, got {', '.join(methods) or 'none'}.")
+        raise ValueError(f"methods must be one or more different names, got {', '.join(methods) or 'none'}.")
     found: dict[GridPoint, None] = {}
-    wanted = dict(sorted(wanted.items(), key=lambda item: known.is_method(_key_owner(item[0]))))  # the later one wins
+    wanted = dict(sorted(wanted.items(), key=lambda item: known.is_method(_key_owner(item[0]))))  # the last wins
     for method in methods:
         own = {_routed_key(key): values for key, values in wanted.items() if _applies_to(key, method, methods)}
         varied = [key for key, values in own.items() if len(values) > 1]
         for chosen in itertools.product(*own.values()):
             items = dict(zip(own, chosen, strict=True))
-            if items.get("server_optimizer") == "none":  # whose options it has none of
+            if items.get("server_optimizer") == "none":  # plain averaging has no options
                 items = {key: value for key, value in items.items() if _key_owner(key) != "server"}
             name = "-".join([label(method), *(f"{key}={items[key]}" for key in varied if key in items)])
             point = GridPoint(method, tuple(f"{key}={value}" for key, value in items.items()), _safe_file_name(name))
@@ -86,7 +87,7 @@ def grid_points(methods: Sequence[str], wanted: OptionValues) -> list[GridPoint]
 
 
 def parse_values(items: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the values of `key=V,V,...`; a comma in brackets or quotes separates nothing.
+    """Returns the values of `key=V,V,...` items by key; commas in brackets or quotes do not separate values.
 
     Raises:
         ValueError: an item has no values, or a key is given twice.
@@ -102,13 +103,13 @@ def parse_values(items: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"--set must be KEY=VALUE or KEY=VALUE,VALUE,..., got {quoted(item)}.")
         if key in found:
             together = ",".join(dict.fromkeys([*found[key], *values]))
-            raise ValueError(f"{key} must be set once, got it twice; write all values in one, {key}={together}.")
+            raise ValueError(f"{key} must be set once, got it twice; write all values once, {key}={together}.")
         found[key] = values
     return found
 
 
 def merge_values(file: OptionValues, line: OptionValues) -> OptionValues:
-    """Returns the values of a file, and of the command line, which win: also over those of single methods.
+    """Returns the values of a file, replaced by those of the command line, also where the file has them for one method.
 
     >>> merge_values({"stocfl.threshold": ["0.3"], "ifca.num_clusters": ["2"]}, {"threshold": ["0.9"]})
     {'ifca.num_clusters': ['2'], 'threshold': ['0.9']}
@@ -117,32 +118,32 @@ def merge_values(file: OptionValues, line: OptionValues) -> OptionValues:
     def owner(key: str) -> str:
         return "method" if known.is_method(_key_owner(key)) else _key_owner(key)
 
-    def beaten(key: str, by: str) -> bool:
+    def is_replaced(key: str, by: str) -> bool:
         owners = {owner(key), owner(by)}
-        alike = len(owners) == 1 or ("" in owners and "server" not in owners)  # a bare name is never the server's
-        return alike and key.rpartition(".")[2] == by.rpartition(".")[2]
+        comparable = len(owners) == 1 or ("" in owners and "server" not in owners)  # a bare name is never the server's
+        return comparable and key.rpartition(".")[2] == by.rpartition(".")[2]
 
     everywhere = [key for key in line if not known.is_method(_key_owner(key))]
     kept = {
         key: line.get(key, values)
         for key, values in file.items()
-        if key in line or not any(beaten(key, by) for by in everywhere)
+        if key in line or not any(is_replaced(key, by) for by in everywhere)
     }
     return {**kept, **line}
 
 
 def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Returns what a TOML file asks for: its keys as text, and the values of options.
+    """Returns the keys of a TOML file as text, and its values of options.
 
     Raises:
-        ValueError: it is no TOML, has a key that nobody knows, or something other than such a key holds.
-        OSError: it cannot be read.
+        ValueError: the file is not TOML, or has an unknown key or a value of the wrong type.
+        OSError: the file cannot be read.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OSError(
-            f"{path} cannot be read ({error.strerror}); give a TOML file that is there, or methods: fedavg,ifca."
+            f"{path} cannot be read ({error.strerror}); give an existing TOML file, or methods: fedavg,ifca."
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be TOML, got: {error}.") from error
@@ -150,7 +151,7 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     for key, value in content.items():
         if key == "set" or known.is_method(key):
             if not isinstance(value, dict):
-                raise ValueError(f"{key} must be a table in {path}, got {value}; write [{key}], and its options below.")
+                raise ValueError(f"{key} must be a table in {path}, got {value}; write [{key}] and its options below.")
             if empty := [option for option, values in value.items() if values == []]:
                 raise ValueError(
                     f"{empty[0]} in [{key}] of {path} must have a value, got []; give one, or leave it out."
@@ -158,13 +159,13 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
         elif key not in FILE_KEYS:
             raise ValueError(
                 f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*FILE_KEYS, *known.names()])} Known: "
-                f"{', '.join(FILE_KEYS)}, and a table for each method; options stand in the table [set]."
+                f"{', '.join(FILE_KEYS)}, and a table for each method; options belong into the table [set]."
             )
         elif isinstance(value, dict) or (isinstance(value, list) and (key not in LIST_KEYS or not value)):
-            many = "one value or a list of some" if key in LIST_KEYS else "one value"
-            raise ValueError(f"{key} must be {many} in {path}, got {value}; a sweep varies what is in [set].")
+            allowed = "a value or a list of values" if key in LIST_KEYS else "a value"
+            raise ValueError(f"{key} must be {allowed} in {path}, got {value}; a sweep varies the options in [set].")
     options = {}
-    for key, value in plain.pop("set", {}).items():  # server.learning_rate = 0.1 is a table in a table to TOML
+    for key, value in plain.pop("set", {}).items():  # to TOML, server.learning_rate is a table in a table
         options |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
     for method, own in content.items():
         if known.is_method(method):
@@ -176,7 +177,7 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
 
 
 def _split_at_commas(text: str) -> list[str]:
-    """Returns the parts between commas that stand in no brackets or quotes."""
+    """Returns the parts of a text between commas, except those in brackets or quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -193,37 +194,38 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def _toml_text(value: Any) -> str:
-    """Returns a value as the command line has it.
+    """Returns a value of TOML as the command line takes it.
 
     >>> _toml_text([200, 100]), _toml_text([[0, 1], [2]]), _toml_text(True)
     ('200,100', '[0, 1],[2]', 'true')
     """
     if isinstance(value, list):
-        one = len(value) == 1 and isinstance(value[0], list)  # or it would be read as the list in it
-        return ",".join(str(part) if isinstance(part, list) else _toml_text(part) for part in value) + "," * one
+        nested = len(value) == 1 and isinstance(value[0], list)  # without a comma it would be read as the inner list
+        return ",".join(str(part) if isinstance(part, list) else _toml_text(part) for part in value) + "," * nested
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _key_owner(key: str) -> str:
+    """Returns the part of an option's key before the last dot, such as the method."""
     return key.rpartition(".")[0]
 
 
 def _routed_key(key: str) -> str:
-    """Returns the key as `options.route` knows it."""
+    """Returns the key for `options.route`, without the name of a method."""
     return key.rpartition(".")[2] if known.is_method(_key_owner(key)) else key
 
 
 def _applies_to(key: str, method: str, methods: Sequence[str]) -> bool:
-    """Returns whether an option is given to a method.
+    """Returns whether an option applies to a method.
 
     Raises:
-        ValueError: it is of a method that is not swept.
+        ValueError: the option is one of a method that is not in the sweep.
     """
     owner, name = _key_owner(key), key.rpartition(".")[2]
     if known.is_method(owner):
         if owner not in methods:
             raise ValueError(
-                f"{key} is an option of {owner}, which is none of the sweep's methods; add it, or drop the option."
+                f"{key} is an option of {owner}, which is not in the sweep; add the method, or leave the option out."
             )
         return owner == method
     if owner == "server":
@@ -233,12 +235,12 @@ def _applies_to(key: str, method: str, methods: Sequence[str]) -> bool:
 
 
 def _safe_file_name(name: str) -> str:
-    """Returns a name without what file systems forbid."""
+    """Returns a name without characters that file systems forbid."""
     return re.sub(r"[^\w.=,+-]", "_", name)
 
 
 def sweep(
-    what: str,
+    methods: str,
     given: dict[str, Any],
     items: Sequence[str],
     data_dir: str | None,
@@ -246,21 +248,22 @@ def sweep(
     quiet: bool,
     html: bool = False,
 ) -> bool:
-    """Makes the runs of a sweep that are missing, and prints the comparison; returns whether all are done then.
+    """Runs what is missing of a sweep and prints the comparison; returns whether all runs are finished.
 
     Args:
-        what: methods, or a TOML file.
-        given: what else is asked for; it wins over the file.
+        methods: names of methods, comma-separated, or a TOML file.
+        given: `data`, `seeds`, `rounds`, `cohort` and `eval_every`, as text, or None; they replace those of the file.
         items: `key=value,value`.
-        data_dir: where the data's files lie.
+        data_dir: folder with the files of the data.
         out: gets a folder for each setting.
-        quiet: whether to say nothing on the way.
+        quiet: whether progress and notes are left out.
         html: whether a page of all runs is written into `out`, and one of each run into its folder.
 
     Raises:
-        ValueError: something is missing, or not possible.
+        ValueError: an argument is missing or not allowed.
     """
-    asked, wanted = read_sweep_file(Path(what)) if what.endswith(".toml") else ({"methods": what}, {})
+    asked, wanted = read_sweep_file(Path(methods)) if methods.endswith(".toml") else ({"methods": methods}, {})
+    given = {name: value for name, value in given.items() if value is not None}
     settings = _jobs_by_setting(asked | given, merge_values(wanted, parse_values(items)), data_dir, out)
     for jobs in settings.values():
         job.check_seeds_of(jobs)
@@ -268,13 +271,13 @@ def sweep(
     for name, jobs in settings.items():
         try:
             complete.append(_run_missing(name, jobs, quiet, html))
-        except ValueError as error:  # what is refused takes none of the others with it
+        except ValueError as error:  # the other settings are run
             refused.append(error)
             stderr().print(f"{name}: error: {error}", highlight=False, markup=False)
     if refused and not complete:
         raise refused[0]
-    if made := [_setting_folder(jobs) for jobs in settings.values() if any(one.done() for one in jobs)]:
-        print_comparison(made, html=out / PAGE if html else None)
+    if finished := [_setting_folder(jobs) for jobs in settings.values() if any(one.done() for one in jobs)]:
+        print_comparison(finished, html=out / PAGE if html else None)
         if html and not quiet:
             print(f"page: {out / PAGE}")
     return all(complete) and not refused
@@ -289,10 +292,10 @@ def _setting_folder(jobs: Sequence[job.Job]) -> Path:
 def _jobs_by_setting(
     asked: dict[str, Any], wanted: OptionValues, data_dir: str | None, out: Path
 ) -> dict[str, list[job.Job]]:
-    """Returns the runs of every setting, by the name of its folder.
+    """Returns the jobs of every setting, by the name of its folder.
 
     Raises:
-        ValueError: something is missing, or not possible.
+        ValueError: an argument is missing or not allowed.
     """
     for name, remedy in {"methods": 'methods = ["fedavg", "ifca"]', "data": "--data rotated-digits"}.items():
         if name not in asked:
@@ -316,21 +319,21 @@ def _jobs_by_setting(
         first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
         if first_name != point.name or point.name in found:
             raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
-        found[point.name] = [one._replace(resume=True) for one in runs]  # the same command goes on with what was begun
+        found[point.name] = [one._replace(resume=True) for one in runs]  # continues what was started
     return found
 
 
 def _has_runs_of(folder: Path, asked: job.Job) -> bool:
-    """Returns whether a folder has runs of a setting."""
+    """Returns whether a folder has a run of a setting."""
     return _find_setting_folder(sorted(folder.glob("seed-*")), asked) is not None
 
 
 def _find_setting_folder(others: Sequence[Path], asked: job.Job) -> Path | None:
-    """Returns the folder that has runs of a setting under another name: of a sweep that varied something else.
+    """Returns the folder with runs of a setting, whatever its name: another sweep may have varied other options.
 
     Args:
-        others: folders of runs that are of no setting of this sweep by their name.
-        asked: a run of the setting.
+        others: folders of runs.
+        asked: a job of the setting.
     """
     for path in others:
         seed = path.name.removeprefix("seed-")
@@ -343,26 +346,27 @@ def _find_setting_folder(others: Sequence[Path], asked: job.Job) -> Path | None:
 
 
 def _run_missing(name: str, jobs: Sequence[job.Job], quiet: bool, html: bool) -> bool:
-    """Makes the runs of a setting that are missing; returns whether all of them are done then.
+    """Runs the jobs of a setting that are not finished; returns whether all are finished then.
 
     Args:
         name: of the setting.
         jobs: of each seed, checked.
-        quiet: whether to say nothing on the way.
-        html: whether a page is written of each run that is made.
+        quiet: whether progress and notes are left out.
+        html: whether a page is written for each new run.
     """
     missing, console = [one for one in jobs if one.done() is None], stderr(quiet=quiet)
-    said = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
-    kept = (one.evaluated() for one in jobs if one.done() is not None)
-    other = [every for every in kept if every is not None and every != jobs[0].eval_every]
+    note = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
+    intervals = (one.evaluated() for one in jobs if one.done() is not None)
+    other = [every for every in intervals if every is not None and every != jobs[0].eval_every]
     if jobs[0].eval_every is not None and other:
-        said += f"; what is there was evaluated every {min(other)} rounds, in another --out it is evaluated anew"
-    console.print(f"{name}: {said}", highlight=False, markup=False)
-    for begun in (True, False):  # those that were begun are ended first
+        note += f"; finished runs were evaluated every {min(other)} rounds, another --out evaluates them anew"
+    console.print(f"{name}: {note}", highlight=False, markup=False)
+    for begun in (True, False):  # runs that were started before come first
         if some := [one for one in missing if one.begun() is begun]:
             run_jobs(some, several=True, quiet=quiet, html=html)
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
     folder = _setting_folder(jobs)
-    if summaries and (missing or RunDirectory(folder).summary() is None):  # it may have been killed before it wrote it
+    # without new runs the summary may be missing, where the process was killed before it was written
+    if summaries and (missing or RunDirectory(folder).summary() is None):
         job.across(job.with_others(jobs, summaries), folder)
     return len(summaries) == len(jobs)

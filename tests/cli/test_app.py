@@ -359,7 +359,7 @@ def test_a_page_needs_nothing_beside_it(finished):
 def test_the_command_of_a_page_is_the_run():
     items = ["num_clusters=2", "angles=(0,90)", "finetune=1", "chunk=none", "hidden=(8,4)", "server_optimizer=fedadam"]
     settings = options.route("ifca", "rotated-digits", [*items, "server.learning_rate=0.1"])
-    made = run_page.command_line(job.Job(settings, 3, 0.5, 7, "a folder", 2), made=3)
+    made = run_page.command_line(job.Job(settings, 3, 0.5, 7, "a folder", 2), rounds=3)
     jaxfl_run, method, *words = shlex.split(made)[1:]
     given = dict(zip(words[::2], words[1::2], strict=True))
     assert (jaxfl_run, method, given["--data-dir"], given["--seed"], given["--eval-every"]) == (
@@ -449,7 +449,7 @@ def test_a_run_that_is_whole_is_told_and_the_next_is_not_begun(tmp_path, monkeyp
             result = jaxfl(*command)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert result.exit_code == 130 and re.search(mentions("whole", "no other"), result.stderr)
+    assert result.exit_code == 130 and re.search(mentions("complete", "no other"), result.stderr)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["seed-0"]
     assert (tmp_path / "a" / "seed-0" / "summary.json").exists()
 

@@ -50,7 +50,7 @@ def test_a_good_method_keeps_all_laws():
     assert [line[:25].split("  ")[0] for line in laws] == ["holds", "holds", "not run", "holds"]
     assert "stable state      Shapes and dtypes of the state never change" in laws[1]
     assert laws[2].endswith("the method's slots always suffice")
-    assert last == "mine.py:example keeps all 4 laws, 1 of which say nothing here"
+    assert last == "mine.py:example keeps all 4 laws, 1 of which do not apply here"
 
 
 def test_names_of_the_registry_are_checked():

@@ -213,7 +213,7 @@ def test_an_interrupted_download_says_that_it_goes_on(monkeypatch):
     monkeypatch.setattr(download, "download", lambda *arguments, **options: Path("mnist"))
     monkeypatch.setattr(signals, "set_exit_note", told.append)
     assert jaxfl("mnist", "--download").exit_code == 0
-    assert told == ["; what has arrived is kept, the same command goes on"]
+    assert told == ["; downloaded parts are kept, and the same command continues"]
 
 
 def test_saved_examples_load_again(tmp_path):

@@ -141,7 +141,7 @@ def test_an_interrupted_sweep_names_no_option_that_it_lacks(tmp_path, monkeypatc
 
     monkeypatch.setattr(run.job, "execute", stopped)
     assert sweep("fedavg", *DIGITS, "--seeds", "0", "--out", tmp_path / "out") == 130
-    assert "and the same command goes on from there" in " ".join(capsys.readouterr().err.split())
+    assert "the same command continues from there" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the command line prints: methods, data sets, their options, a federation, tables of runs and of measurements."""
+"""Printed tables and texts: methods, data sets, options, federations, runs and measurements."""
 
 from jaxfl.cli.tables.choices import method_page, method_rows
 from jaxfl.cli.tables.federations import (

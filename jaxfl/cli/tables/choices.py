@@ -1,4 +1,4 @@
-"""The options of a method and of every run, with what they do, in a table and ready for JSON."""
+"""Options of methods and runs, as a table and ready for JSON."""
 
 import math
 import re
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Presets = Mapping[str, Mapping[str, Any]]
-# What a docstring names by its symbol alone.
+# Descriptions that are a symbol of the paper in the docstring.
 SYMBOLS = {"B": "B, rows of a step", "E": "E, passes over a client's rows in a round", "K": "K, models to learn"}
 
 
 def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns what is known about methods, ready for JSON.
+    """Returns name, summary, paper and options of methods, ready for JSON.
 
     >>> row = method_rows(["fesem"])[0]["options"]["proximal_weight"]
     >>> row["default"], row["presets"], row["type"]
@@ -37,13 +37,13 @@ def method_rows(names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def method_options_by_name(name: str) -> dict[str, Option]:
-    """Returns the options of a method; of those that are `as in` another method, it has the line of that one."""
+    """Returns the options of a method by name; those described `as in` another method have the line of that method."""
     own = function_options(methods.row(name).factory)
     return {option: said._replace(line=_plain_line(said)) for option, said in own.items()}
 
 
 def _plain_line(option: Option) -> str:
-    """Returns what an option is, for who does not see the equations.
+    """Returns the description of an option, for readers who do not see the equations.
 
     >>> _plain_line(Option("local_epochs", 5, int, "as in `layercfl`."))
     "E, passes over a client's rows in a round."
@@ -54,11 +54,11 @@ def _plain_line(option: Option) -> str:
 
 
 def option_rows(chosen: Iterable[Option], presets: Presets) -> dict[str, dict[str, Any]]:
-    """Returns options by name, ready for JSON; infinity, which JSON cannot say, is a word.
+    """Returns options by name, ready for JSON; infinity, which JSON does not have, is a string.
 
     Args:
         chosen: the options.
-        presets: what None stands for, by preset.
+        presets: values that replace None, by preset.
     """
     rows = {}
     for option in chosen:
@@ -86,7 +86,7 @@ def default_by_preset(option: Option, presets: Presets) -> tuple[Any, dict[str, 
 
 
 def method_page(name: str) -> "list[Table | str]":
-    """Returns the page of a method: its options and those of every run."""
+    """Returns the page of a method: a table of its options, and one of those of every run."""
     row = methods.row(name)
     own = method_options_by_name(name)
     server = own.pop("server_optimizer", None)
@@ -133,7 +133,7 @@ def _network_lines() -> list[str]:
 
 
 def _options_table(entries: Iterable[tuple[str, str, str]]) -> "Table":
-    """Returns a table that is as wide as the terminal; long lines are wrapped."""
+    """Returns a table as wide as the terminal, from name, default and description; long lines are wrapped."""
     from rich.table import Table
     from rich.text import Text
 
@@ -147,7 +147,7 @@ def _options_table(entries: Iterable[tuple[str, str, str]]) -> "Table":
 
 
 def _option_cells(option: Option, presets: Presets) -> tuple[str, str, str]:
-    """Returns the row of an option: its name, its default and those presets that differ, and what it is.
+    """Returns the row of an option: its name, its default with the presets that differ, and its description.
 
     >>> from typing import Literal
     >>> option = Option("by", None, Literal["rows", "size"] | None, "whose `weight`")
@@ -163,7 +163,7 @@ def _option_cells(option: Option, presets: Presets) -> tuple[str, str, str]:
 
 
 def default_text(value: Any) -> str:
-    """Returns a default as `--set` takes it.
+    """Returns a default in the syntax of `--set`.
 
     >>> default_text((0, 90)), default_text(None), default_text(float("inf"))
     ('(0, 90)', 'none', 'infinity')
@@ -176,13 +176,13 @@ def default_text(value: Any) -> str:
 
 
 def key_values(chosen: Mapping[str, Any]) -> str:
-    """Returns `key=value` in words that a shell leaves alone, where that can be."""
+    """Returns `key=value` texts, quoted where a shell would interpret them."""
     words = {name: "..." if value is REQUIRED else default_text(value) for name, value in chosen.items()}
     return ", ".join(f"{name}='{word}'" if "(" in word else f"{name}={word}" for name, word in words.items())
 
 
 def _optimizer_lines(optimizers: Mapping[str, tuple[Any, Mapping[str, float]]], owner: str = "") -> list[str]:
-    """Returns optimisers with their options, a line each."""
+    """Returns a line for each optimiser, with its options."""
     return [
         f"{name}: {key_values({f'{owner}{key}': default for key, default in own.items()})}"
         for name, (_, own) in optimizers.items()
@@ -190,7 +190,7 @@ def _optimizer_lines(optimizers: Mapping[str, tuple[Any, Mapping[str, float]]], 
 
 
 def _join_lines(*lines: str) -> str:
-    """Returns those lines that say something, without the marks of code."""
+    """Returns the lines that are not empty, without backquotes."""
     return "\n".join(line.replace("`", "") for line in lines if line)
 
 

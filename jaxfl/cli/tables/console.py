@@ -1,4 +1,4 @@
-"""Where the command line writes: results to one stream, everything else to the other."""
+"""Consoles of the command line: results on standard output, everything else on standard error."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PIPED_WIDTH = 100  # columns, where no terminal says how many it has
-GAP = 2  # between the columns of a table
+PIPED_WIDTH = 100  # characters of a line, where the output is not a terminal
+GAP = 2  # characters between the columns of a table
 
 
 def stdout() -> "Console":
@@ -21,14 +21,14 @@ def stdout() -> "Console":
 
 
 def stderr(*, quiet: bool = False) -> "Console":
-    """Returns the console for what is not a result; a quiet one prints nothing."""
+    """Returns the console for everything else; a quiet one prints nothing."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, emoji=False, quiet=quiet)
 
 
 def print_parts(console: "Console", *parts: "Table | str") -> None:
-    """Prints tables, and text as it is: brackets are no markup, and a long line is left to the terminal."""
+    """Prints tables and texts; brackets in a text are not markup, and long lines are not wrapped."""
     for part in parts:
         if isinstance(part, str):
             console.print(part, markup=False, soft_wrap=True)
@@ -37,15 +37,15 @@ def print_parts(console: "Console", *parts: "Table | str") -> None:
 
 
 def print_table(console: "Console", head: Sequence[str], rows: Sequence[Sequence[str]], *, named: bool) -> None:
-    """Prints a table of which nothing is cut: columns that a terminal has no room for come below the others.
+    """Prints a table without cutting cells: columns for which a terminal has no room are printed below the others.
 
-    Where no terminal has a width of its own, a row is one line.
+    Where the output is not a terminal, a row is one line.
 
     Args:
         console: to print on.
-        head: the columns' names; where there is little room, they take several lines.
+        head: names of the columns, wrapped where room is short.
         rows: the cells.
-        named: whether the first column says which row it is: then each part of the table begins with it.
+        named: whether the first column names the rows: then each part of the table begins with it.
     """
     from rich.cells import cell_len
     from rich.table import Table
@@ -78,7 +78,7 @@ def print_table(console: "Console", head: Sequence[str], rows: Sequence[Sequence
 
 @contextlib.contextmanager
 def progress_message(console: "Console", text: str) -> Iterator[None]:
-    """Says what goes on: a spinner in a terminal, a line elsewhere."""
+    """Shows a message while the block runs: with a spinner in a terminal, as a line elsewhere."""
     if console.is_terminal:
         with console.status(text):
             yield
@@ -88,7 +88,7 @@ def progress_message(console: "Console", text: str) -> Iterator[None]:
 
 
 class TransferBars(contextlib.AbstractContextManager["TransferBars"]):
-    """A bar for each file of a download: its name, bytes, speed and the time left.
+    """Progress bars of a download, one for each file: name, bytes, speed and the time left.
 
     An instance is the `progress` of `jaxfl.data.sources.download.download`.
     """
@@ -107,16 +107,16 @@ class TransferBars(contextlib.AbstractContextManager["TransferBars"]):
         self.tasks: dict[str, progress.TaskID] = {}
 
     def __enter__(self) -> "TransferBars":
-        """Begins to draw."""
+        """Starts the bars."""
         self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves the bars as they are."""
+        """Stops the bars and leaves them on the screen."""
         self.bars.stop()
 
     def __call__(self, file_name: str, done: int, total: int) -> None:
-        """Moves the bar of a file; a total of 0 is unknown."""
+        """Updates the bar of a file, in bytes; a total of 0 is unknown."""
         if file_name not in self.tasks:
             self.tasks[file_name] = self.bars.add_task(file_name, total=total or None)
         self.bars.update(self.tasks[file_name], completed=done, total=total or None)

@@ -1,4 +1,4 @@
-"""The lists of sources and skews, the page of a source, the page of a data set, and a federation in the terminal."""
+"""Texts of `jaxfl data`: sources, skews, data sets, and the description of a federation."""
 
 import textwrap
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 BAR = 40  # characters of the longest bar of a histogram
 EIGHTHS = " ▏▎▍▌▋▊▉"
-MOST_GROUPS = 24  # of more, the rest is counted
+MOST_GROUPS = 24  # of more, only the number is printed
 LABEL_NOUNS = {"classification": "classes", "regression": "targets", "multilabel": "labels", "next_token": "tokens"}
 
 
 def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[str, Any]]:
-    """Returns what is known about data sets, ready for JSON; `found` is null where files are missing.
+    """Returns a row for each data set, ready for JSON; `found` is null where files are missing.
 
     Args:
         names: of data sets.
-        data_dir: where to look.
+        data_dir: folder with the files.
     """
-    # One look at the disk for each source, not for each of its data sets.
+    # The disk is searched once for each source, not for each of its data sets.
     places: dict[tuple[str, bool], dict[str, Any]] = {}
     rows = []
     for name in names:
@@ -43,7 +43,7 @@ def data_rows(names: Sequence[str], data_dir: str | None = None) -> list[dict[st
 
 
 def source_row(name: str, data_dir: str | None = None) -> dict[str, Any]:
-    """Returns what is known about a source, ready for JSON, with the data sets that can be cut from it."""
+    """Returns the row of a source, ready for JSON, with the names of its data sets."""
     row = sources.entry(name)
     known = {"name": name, "description": row.summary, "classes": row.num_classes, "model": row.model[0]}
     own = {key: one.default for key, one in federations.known_options(f"iid-{name}").items() if one.owner == "source"}
@@ -52,7 +52,7 @@ def source_row(name: str, data_dir: str | None = None) -> dict[str, Any]:
 
 
 def data_lists(data_dir: str | None = None) -> "list[Table | str]":
-    """Returns all sources and skews, how their names make data sets, and what to put where for what is missing."""
+    """Returns the tables of sources and skews, the syntax of names, and remedies for missing files."""
     from rich.table import Table
 
     rows = [source_row(name, data_dir) for name in sources.names()]
@@ -93,7 +93,7 @@ def data_lists(data_dir: str | None = None) -> "list[Table | str]":
 
 
 def source_page(name: str, data_dir: str | None = None) -> str:
-    """Returns the page of a source that is no data set by itself.
+    """Returns the page of a source that is not a data set too.
 
     >>> print(source_page("digits").splitlines()[3])
       files     embedded
@@ -105,7 +105,7 @@ def source_page(name: str, data_dir: str | None = None) -> str:
 
 
 def dataset_page(name: str, data_dir: str | None = None) -> str:
-    """Returns the page of a data set: what it is, its files, and its options as `--set` takes them.
+    """Returns the page of a data set: description, files, and options in the syntax of `--set`.
 
     >>> print(dataset_page("rotated-digits").splitlines()[5])
       --set num_clients=40
@@ -122,7 +122,7 @@ def dataset_page(name: str, data_dir: str | None = None) -> str:
 
 
 def federation_text(found: Description) -> str:
-    """Returns a federation in words, with a histogram of the clients' training rows.
+    """Returns the description of a federation, with a histogram of the clients' training rows.
 
     >>> from jaxfl.data.describe import describe
     >>> print(federation_text(describe(federations.load("rotated-digits"))).splitlines()[1])
@@ -158,7 +158,7 @@ def federation_text(found: Description) -> str:
 
 
 def _histogram_lines(edges: Sequence[int], counts: Sequence[int]) -> list[str]:
-    """Returns a histogram, a bin a line.
+    """Returns the lines of a histogram, one for each bin.
 
     >>> print("\\n".join(_histogram_lines([0, 1, 5], [2, 80])))
           0  █ 2
@@ -176,7 +176,7 @@ def _histogram_lines(edges: Sequence[int], counts: Sequence[int]) -> list[str]:
 
 
 def _split_phrase(rows: dict[str, float]) -> str:
-    """Returns what is known of the rows of a split."""
+    """Returns the rows of a split, in all and by client, as a phrase."""
     total = count(int(rows["rows"]), "row")
     distinct = f" ({int(rows['distinct']):,} distinct)" if rows["distinct"] < rows["rows"] else ""
     if rows["min"] == rows["max"]:
@@ -186,12 +186,12 @@ def _split_phrase(rows: dict[str, float]) -> str:
 
 
 def _set_lines(chosen: dict[str, Any]) -> list[str]:
-    """Returns options and their defaults, a line each."""
+    """Returns a line for each option, with its default."""
     return [f"  --set {key_values({name: default})}" for name, default in chosen.items()]
 
 
 def _fact_lines(row: dict[str, Any]) -> list[str]:
-    """Returns what source and data set have in common."""
+    """Returns the lines that the pages of sources and data sets share: classes, makers, licence, size, files."""
     facts = {
         "classes": f"{row['classes']:,}" if row["classes"] else "as many as the files say",
         "makers": row["makers"],
@@ -203,7 +203,7 @@ def _fact_lines(row: dict[str, Any]) -> list[str]:
 
 
 def _source_terms(source: str) -> dict[str, Any]:
-    """Returns licence, size and makers of a source, and whether `--download` gets it."""
+    """Returns licence, size and makers of a source, and whether it can be downloaded."""
     row = sources.entry(source)
     size = row.num_bytes or sum(remote.num_bytes for remote in row.remotes)
     terms = {"licence": row.licence, "bytes": size, "makers": row.makers or None}
@@ -211,18 +211,18 @@ def _source_terms(source: str) -> dict[str, Any]:
 
 
 def source_location(source: str, data_dir: str | None, *, makers: bool = False) -> dict[str, Any]:
-    """Returns where a source was found, or what to put where."""
+    """Returns the place of a source's files (`found`), or the remedy if they are missing (`missing`)."""
     found = sources.located(source, data_dir, makers=makers)
     return {"found": found, "missing": None if found else _missing_files(source, data_dir)}
 
 
 def _missing_files(source: str, data_dir: str | None) -> str:
-    """Returns what to put where, of a source whose files are missing."""
+    """Returns the remedy for a source whose files are missing."""
     row = sources.entry(source)
     if source.startswith("tfds:"):
         return f"{source} is read by tensorflow-datasets when it is asked for"
     if row.find(data_dir) is not None:
-        return row.help  # the files are there, and who made the examples is not
+        return row.help  # the files are there, without the makers of the examples
     try:
         row.load(data_dir)
     except (FileNotFoundError, ValueError) as error:
@@ -231,7 +231,7 @@ def _missing_files(source: str, data_dir: str | None) -> str:
 
 
 def _first_phrase(words: str) -> str:
-    """Returns the first part of a sentence, without what is in brackets.
+    """Returns the first part of a sentence, up to a semicolon or a bracket.
 
     >>> _first_phrase("CC BY-SA 3.0 (as commonly stated); labels BSD-3-Clause")
     'CC BY-SA 3.0'
@@ -240,18 +240,18 @@ def _first_phrase(words: str) -> str:
 
 
 def _shortest_remedy(row: dict[str, Any]) -> str:
-    """Returns the shortest way to the files of a source: a command, or what to put where."""
+    """Returns the shortest remedy for missing files: a command, or the folder to put them into."""
     if row["downloadable"]:
         return f"jaxfl data {row['name']} --download gets it; jaxfl data {row['name']} says what to put where"
     return row["missing"].partition("; ")[2] or row["missing"].removeprefix(f"{row['name']} ")
 
 
 def _full_remedy(row: dict[str, Any]) -> str:
-    """Returns what to put where, or the command that does it."""
+    """Returns the full remedy for missing files, with the command that downloads them."""
     command = f"; or jaxfl data {row['name']} --download" if row["downloadable"] else ""
     return f"{row['missing']}{command}"
 
 
 def _megabytes(size: int) -> str:
-    """Returns a number of megabytes."""
+    """Returns a size in megabytes, `-` if unknown."""
     return "-" if not size else f"{size / 1e6:,.0f}" if size >= 1e7 else f"{size / 1e6:,.1f}"

@@ -1,19 +1,13 @@
-"""The list of methods, and the table at the end of a run."""
+"""Tables of methods, of the results of runs, and of measurements."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxfl.bench import Scaling
+from jaxfl.bench.axes import LOCAL
 from jaxfl.methods import KINDS
 from jaxfl.settings import methods as known
 from jaxfl.simulation.evaluation.metrics import main_metric
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-from typing import TYPE_CHECKING
-
-from jaxfl.bench import Scaling
-from jaxfl.bench.axes import LOCAL
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,7 +17,7 @@ SCALING_HEAD = ("a round", "fastest to slowest", "clients/s", "memory", "GFLOP/s
 
 
 def scaling_title(result: Scaling) -> str:
-    """Returns what was measured and on what, on one line."""
+    """Returns the title of a measurement: axis, method, sizes and machine."""
     work, machine = result.work, result.machine
     parts = {
         "hidden": f"784-{work.get('hidden')}-10",
@@ -38,7 +32,7 @@ def scaling_title(result: Scaling) -> str:
 
 
 def device_phrase(machine: dict[str, Any]) -> str:
-    """Returns what a machine computes with.
+    """Returns the processor of a machine, as a phrase.
 
     >>> device_phrase({"cores": 2, "platform": "cpu", "device": "cpu"})
     '2 CPU cores'
@@ -48,7 +42,7 @@ def device_phrase(machine: dict[str, Any]) -> str:
 
 
 def scaling_rows(result: Scaling) -> list[list[str]]:
-    """Returns a row of words for each point, under the axis and `SCALING_HEAD`."""
+    """Returns a row of cells for each point, under the axis and `SCALING_HEAD`."""
     lines = []
     for row in result.points:
         if "error" in row:
@@ -84,7 +78,7 @@ def scaling_table(result: Scaling) -> "Table":
 
 
 def _milliseconds(seconds: float) -> str:
-    """Returns three digits.
+    """Returns a time in milliseconds with three digits.
 
     >>> _milliseconds(0.0012345), _milliseconds(0.0123), _milliseconds(1.234)
     ('1.23', '12.3', '1,234')
@@ -93,9 +87,9 @@ def _milliseconds(seconds: float) -> str:
     return f"{value:,.{max(0, 2 - (len(str(int(value))) - 1))}f}"
 
 
-# title: key of the summary, factor (-1 for the reciprocal), format; those of SELDOM where there is something to tell
+# title: key of the summary, factor (-1 for the reciprocal), format; OPTIONAL_COLUMNS where a run has a value
 RESULT_COLUMNS = {
-    # of the task's main metric
+    # {} is the task's main metric
     "micro": ("micro_{}", 1, "{:.4f}"),
     "macro": ("macro_{}", 1, "{:.4f}"),
     "tuned": ("finetuned_micro_{}", 1, "{:.4f}"),
@@ -118,7 +112,7 @@ def results_table(
 
     Args:
         runs: the summary of one, or of one for each seed.
-        spread: of several, from `jaxfl.jobs.job.across`; then the first column says which seed a row is of.
+        spread: of several, from `jaxfl.jobs.job.across`; then the first column is the seed.
     """
     one, columns = runs[0], _shown_columns(runs)
     main = main_metric(one)
@@ -150,7 +144,7 @@ def result_row(run: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _shown_columns(runs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    """Returns key, factor and format of the columns that say something of these runs."""
+    """Returns key, factor and format of the columns that are shown for these runs."""
     columns = {name: (key.format(main_metric(runs[0])), *how) for name, (key, *how) in RESULT_COLUMNS.items()}
     return {
         name: how
@@ -160,7 +154,7 @@ def _shown_columns(runs: Sequence[dict[str, Any]]) -> dict[str, tuple[Any, ...]]
 
 
 def _number_cell(value: float | None, factor: float, form: str) -> str:
-    """Returns a number in a table."""
+    """Returns a number as the text of a cell; the reciprocal for a negative factor."""
     if value is None:
         return "-"
     return form.format(1 / max(value, 1e-9) if factor < 0 else value * factor)
