@@ -62,8 +62,9 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: left out by default; `-m slow` runs these, and `-m ''` all tests")
     config.addinivalue_line(
         "markers",
-        "rotating(name): one case in eight, or one, runs by default, another each week (--week), the rest is slow; "
-        "with the name of an argument, cases that have the same value of it run together",
+        "rotating(name, weeks=8): one case in eight, or one, runs by default, another each week (--week), the rest is "
+        "slow; with the name of an argument, cases that have the same value of it run together; with 'function', for "
+        "a file, its functions are the cases, but for those that have a mark of their own",
     )
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -109,14 +110,19 @@ def pytest_collection_finish():
 def pytest_collection_modifyitems(config, items):
     """Puts the longest tests first and those that are compiled quickly last, and says which rotating ones are slow."""
     items.sort(key=lambda item: (item.path.stem not in _FIRST, _quick(item)))
-    rotating = {}  # by function, its cases, or groups of them, in their order, and their tests
+    rotating = {}  # by function, or file, its cases or groups of them, in their order, and their tests
     for item in items:
         if mark := item.get_closest_marker("rotating"):
-            case = str(item.callspec.params[mark.args[0]] if mark.args else item.callspec.id)
-            rotating.setdefault((item.path, item.originalname), {}).setdefault(case, []).append(item)
-    for (_, name), cases in rotating.items():
+            by = mark.args[0] if mark.args else None
+            name = item.path.stem if by == "function" else item.originalname
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            case = item.originalname if by == "function" else str(params[by]) if by else item.name
+            period = mark.kwargs.get("weeks", PERIOD)
+            rotating.setdefault((item.path, name, period), {}).setdefault(case, []).append(item)
+    for (_, name, period), cases in rotating.items():
+        period = min(period, len(cases))
         for number, tests in enumerate(cases.values()):
-            if number % min(PERIOD, len(cases)) != turn(config.option.week, name, len(cases)):
+            if number % period != turn(config.option.week, name, period):
                 for item in tests:
                     item.add_marker("slow")
 
@@ -124,10 +130,10 @@ def pytest_collection_modifyitems(config, items):
 PERIOD = 8  # weeks in which each case of a rotating test has had its turn
 
 
-def turn(week, name, cases=PERIOD):
-    """Returns which of a function's cases runs in a week, modulo their number or `PERIOD`: not of all the first."""
+def turn(week, name, period=PERIOD):
+    """Returns which of a function's cases runs in a week, modulo the period: not of all functions the first."""
     day = datetime.date.fromisoformat(f"{week}-1").toordinal()
-    return (day // 7 + zlib.crc32(name.encode())) % min(PERIOD, cases)
+    return (day // 7 + zlib.crc32(name.encode())) % period
 
 
 def _quick(item):

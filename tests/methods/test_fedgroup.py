@@ -22,6 +22,8 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
+pytestmark = pytest.mark.rotating("function", weeks=3)  # but for the rounds of the paper
+
 RATE = 0.4
 TASK = problems.softmax_task()
 COHORTS = [(0, 2, 3, 5, 6), (6, 1, 4, 3, 2), (5, 0, 1, 4, 3)]
@@ -104,6 +106,7 @@ class FedGroup:
             self.models[k] = reference.average([model, *(o for _, o in others)], [1, *(w for w, _ in others)])
 
 
+@pytest.mark.rotating
 def test_every_round_is_the_papers(key, monkeypatch):
     """With both of its extras, and groups found from four of six clients."""
     # 20 clients for each group would be more than there are

@@ -26,6 +26,8 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
+pytestmark = pytest.mark.rotating("function", weeks=3)  # but for the rounds of the paper
+
 RATE, ROUNDS, WARMUP, COHORT = 0.4, 6, 2, 5
 TASK = problems.softmax_task()
 EVERYBODY = Cohort.of(range(7))

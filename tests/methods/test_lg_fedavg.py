@@ -15,6 +15,8 @@ from tests.messages import mentions
 from tests.problems import compiled
 from tests.reference import close, equal
 
+pytestmark = pytest.mark.rotating("function", weeks=3)  # but for the rounds of the paper
+
 RATE, COHORT = 0.4, 4
 TASK = problems.softmax_task()
 EPOCHS = {"local_epochs": 2, "batch_size": 3}
@@ -62,6 +64,7 @@ def train(method, rounds=3):
     return method.client_params(state, jnp.arange(DATA.num_clients))
 
 
+@pytest.mark.rotating
 def test_every_round_is_the_papers(key):
     """Two rounds of FedAvg; some clients are first seen much later, and begin with its last model's layers."""
     method = lg(shared="bias", warmup_rounds=2)

@@ -23,6 +23,8 @@ from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
 
+pytestmark = pytest.mark.rotating("function", weeks=3)  # but for the rounds of the paper
+
 RATE = 0.4
 TASK = problems.softmax_task()
 COHORTS = [(0, 2, 3, 5, 6), (6, 1, 4, 3, 2), (5, 0, 1, 4, 3)]
