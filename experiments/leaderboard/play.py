@@ -37,7 +37,7 @@ from jaxfl.sampling import cohort_size
 from jaxfl.schema import function_options
 from jaxfl.settings import methods, options
 from jaxfl.simulation.progress import Diverged
-from jaxfl.simulation.seeds import alike
+from jaxfl.simulation.spec import share_equal_arrays
 
 LOCAL = ("local_epochs", "batch_size")  # left out for a method that does not have them
 MOST_RATES = 6  # that are tried with one value of a number
@@ -252,7 +252,7 @@ def same_shapes(data: Sequence[FederatedData]) -> list[FederatedData]:
             added = np.zeros(rows - len(split.rows), np.int32)
             padded = replace(split, rows=np.concatenate([split.rows, added]), max_size=most)
             found[place] = replace_field(found[place], name, padded)
-    return alike(found) or found
+    return share_equal_arrays(found) or found
 
 
 def _numbers(record: Mapping[str, Any], on: Federation) -> dict[str, Any]:

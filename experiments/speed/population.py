@@ -41,12 +41,11 @@ import optax
 import jaxfl
 from experiments.speed import measure
 from jaxfl import sampling, tree
-from jaxfl.cohort import resolve_plan
 from jaxfl.data import FederatedData, Split, stored
 from jaxfl.data.synthetic import prototypes
 from jaxfl.methods import Method
-from jaxfl.methods.base import served_model
 from jaxfl.simulation.host.streaming import Stream
+from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import KeptRounds, Rounds
 
@@ -176,15 +175,14 @@ def in_turns(options: Any, cohort: int, method_name: str) -> dict[str, Any]:
     sides = {}
     for name, data in (("streamed", saved), ("resident", few)):
         method = method_of(method_name, options.network, data)
-        shapes = jax.eval_shape(method.init, key, data)
-        plan = resolve_plan("auto", served_model(method, shapes), cohort)
-        stream = Stream(data, key, cohort, plan, sampling.uniform, total) if name == "streamed" else None
+        prepared = Prepared.of(method, data, cohort, resident=True)
+        stream = Stream(data, key, cohort, prepared.plan, sampling.uniform, total) if name == "streamed" else None
         rows = data.on_device() if stream is None else stream.blank
         if stream is not None and method.per_client is not None:
-            program: Rounds = KeptRounds(method, key, cohort, plan, sampling.uniform, stream, None)
+            program: Rounds = KeptRounds(prepared, key, sampling.uniform, stream, None)
         else:
-            program = Rounds(method, key, rows, cohort, plan, sampling.uniform, stream)
-        sides[name] = [program, program.start(shapes)]
+            program = Rounds(prepared, key, rows, sampling.uniform, stream)
+        sides[name] = [program, program.start()]
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(options.turns + 1):

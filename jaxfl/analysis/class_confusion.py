@@ -9,13 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import tree
-from jaxfl.cohort import resolve_plan
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.methods.base import Method, served_model
-from jaxfl.simulation.evaluation.evaluate import evaluator
+from jaxfl.methods.base import Method
 from jaxfl.simulation.evaluation.metrics import Evaluation
-from jaxfl.simulation.host.rows import shapes_whole
-from jaxfl.simulation.host.streaming import streams
+from jaxfl.simulation.prepared import Prepared
 from jaxfl.tasks import Metrics
 from jaxfl.tasks.metrics import ACCURACY
 from jaxfl.typing import Array
@@ -84,11 +81,11 @@ def class_confusion(result: Finished) -> ClassConfusion:
     number = data.num_classes
     counted = method._replace(task=method.task._replace(metrics=_pairs(number)))
     tested = np.flatnonzero(run.rows) if "eval_clients" in run.metrics else None
-    size = data.num_clients if tested is None else len(tested)
-    plan = resolve_plan("auto", served_model(method, shapes_whole(result.state)), size)
-    stream = streams(method, data, "auto")
-    look = evaluator(counted, data if stream else data.on_device(plan.mesh), plan, clients=tested, stream=stream)
-    found = look(jax.random.key(result.seed), tree.placed(result.state, plan.place))
+    prepared = Prepared.of(method, data, data.num_clients if tested is None else len(tested))._replace(method=counted)
+    (rows,) = prepared.place([data])
+    found = prepared.evaluator(rows, sample=tested)(
+        jax.random.key(result.seed), tree.placed(result.state, prepared.plan.place)
+    )
 
     who = found.rows > 0
     for kind in (data.held_out, None if data.attack is None else data.attack.attacker):

@@ -14,7 +14,7 @@ from jaxfl.client.conduct import honest
 from jaxfl.clustering.distances import cosine
 from jaxfl.cohort import Cohort, PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method, served_model
+from jaxfl.methods.base import Method
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.methods.stocfl.representation import of_clients, represent
 from jaxfl.random import Stream, host_rng, key_for
@@ -22,7 +22,7 @@ from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.finetune import FineTune, trainer
 from jaxfl.simulation.evaluation.metrics import known
 from jaxfl.simulation.host.rows import at_hand, shapes_whole
-from jaxfl.simulation.program import initialiser, shapes_of
+from jaxfl.simulation.prepared import Prepared
 from jaxfl.typing import Array, Key
 
 
@@ -146,16 +146,16 @@ def local_sketches(
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}; the error of a distance is about 1 / sqrt(size).")
     data, state, key = result.data, result.state, jax.random.key(result.seed)
-    expected = jax.eval_shape(initialiser(method, shapes_of(data)), key, data)  # traced by the run already
+    chosen = _choose(data, clients, seed)
+    ids, place = np.unique(chosen, return_inverse=True)
+    prepared = Prepared.of(method, data, len(ids), plan=plan, resident=True)
+    expected, plan = prepared.shapes, prepared.plan
     if jax.tree.structure(expected) != jax.tree.structure(shapes_whole(state)):
         raise ValueError(
             f"result must be of a run of this method, whose state is {type(expected).__name__}, "
             f"got {type(state).__name__}; pass the method that was given to jaxfl.run."
         )
-    chosen = _choose(data, clients, seed)
-    ids, place = np.unique(chosen, return_inverse=True)
     state = at_hand(state, ids, None)
-    plan = resolve_plan(plan, served_model(method, state), len(ids))
     learn = trainer(method, train)
 
     def client(shared: Any, client: Array) -> tuple[tuple, tuple[Array, Array]]:

@@ -18,16 +18,16 @@ import optax
 from jaxfl import sampling
 from jaxfl.bench import machine
 from jaxfl.bench.axes import CLASSES, INPUTS, ROWS, Point
-from jaxfl.cohort import resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.synthetic import prototypes
-from jaxfl.methods.base import Method, served_model
+from jaxfl.methods.base import Method
 from jaxfl.models import MLP
 from jaxfl.settings import methods
 from jaxfl.simulation.devices import use_cores
+from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import Rounds
-from jaxfl.simulation.seeds import RoundsInLanes, inside, placed, together
+from jaxfl.simulation.seeds import RoundsInLanes, seeds_per_program
 from jaxfl.tasks import classification
 
 LEARNING_RATE = 0.05
@@ -92,19 +92,16 @@ def measure(point: Point, tell: Callable[[int], None] = lambda round: None) -> d
 
 def _programs(point: Point, method: Method, data: FederatedData) -> list[tuple[Rounds, Any]]:
     """Returns the programs of all seeds and the states they start from: as many in a program as in `jaxfl.run`."""
-    shapes = jax.eval_shape(method.init, jax.random.key(0), data)
-    model, size = served_model(method, shapes), point.cohort
-    plan = resolve_plan("auto", model, size, devices=point.devices)
-    lane = inside("auto", plan, model, size, point.seeds)
-    (rows,) = placed([data.in_programs()], plan)
-    most, found = together(point.seeds), []
+    prepared = Prepared.of(method, data, point.cohort, devices=point.devices, resident=True, seeds=point.seeds)
+    (rows,) = prepared.place([data.in_programs()])
+    most, found = seeds_per_program(point.seeds), []
     for first in range(0, point.seeds, most):
         seeds = list(range(first, min(first + most, point.seeds)))
         if len(seeds) > 1:
-            program = RoundsInLanes(method, seeds, [rows] * len(seeds), size, plan, lane, sampling.uniform)
+            program = RoundsInLanes(prepared, seeds, [rows] * len(seeds), sampling.uniform)
         else:
-            program = Rounds(method, jax.random.key(first), rows, size, plan, sampling.uniform)
-        found.append((program, program.start(shapes, [None] * len(seeds))))
+            program = Rounds(prepared, jax.random.key(first), rows, sampling.uniform)
+        found.append((program, program.start([None] * len(seeds))))
     return found
 
 

@@ -23,7 +23,8 @@ from jaxfl.simulation.evaluation.metrics import main_metric
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.progress import Diverged
 from jaxfl.simulation.result import RECOVERED, Callback, Event, Result, leaving
-from jaxfl.simulation.seeds import alike, together
+from jaxfl.simulation.seeds import seeds_per_program
+from jaxfl.simulation.spec import share_equal_arrays
 
 CallbackFactory = Callable[[Sequence[Job]], list[Callback]]
 
@@ -206,11 +207,11 @@ def run_jobs(
     """
     if html and any(one.out is None for one in jobs):
         raise ValueError("html is a page in the folder of the run; add --out DIR.")
-    shared, summaries, most = [], [], together(len(jobs))
+    shared, summaries, most = [], [], seeds_per_program(len(jobs))
     for first in range(0, len(jobs), most):
         group = jobs[first : first + most]
         data = [_load_federation(one, quiet) for one in group]
-        same = alike(data) if len(group) > 1 and not group[0].of_its_data else None
+        same = share_equal_arrays(data) if len(group) > 1 and not group[0].of_its_data else None
         if same is not None:
             summaries += _run_program(group, same, f"{len(group)} seeds", shared, quiet, make_callbacks, html)
             continue

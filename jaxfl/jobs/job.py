@@ -34,7 +34,7 @@ from jaxfl.simulation.records.directory import HISTORY, RunDirectory
 from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.run import run
-from jaxfl.simulation.schedule import Schedule, check_kept
+from jaxfl.simulation.schedule import Schedule, check_checkpoints
 
 CLIENTS = "clients.csv"
 # of a summary
@@ -123,7 +123,7 @@ def check(job: Job) -> None:
     """
     test_rows, drifts_at = job.settings.run.get("test_rows"), job.settings.data.get("drift_round")
     schedule = Schedule.of(job.rounds, job.eval_every, job.checkpoint_every, test_rows, drifts_at)
-    check_kept(job.checkpoint_every, job.out, "out")
+    check_checkpoints(job.checkpoint_every, job.out, "out")
     if isinstance(job.cohort, float) and not 0 < job.cohort <= 1:
         raise ValueError(
             f"cohort must be a share in (0, 1] or a count, got {job.cohort}; 0.1 is a tenth of the clients, 1.0 "
@@ -208,7 +208,7 @@ def execute_together(
 
     Args:
         jobs: checked by `check`; their directories, if any, are `seed-S` of one.
-        data: of each, from `options.load` and `alike`.
+        data: of each, from `options.load` and `share_equal_arrays`.
         callbacks: called with every `Event`.
         tools: of all.
 

@@ -11,19 +11,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxfl import tree
-from jaxfl.cohort import PlanChoice, resolve_plan
+from jaxfl.cohort import PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job as jobs
-from jaxfl.methods.base import Method, served_model
+from jaxfl.methods.base import Method
 from jaxfl.models.weights import save_weights
 from jaxfl.schema import check_type
 from jaxfl.settings import options, own
-from jaxfl.simulation.evaluation.evaluate import evaluator, model_of, sampled_clients
+from jaxfl.simulation.evaluation.evaluate import evaluation_sample, model_of
 from jaxfl.simulation.evaluation.metrics import Evaluation, in_a_line
 from jaxfl.simulation.evaluation.served import newcomers, predict
-from jaxfl.simulation.host.rows import shapes_whole
 from jaxfl.simulation.host.streaming import streams
-from jaxfl.simulation.program import initialiser, shapes_of
+from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.progress import on_host, restored
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
@@ -122,27 +121,28 @@ class KeptRun:
         Raises:
             ValueError: there is none, or it is of another method or network.
         """
-        init = initialiser(self.method, shapes_of(self._whole))
-        shapes = jax.eval_shape(init, jax.random.key(self.seed), self._whole)
         field = self.method.per_client
-        return restored(self._saved, shapes, field, kept=on_host(self._saved, field))
+        return restored(self._saved, self._prepared.shapes, field, kept=on_host(self._saved, field))
+
+    @functools.cached_property
+    def _prepared(self) -> Prepared:
+        """The method and the federation, prepared as the run was."""
+        settings = None if self.config is None else self.job.settings
+        plan: PlanChoice = "auto" if settings is None else options.plan(settings)
+        run, size = {} if settings is None else settings.run, self._saved.header["identity"]["cohort"]
+        where = {"devices": run.get("devices"), "resident": run.get("resident", "auto")}
+        return Prepared.of(self.method, self._whole, size, plan=plan, **where)
 
     @functools.cached_property
     def evaluation(self) -> Evaluation:
         """The evaluation of that state, client by client; it is made anew."""
-        settings = None if self.config is None else self.job.settings
-        plan: PlanChoice = "auto" if settings is None else options.plan(settings)
-        run = {} if settings is None else settings.run
-        model = served_model(self.method, shapes_whole(self.state))
-        identity = self._saved.header["identity"]
-        size, clients = identity["cohort"], run.get("eval_clients", identity.get("eval_clients"))
-        chosen = resolve_plan(plan, model, size, devices=run.get("devices"))
-        stream = streams(self.method, self._whole, run.get("resident", "auto"))
-        data = self._whole if stream else self._whole.on_device(chosen.mesh)
-        tested = sampled_clients(self._whole, clients, self.seed)
-        tuned = None if settings is None else options.finetune(settings)
-        look = evaluator(self.method, data, chosen, tuned, clients=tested, stream=stream)
-        return look(jax.random.key(self.seed), tree.placed(self.state, chosen.place))
+        settings, identity = None if self.config is None else self.job.settings, self._saved.header["identity"]
+        clients = ({} if settings is None else settings.run).get("eval_clients", identity.get("eval_clients"))
+        sample = evaluation_sample(self._whole, clients, self.seed)
+        finetune = None if settings is None else options.finetune(settings)
+        (data,) = self._prepared.place([self._whole])
+        look = self._prepared.evaluator(data, finetune, sample=sample)
+        return look(jax.random.key(self.seed), tree.placed(self.state, self._prepared.plan.place))
 
     @property
     def seed(self) -> int:

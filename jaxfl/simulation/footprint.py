@@ -8,18 +8,19 @@ import numpy as np
 
 from jaxfl import engine, sampling, tree
 from jaxfl.client.fast import coordinates
-from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice, resolve_plan
+from jaxfl.cohort import Cohort, DevicesChoice, Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
-from jaxfl.methods.base import Method, served_model
+from jaxfl.methods.base import Method
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluation.evaluate import BESIDE, EVERYBODY, evaluation_bytes
 from jaxfl.simulation.host.rows import shapes_here, with_field
-from jaxfl.simulation.host.streaming import LIMIT, Resident, Stream, keeps, streams
+from jaxfl.simulation.host.streaming import LIMIT, Resident, Stream
+from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.rounds import beginner
-from jaxfl.simulation.seeds import inside, lanes_of, together
+from jaxfl.simulation.seeds import lanes_of, seeds_per_program
 from jaxfl.tasks.contract import check_learns
 
 
@@ -126,35 +127,34 @@ def footprint(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}.")
     check_learns(method.task, data)
-    data, size, key, choice = data.in_programs(), cohort_size(cohort, data), jax.random.key(0), plan
-    state = jax.eval_shape(method.init, key, data)
-    plan = resolve_plan(choice, served_model(method, state), size, devices=devices)
+    data, size, key = data.in_programs(), cohort_size(cohort, data), jax.random.key(0)
+    most = seeds_per_program(seeds)
+    prepared = Prepared.of(method, data, size, plan=plan, devices=devices, resident=resident, seeds=most)
+    on_host, chosen = prepared.host_data or prepared.host_state, prepared.plan
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
-    stream = streams(method, data, resident)
-    kept = keeps(method, state, size, resident, plan, beside=0 if stream else tree.num_bytes(data))
-    parts = _Parts.of(method, data, state, size, plan, stream=stream, kept=kept)
-    count = 1 if stream or kept else together(seeds)
-    lanes = lanes_of(plan, count, [False] * len(jax.tree.leaves(data))) if count > 1 else None
-    keys, states, inner = key, parts.state, plan
+    parts = _Parts.of(prepared, data)
+    count = 1 if on_host else most
+    lanes = lanes_of(chosen, count, [False] * len(jax.tree.leaves(data))) if count > 1 else None
+    keys, states = key, parts.state
     if lanes is not None:
         keys, states = jax.eval_shape(functools.partial(tree.repeat, count=lanes.count), (key, parts.state))
-        inner = inside(choice, plan, served_model(method, state), size, count)
-    limit = LIMIT if stream or kept else program.CAPACITY
+    inner = chosen if lanes is None else prepared.lane
+    limit = LIMIT if on_host else program.CAPACITY
     with coordinates.decisions() as told:
         arguments = keys, states, parts.data, size, inner, limit, sampling.uniform, parts.cohorts, lanes
         lowered = program.lower(method, *arguments)
-    made = program.initialiser if not kept else beginner
-    first = made(method, program.shapes_of(parts.data), plan.mesh).lower(key, parts.data).compile()
+    made = beginner if prepared.host_state else program.initialiser
+    first = made(method, program.shapes_of(parts.data), chosen.mesh).lower(key, parts.data).compile()
     model = jax.eval_shape(method.task.init, key)
     return Footprint(
-        tree.num_bytes(parts.data) * (2 if stream else 1),
+        tree.num_bytes(parts.data) * (2 if prepared.host_data else 1),
         tree.num_bytes(parts.state) * (1 if lanes is None else lanes.each),
         program.program_bytes(lowered.compile()),
         tree.num_bytes(model),
         program.available_bytes(),
-        plan,
+        chosen,
         coordinates.phrase(told),
-        parts.beside + evaluation_bytes(method, key, parts.tested, shapes, plan, parts.together),
+        parts.beside + evaluation_bytes(method, key, parts.tested, shapes, chosen, parts.together),
         program.program_bytes(first),
         parts.host,
         parts.file,
@@ -187,20 +187,21 @@ class _Parts(NamedTuple):
     file: int
 
     @classmethod
-    def of(cls, method: Method, data: FederatedData, state: Any, size: int, plan: Plan, *, stream: bool, kept: bool):
-        """Returns the parts of a run whose rows stay on the host (`stream`), or the state's rows of the clients."""
+    def of(cls, prepared: Prepared, data: FederatedData) -> "_Parts":
+        """Returns the parts of a run."""
+        state, plan, size = prepared.shapes, prepared.plan, prepared.size
         given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
-        together = min(data.num_clients, BESIDE if stream or kept else EVERYBODY)
+        together = min(data.num_clients, BESIDE if prepared.host_data or prepared.host_state else EVERYBODY)
         parts = cls(given, state, None, state, together, 0, 0, 0)
-        if stream or kept:
-            drawn = Stream(data, jax.random.key(0), size, plan, sampling.uniform, 1, cut=stream)
+        if prepared.host_data or prepared.host_state:
+            drawn = Stream(data, jax.random.key(0), size, plan, sampling.uniform, 1, cut=prepared.host_data)
             parts = parts._replace(data=jax.eval_shape(lambda: drawn.blank), cohorts=drawn.cohorts)
-        if stream:
+        if prepared.host_data:
             window = Windows(data, together, ("train", "test"), plan.mesh).blank
             in_memory = [leaf for leaf in jax.tree.leaves(data) if not isinstance(leaf, np.memmap)]
             parts = parts._replace(beside=tree.num_bytes(window), host=tree.num_bytes(in_memory))
-        if kept:
-            field = str(method.per_client)
+        if prepared.host_state:
+            field = str(prepared.method.per_client)
             whole, count = getattr(state, field), engine.padded_size(plan, size)
             row = tree.num_bytes(whole) // data.num_clients
             parts = parts._replace(

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import engine, sampling
-from jaxfl.cohort import Plan, PlanChoice, resolve_plan
+from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method, served_model
+from jaxfl.methods.base import Method
 from jaxfl.random import check_seed_or_seeds, check_seeds
 from jaxfl.sampling import Sampler, cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import program
-from jaxfl.simulation.evaluation.evaluate import evaluator
 from jaxfl.simulation.evaluation.metrics import Evaluation
+from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.progress import come_to_nothing
 from jaxfl.simulation.schedule import check_drift
 from jaxfl.tasks.contract import check_learns
@@ -144,12 +144,12 @@ def run_mapped(
     check_learns(methods[0].task, data)
     keys = [jax.random.key(one) for one in seeds]
     stacked = keys[0] if len(keys) == 1 else jnp.stack(keys)
-    model = served_model(methods[0], jax.eval_shape(methods[0].init, keys[0], data))
-    plan = resolve_plan(plan, model, size, models=len(numbers) * len(seeds))
+    models = len(numbers) * len(seeds)
+    prepared = Prepared.of(methods[0], data, size, plan=plan, resident=True, models=models)
     data = data.in_programs().on_device()
     traced = jnp.asarray(numbers, jnp.float32)  # [V]
     try:
-        advance = mapped_rounds(make, size, rounds, sampler, plan).lower(traced, stacked, data).compile()
+        advance = mapped_rounds(make, size, rounds, sampler, prepared.plan).lower(traced, stacked, data).compile()
     except UNKNOWN as error:
         raise ValueError(
             "make must return a method that can be traced: somewhere a branch, a shape or a check needs to know the "
@@ -167,7 +167,7 @@ def run_mapped(
     data = data.at(rounds)
     # one program for all values; where a value reaches the task's loss or outputs, one for each
     unlike = methods if any(one.task is not methods[0].task for one in methods) else methods[:1]
-    looks = [evaluator(_evaluated(make, one), data, plan) for one in unlike]
+    looks = [prepared._replace(method=_evaluated(make, one)).evaluator(data) for one in unlike]
     results = []
     for place in np.ndindex(len(numbers), len(seeds)):
         number, drawn = numbers[place[0]], seeds[place[1]]

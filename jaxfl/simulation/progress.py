@@ -189,7 +189,7 @@ class Diverged(RuntimeError):
         self.outcomes: Sequence[Any] = ()
 
 
-def check_whole(kept: bool) -> None:
+def check_complete(kept: bool) -> None:
     """Refuses a best checkpoint that would lack models.
 
     Args:
@@ -368,7 +368,7 @@ class Progress:
             ValueError: the clients' own models stay on the host: their file is that of the run; or the folder holds
                 another run, or is that of this one.
         """
-        check_whole(has_any(state))
+        check_complete(has_any(state))
         folder = Path(folder)
         if self._directory is not None and folder.resolve() == self._directory.path.resolve():
             raise ValueError(

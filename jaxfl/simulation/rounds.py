@@ -21,6 +21,7 @@ from jaxfl.simulation.evaluation.evaluate import BESIDE, assigned
 from jaxfl.simulation.host import rows
 from jaxfl.simulation.host.rows import Index, KeptRows, RowsHere, at_hand, places, sent, shapes_here, with_field
 from jaxfl.simulation.host.streaming import LIMIT, Stream
+from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.program import CAPACITY, Lanes, Made, compile_rounds, initialiser, kept, shapes_of
 from jaxfl.typing import Array, Key, Params
 
@@ -77,11 +78,9 @@ class Rounds:
     """The compiled rounds of a run: how they start, go on, and get more slots on the way.
 
     Args:
-        method: the method.
+        prepared: the method and its plan.
         key: of the run.
         data: the federation, on the device; of a stream, its blank window.
-        size: clients of a cohort.
-        plan: chunk and devices.
         sampler: draws the cohorts.
         stream: has every round's rows and cohort, where they are not on the device.
 
@@ -92,33 +91,25 @@ class Rounds:
     """
 
     def __init__(
-        self,
-        method: Method,
-        key: Key,
-        data: FederatedData,
-        size: int,
-        plan: Plan,
-        sampler: Sampler,
-        stream: Stream | None = None,
+        self, prepared: Prepared, key: Key, data: FederatedData, sampler: Sampler, stream: Stream | None = None
     ):
         self.compile_seconds, self.factored, self._stream = 0.0, "", stream
         self.pace: float | None = None
-        self._method, self._key, self._data = method, key, data
-        self._size, self._plan, self._sampler = size, plan, sampler
+        self._prepared, self._method, self._plan = prepared, prepared.method, prepared.plan
+        self._key, self._data, self._sampler = key, data, sampler
         self._lanes: Lanes | None = None
 
-    def start(self, shapes: Any, saved: Sequence[Any] = (None,)) -> Any:
+    def start(self, saved: Sequence[Any] = (None,)) -> Any:
         """Compiles the rounds, and returns the state that they start from.
 
         Args:
-            shapes: of the method's first state.
             saved: of each seed, a checkpoint's state; its slots may have grown. None takes the method's first.
 
         Raises:
             MemoryError: the rounds need more memory than the device has left.
         """
         began = time.perf_counter()
-        self._compile(self._shapes(shapes, saved))
+        self._compile(self._shapes(saved))
         state = jax.block_until_ready(self._first(saved))
         self.compile_seconds += time.perf_counter() - began
         return state
@@ -178,9 +169,9 @@ class Rounds:
         """Returns the state of each seed."""
         return [state]
 
-    def _shapes(self, shapes: Any, saved: Sequence[Any]) -> Any:
+    def _shapes(self, saved: Sequence[Any]) -> Any:
         """Returns the shapes of the state to start from."""
-        return shapes if saved[0] is None else saved[0]
+        return self._prepared.shapes if saved[0] is None else saved[0]
 
     def _first(self, saved: Sequence[Any]) -> Any:
         """Returns the state to start from."""
@@ -200,7 +191,7 @@ class Rounds:
                 self._key,
                 state,
                 self._data,
-                self._size,
+                self._prepared.size,
                 self._plan,
                 limit=CAPACITY if self._stream is None else LIMIT,
                 sampler=self._sampler,
@@ -243,20 +234,16 @@ class KeptRounds(Rounds):
     made. What it made is written while the next one trains.
 
     Args:
-        method: the method.
+        prepared: the method and its plan.
         key: of the run.
-        size: clients of a cohort.
-        plan: chunk and devices.
         sampler: draws the cohorts.
         stream: has every round's data and cohort.
         folder: of the file of rows; None makes a temporary one.
     """
 
-    def __init__(
-        self, method: Method, key: Key, size: int, plan: Plan, sampler: Sampler, stream: Stream, folder: Path | None
-    ):
-        super().__init__(method, key, stream.blank, size, plan, sampler, stream)
-        self._field, self._folder, self._cohorts = str(method.per_client), folder, stream
+    def __init__(self, prepared: Prepared, key: Key, sampler: Sampler, stream: Stream, folder: Path | None):
+        super().__init__(prepared, key, stream.blank, sampler, stream)
+        self._field, self._folder, self._cohorts = str(prepared.method.per_client), folder, stream
         self._ahead: dict[int, Future[Params]] = {}  # of the next round: its rows, read before this one was written
         self._last: RowsHere | None = None  # what the last round made, on the host
         self._memory: Params = (
@@ -309,9 +296,10 @@ class KeptRounds(Rounds):
         self._last = RowsHere(values, np.asarray(made.place))
         rows.write(ids, values, mask)
 
-    def _shapes(self, shapes: Any, saved: Sequence[Any]) -> Any:
-        self._here = shapes_here(getattr(shapes, self._field), engine.padded_size(self._plan, self._size))
-        return super()._shapes(shapes, saved)
+    def _shapes(self, saved: Sequence[Any]) -> Any:
+        whole = getattr(self._prepared.shapes, self._field)
+        self._here = shapes_here(whole, engine.padded_size(self._plan, self._prepared.size))
+        return super()._shapes(saved)
 
     def _compile(self, state: Any) -> None:
         super()._compile(with_field(state, self._field, self._here))
@@ -328,7 +316,7 @@ class KeptRounds(Rounds):
                 )
             first, count = getattr(state, self._field), state.cluster.shape[0]
             rows = KeptRows(Index.of_nobody(first, count), self._folder, new=True)
-            rows.check_room(min(count, self._cohorts.rounds * self._size))
+            rows.check_room(min(count, self._cohorts.rounds * self._prepared.size))
             state = with_field(state, self._field, rows)
         return tree.placed(state, self._plan.place)
 

@@ -6,29 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
-import jax
-
-from jaxfl import sampling, tree
-from jaxfl.cohort import DevicesChoice, PlanChoice, resolve_mesh, resolve_plan
+from jaxfl import sampling
+from jaxfl.cohort import DevicesChoice, PlanChoice
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import Method, served_model
+from jaxfl.methods.base import Method
 from jaxfl.random import check_seed_or_seeds, check_seeds
 from jaxfl.sampling import Sampler, cohort_size
-from jaxfl.schema import MAKERS, checked
+from jaxfl.schema import checked
 from jaxfl.simulation import processes
-from jaxfl.simulation.asked import Asked, One
 from jaxfl.simulation.callbacks import BestCheckpoint, check_measured
-from jaxfl.simulation.evaluation.evaluate import sampled_clients
+from jaxfl.simulation.evaluation.evaluate import evaluation_sample
 from jaxfl.simulation.evaluation.finetune import FineTune
-from jaxfl.simulation.host.streaming import Resident, keeps, streams
-from jaxfl.simulation.loop import outcomes
-from jaxfl.simulation.program import initialiser, shapes_of
-from jaxfl.simulation.progress import Diverged, check_whole
+from jaxfl.simulation.host.streaming import Resident
+from jaxfl.simulation.loop import train
+from jaxfl.simulation.prepared import Prepared
+from jaxfl.simulation.progress import Diverged, check_complete
 from jaxfl.simulation.records.identity import check_config, check_named, identity_of
 from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result, check_callbacks, leaving
-from jaxfl.simulation.schedule import Schedule, check_kept
-from jaxfl.simulation.seeds import alike, inside
+from jaxfl.simulation.schedule import Schedule, check_checkpoints
+from jaxfl.simulation.spec import RunSpec, SeedSpec, federation_per_seed
 from jaxfl.tasks.contract import check_learns
 
 
@@ -152,73 +149,42 @@ def run(
     began, several = time.perf_counter(), seeds is not None
     check_seed_or_seeds(seed, seeds)
     numbers = check_seeds([0 if seed is None else seed] if seeds is None else seeds)
-    of_each = _of_each(data, len(numbers))
-    check_learns(method.task, of_each[0])
+    federations = federation_per_seed(data, len(numbers))
+    first = federations[0]
+    check_learns(method.task, first)
     check_callbacks(callbacks)
-    for one in of_each:
-        check_measured(callbacks, one, tuned=finetune is not None)
+    for federation in federations:
+        check_measured(callbacks, federation, tuned=finetune is not None)
     sampling.check_sampler(sampler)
     check_config(config)
     if checkpoint_dir == "":
         raise ValueError('checkpoint_dir must be a folder, got ""; "." is the current one, None keeps nothing.')
-    data = of_each[0].in_programs()
-    schedule = Schedule.of(rounds, eval_every, checkpoint_every, test_rows, data.drifts_at)
-    check_kept(checkpoint_every, checkpoint_dir)
+    schedule = Schedule.of(rounds, eval_every, checkpoint_every, test_rows, first.drifts_at)
+    check_checkpoints(checkpoint_every, checkpoint_dir)
     if checkpoint_dir is not None:
         check_named(sampler)
-    size = cohort_size(cohort, data)
-    # traced once, for the shapes and for the state
-    init = initialiser(method, shapes_of(data), resolve_mesh(plan, devices))
-    shapes = jax.eval_shape(init, jax.random.key(numbers[0]), data)
-    model = served_model(method, shapes)
-    chosen = resolve_plan(plan, model, size, devices=devices)
-    within = inside(plan, chosen, model, size, len(numbers))
-    stream = streams(method, data, resident)
-    kept = keeps(method, shapes, size, resident, chosen, beside=0 if stream else tree.num_bytes(data))
-    check_whole(kept and any(isinstance(one, BestCheckpoint) for one in callbacks))
-    asked = Asked(method, shapes, schedule, size, sampler, finetune, callbacks, began, stream, kept, within, several)
-    ones = []
-    for number, own in zip(numbers, of_each, strict=True):
-        identity = identity_of(config or {}, own, seed=number, size=size, sampler=sampler, finetune=finetune)
+    size = cohort_size(cohort, first)
+    prepared = Prepared.of(method, first, size, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
+    check_complete(prepared.host_state and any(isinstance(one, BestCheckpoint) for one in callbacks))
+
+    def of_seed(number: int, federation: FederatedData) -> SeedSpec:
+        identity = identity_of(config or {}, federation, seed=number, size=size, sampler=sampler, finetune=finetune)
         identity |= {} if test_rows is None else {"test_rows": int(test_rows)}
-        tested = sampled_clients(own, eval_clients, number)
-        identity |= {} if tested is None else {"eval_clients": len(tested)}
+        sample = evaluation_sample(federation, eval_clients, number)
+        identity |= {} if sample is None else {"eval_clients": len(sample)}
         folder = Path(checkpoint_dir, f"seed-{number}") if several and checkpoint_dir is not None else checkpoint_dir
         directory = directory_at(folder, resume=resume)
-        ones.append(One(number, own.in_programs(), own.client_names, tested, directory, identity))
-    processes.check_alike([[one.identity for one in ones], schedule, devices, stream, checkpoint_dir is None, resume])
-    chosen = chosen._replace(chunk=processes.least(chosen.chunk))
+        return SeedSpec(number, federation.in_programs(), federation.client_names, sample, directory, identity)
+
+    each = tuple(of_seed(*one) for one in zip(numbers, federations, strict=True))
+    spec = RunSpec(prepared, each, schedule, sampler, finetune, callbacks, resume, several, began)
+    identities = [one.identity for one in each]
+    processes.check_alike([identities, schedule, devices, prepared.host_data, checkpoint_dir is None, resume])
     with leaving(callbacks):
-        found, results = outcomes(asked, ones, chosen, resume), []
-        for one in found:
-            if isinstance(one, Diverged):
-                one.outcomes = found if several else ()
-                raise one
-            results.append(one)
+        outcomes, results = train(spec), []
+        for outcome in outcomes:
+            if isinstance(outcome, Diverged):
+                outcome.outcomes = outcomes if several else ()
+                raise outcome
+            results.append(outcome)
     return results if several else results[0]
-
-
-def _of_each(data: FederatedData | Sequence[FederatedData], seeds: int) -> list[FederatedData]:
-    """Returns the federation of each seed; arrays that are equal are the same object.
-
-    Raises:
-        TypeError: there are none.
-        ValueError: there are not as many as seeds, or shapes, clients that take part or rounds of a drift differ.
-    """
-    if isinstance(data, FederatedData):
-        return [data] * seeds
-    if not (isinstance(data, Sequence) and all(isinstance(one, FederatedData) for one in data)):
-        raise TypeError(
-            f"data must be a FederatedData, or a list of one for each seed, got a {type(data).__name__}; "
-            f"{MAKERS['FederatedData']}."
-        )
-    if len({one.drifts_at for one in data}) > 1:
-        raise ValueError("data must drift at the same round at every seed, got others; run them one after another.")
-    if len(data) != seeds:
-        raise ValueError(f"data must be one federation, or one for each of {seeds} seeds, got {len(data)}.")
-    if (same := alike(data)) is None:
-        raise ValueError(
-            "data must have the same shapes at every seed, the same name and classes and as many clients that take "
-            "part too, got others; run them one after another."
-        )
-    return same

@@ -176,7 +176,7 @@ def check_drift(drifts_at: int | None, rounds: int) -> None:
         )
 
 
-def check_kept(checkpoint_every: int | None, directory: Any, argument: str = "checkpoint_dir") -> None:
+def check_checkpoints(checkpoint_every: int | None, directory: Any, argument: str = "checkpoint_dir") -> None:
     """Raises ValueError if checkpoints are asked for that nothing would keep.
 
     Args:

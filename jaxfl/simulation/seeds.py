@@ -6,17 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxfl import tree
-from jaxfl.cohort import Plan, PlanChoice, resolve_plan
-from jaxfl.data.clients import FederatedData, replace_field
-from jaxfl.methods.base import Grow, Method, doubled
-from jaxfl.sampling import Sampler, cohort_size
-from jaxfl.simulation.asked import One
+from jaxfl.cohort import Plan
+from jaxfl.data.clients import FederatedData
+from jaxfl.methods.base import Grow, doubled
+from jaxfl.sampling import Sampler
+from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.program import Lanes, Made, initialiser, kept, shapes_of
 from jaxfl.simulation.rounds import Rounds
-from jaxfl.simulation.schedule import Schedule
+from jaxfl.simulation.spec import RunSpec, SeedSpec
 
 
 class RoundsInLanes(Rounds):
@@ -25,38 +24,26 @@ class RoundsInLanes(Rounds):
     All lanes make the same rounds. Where the slots of one run out, all stop before this round, and all grow.
 
     Args:
-        method: the method.
+        prepared: the method; its plan has the devices that the lanes are dealt to, and each lane has the plan `lane`.
         seeds: of the runs.
         data: of each; arrays that are the same object in all of them are shared.
-        size: clients of a cohort.
-        plan: has the devices that the lanes are dealt to.
-        inside: the plan of a lane, on one device.
         sampler: draws the cohorts.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        seeds: Sequence[int],
-        data: Sequence[FederatedData],
-        size: int,
-        plan: Plan,
-        inside: Plan,
-        sampler: Sampler,
-    ):
+    def __init__(self, prepared: Prepared, seeds: Sequence[int], data: Sequence[FederatedData], sampler: Sampler):
         arrays = list(zip(*map(jax.tree.leaves, data), strict=True))
         own = [any(leaf is not leaves[0] for leaf in leaves) for leaves in arrays]
-        lanes = lanes_of(plan, len(seeds), own)
+        lanes = lanes_of(prepared.plan, len(seeds), own)
         # lanes that are left over repeat the last seed
         self._filled = [min(lane, len(seeds) - 1) for lane in range(lanes.count)]
-        self._keys, self._of_each, self._outside = [jax.random.key(seed) for seed in seeds], data, plan.place
+        self._keys, self._of_each, self._outside = [jax.random.key(seed) for seed in seeds], data, prepared.plan.place
         self._place = lanes.place
         placed = [
             self._dealt(leaves) if apart else jax.device_put(leaves[0], lanes.everywhere)
             for leaves, apart in zip(arrays, own, strict=True)
         ]
         together = jax.tree.unflatten(jax.tree.structure(data[0]), placed)
-        super().__init__(method, self._dealt(self._keys), together, size, inside, sampler)
+        super().__init__(prepared._replace(plan=prepared.lane), self._dealt(self._keys), together, sampler)
         self._lanes = lanes
 
     def parts(self, state: Any, made: Made) -> Iterator[tuple[Any, Made]]:
@@ -71,8 +58,9 @@ class RoundsInLanes(Rounds):
         for lane in range(len(self._keys)):
             yield jax.device_put(_one(shapes_of(state))(state, lane), self._outside)
 
-    def _shapes(self, shapes: Any, saved: Sequence[Any]) -> Any:
-        largest = max((state for state in saved if state is not None), key=tree.num_bytes, default=shapes)
+    def _shapes(self, saved: Sequence[Any]) -> Any:
+        restored = (state for state in saved if state is not None)
+        largest = max(restored, key=tree.num_bytes, default=self._prepared.shapes)
         count = len(self._filled)
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), largest)
 
@@ -117,7 +105,7 @@ def _one(shapes: Any) -> Callable[[Any, int], Any]:
     return jax.jit(tree.take)
 
 
-def together(count: int) -> int:
+def seeds_per_program(count: int) -> int:
     """Returns how many of so many seeds are trained in one program: on a process's accelerators all, on a CPU one.
 
     The clients of one run keep the cores of a CPU busy. On two of them, 200 rounds of five seeds take 3.2 s one after
@@ -127,88 +115,31 @@ def together(count: int) -> int:
     return 1 if jax.default_backend() == "cpu" or jax.process_count() > 1 else count
 
 
-def inside(choice: PlanChoice, plan: Plan, model: Any, size: int, count: int) -> Plan:
-    """Returns the plan of one lane of so many seeds, on its device.
-
-    Args:
-        choice: what was asked for.
-        plan: what it is for one seed.
-        model: shapes of what a client trains.
-        size: clients of a cohort.
-        count: seeds in one program.
-    """
-    if isinstance(choice, Plan):
-        return choice._replace(mesh=None)
-    devices = 1 if plan.mesh is None else plan.mesh.size
-    return resolve_plan(choice, model, size, models=-(-count // devices), devices=1)
-
-
-def behind(ones: Sequence[One], schedule: Schedule, resume: bool) -> dict[int, int]:
-    """Returns the rounds that each of several seeds has made, by seed; of one nothing, which is opened at once.
+def rounds_done(spec: RunSpec) -> dict[int, int]:
+    """Returns the rounds done of several runs that go on, by seed; of a single run nothing: it is opened at once.
 
     Raises:
-        ValueError: one of them cannot be gone on with; none has been trained by then, and nothing is written.
+        ValueError: one of them cannot go on; none has been trained by then, and nothing is written.
     """
-    made = {}
-    for one in ones if len(ones) > 1 else ():
-        made[one.seed] = 0 if one.directory is None else one.directory.behind(one.identity, resume=resume)
-        schedule.check_done(made[one.seed])
-    return made
+    done = {}
+    for one in spec.seeds if len(spec.seeds) > 1 else ():
+        done[one.seed] = 0 if one.directory is None else one.directory.behind(one.identity, resume=spec.resume)
+        spec.schedule.check_done(done[one.seed])
+    return done
 
 
-def groups(ones: Sequence[One], most: int, made: Mapping[int, int]) -> Iterator[list[One]]:
-    """Yields the seeds of one program each: those who have made as many rounds.
+def groups(seeds: Sequence[SeedSpec], most: int, done: Mapping[int, int]) -> Iterator[tuple[SeedSpec, ...]]:
+    """Yields the seeds of one program each, which have the same number of rounds done.
 
     Args:
-        ones: of all seeds.
+        seeds: all of them.
         most: how many a program may have.
-        made: the rounds that each seed has behind it; of those that are not named, none.
+        done: the rounds done by seed; a seed that is not in it has none.
     """
 
-    def done(one: One) -> int:
-        return made.get(one.seed, 0)
+    def rounds(one: SeedSpec) -> int:
+        return done.get(one.seed, 0)
 
-    for _, equal in itertools.groupby(sorted(ones, key=done), done):
-        alike = list(equal)
-        yield from (alike[first : first + most] for first in range(0, len(alike), most))
-
-
-def alike(data: Sequence[FederatedData]) -> list[FederatedData] | None:
-    """Returns federations whose equal arrays are the same object; None where shapes differ, or how many take part.
-
-    Raises:
-        ValueError: in one of them nobody who takes part has training rows.
-
-    >>> from jaxfl.data import synthetic
-    >>> data = synthetic.clustered_linear(4), synthetic.clustered_linear(4)
-    >>> one, other = alike(data)
-    >>> one.inputs is other.inputs, alike([*data, synthetic.clustered_linear(3)])
-    (True, None)
-    """
-    first, *others = data
-    if len({cohort_size(1.0, one) for one in data}) > 1:  # a share of the clients would be another number of them
-        return None
-    if any(other is not first and shapes_of(other.in_programs()) != shapes_of(first.in_programs()) for other in others):
-        return None
-
-    def known(mine: Any, leaf: Any) -> Any:
-        return mine if leaf is mine or np.array_equal(leaf, mine) else leaf
-
-    bare = first.in_programs()
-    found = (jax.tree.map(known, bare, other.in_programs()) for other in others)
-    return [
-        first,
-        *(replace_field(one, "client_names", of.client_names) for one, of in zip(found, others, strict=True)),
-    ]
-
-
-def placed(data: Sequence[FederatedData], plan: Plan) -> list[FederatedData]:
-    """Returns federations on the plan's devices; an array that several have lies there once."""
-    there: dict[int, Any] = {}
-
-    def put(leaf: Any) -> Any:
-        if id(leaf) not in there:
-            there[id(leaf)] = jax.device_put(leaf, None if plan.mesh is None else plan.place)
-        return there[id(leaf)]
-
-    return [jax.tree.map(put, one) for one in data]
+    for _, equal in itertools.groupby(sorted(seeds, key=rounds), rounds):
+        some = tuple(equal)
+        yield from (some[first : first + most] for first in range(0, len(some), most))

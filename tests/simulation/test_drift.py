@@ -1,6 +1,5 @@
 """Runs on data that drift: what each round trains on, who takes part, and what is said of it."""
 
-import importlib
 from typing import NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from jaxfl.cohort import Plan
 from jaxfl.data import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Method, info, keep_clusters
+from jaxfl.simulation import prepared
 from jaxfl.simulation.result import around_drift
 from jaxfl.simulation.rounds import arriving, let_in
 from jaxfl.simulation.schedule import Schedule
@@ -167,7 +167,7 @@ def test_the_models_of_clients_on_the_host_and_values_side_by_side_drift_alike(i
     local = methods.local(linear_task(), optax.sgd(0.3), local_epochs=1)
     whole = jaxfl.run(local, MOVING, rounds=4, **OPTIONS)
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.import_module("jaxfl.simulation.run"), "keeps", lambda *_, **__: True)
+        patch.setattr(prepared, "keeps", lambda *_, **__: True)
         kept = jaxfl.run(local, MOVING, rounds=4, **OPTIONS)
     assert not kept.summary["resident_state"] and whole.summary["resident_state"]
     assert kept.summary["micro_accuracy"] == whole.summary["micro_accuracy"]

@@ -347,7 +347,7 @@ def test_swapped_arguments_are_named():
     ],
 )
 def test_arguments_of_other_types_are_named_before_anything_is_made(options, message, monkeypatch):
-    monkeypatch.setattr("jaxfl.simulation.run.initialiser", None)
+    monkeypatch.setattr("jaxfl.simulation.prepared.initialiser", None)
     with pytest.raises(TypeError, match=mentions(*message)):
         jaxfl.run(fedavg(), options.pop("data", DATA), rounds=1, **options)
 

@@ -48,7 +48,7 @@ def apart():
 @pytest.fixture
 def side_by_side(monkeypatch):
     """All seeds are trained in one program, as on an accelerator."""
-    monkeypatch.setattr(loop, "together", lambda count: count)
+    monkeypatch.setattr(loop, "seeds_per_program", lambda count: count)
 
 
 def untimed(history):
@@ -236,7 +236,7 @@ def test_bad_seeds_are_refused(arguments, words):
 
 
 def test_a_footprint_of_several_seeds_in_one_program(monkeypatch):
-    monkeypatch.setattr(footprints, "together", lambda count: count)
+    monkeypatch.setattr(footprints, "seeds_per_program", lambda count: count)
     one, three = (jaxfl.footprint(METHOD, DATA, cohort=4, devices=2, seeds=seeds) for seeds in (1, 3))
     assert three.state == 2 * one.state and three.data == one.data, "of three seeds a device has two at most"
     assert three.working > one.working and "3    in one program" in str(three)

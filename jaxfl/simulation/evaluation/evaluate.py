@@ -144,7 +144,7 @@ class Block(NamedTuple):
 Blocks = Callable[[], Iterator[Block]]
 
 
-def sampled_clients(data: FederatedData, most: int | None, seed: int) -> np.ndarray | None:
+def evaluation_sample(data: FederatedData, most: int | None, seed: int) -> np.ndarray | None:
     """Returns who is tested `[M]` in ascending order, the same clients in every evaluation; None tests all.
 
     Args:
@@ -158,7 +158,7 @@ def sampled_clients(data: FederatedData, most: int | None, seed: int) -> np.ndar
 
     >>> from jaxfl.data import synthetic
     >>> data = synthetic.clustered_linear(8)
-    >>> sampled_clients(data, None, 0) is None, len(sampled_clients(data, 3, 0))
+    >>> evaluation_sample(data, None, 0) is None, len(evaluation_sample(data, 3, 0))
     (True, 3)
     """
     if most is not None and most < 1:

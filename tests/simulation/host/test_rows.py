@@ -15,8 +15,7 @@ import jaxfl
 from jaxfl import local_sketches, methods, sampling, tree
 from jaxfl.cohort import Plan
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.simulation import processes, program
-from jaxfl.simulation import run as running
+from jaxfl.simulation import prepared, processes, program
 from jaxfl.simulation.evaluation import evaluate
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.host import rows as host_rows
@@ -144,7 +143,7 @@ def test_a_missing_short_or_damaged_file_is_refused_by_name(tmp_path):
 
 
 def test_nor_does_it_where_the_data_are_resident(monkeypatch):
-    monkeypatch.setattr(running, "streams", lambda *_: False)
+    monkeypatch.setattr(prepared, "streams", lambda *_: False)
     monkeypatch.setattr(evaluate, "BESIDE", 3)
     _, kept = both(methods.fedper(TASK, SGD, **LOCAL, personal="bias"), test_rows=2, **FEW)
     assert kept.summary["resident"]
