@@ -25,11 +25,12 @@ from jaxfl.clustering import gaps as gap_of
 from jaxfl.clustering.distances import cosine, l2
 from jaxfl.cohort import Cohort, PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData
-from jaxfl.methods.base import takes_part
-from jaxfl.random import Stream, check_seed, key_for
+from jaxfl.methods.averaging import averaging
+from jaxfl.methods.base import Method, takes_part
+from jaxfl.random import check_seed
 from jaxfl.schema import checked, quoted
 from jaxfl.server import aggregate
-from jaxfl.simulation.program import available_bytes
+from jaxfl.simulation.program import available_bytes, one_round
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -157,23 +158,24 @@ def layer_profile(
     sizes = [sum(leaves[place].size for place in places) for places in layers.values()]
 
     data = data.at(0).on_device()
-    train_all = engine.jit(functools.partial(_train_all, train, weighting))
-    model = jax.jit(lambda key: task.init(key_for(key, Stream.INIT)))(key)
+    method = averaging(task, _with_model(train), weighting=weighting)
+    advance = engine.jit(functools.partial(_round, method))
+    state = jax.jit(method.init)(key, data)
     matrices, losses = {name: [] for name in distances}, []
     for round in range(rounds):
-        average, sent, loss = train_all(key, model, jnp.int32(round), data, everybody)
-        ends, start = jax.tree.leaves(sent), jax.tree.leaves(model)
+        start = jax.tree.leaves(state.model)
+        state, (loss, models) = advance(key, state, data, everybody)
+        ends = jax.tree.leaves(models)
         of_layers = [
             jax.tree.map(np.asarray, _compare([ends[p] for p in places], [start[p] for p in places], tuple(distances)))
             for places in layers.values()
         ]
-        del sent, ends  # one such stack at a time
+        del models, ends  # one such stack at a time
         for name in distances:
             one = [found[name] for found, _ in of_layers]
             norms = np.stack([lengths[name.startswith("delta")] for _, lengths in of_layers])  # [L - 1, N]
             matrices[name].append(np.stack([*one, _together(name, np.stack(one), norms)]))
         losses.append(np.asarray(loss)[taking_part].mean())
-        model = average
         if callback is not None:
             callback(round + 1)
     return LayerProfile(
@@ -201,24 +203,22 @@ def by_layer(model: Params) -> dict[str, list[int]]:
     return dict(sorted(layers.items(), key=lambda item: numbers_by_size(item[0])))
 
 
-def _train_all(
-    train: Train,
-    weighting: aggregate.Weighting,
-    key: Key,
-    model: Params,
-    round: Array,
-    data: FederatedData,
-    everybody: Cohort,
-) -> tuple[Params, Params, Array]:
-    """Returns the next global model, the local models `[N, ...]` and the losses `[N]`: a round of FedAvg."""
+def _with_model(train: Train) -> Train:
+    """Returns local training that reports the trained model beside the loss: `(loss [], model)`."""
 
-    def client(shared: Any, client: Array) -> tuple[aggregate.Contribution, tuple[Params, Array]]:
-        key, model, round, data = shared
-        sent, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=model)
-        return aggregate.contribute(sent, aggregate.client_weight(data, client, weighting)), (sent, loss)
+    def run(key: Key, model: Params, data: FederatedData, client: Array, **options: Any) -> tuple[Params, Any]:
+        trained, loss = train(key, model, data, client, **options)
+        return trained, (loss, trained)
 
-    total, (sent, loss) = engine.over_clients(client, (key, model, round, data), everybody)
-    return tree.take(aggregate.mean(total, empty=tree.repeat(model, 1)), 0), sent, loss
+    return run
+
+
+def _round(
+    method: Method, key: Key, state: Any, data: FederatedData, everybody: Cohort
+) -> tuple[Any, tuple[Array, Params]]:
+    """Returns the state after a round of all clients, and what they report: losses `[N]` and models `[N, ...]`."""
+    state, _, info = one_round(method, key, state, data, everybody.plan, lambda _: everybody)
+    return state, info.loss
 
 
 @functools.partial(jax.jit, static_argnames="names")

@@ -256,16 +256,49 @@ class _Rounds:
         self.told: list[str] = []
 
 
+def draw_cohort(sampler: Sampler, key: Key, round: Array, data: FederatedData, size: int, plan: Plan) -> Cohort:
+    """Returns the cohort of a round, in the engine's order; traceable.
+
+    Args:
+        sampler: draws it.
+        key: of the run.
+        round: `[]` int32.
+        data: the federation as it is in this round.
+        size: clients of a cohort.
+        plan: chunk and devices.
+    """
+    return engine.by_size(data, sampling.cohort_of(sampler, key, round, data, size, plan))
+
+
+def one_round(
+    method: Method, key: Key, state: Any, data: FederatedData, plan: Plan, draw: Callable[[FederatedData], Cohort]
+) -> tuple[Any, Cohort, Info]:
+    """Returns the state after a round, the cohort, and the method's info on the round; traceable.
+
+    Args:
+        method: the method.
+        key: of the run.
+        state: before the round.
+        data: the federation; of one that drifts, the round takes it as it is by then.
+        plan: chunk and devices.
+        draw: returns the cohort, of the federation as it is in this round.
+    """
+    data = data.at(state.round)
+    cohort = draw(data)
+    state, info = default_mesh(plan.mesh)(method.round)(key, state, data, cohort)
+    return state, cohort, info
+
+
 @kept
 def _rounds(
     method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, lanes: Lanes | None, shapes: Any
 ) -> _Rounds:
     @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
-    def one_round(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
-        data = data.at(state.round)
-        drawn = functools.partial(sampling.cohort_of, sampler, key, state.round, data, size, plan)
-        cohort = engine.by_size(data, drawn()) if given is None else given
-        new, info = default_mesh(plan.mesh)(method.round)(key, state, data, cohort)
+    def step(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
+        def draw(now: FederatedData) -> Cohort:
+            return draw_cohort(sampler, key, state.round, now, size, plan) if given is None else given
+
+        new, cohort, info = one_round(method, key, state, data, plan, draw)
         if lanes is not None and method.grow is not None:  # all stop where one has to grow
             info = info._replace(overflow=lanes.most(info.overflow))
         if method.grow is not None:  # a round that ran out of slots has not happened
@@ -275,7 +308,7 @@ def _rounds(
     def advance(
         key: Key, state: Any, data: FederatedData, count: Array, given: Cohort | None = None
     ) -> tuple[Any, Log, Array, Array]:
-        _, row = jax.eval_shape(one_round, key, state, data, None if given is None else tree.take(given, 0))
+        _, row = jax.eval_shape(step, key, state, data, None if given is None else tree.take(given, 0))
         _check_info(row.info, row.ids.shape)
         log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), row)
 
@@ -285,7 +318,7 @@ def _rounds(
 
         def body(carry: tuple) -> tuple:
             state, log, done, _ = carry
-            state, row = one_round(key, state, data, None if given is None else tree.take(given, done))
+            state, row = step(key, state, data, None if given is None else tree.take(given, done))
             log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, row)
             overflow = row.info.overflow.astype(jnp.int32)
             return state, log, done + (overflow == 0).astype(done.dtype), overflow

@@ -20,9 +20,9 @@ from jaxfl.cohort import Cohort, Plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method, slots_of
-from jaxfl.sampling import Sampler, cohort_of
+from jaxfl.sampling import Sampler
 from jaxfl.simulation import processes
-from jaxfl.simulation.program import available_bytes, kept, shapes_of
+from jaxfl.simulation.program import available_bytes, draw_cohort, kept, shapes_of
 from jaxfl.typing import Array, Key
 
 Resident = bool | Literal["auto"]
@@ -112,7 +112,7 @@ def _drawing(sampler: Sampler, size: int, plan: Plan, shapes: Any) -> Callable[[
 
     def draw(key: Key, round: Array, data: FederatedData) -> Cohort:
         now = data.at(round)
-        return plan.readable(tree.repeat(engine.by_size(now, cohort_of(sampler, key, round, now, size, plan)), LIMIT))
+        return plan.readable(tree.repeat(draw_cohort(sampler, key, round, now, size, plan), LIMIT))
 
     return jax.jit(draw)
 
