@@ -2,49 +2,19 @@
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import tree
-from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.methods.base import Method
-from jaxfl.simulation.evaluation.metrics import Evaluation
+from jaxfl.data.clients import Batch
 from jaxfl.simulation.prepared import Prepared
+from jaxfl.simulation.result import TrainedRun
 from jaxfl.tasks import Metrics
 from jaxfl.tasks.metrics import ACCURACY
 from jaxfl.typing import Array
-
-
-class Finished(Protocol):
-    """What is needed of a `jaxfl.Result`, or of what `jaxfl.load` returns."""
-
-    @property
-    def method(self) -> Method | None:
-        """That has run."""
-        ...
-
-    @property
-    def state(self) -> Any:
-        """The method's last state."""
-        ...
-
-    @property
-    def data(self) -> FederatedData:
-        """The federation."""
-        ...
-
-    @property
-    def evaluation(self) -> Evaluation:
-        """The last evaluation."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Of the run."""
-        ...
 
 
 class ClassConfusion(NamedTuple):
@@ -54,7 +24,7 @@ class ClassConfusion(NamedTuple):
     cluster: np.ndarray  # [K] slots of the models; -1 for clients that have none
 
 
-def class_confusion(result: Finished) -> ClassConfusion:
+def class_confusion(result: TrainedRun) -> ClassConfusion:
     """Returns the confusion matrix of each cluster: its clients' test rows under the models that they are served.
 
     Counted are the clients that the run's accuracy is of: those that are tested, neither held out nor attackers. So

@@ -213,10 +213,8 @@ def _with_model(train: Train) -> Train:
     return run
 
 
-def _round(
-    method: Method, key: Key, state: Any, data: FederatedData, everybody: Cohort
-) -> tuple[Any, tuple[Array, Params]]:
-    """Returns the state after a round of all clients, and what they report: losses `[N]` and models `[N, ...]`."""
+def _round(method: Method, key: Key, state: Any, data: FederatedData, everybody: Cohort) -> tuple[Any, Any]:
+    """Returns the state after a round of all clients, and what they report: `(losses [N], models [N, ...])`."""
     state, _, info = one_round(method, key, state, data, everybody.plan, lambda _: everybody)
     return state, info.loss
 

@@ -1,7 +1,7 @@
 """What the clients' own models look like, side by side: a short vector for each, never a stack of models."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ import numpy as np
 import optax
 
 from jaxfl import engine
-from jaxfl.analysis.class_confusion import Finished
 from jaxfl.client.conduct import honest
 from jaxfl.clustering.distances import cosine
 from jaxfl.cohort import Cohort, PlanChoice, resolve_plan
@@ -23,6 +22,7 @@ from jaxfl.simulation.evaluation.finetune import FineTune, trainer
 from jaxfl.simulation.evaluation.metrics import known
 from jaxfl.simulation.host.rows import at_hand, shapes_whole
 from jaxfl.simulation.prepared import Prepared
+from jaxfl.simulation.result import TrainedRun
 from jaxfl.typing import Array, Key
 
 
@@ -33,7 +33,7 @@ class ClientSimilarity(NamedTuple):
     clients: np.ndarray  # [M] int32, ids in ascending order
 
 
-def client_similarity(result: Finished, *, clients: int | None = 400, size: int = 4096) -> ClientSimilarity:
+def client_similarity(result: TrainedRun, *, clients: int | None = 400, size: int = 4096) -> ClientSimilarity:
     """Returns the cosines between clients' gradients: of each one's own rows, all at the initial model of the run.
 
     These say how similar the clients' data are, whatever the method has found and attackers have sent, so that
@@ -72,25 +72,6 @@ def client_similarity(result: Finished, *, clients: int | None = 400, size: int 
     return ClientSimilarity(np.asarray(cosine(psi)), chosen)
 
 
-class ResultWithState(Protocol):
-    """What is needed of a `jaxfl.Result`."""
-
-    @property
-    def state(self) -> Any:
-        """The method's last state."""
-        ...
-
-    @property
-    def data(self) -> FederatedData:
-        """The federation."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Of the run."""
-        ...
-
-
 class Sketches(NamedTuple):
     """The local models of M clients as vectors: their distances are the models' distances, see `local_sketches`."""
 
@@ -102,7 +83,7 @@ class Sketches(NamedTuple):
 
 def local_sketches(
     method: Method,
-    result: ResultWithState,
+    result: TrainedRun,
     train: FineTune,
     *,
     clients: int | Sequence[int] | np.ndarray | None = None,

@@ -7,21 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxfl import tree
 from jaxfl.cohort import PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job as jobs
 from jaxfl.methods.base import Method
-from jaxfl.models.weights import save_weights
 from jaxfl.schema import check_type
 from jaxfl.settings import options, own
-from jaxfl.simulation.evaluation.evaluate import evaluation_sample, model_of
+from jaxfl.simulation.evaluation.evaluate import evaluation_sample
 from jaxfl.simulation.evaluation.metrics import Evaluation, in_a_line
-from jaxfl.simulation.evaluation.served import newcomers, predict
-from jaxfl.simulation.host.streaming import streams
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.progress import on_host, restored
 from jaxfl.simulation.records import checkpoint
@@ -29,16 +24,15 @@ from jaxfl.simulation.records.checkpoint import Saved
 from jaxfl.simulation.records.directory import CONFIG, HISTORY, RunDirectory
 from jaxfl.simulation.records.history import History, read_back
 from jaxfl.simulation.records.identity import check_data
-from jaxfl.simulation.result import Callback, Result, about, chosen_client, table
-from jaxfl.typing import Params
+from jaxfl.simulation.result import Callback, Result, TrainedRun
 
 if TYPE_CHECKING:
-    import pandas
+    pass
 
 NAMES = ("method", "data", "model", "optimizer", "server_optimizer")  # of a config: what chooses the options' owners
 
 
-class KeptRun:
+class KeptRun(TrainedRun):
     """A run in a folder, finished or interrupted. Data, method, state and evaluation are made when they are asked for.
 
     Attributes:
@@ -164,36 +158,15 @@ class KeptRun:
             raise ValueError(f"{str(self.path)!r} has no checkpoint; the run was stopped before its first.")
         return self._newest
 
-    def params(self, *, client: int | None = None, cluster: int | None = None) -> Params:
-        """Returns the model that a client is served, or the clients of a cluster.
+    @property
+    def _host_data(self) -> bool:
+        """Whether the clients' rows of data stay on the host."""
+        return self._prepared.host_data
 
-        Args:
-            client: from 0 to N - 1.
-            cluster: one of `evaluation.cluster`.
-
-        Raises:
-            ValueError: both or none are given, or there is no such client or cluster.
-        """
-        found = chosen_client(client, cluster, self.data, lambda: self.evaluation)
-        stream = streams(self.method, self.data, "auto")
-        return model_of(self.method, self.state, self.data, found, self.seed, stream=stream)
-
-    def predict(self, inputs: ArrayLike, *, client: int | None = None, cluster: int | None = None) -> np.ndarray:
-        """Returns what the model of `params` says of rows, as `Result.predict` does."""
-        return predict(self.method.task, self.params(client=client, cluster=cluster), self.data, inputs)
-
-    def evaluate(self, data: FederatedData) -> Evaluation:
-        """Returns the evaluation of clients who were not there, as `Result.evaluate` does."""
-        return newcomers(self.method, self.state, self.data, self.seed, data, self.began)
-
-    def clients(self) -> "pandas.DataFrame":
-        """Returns a row per client, as `Result.clients` does."""
-        return table(self.data, self.evaluation)
-
-    def export(self, path: str | os.PathLike, *, client: int | None = None, cluster: int | None = None) -> None:
-        """Writes the model of `params` as safetensors, see `jaxfl.models.save_weights`."""
-        told = {**(self.config or {}), "rounds": self.round}
-        save_weights(path, self.params(client=client, cluster=cluster), about(told, self.data, client, cluster))
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """The config, if there is one, and the rounds done."""
+        return {**(self.config or {}), "rounds": self.round}
 
     def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> Result:
         """Goes on with the run in its folder, as `jaxfl run ... --resume` does: the same bits.

@@ -289,7 +289,7 @@ def _program(spec: RunSpec, data: Sequence[FederatedData]) -> Rounds:
     prepared, sampler = spec.prepared, spec.sampler
     if len(spec.seeds) > 1:
         return RoundsInLanes(prepared, [one.seed for one in spec.seeds], data, sampler)
-    (of_seed,) = spec.seeds
+    of_seed = spec.seeds[0]
     key = jax.random.key(of_seed.seed)
     if not (prepared.host_data or prepared.host_state):
         return Rounds(prepared, key, data[0], sampler)

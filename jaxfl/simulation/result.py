@@ -170,31 +170,53 @@ def leaving(callbacks: Sequence[Callback]) -> contextlib.ExitStack:
     return stack
 
 
-class Result(NamedTuple):
-    """A finished run.
+class TrainedRun:
+    """A run with a state: what its models are used for. `jaxfl.run` returns one, and `jaxfl.load` another.
 
-    Attributes:
-        state: the method's last state.
-        history: a record per evaluation.
-        evaluation: the last one, client by client.
-        data: the federation it ran on; of one that drifts, as it is at the end.
-        summary: one flat dictionary, ready for JSON: what ran, the last metrics, the times, the versions.
-        method: that has run.
-        began: of data that drift, the federation as it was in the first round.
+    A subclass has the following.
     """
 
-    state: Any
-    history: History
-    evaluation: Evaluation
-    data: FederatedData
-    summary: dict[str, Any]
-    method: Method | None = None
-    began: FederatedData | None = None
+    __slots__ = ()
+
+    @property
+    def method(self) -> Method | None:
+        """The method; None where it is not known."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> Any:
+        """The method's last state."""
+        raise NotImplementedError
+
+    @property
+    def data(self) -> FederatedData:
+        """The federation; of one that drifts, as it is in the last round."""
+        raise NotImplementedError
+
+    @property
+    def began(self) -> FederatedData | None:
+        """Of data that drift, the federation as it was in the first round."""
+        raise NotImplementedError
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The last evaluation, client by client."""
+        raise NotImplementedError
 
     @property
     def seed(self) -> int:
-        """Its seed."""
-        return self.summary["seed"]
+        """The seed of the run."""
+        raise NotImplementedError
+
+    @property
+    def _host_data(self) -> bool:
+        """Whether the clients' rows of data stay on the host."""
+        raise NotImplementedError
+
+    @property
+    def _facts(self) -> Mapping[str, Any]:
+        """What is known of the run by name: method, data, rounds, seed."""
+        raise NotImplementedError
 
     def params(self, *, client: int | None = None, cluster: int | None = None) -> Params:
         """Returns the model that a client is served, or the clients of a cluster.
@@ -206,9 +228,8 @@ class Result(NamedTuple):
         Raises:
             ValueError: both or none are given, or there is no such client or cluster.
         """
-        found = chosen_client(client, cluster, self.data, lambda: self.evaluation)
-        stream = not self.summary["resident"]
-        return model_of(_known(self.method), self.state, self.data, found, self.summary["seed"], stream=stream)
+        chosen = chosen_client(client, cluster, self.data, lambda: self.evaluation)
+        return model_of(_known(self.method), self.state, self.data, chosen, self.seed, stream=self._host_data)
 
     def predict(self, inputs: ArrayLike, *, client: int | None = None, cluster: int | None = None) -> np.ndarray:
         """Returns what the model of `params` says of rows `[B, ...]`: of classification logits `[B, L]`.
@@ -256,7 +277,7 @@ class Result(NamedTuple):
 
     def export(self, path: str | os.PathLike, *, client: int | None = None, cluster: int | None = None) -> None:
         """Writes the model of `params` as safetensors, see `jaxfl.models.save_weights`."""
-        save_weights(path, self.params(client=client, cluster=cluster), about(self.summary, self.data, client, cluster))
+        save_weights(path, self.params(client=client, cluster=cluster), about(self._facts, self.data, client, cluster))
 
     def clients(self) -> "pandas.DataFrame":
         """Returns a row per client: id, true group, cluster, training and test rows, the task's metrics and loss.
@@ -268,6 +289,47 @@ class Result(NamedTuple):
         what the main metric is, too.
         """
         return table(self.data, self.evaluation)
+
+
+class _ResultFields(NamedTuple):
+    state: Any
+    history: History
+    evaluation: Evaluation
+    data: FederatedData
+    summary: dict[str, Any]
+    method: Method | None = None
+    began: FederatedData | None = None
+
+
+class Result(_ResultFields, TrainedRun):
+    """A finished run.
+
+    Attributes:
+        state: the method's last state.
+        history: a record per evaluation.
+        evaluation: the last one, client by client.
+        data: the federation it ran on; of one that drifts, as it is at the end.
+        summary: one flat dictionary, ready for JSON: what ran, the last metrics, the times, the versions.
+        method: that has run.
+        began: of data that drift, the federation as it was in the first round.
+    """
+
+    __slots__ = ()
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.summary["seed"]
+
+    @property
+    def _host_data(self) -> bool:
+        """Whether the clients' rows of data stayed on the host."""
+        return not self.summary["resident"]
+
+    @property
+    def _facts(self) -> Mapping[str, Any]:
+        """The summary."""
+        return self.summary
 
     def __repr__(self) -> str:
         """Returns a line: the arrays would fill pages."""

@@ -141,15 +141,15 @@ def test_seeds_share_programs_as_in_a_run(monkeypatch):
     made = []
 
     def noted(kind):
-        def program(method, seeds, *arguments):
+        def program(prepared, seeds, *arguments):
             made.append((kind.__name__, np.shape(seeds)))
-            return kind(method, seeds, *arguments)
+            return kind(prepared, seeds, *arguments)
 
         return program
 
     for kind in (point.Rounds, point.RoundsInLanes):
         monkeypatch.setattr(point, kind.__name__, noted(kind))
-    monkeypatch.setattr(point, "together", lambda count: min(count, 4))
+    monkeypatch.setattr(point, "seeds_per_program", lambda count: min(count, 4))
     monkeypatch.setattr(point, "SIZE", {"cpu": 8})
     (five,) = axes.points("seeds", (5,), hidden=2, rounds=2)
     told = []

@@ -128,15 +128,15 @@ def test_what_fails_in_the_thread_is_raised(monkeypatch):
 
 
 def test_a_sample_is_fixed_by_the_seed_and_has_test_rows():
-    few = evaluate.sampled_clients(DATA, 3, 5)
+    few = evaluate.evaluation_sample(DATA, 3, 5)
     assert few is not None and (np.diff(few) > 0).all()
-    np.testing.assert_array_equal(few, evaluate.sampled_clients(DATA, 3, 5))
-    assert any((evaluate.sampled_clients(DATA, 3, seed) != few).any() for seed in range(6, 9))
+    np.testing.assert_array_equal(few, evaluate.evaluation_sample(DATA, 3, 5))
+    assert any((evaluate.evaluation_sample(DATA, 3, seed) != few).any() for seed in range(6, 9))
     size = np.where(np.isin(np.arange(8), (0, 2)), DATA.test.size, 0)
-    assert evaluate.sampled_clients(replace(DATA, test=replace(DATA.test, size=size)), 3, 5).tolist() == [0, 2]
-    assert evaluate.sampled_clients(DATA, 8, 5) is None
+    assert evaluate.evaluation_sample(replace(DATA, test=replace(DATA.test, size=size)), 3, 5).tolist() == [0, 2]
+    assert evaluate.evaluation_sample(DATA, 8, 5) is None
     with pytest.raises(ValueError, match=mentions("eval_clients", 0)):
-        evaluate.sampled_clients(DATA, 0, 5)
+        evaluate.evaluation_sample(DATA, 0, 5)
 
 
 def test_the_metrics_of_a_sample_are_theirs():
