@@ -177,8 +177,11 @@ class RunState:
 def train(spec: RunSpec) -> list[Outcome]:
     """Trains all seeds: as many in one program as is fast, one program after another; returns what each has come to.
 
+    A program that runs out of memory goes on in less of it, see `in_less_memory`. After rounds that are made again
+    callbacks are not called: of the same evaluation twice, the second would be no better than the first.
+
     Warns:
-        UserWarning: a signal came when all rounds were made.
+        UserWarning: a signal came when all rounds were made, or the memory did not suffice.
     """
     found: dict[int, Outcome] = {}
     heard: Heard = {}
@@ -188,55 +191,73 @@ def train(spec: RunSpec) -> list[Outcome]:
         for one in spec.seeds:
             if one.directory is not None:
                 stack.enter_context(one.directory.alone())
-        for place, group in enumerate(groups(spec.seeds, 1 if alone else seeds_per_program(len(spec.seeds)), done)):
-            part = spec._replace(seeds=group, began=time.perf_counter() if place else spec.began)  # a time of its own
+        most = 1 if alone else seeds_per_program(len(spec.seeds))
+        waiting = [spec._replace(seeds=group) for group in groups(spec.seeds, most, done)]
+        while waiting:
+            part = waiting.pop(0)
+            progresses = [Progress(one.directory, one.identity, resume=part.resume) for one in part.seeds]
             try:
-                outcomes = _within_memory(part, heard)
+                outcomes = _train_program(part, progresses, heard)
             except Stopped as stopped:
                 if len(found) + len(stopped.outcomes) < len(spec.seeds):
                     raise
                 outcomes = stopped.outcomes  # there is nothing left to stop
                 warnings.warn("the run was asked to stop when all its rounds were made: it is whole.", stacklevel=4)
-            found |= {one.seed: outcome for one, outcome in zip(group, outcomes, strict=True)}
+            except (MemoryError, jax.errors.JaxRuntimeError) as error:
+                if not is_out_of_memory(error, part):
+                    raise
+                outcomes = None
+            if outcomes is None:  # behind the handler, which would keep the first state alive
+                waiting[:0] = in_less_memory(part, progresses[0].kept, first=part.prepared.plan == spec.prepared.plan)
+                continue
+            found |= {one.seed: outcome for one, outcome in zip(part.seeds, outcomes, strict=True)}
+            waiting[:1] = [part._replace(began=time.perf_counter()) for part in waiting[:1]]  # a time of its own
     return [found[one.seed] for one in spec.seeds]
 
 
-def _within_memory(spec: RunSpec, heard: Heard) -> list[Outcome]:
-    """Trains the seeds of one program, in less memory if the device runs out of it; once, from the last checkpoint on.
+def is_out_of_memory(error: Exception, spec: RunSpec) -> bool:
+    """Returns whether a program has run out of memory that it may do without.
 
-    Several seeds are trained one after another then, and one with half the chunk. After rounds that are made again
-    callbacks are not called: of the same evaluation twice, the second would be no better than the first.
+    Args:
+        error: of the program.
+        spec: of its seeds; one seed alone whose program does not fit is refused.
     """
-    first = True
-    while True:
-        progresses = [Progress(one.directory, one.identity, resume=spec.resume or not first) for one in spec.seeds]
-        try:
-            return _train_program(spec, progresses, heard)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-        except MemoryError:
-            if len(spec.seeds) == 1:
-                raise
-        kept = progresses[0].kept  # behind the handler, which would keep the first state alive
-        if len(spec.seeds) > 1:
-            warnings.warn(
-                f"the memory does not hold {len(spec.seeds)} seeds at a time; {kept}, and they go on one by one.",
-                stacklevel=4,
-            )
-            alone = [spec._replace(seeds=(one,), resume=True) for one in spec.seeds]
-            return [outcome for part in alone for outcome in _within_memory(part, heard)]
-        plan, size = spec.prepared.plan, spec.prepared.size
-        smaller = halve_chunk(plan, size)
-        told = f"the device ran out of memory with {plan.chunk or size} clients at a time; {kept}"
-        if smaller is None or not first or processes.several():  # the others know nothing of it
-            raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")
+    return len(spec.seeds) > 1 if isinstance(error, MemoryError) else "RESOURCE_EXHAUSTED" in str(error)
+
+
+def in_less_memory(spec: RunSpec, kept: str, *, first: bool) -> list[RunSpec]:
+    """Returns the parts in which a program that ran out of memory goes on from the last checkpoint.
+
+    Several seeds are trained one after another then, and one with half the chunk.
+
+    Args:
+        spec: of the seeds of the program.
+        kept: what there is to go on from, in words.
+        first: whether the chunk has not been halved before.
+
+    Warns:
+        UserWarning: always.
+
+    Raises:
+        MemoryError: the chunk cannot be halved, or was before.
+    """
+    if len(spec.seeds) > 1:
         warnings.warn(
-            f"{told}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
-            "otherwise.",
-            stacklevel=4,
+            f"the memory does not hold {len(spec.seeds)} seeds at a time; {kept}, and they go on one after another.",
+            stacklevel=5,
         )
-        spec, first = spec._replace(prepared=spec.prepared._replace(plan=smaller)), False
+        return [spec._replace(seeds=(one,), resume=True) for one in spec.seeds]
+    plan, size = spec.prepared.plan, spec.prepared.size
+    smaller = halve_chunk(plan, size)
+    told = f"the device ran out of memory with {plan.chunk or size} clients at a time; {kept}"
+    if smaller is None or not first or processes.several():  # the others know nothing of it
+        raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")
+    warnings.warn(
+        f"{told}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
+        "otherwise.",
+        stacklevel=5,
+    )
+    return [spec._replace(prepared=spec.prepared._replace(plan=smaller), resume=True)]
 
 
 def _train_program(spec: RunSpec, progresses: Sequence[Progress], heard: Heard) -> list[Outcome]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import engine, sampling
-from jaxfl.cohort import Cohort, Plan, PlanChoice
+from jaxfl.cohort import Plan, PlanChoice
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.random import check_seed_or_seeds, check_seeds
@@ -206,11 +206,7 @@ def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler
 
         def step(state: Any, _: None) -> tuple[Any, tuple[Array, Array, Array]]:
             round = state.round
-
-            def draw(now: FederatedData) -> Cohort:
-                return program.draw_cohort(sampler, key, round, now, size, plan)
-
-            state, cohort, info = program.one_round(method, key, state, data, plan, draw)
+            state, cohort, info = program.one_round(method, key, state, data, size, plan, sampler)
             updates = (cohort.mask & (data.at(round).train.size[cohort.ids] > 0)).sum(dtype=jnp.int32)
             return state, (info.overflow, info.diverged, updates)
 

@@ -271,7 +271,14 @@ def draw_cohort(sampler: Sampler, key: Key, round: Array, data: FederatedData, s
 
 
 def one_round(
-    method: Method, key: Key, state: Any, data: FederatedData, plan: Plan, draw: Callable[[FederatedData], Cohort]
+    method: Method,
+    key: Key,
+    state: Any,
+    data: FederatedData,
+    size: int,
+    plan: Plan,
+    sampler: Sampler = sampling.uniform,
+    cohort: Cohort | None = None,
 ) -> tuple[Any, Cohort, Info]:
     """Returns the state after a round, the cohort, and the method's info on the round; traceable.
 
@@ -280,11 +287,14 @@ def one_round(
         key: of the run.
         state: before the round.
         data: the federation; of one that drifts, the round takes it as it is by then.
+        size: clients of a cohort.
         plan: chunk and devices.
-        draw: returns the cohort, of the federation as it is in this round.
+        sampler: draws the cohort.
+        cohort: one that was drawn before; None draws it.
     """
     data = data.at(state.round)
-    cohort = draw(data)
+    if cohort is None:
+        cohort = draw_cohort(sampler, key, state.round, data, size, plan)
     state, info = default_mesh(plan.mesh)(method.round)(key, state, data, cohort)
     return state, cohort, info
 
@@ -293,23 +303,18 @@ def one_round(
 def _rounds(
     method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, lanes: Lanes | None, shapes: Any
 ) -> _Rounds:
-    @functools.partial(jax.jit, inline=True)  # which traces it once, for its shapes and for the loop
-    def step(key: Key, state: Any, data: FederatedData, given: Cohort | None) -> tuple[Any, Log]:
-        def draw(now: FederatedData) -> Cohort:
-            return draw_cohort(sampler, key, state.round, now, size, plan) if given is None else given
-
-        new, cohort, info = one_round(method, key, state, data, plan, draw)
-        if lanes is not None and method.grow is not None:  # all stop where one has to grow
-            info = info._replace(overflow=lanes.most(info.overflow))
-        if method.grow is not None:  # a round that ran out of slots has not happened
-            new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
-        return new, Log(cohort.ids, cohort.mask, info)
+    train = functools.partial(one_round, method, size=size, plan=plan, sampler=sampler)
+    train = jax.jit(train, inline=True)  # which traces it once, for its shapes and for the loop
 
     def advance(
         key: Key, state: Any, data: FederatedData, count: Array, given: Cohort | None = None
     ) -> tuple[Any, Log, Array, Array]:
-        _, row = jax.eval_shape(step, key, state, data, None if given is None else tree.take(given, 0))
-        _check_info(row.info, row.ids.shape)
+        def cohort_at(place: Any) -> Cohort | None:
+            return None if given is None else tree.take(given, place)
+
+        _, cohort, info = jax.eval_shape(train, key, state, data, cohort=cohort_at(0))
+        _check_info(info, cohort.ids.shape)
+        row = Log(cohort.ids, cohort.mask, info)
         log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), row)
 
         def go(carry: tuple) -> Array:
@@ -318,10 +323,15 @@ def _rounds(
 
         def body(carry: tuple) -> tuple:
             state, log, done, _ = carry
-            state, row = step(key, state, data, None if given is None else tree.take(given, done))
+            new, cohort, info = train(key, state, data, cohort=cohort_at(done))
+            if lanes is not None and method.grow is not None:  # all stop where one has to grow
+                info = info._replace(overflow=lanes.most(info.overflow))
+            if method.grow is not None:  # a round that ran out of slots has not happened
+                new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
+            row = Log(cohort.ids, cohort.mask, info)
             log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, row)
-            overflow = row.info.overflow.astype(jnp.int32)
-            return state, log, done + (overflow == 0).astype(done.dtype), overflow
+            overflow = info.overflow.astype(jnp.int32)
+            return new, log, done + (overflow == 0).astype(done.dtype), overflow
 
         state, *rest = jax.lax.while_loop(go, body, (state, log, jnp.int32(0), jnp.int32(0)))
         if plan.mesh is not None:  # on every device, as it was: the next call expects it there

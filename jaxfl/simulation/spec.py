@@ -44,7 +44,7 @@ class RunSpec(NamedTuple):
     """
 
     prepared: Prepared
-    seeds: tuple[SeedSpec, ...]
+    seeds: Sequence[SeedSpec]
     schedule: Schedule
     sampler: Sampler
     finetune: FineTune | None
