@@ -74,7 +74,7 @@ def _read_values(path: Path, stream: Any, num_axes: int, type_code: int) -> np.n
         raise ValueError(f"{path} must have a header of {offset} bytes, got {len(content)}; download it again.")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", num_axes, 4))
     if not all(shape):
-        raise ValueError(f"{path} must have values, got the shape {shape}; download it again.")
+        raise ValueError(f"{path} must have values, got an empty array of shape {shape}; download it again.")
     size = math.prod(shape) * dtype.itemsize
     bounded.check_unpacked_size(size, path.stat().st_size, f"{path}: ")
     content = stream.read(size + 1)
