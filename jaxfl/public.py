@@ -13,8 +13,8 @@ from jaxfl.jobs.job import run_named
 from jaxfl.jobs.kept import KeptRun, load
 from jaxfl.methods.parts import matching
 from jaxfl.methods.scheduled import scheduled
-from jaxfl.methods.stocfl.representation import of_clients as representations
 from jaxfl.methods.stocfl.representation import represent
+from jaxfl.methods.stocfl.representation import represent_clients as representations
 from jaxfl.models import layers
 from jaxfl.simulation import callbacks
 from jaxfl.simulation.devices import keep_programs, use_cores

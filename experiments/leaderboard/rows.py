@@ -19,7 +19,7 @@ from experiments.leaderboard.federations import Federation
 from jaxfl.methods import METHODS
 from jaxfl.schema import function_options
 from jaxfl.settings import methods
-from jaxfl.settings.own import label
+from jaxfl.settings.user_code import run_label
 
 COUNT, PULL = "num_clusters", "proximal_weight"
 Number = int | float | str | None
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         """Returns what tables call it."""
-        return label(self.method)
+        return run_label(self.method)
 
     @property
     def counts(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.settings import options, own
+from jaxfl.settings import options, user_code
 from jaxfl.settings.removed import removed_defaults
 from jaxfl.simulation.records.directory import HISTORY, SUMMARY, RunDirectory
 from jaxfl.simulation.records.history import History
@@ -57,10 +57,10 @@ class Kept(NamedTuple):
         """Returns the defaults of all options, those removed since too; none for what the library does not know."""
         chosen = {**self.summary["options"], **self.config}  # the summary's data are the federation, by its own name
         method, data, model, optimizer = (chosen.get(name, "") for name in ("method", "data", "model", "optimizer"))
-        if own.is_own(method) or own.is_own(model):  # a file, which is not run for this
+        if user_code.is_address(method) or user_code.is_address(model):  # a file, which is not run for this
             return {}
         try:
-            defaults = options.defaults(method, data, model, optimizer, chosen.get("server_optimizer"))
+            defaults = options.default_values(method, data, model, optimizer, chosen.get("server_optimizer"))
         except (KeyError, ValueError):  # something is not called so any more
             return {}
         return removed_defaults(method) | json.loads(json.dumps(defaults))

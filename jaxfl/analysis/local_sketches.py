@@ -15,7 +15,7 @@ from jaxfl.cohort import Cohort, PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.methods.parts.vectors import to_vector
-from jaxfl.methods.stocfl.representation import of_clients, represent
+from jaxfl.methods.stocfl.representation import represent, represent_clients
 from jaxfl.random import Stream, host_rng, key_for
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.finetune import FineTune, trainer
@@ -67,7 +67,7 @@ def client_similarity(result: TrainedRun, *, clients: int | None = 400, size: in
     anchor = task.init(key_for(key, Stream.INIT))  # that of the run
     plan = resolve_plan("auto", anchor, len(chosen))._replace(mesh=None)  # the data lie on one device
     sent = represent(task, optax.sgd(1.0), size=size)
-    psi = np.array(of_clients(sent, key, anchor, honest(result.data.subset(chosen)), plan))  # [M, d]
+    psi = np.array(represent_clients(sent, key, anchor, honest(result.data.subset(chosen)), plan))  # [M, d]
     psi[~psi.any(1)] = np.nan  # similar to nobody is not the same as at right angles to everybody
     return ClientSimilarity(np.asarray(cosine(psi)), chosen)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.clustering import components, distances, linkage, scores
-from jaxfl.methods.stocfl.representation import checked
+from jaxfl.methods.stocfl.representation import check_points
 from jaxfl.typing import Array
 
 GRID = 101  # thresholds, where none are given
@@ -45,7 +45,7 @@ def threshold_sweep(
     >>> [(row["clusters"], row["largest"], row["ari"]) for row in rows]
     [(1, 4, 0.0), (2, 2, 1.0), (4, 1, 0.0)]
     """
-    rows = checked(points)
+    rows = check_points(points)
     truth = None if group is None else np.asarray(group)
     if truth is not None and truth.shape != (len(rows),):
         raise ValueError(
@@ -101,7 +101,7 @@ def clusters_at(points: np.ndarray | Array, threshold: float) -> np.ndarray:
     >>> clusters_at(np.array([[0.0, 1.0], [0.1, 0.9], [1.0, 0.0], [0.9, 0.1]]), 0.5).tolist()
     [0, 0, 2, 2]
     """
-    return np.asarray(components.threshold_components(distances.cosine(jnp.asarray(checked(points))), threshold))
+    return np.asarray(components.threshold_components(distances.cosine(jnp.asarray(check_points(points))), threshold))
 
 
 def _summed(matrix: np.ndarray, parts: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import optax
 
 from jaxfl.cli.tables.console import stdout
 from jaxfl.schema import REQUIRED, function_options
-from jaxfl.settings import methods, options, own
+from jaxfl.settings import methods, options, user_code
 from jaxfl.testing import CHECKS, Verdict, verdicts
 from jaxfl.testing.small import linear_task
 
@@ -32,7 +32,7 @@ def check_laws(name: str, items: Iterable[str]) -> bool:
 
     row = methods.row(name)
     known = function_options(row.factory)
-    read = options.read(options.split(items), list(known.values()), f"method {name}")
+    read = options.read_options(options.split_items(items), list(known.values()), f"method {name}")
     row = row._replace(small={**row.small, **{option.name: value for option, value in read}})
     if missing := [key for key, one in known.items() if one.default is REQUIRED and key not in row.small]:
         raise ValueError(f"{missing[0]} must be given for method {name}; add --set {missing[0]}=...")
@@ -103,6 +103,6 @@ def error_line(error: Exception) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     if isinstance(error, AssertionError) and lines[0]:
-        return f"{' '.join(lines)}{own.place(error)}"
+        return f"{' '.join(lines)}{user_code.error_location(error)}"
     first = " ".join(lines[: 2 if lines[0].endswith(":") else 1])  # JAX goes on for a page
-    return f"it raised {type(error).__name__}: {first}{own.place(error)}"
+    return f"it raised {type(error).__name__}: {first}{user_code.error_location(error)}"

@@ -63,9 +63,9 @@ def complete_setting(context: typer.Context, incomplete: str) -> Suggestions:
     with contextlib.suppress(ValueError, ImportError, OSError):
         data = given.get("data") or given.get("name") or first
         if "method" in given:
-            wanted, method = options.split(given.get("items") or ()), given.get("method") or first
+            wanted, method = options.split_items(given.get("items") or ()), given.get("method") or first
             model = wanted.get("model", catalog.dataset(data).model[0])
-            found = options.known(method, data, model, wanted.get("optimizer", "sgd"))
+            found = options.known_options(method, data, model, wanted.get("optimizer", "sgd"))
             begun = [*((f"model={name}", "") for name in MODELS), *((f"optimizer={name}", "") for name in OPTIMIZERS)]
         else:
             found = list(catalog.known_options(data).values())

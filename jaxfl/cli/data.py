@@ -158,7 +158,9 @@ def parse_options(name: str, items: Iterable[str]) -> dict[str, Any]:
     {'num_clients': 8, 'rows_per_client': None}
     """
     known = [option._replace(owner="data") for option in options_of_name(name).values()]
-    return {option.name: value for option, value in options.read(options.split(items), known, f"data {name}")}
+    return {
+        option.name: value for option, value in options.read_options(options.split_items(items), known, f"data {name}")
+    }
 
 
 def options_of_name(name: str) -> dict[str, Option]:

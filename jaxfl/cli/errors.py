@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxfl.settings import own
+from jaxfl.settings import user_code
 from jaxfl.simulation.interrupts import Stopped
 
 
@@ -27,7 +27,7 @@ def reported_errors() -> Iterator[None]:
     except BrokenPipeError:  # of `jaxfl ... | head`: typer ends quietly
         raise
     except (ValueError, OSError, MemoryError, ImportError) as error:
-        _print_styled(f"error: {' '.join(str(error).split())}{own.place(error)}", "red")
+        _print_styled(f"error: {' '.join(str(error).split())}{user_code.error_location(error)}", "red")
         _exit_if_distributed(2)
         raise typer.Exit(2) from None
     except Exception as error:
@@ -80,7 +80,7 @@ def refuse_setting(flag: str, words: Sequence[str]) -> None:
 
     name = flag.lstrip("-").replace("-", "_")
     choices = {"model", "optimizer", "server_optimizer", *(option.name for option in options.RUN)}
-    if name not in choices and not options.whose(name):
+    if name not in choices and not options.option_owners(name):
         return
     after = [word for before, word in zip(words, words[1:], strict=False) if before == flag]
     given = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")] or after or ["VALUE"]

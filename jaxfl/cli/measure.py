@@ -55,8 +55,8 @@ def bench_scaling(
     chosen = None if values is None else parse_numbers(values, "values")
     of_method = function_options(methods.row(method).factory)
     of_method.pop("server_optimizer", None)
-    wanted = without_removed(method, options.split(items), of_method)
-    items_of = options.read(wanted, list(of_method.values()), f"method {method}")
+    wanted = without_removed(method, options.split_items(items), of_method)
+    items_of = options.read_options(wanted, list(of_method.values()), f"method {method}")
     given = {option.name: value for option, value in items_of}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # raises for a path that cannot be written, before the measurement

@@ -16,7 +16,7 @@ from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
 from jaxfl.settings import options
-from jaxfl.settings.own import label
+from jaxfl.settings.user_code import run_label
 from jaxfl.simulation.records.directory import RunDirectory
 
 FILE_KEYS = (
@@ -67,7 +67,7 @@ def grid_points(methods: Sequence[str], wanted: OptionValues) -> list[GridPoint]
     """
     for method in methods:
         known.row(method)
-    if len(set(map(label, methods))) < len(methods) or not methods:
+    if len(set(map(run_label, methods))) < len(methods) or not methods:
         raise ValueError(f"methods must be one or more different names, got {', '.join(methods) or 'none'}.")
     found: dict[GridPoint, None] = {}
     wanted = dict(sorted(wanted.items(), key=lambda item: known.is_method(_key_owner(item[0]))))  # the last wins
@@ -78,7 +78,7 @@ def grid_points(methods: Sequence[str], wanted: OptionValues) -> list[GridPoint]
             items = dict(zip(own, chosen, strict=True))
             if items.get("server_optimizer") == "none":  # plain averaging has no options
                 items = {key: value for key, value in items.items() if _key_owner(key) != "server"}
-            name = "-".join([label(method), *(f"{key}={items[key]}" for key in varied if key in items)])
+            name = "-".join([run_label(method), *(f"{key}={items[key]}" for key in varied if key in items)])
             point = GridPoint(method, tuple(f"{key}={value}" for key, value in items.items()), _safe_file_name(name))
             found[point] = None
             if len(found) > MAX_SETTINGS:

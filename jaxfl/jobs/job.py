@@ -24,7 +24,7 @@ from jaxfl.methods.base import Method
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
 from jaxfl.schema import check_type
-from jaxfl.settings import options, own
+from jaxfl.settings import options, user_code
 from jaxfl.settings.removed import removed_in
 from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.finetune import FineTune
@@ -71,7 +71,7 @@ class Job(NamedTuple):
     @property
     def of_its_data(self) -> bool:
         """Whether it is made of its data, and not of their shapes alone: a task of one's own may look at them."""
-        return own.is_own(self.settings.run.get("task"))
+        return user_code.is_address(self.settings.run.get("task"))
 
     def directory(self) -> RunDirectory | None:
         """Returns where the run is kept, if it is."""

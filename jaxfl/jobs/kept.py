@@ -14,7 +14,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job as jobs
 from jaxfl.methods.base import Method
 from jaxfl.schema import check_type
-from jaxfl.settings import options, own
+from jaxfl.settings import options, user_code
 from jaxfl.simulation.evaluation.evaluate import evaluation_sample
 from jaxfl.simulation.evaluation.metrics import Evaluation, in_a_line
 from jaxfl.simulation.prepared import Prepared
@@ -231,10 +231,10 @@ def load(
 
 def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:
     """Returns the settings of a config: what differs from the defaults is given."""
-    own_names = [name for name in ("method", "model", "run.task") if own.is_own(config.get(name))]
+    own_names = [name for name in ("method", "model", "run.task") if user_code.is_address(config.get(name))]
     config = config | {name: _address(folder, config, name) for name in own_names}
     names: list[Any] = [config.get(name) for name in NAMES]
-    defaults = options.defaults(*names)
+    defaults = options.default_values(*names)
     given = {
         key: value
         for key, value in config.items()
@@ -259,7 +259,7 @@ def _file(folder: Path, config: dict[str, Any], owner: str) -> Path:
     """
     file = Path(config[f"{owner}_file"])
     for path in (file, folder / file.name):
-        if path.is_file() and own.checksum(path) == config[f"{owner}_checksum"]:
+        if path.is_file() and user_code.file_checksum(path) == config[f"{owner}_checksum"]:
             return path
     raise ValueError(
         f"{str(folder)!r} holds a run whose {owner} is in a file that has changed, {file}, and has no copy of it as it "

@@ -37,7 +37,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import info_of, mark_trained, over_rows
+from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
@@ -46,7 +46,7 @@ from jaxfl.tasks.contract import Loss, averages_of, with_loss
 from jaxfl.typing import Array, Key, Params
 
 
-class Own(NamedTuple):
+class PersonalMixture(NamedTuple):
     """What belongs to each client."""
 
     model: Params  # [N, ...] v
@@ -57,7 +57,7 @@ class APFLState(NamedTuple):
     """The global model, and what belongs to each client."""
 
     model: Params  # w
-    own: Own  # [N, ...]
+    own: PersonalMixture  # [N, ...]
     trained: Array  # [N] bool, False while v_i is w^0
     server: optax.OptState  # of the server's optimiser
     cluster: Array  # [N] int32, everybody in a slot of its own
@@ -99,45 +99,45 @@ def apfl(
     >>> result.state.own.model["Dense_0"]["kernel"].shape, result.state.own.mixture.shape
     ((8, 64, 10), (8,))
     """
-    _check(mixture, mixture_rate)
+    _check_arguments(mixture, mixture_rate)
     adapts = mixture_rate > 0
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
-    of_alpha = kept_a_share(mixture_rate) if adapts else optax.set_to_zero()
+    of_alpha = share_descent(mixture_rate) if adapts else optax.set_to_zero()
     names = {"w": "w", "v": "v", "alpha": "alpha"}
     apart = optax.multi_transform({"w": optimizer, "v": optimizer, "alpha": of_alpha}, names)
-    train = local_train(joint(task, adapts), apart, local_epochs=local_epochs, batch_size=batch_size)
+    train = local_train(joint_task(task, adapts), apart, local_epochs=local_epochs, batch_size=batch_size)
 
     def init(key: Key, data: FederatedData) -> APFLState:
         model, count = task.init(key_for(key, Stream.INIT)), data.num_clients
-        own = Own(tree.repeat(model, count), jnp.full(count, mixture, float))
+        own = PersonalMixture(tree.repeat(model, count), jnp.full(count, mixture, float))
         clients = jnp.arange(count, dtype=jnp.int32)
         moments = optimizers.init(server_optimizer, model)
         return APFLState(model, own, jnp.zeros(count, bool), moments, clients, jnp.int32(0))
 
-    def client(shared, client: Array, own: Own):
+    def client(shared, client: Array, own: PersonalMixture):
         key, (model, round), data = shared
         both = {"w": model, "v": own.model, "alpha": own.mixture}
         made, loss = train(key_for(key, Stream.BATCHES, round, client), both, data, client, rate=data.rate)
         finite = tree.is_finite(made)
         weight = jnp.where(finite, aggregate.client_weight(data, client, weighting), 0)
         share = jnp.clip(made["alpha"], 0, 1) if adapts else own.mixture  # an attacker's is anything
-        return aggregate.contribute(made["w"], weight), Own(made["v"], share), loss, finite
+        return aggregate.contribute(made["w"], weight), PersonalMixture(made["v"], share), loss, finite
 
     def round(key: Key, state: APFLState, data: FederatedData, cohort: Cohort) -> tuple[APFLState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.own)
         model, moments = optimizers.step_to_mean(server_optimizer, state.server, state.model, passed.sums)
-        seen = info_of(passed, cohort, data.num_clients, model)
+        seen = personal_info(passed, cohort, data.num_clients, model)
         trained = mark_trained(state.trained, passed, data, cohort)
         return APFLState(model, passed.rows, trained, moments, state.cluster, state.round + 1), seen
 
     def client_params(state: APFLState, ids: Array) -> Params:
         own, model = tree.take(state.own, ids), base.serve_one(state.model, ids)
-        return tree.where(state.trained[ids], mixed(own.model, model, own.mixture, task.averages), model)
+        return tree.where(state.trained[ids], interpolate(own.model, model, own.mixture, task.averages), model)
 
     return Method(init, round, client_params, task, per_client="own")
 
 
-def mixed(own: Params, model: Params, mixture: Array, averages: Averages | None = None) -> Params:
+def interpolate(own: Params, model: Params, mixture: Array, averages: Averages | None = None) -> Params:
     """Returns `alpha v + (1 - alpha) w`, for one client, or for several whose alpha is `[C]`.
 
     Args:
@@ -146,7 +146,7 @@ def mixed(own: Params, model: Params, mixture: Array, averages: Averages | None 
         mixture: alpha.
         averages: of the task; these leaves are v's.
 
-    >>> mixed({"w": jnp.array([4.0])}, {"w": jnp.array([0.0])}, jnp.array(0.25))["w"].tolist()
+    >>> interpolate({"w": jnp.array([4.0])}, {"w": jnp.array([0.0])}, jnp.array(0.25))["w"].tolist()
     [1.0]
     """
 
@@ -160,7 +160,7 @@ def mixed(own: Params, model: Params, mixture: Array, averages: Averages | None 
     return jax.tree.map(lambda average, v, both: v if average else both, averages.chosen(own), own, made)
 
 
-def joint(task: Task, adapts: bool) -> Task:
+def joint_task(task: Task, adapts: bool) -> Task:
     """Returns the task of a tree of `w`, `v` and `alpha`: its loss is the mixture's, its gradient the three steps'.
 
     Args:
@@ -172,7 +172,7 @@ def joint(task: Task, adapts: bool) -> Task:
         def run(model: Params, batch: Batch, key: Key | None = None) -> Array:
             alpha = model["alpha"] if adapts else jax.lax.stop_gradient(model["alpha"])
             alone = loss(model["w"], batch, key)
-            own = mixed(model["v"], jax.lax.stop_gradient(model["w"]), alpha, task.averages)
+            own = interpolate(model["v"], jax.lax.stop_gradient(model["w"]), alpha, task.averages)
             return loss(own, batch, key) + (alone - jax.lax.stop_gradient(alone))  # of `alone` the gradient only
 
         return run
@@ -184,12 +184,12 @@ def joint(task: Task, adapts: bool) -> Task:
     return with_loss(task, of(task.loss), averages)
 
 
-def kept_a_share(learning_rate: float) -> optax.GradientTransformationExtraArgs:
+def share_descent(learning_rate: float) -> optax.GradientTransformationExtraArgs:
     """Returns plain gradient steps that end between 0 and 1.
 
     The update takes `rate`, by which who takes the step will multiply it (see `jaxfl.scheduled`).
 
-    >>> share = kept_a_share(0.5)
+    >>> share = share_descent(0.5)
     >>> [float(share.update(jnp.array(g), share.init(0.75), jnp.array(0.75))[0]) for g in (1.0, 9.0, -1.0)]
     [-0.5, -0.75, 0.25]
     """
@@ -206,7 +206,7 @@ def kept_a_share(learning_rate: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
-def _check(mixture: float, mixture_rate: float) -> None:
+def _check_arguments(mixture: float, mixture_rate: float) -> None:
     """Raises ValueError if an option is out of range."""
     if not 0 <= mixture <= 1:
         raise ValueError(f"mixture must be from 0 (the global model) to 1 (the client's own), got {mixture}.")

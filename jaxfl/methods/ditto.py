@@ -37,7 +37,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.data.divide import divide_rows
 from jaxfl.methods.averaging import fedavg
 from jaxfl.methods.base import Info, Method, keep_clusters
-from jaxfl.methods.parts.personal import Passed, mark_trained, over_rows
+from jaxfl.methods.parts.personal import RowsPass, mark_trained, over_rows
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
@@ -111,9 +111,9 @@ def ditto(
     if solver.task != task:
         raise ValueError("solver must be a method that learns ditto's task, got one of another; build it from that.")
     shared_part: Method = solver
-    pulled = best_of([optax.chain(proximal_pull(weight), optimizer) for weight in weights])
+    pulled = best_step([optax.chain(proximal_pull(weight), optimizer) for weight in weights])
     epochs = local_epochs if personal_epochs is None else personal_epochs
-    learn = learning(local_train(task, pulled, local_epochs=epochs, batch_size=batch_size), shared_part)
+    learn = personal_training(local_train(task, pulled, local_epochs=epochs, batch_size=batch_size), shared_part)
 
     def held_back(key: Key, data: FederatedData) -> tuple[FederatedData, FederatedData]:
         """Returns the federation of the rows that are trained on, and of those that choose lambda."""
@@ -134,7 +134,7 @@ def ditto(
 
         passed = learn(key, state, data, validation, cohort)
         trained = mark_trained(state.trained, passed, data, cohort)
-        seen = with_personal(seen, cohort, passed, data.num_clients)
+        seen = personal_round_info(seen, cohort, passed, data.num_clients)
         return DittoState(after, passed.rows, trained, state.cluster, state.round + 1), seen
 
     def assign(key: Key, state: DittoState, data: FederatedData, cohort: Cohort) -> DittoState:
@@ -158,7 +158,7 @@ def ditto(
     return Method(init, round, client_params, task, assigned, grown, reads=reads, per_client=per_client)
 
 
-def with_personal(seen: Info, cohort: Cohort, passed: Passed, num_clients: int) -> Info:
+def personal_round_info(seen: Info, cohort: Cohort, passed: RowsPass, num_clients: int) -> Info:
     """Returns what is seen of a round: bytes and overflow are the solver's, the losses are those of personal models."""
     return seen._replace(
         loss=passed.loss,
@@ -168,7 +168,7 @@ def with_personal(seen: Info, cohort: Cohort, passed: Passed, num_clients: int) 
     )
 
 
-def learning(train: Train, solver: Method) -> Callable[..., Passed]:
+def personal_training(train: Train, solver: Method) -> Callable[..., RowsPass]:
     """Returns `learn(key, state, data, validation, cohort)`, which trains the personal models of a cohort.
 
     Args:
@@ -191,14 +191,14 @@ def learning(train: Train, solver: Method) -> Callable[..., Passed]:
         )
         return (), own, loss, tree.is_finite(own)
 
-    def learn(key: Key, state: DittoState, data: FederatedData, validation: FederatedData, cohort: Cohort) -> Passed:
+    def learn(key: Key, state: DittoState, data: FederatedData, validation: FederatedData, cohort: Cohort) -> RowsPass:
         shared = key, (state.solver, state.round), (data, validation)
         return over_rows(client, shared, cohort, state.models)
 
     return learn
 
 
-def best_of(candidates: Sequence[optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
+def best_step(candidates: Sequence[optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
     """Returns the optimiser that tries every candidate in every step and keeps the step with the lowest loss.
 
     Args:
@@ -210,7 +210,7 @@ def best_of(candidates: Sequence[optax.GradientTransformation]) -> optax.Gradien
         number never does.
 
     >>> import optax
-    >>> best, model, gradient = best_of([optax.sgd(0.1), optax.sgd(1.0)]), jnp.array(3.0), jnp.array(2.0)
+    >>> best, model, gradient = best_step([optax.sgd(0.1), optax.sgd(1.0)]), jnp.array(3.0), jnp.array(2.0)
     >>> updates, _ = best.update(gradient, best.init(model), model, judge=lambda model: (model - 1) ** 2)
     >>> float(updates)
     -2.0

@@ -41,7 +41,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import info_of, mark_trained, over_rows
+from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.tasks import Task
@@ -99,7 +99,7 @@ def fedamp(
     >>> result.state.models["Dense_0"]["kernel"].shape
     (8, 64, 10)
     """
-    _check(similarity, sigma, attraction, own_share)
+    _check_arguments(similarity, sigma, attraction, own_share)
     local = optax.chain(proximal_pull(proximal_weight), optimizer)
     train = local_train(task, local, local_epochs=local_epochs, batch_size=batch_size)
 
@@ -110,9 +110,9 @@ def fedamp(
         count = jnp.asarray(count, jnp.result_type(float))
         if similarity == "distance":
             alpha = sigma / count if attraction is None else attraction
-            return jnp.where(others, alpha / sigma * jnp.exp(-squares(models, model) / sigma), 0)
+            return jnp.where(others, alpha / sigma * jnp.exp(-squared_model_distances(models, model) / sigma), 0)
         share = 1 / count if own_share is None else own_share
-        return (1 - share) * softmax(sigma * cosines(models, model), others)
+        return (1 - share) * masked_softmax(sigma * cosines(models, model), others)
 
     def init(key: Key, data: FederatedData) -> FedAMPState:
         count = data.num_clients
@@ -127,7 +127,7 @@ def fedamp(
     def client(shared, client: Array, model: Params):
         key, (models, trained, round), data = shared
         others = trained.at[client].set(False)
-        cloud = mixed(models, model, weights(models, model, others, data))
+        cloud = cloud_model(models, model, weights(models, model, others, data))
         made, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=cloud)
         kept = tree.where(data.train.size[client] > 0, made, model)  # who makes no step does not move to the cloud
         return (), kept, loss, tree.is_finite(made)
@@ -136,7 +136,7 @@ def fedamp(
         shared = key, (state.models, state.trained, state.round), data
         passed = over_rows(client, shared, cohort, state.models)
         sent = base.shape_of(state.models)
-        seen = info_of(passed, cohort, data.num_clients, sent)
+        seen = personal_info(passed, cohort, data.num_clients, sent)
         trained = mark_trained(state.trained, passed, data, cohort)
         return FedAMPState(passed.rows, trained, state.cluster, state.round + 1), seen
 
@@ -144,10 +144,10 @@ def fedamp(
     return Method(init, round, lambda state, ids: tree.take(state.models, ids), task)
 
 
-def mixed(models: Params, model: Params, weights: Array) -> Params:
+def cloud_model(models: Params, model: Params, weights: Array) -> Params:
     """Returns u_i: the sum of `models [N, ...]` by `weights [N]`, and the client's own `model` for what is left of 1.
 
-    >>> mixed({"w": jnp.array([1.0, 3.0])}, {"w": jnp.array(8.0)}, jnp.array([0.5, 0.25]))["w"].tolist()
+    >>> cloud_model({"w": jnp.array([1.0, 3.0])}, {"w": jnp.array(8.0)}, jnp.array([0.5, 0.25]))["w"].tolist()
     3.25
     """
     own = 1 - weights.sum()
@@ -159,13 +159,13 @@ def mixed(models: Params, model: Params, weights: Array) -> Params:
     return jax.tree.map(mix, models, model)
 
 
-def squares(models: Params, model: Params) -> Array:
+def squared_model_distances(models: Params, model: Params) -> Array:
     """Returns the squared distances `[N]` of `models [N, ...]` from one; equal ones have exactly 0.
 
-    >>> squares({"w": jnp.array([[1.0, 1.0], [4.0, 5.0]])}, {"w": jnp.array([1.0, 1.0])}).tolist()
+    >>> squared_model_distances({"w": jnp.array([[1.0, 1.0], [4.0, 5.0]])}, {"w": jnp.array([1.0, 1.0])}).tolist()
     [0.0, 25.0]
     """
-    return _summed(jax.tree.map(lambda one, mine: jnp.square(one - mine[None]), models, model))
+    return _sum_by_model(jax.tree.map(lambda one, mine: jnp.square(one - mine[None]), models, model))
 
 
 def cosines(models: Params, model: Params) -> Array:
@@ -174,15 +174,15 @@ def cosines(models: Params, model: Params) -> Array:
     >>> cosines({"w": jnp.array([[2.0, 0.0], [3.0, 3.0], [0.0, 0.0]])}, {"w": jnp.array([1.0, 0.0])}).tolist()
     [1.0, 0.707..., 0.0]
     """
-    products = _summed(jax.tree.map(lambda one, mine: one * mine[None], models, model))
-    lengths = jnp.sqrt(_summed(jax.tree.map(jnp.square, models))) * tree.norm(model)
+    products = _sum_by_model(jax.tree.map(lambda one, mine: one * mine[None], models, model))
+    lengths = jnp.sqrt(_sum_by_model(jax.tree.map(jnp.square, models))) * tree.norm(model)
     return jnp.where(lengths > 0, products / jnp.where(lengths > 0, lengths, 1), 0)
 
 
-def softmax(values: Array, mask: Array) -> Array:
+def masked_softmax(values: Array, mask: Array) -> Array:
     """Returns the shares `[N]` of e to the `values` among those under `mask`; 0 for the others, and where it is empty.
 
-    >>> softmax(jnp.array([1.0, 1.0, 9.0]), jnp.array([True, True, False])).tolist()
+    >>> masked_softmax(jnp.array([1.0, 1.0, 9.0]), jnp.array([True, True, False])).tolist()
     [0.5, 0.5, 0.0]
     """
     largest = jnp.max(values, where=mask, initial=jnp.finfo(values.dtype).min)
@@ -191,12 +191,12 @@ def softmax(values: Array, mask: Array) -> Array:
     return powers / jnp.where(total > 0, total, 1)
 
 
-def _summed(models: Params) -> Array:
+def _sum_by_model(models: Params) -> Array:
     """Returns the sum of all numbers of each model `[N]`."""
     return jnp.stack([leaf.reshape(leaf.shape[0], -1).sum(axis=1) for leaf in jax.tree.leaves(models)]).sum(axis=0)
 
 
-def _check(similarity: Similarity, sigma: float, attraction: float | None, own_share: float | None) -> None:
+def _check_arguments(similarity: Similarity, sigma: float, attraction: float | None, own_share: float | None) -> None:
     """Raises ValueError if an option is out of range, or is of the other similarity."""
     if similarity == "distance" and own_share is not None:
         raise ValueError(

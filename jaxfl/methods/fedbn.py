@@ -20,7 +20,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client.training import local_train
 from jaxfl.methods.base import Method
-from jaxfl.methods.fedper import keeping
+from jaxfl.methods.fedper import partial_averaging
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
@@ -74,4 +74,4 @@ def fedbn(
             f"{', '.join(tree.names(model))}; take one with layers of normalisation, such as mlp-batch-norm, or "
             "name them."
         ) from error
-    return keeping(task, train, chosen, weighting=weighting, server_optimizer=server_optimizer)
+    return partial_averaging(task, train, chosen, weighting=weighting, server_optimizer=server_optimizer)

@@ -48,7 +48,7 @@ from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.by_cluster import learning
+from jaxfl.methods.parts.by_cluster import cluster_training
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -60,7 +60,7 @@ from jaxfl.typing import Array, Key, Params
 Measure = Literal["auto", "accuracy", "loss"]
 Risks = Callable[[Params, FederatedData, Array], Array]
 ISOLATION = 1  # W, steps that a client that has drifted trains alone, as in the official code
-HUGE = 2.0**64  # a loss beyond it is that of a client whose model is not finite, see `tree.is_finite`
+LARGEST_LOSS = 2.0**64  # a loss beyond it is that of a client whose model is not finite, see `tree.is_finite`
 
 
 class FedDriftState(NamedTuple):
@@ -82,7 +82,7 @@ def in_pool(state: FedDriftState, now: Array) -> Array:
     return (state.weight > 0) & ~private
 
 
-def moved(
+def choose_models(
     state: FedDriftState,
     risks: Array,
     able: Array,
@@ -139,7 +139,7 @@ def moved(
     return state, pool & ~new, drifted
 
 
-def merged(state: FedDriftState, risks: Array, rows: Array, pool: Array, height: float) -> FedDriftState:
+def merge_models(state: FedDriftState, risks: Array, rows: Array, pool: Array, height: float) -> FedDriftState:
     """Merges the models of the pool that are close on each other's clients.
 
     Args:
@@ -150,7 +150,7 @@ def merged(state: FedDriftState, risks: Array, rows: Array, pool: Array, height:
         height: delta'.
     """
     slots = pool.shape[0]
-    distance, able = apart(risks, state.cluster, rows)
+    distance, able = model_distances(risks, state.cluster, rows)
     able = able & pool
     both = able[:, None] & able[None]
     label = linkage.cut_by_threshold(linkage.linkage(jnp.where(both, distance, jnp.inf), "complete"), height)
@@ -170,7 +170,7 @@ def merged(state: FedDriftState, risks: Array, rows: Array, pool: Array, height:
     )
 
 
-def apart(risks: Array, cluster: Array, rows: Array) -> tuple[Array, Array]:
+def model_distances(risks: Array, cluster: Array, rows: Array) -> tuple[Array, Array]:
     """Returns how far models are from each other `[K, K]`, and which have rows to say so `[K]`.
 
     Args:
@@ -179,7 +179,7 @@ def apart(risks: Array, cluster: Array, rows: Array) -> tuple[Array, Array]:
         rows: of every client `[N]`, 0 for those that do not count.
 
     >>> risks = jnp.array([[0.1, 0.4], [0.3, 0.2]])
-    >>> apart(risks, jnp.array([0, 1]), jnp.ones(2))[0].round(1).tolist()
+    >>> model_distances(risks, jnp.array([0, 1]), jnp.ones(2))[0].round(1).tolist()
     [[0.0, 0.2...], [0.2..., 0.0]]
     """
     slots = risks.shape[1]
@@ -208,14 +208,14 @@ def drift_risks(task: Task, measure: Measure) -> Risks:
     def errors(model: Params, batch: Batch, key: Key | None) -> Array:
         wrong = (jnp.argmax(task.outputs(model, batch), 1).astype(batch.y.dtype) != batch.y).astype(jnp.float32)
         found = masked_mean(wrong, batch.mask)
-        return jnp.where(jnp.abs(task.loss(model, batch, key)) < HUGE, found, jnp.inf)
+        return jnp.where(jnp.abs(task.loss(model, batch, key)) < LARGEST_LOSS, found, jnp.inf)
 
     by_errors = measure != "loss" and task.metrics is ACCURACY
     risks_on_rows = mean_losses(task._replace(loss=errors) if by_errors else task)
 
     def risks(models: Params, data: FederatedData, client: Array) -> Array:
         found = risks_on_rows(models, data, client).astype(jnp.float32)
-        return jnp.where(jnp.abs(found) < HUGE, found, jnp.inf)
+        return jnp.where(jnp.abs(found) < LARGEST_LOSS, found, jnp.inf)
 
     return risks
 
@@ -266,11 +266,11 @@ def feddrift(
     >>> jaxfl.run(method, data, rounds=30, seed=0).summary["ari"]
     1.0
     """
-    _check(rounds_per_step, threshold, merge_threshold, slots)
+    _check_arguments(rounds_per_step, threshold, merge_threshold, slots)
     risks_of = drift_risks(task, measure)
     height = threshold if merge_threshold is None else merge_threshold
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
-    learn = learning(train, weighting)
+    learn = cluster_training(train, weighting)
 
     def init(key: Key, data: FederatedData) -> FedDriftState:
         count = data.num_clients
@@ -309,9 +309,9 @@ def feddrift(
         there = base.takes_part(data)
         able = there & jnp.isfinite(risks).any(1)
         now = state.round // rounds_per_step
-        state, pool, drifted = moved(state, risks, able, now, threshold, eager, there=there)
+        state, pool, drifted = choose_models(state, risks, able, now, threshold, eager, there=there)
         if not eager:
-            state = merged(state, risks, jnp.where(able, rows, 0), pool, height)
+            state = merge_models(state, risks, jnp.where(able, rows, 0), pool, height)
         return state._replace(step=now), drifted.sum(dtype=jnp.int32)
 
     def round(key: Key, state: FedDriftState, data: FederatedData, cohort: Cohort) -> tuple[FedDriftState, Info]:
@@ -362,7 +362,7 @@ def feddrift(
     return Method(init, round, client_params, task, assign, reads="everybody")
 
 
-def _check(rounds_per_step: int, threshold: float, merge_threshold: float | None, slots: int) -> None:
+def _check_arguments(rounds_per_step: int, threshold: float, merge_threshold: float | None, slots: int) -> None:
     """Raises ValueError if an option is out of range."""
     for name, value in {"rounds_per_step": rounds_per_step, "slots": slots}.items():
         if value < 1:

@@ -52,7 +52,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class Rows(NamedTuple):
+class ClientTerms(NamedTuple):
     """What is kept for each client."""
 
     history: Params  # [N, ...] h_i
@@ -66,7 +66,7 @@ class FedDynState(NamedTuple):
     history: Params  # h
     served: Params
     counted: everybody.Counted  # of whom h is the mean
-    rows: Rows  # [N, ...]
+    rows: ClientTerms  # [N, ...]
     cluster: Array  # [N] int32, all 0
     round: Array  # [] int32
 
@@ -118,11 +118,13 @@ def feddyn(
     def init(key: Key, data: FederatedData) -> FedDynState:
         model = task.init(key_for(key, Stream.INIT))
         history = jax.tree.map(jnp.zeros_like, model)
-        rows = tree.repeat(Rows(history, model if keeps_last else None), data.num_clients)
+        rows = tree.repeat(ClientTerms(history, model if keeps_last else None), data.num_clients)
         clusters = jnp.zeros(data.num_clients, jnp.int32)
-        return FedDynState(model, history, model, everybody.nobody(data.num_clients), rows, clusters, jnp.int32(0))
+        return FedDynState(
+            model, history, model, everybody.count_nobody(data.num_clients), rows, clusters, jnp.int32(0)
+        )
 
-    def client(shared, client: Array, own: Rows):
+    def client(shared, client: Array, own: ClientTerms):
         key, (model, mean_size, round), data = shared
         size = jnp.maximum(data.train.size[client], 1).astype(mean_size.dtype)
         scale = mean_size / size if by_rows else None
@@ -135,7 +137,7 @@ def feddyn(
         weight = aggregate.client_weight(data, client, "uniform")
         history = optax.tree.add(own.history, without_averages(task.averages, change))
         counts = (weight > 0) & tree.is_finite(sent)
-        kept = tree.where(counts, Rows(history, trained if keeps_last else None), own)
+        kept = tree.where(counts, ClientTerms(history, trained if keeps_last else None), own)
         return aggregate.contribute(sent, weight), loss, kept
 
     def round(key: Key, state: FedDynState, data: FederatedData, cohort: Cohort) -> tuple[FedDynState, Info]:
@@ -146,14 +148,14 @@ def feddyn(
         anybody = total.weight[0] > 0
         change, last = tree.take(total.values, 0)
         added = without_averages(task.averages, change)
-        history, counted = everybody.moved(state.history, added, state.counted, total, data, cohort, "uniform")
+        history, counted = everybody.update_mean(state.history, added, state.counted, total, data, cohort, "uniform")
         nothing = jax.tree.map(jnp.zeros_like, total.values)
         average = optax.tree.add(model, tree.take(aggregate.mean(total, empty=nothing), 0)[0])
         theta, average = tree.where(anybody, (optax.tree.add(average, history), average), (model, state.served))
         if keeps_last:
             first = task.init(key_for(key, Stream.INIT))  # of which the last models are moves
             before = optax.tree.sub(state.served, first)
-            far, _ = everybody.moved(before, last, state.counted, total, data, cohort, "uniform")
+            far, _ = everybody.update_mean(before, last, state.counted, total, data, cohort, "uniform")
             shown = tree.where(anybody, optax.tree.add(first, far), state.served)
         else:
             shown = theta if rule["served"] == "sent" else average

@@ -45,7 +45,7 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.parts import competing, newcomers
-from jaxfl.methods.parts.expectation import Step, expectation, leading, maximisation
+from jaxfl.methods.parts.expectation import WeightStep, count_leading, expectation, maximisation
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -117,7 +117,7 @@ def fedem(
 
     def init(key: Key, data: FederatedData) -> FedEMState:
         clients = jnp.arange(data.num_clients, dtype=jnp.int32)
-        learners = competing.independent(task, num_clusters)(key, data)
+        learners = competing.independent_models(task, num_clusters)(key, data)
         return FedEMState(learners, equal_weights(data.num_clients, num_clusters), clients, jnp.int32(0))
 
     def client(shared, client: Array):
@@ -127,7 +127,9 @@ def fedem(
         client_key = key_for(key, Stream.BATCHES, state.round, client)
         learners, loss = train(client_key, state.learners, before, data, client)
         finite = tree.is_finite(learners)
-        weights = jnp.where(finite, _weights(data.train.size[client], after, by_rows), 0)  # all K count, or none
+        weights = jnp.where(
+            finite, _learner_weights(data.train.size[client], after, by_rows), 0
+        )  # all K count, or none
         sent = [aggregate.contribute(tree.take(learners, k), weights[k]) for k in range(num_clusters)]
         return sent, (loss, jnp.where(finite, after, before), finite)
 
@@ -136,18 +138,18 @@ def fedem(
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         log_weights = state.log_weights.at[ids].set(found, mode="drop")
         absent = jnp.ones(data.num_clients, bool).at[ids].set(False, mode="drop")
-        total = _of_all(totals)
+        total = _stack_totals(totals)
         if chosen["mean_over"] == "everybody":
             rows = jnp.where(base.takes_part(data) & absent, jnp.asarray(data.train.size), 0)  # [N]
-            total = with_absent(total, state.learners, _weights(rows, log_weights, by_rows).sum(0))
+            total = add_absent(total, state.learners, _learner_weights(rows, log_weights, by_rows).sum(0))
         learners = aggregate.mean(total, empty=state.learners)
-        seen = _info(state, data, cohort, loss, found, finite, log_weights, by_rows)
+        seen = round_info(state, data, cohort, loss, found, finite, log_weights, by_rows)
         if estimate == "everybody":
             others = absent & base.present(data)  # who is to arrive sees no model yet
             log_weights, asked = jax.lax.cond(
                 cohort.mask.any(),
                 lambda: (
-                    estimated(step, learners, log_weights, others, data, cohort),
+                    estimate_weights(step, learners, log_weights, others, data, cohort),
                     others.sum(),
                 ),
                 lambda: (log_weights, jnp.zeros_like(others.sum())),
@@ -168,7 +170,7 @@ def equal_weights(clients: int, count: int) -> Array:
     return -jnp.log(jnp.full((clients, count), count, jnp.result_type(float)))
 
 
-def with_absent(total: aggregate.Total, learners: Params, weights: Array) -> aggregate.Total:
+def add_absent(total: aggregate.Total, learners: Params, weights: Array) -> aggregate.Total:
     """Returns the sums with clients added that hold the old learners `[K, ...]`, and weigh so much together `[K]`.
 
     Where nobody else counts there is nothing to average.
@@ -180,8 +182,8 @@ def with_absent(total: aggregate.Total, learners: Params, weights: Array) -> agg
     return replace(total, values=values, weight=total.weight + weights)
 
 
-def estimated(
-    step: Step, learners: Params, log_weights: Array, chosen: Array, data: FederatedData, cohort: Cohort
+def estimate_weights(
+    step: WeightStep, learners: Params, log_weights: Array, chosen: Array, data: FederatedData, cohort: Cohort
 ) -> Array:
     """Returns log pi `[N, K]` after a step of the chosen clients' `[N]`, held out or not; in the cohort's plan."""
 
@@ -196,7 +198,7 @@ def estimated(
     return over_clients(client, (learners, log_weights, chosen, data), everybody)[1]
 
 
-def joining(step: Step) -> base.Join:
+def joining(step: WeightStep) -> base.Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`: one step of the clients' pi, and no training.
 
     `data` is the federation with the new clients in it: as many as before, or more, the new ones last. To join again is
@@ -213,8 +215,8 @@ def joining(step: Step) -> base.Join:
         return state._replace(log_weights=state.log_weights.at[cohort.ids].set(found))
 
     def join(key: Key, state: FedEMState, data: FederatedData, ids: Sequence[int]) -> tuple[FedEMState, Array]:
-        cohort = newcomers.cohort_of(ids, data)
-        more = newcomers.missing(state.cluster, data.num_clients)
+        cohort = newcomers.joining_cohort(ids, data)
+        more = newcomers.count_new(state.cluster, data.num_clients)
         added = equal_weights(more, state.log_weights.shape[1])
         state = state._replace(
             log_weights=jnp.concatenate([state.log_weights, added]),
@@ -225,7 +227,7 @@ def joining(step: Step) -> base.Join:
     return join
 
 
-def _weights(rows: Array, log_weights: Array, by_rows: bool) -> Array:
+def _learner_weights(rows: Array, log_weights: Array, by_rows: bool) -> Array:
     """Returns what clients of `rows []` or `[N]` weigh in the average of each learner, `[K]` or `[N, K]`."""
     whole = jnp.broadcast_to(rows.astype(log_weights.dtype)[..., None], log_weights.shape)
     share = jnp.exp(log_weights)
@@ -233,12 +235,12 @@ def _weights(rows: Array, log_weights: Array, by_rows: bool) -> Array:
     return whole if by_rows else whole * jnp.where(share > jnp.finfo(share.dtype).eps, share, 0)
 
 
-def _of_all(totals: list[aggregate.Total]) -> aggregate.Total:
+def _stack_totals(totals: list[aggregate.Total]) -> aggregate.Total:
     """Returns the sums of all learners as those of K clusters."""
     return jax.tree.map(lambda *sums: jnp.concatenate(sums) if sums[0].ndim else sums[0], *totals)
 
 
-def _info(
+def round_info(
     state: FedEMState,
     data: FederatedData,
     cohort: Cohort,
@@ -255,7 +257,7 @@ def _info(
         cohort,
         loss,
         jnp.argmax(found, 1).astype(jnp.int32),
-        num_clusters=leading(log_weights, data),
+        num_clusters=count_leading(log_weights, data),
         diverged=(~finite & cohort.mask).sum().astype(jnp.int32),
         up=state.learners if by_rows else (state.learners, found[0]),
         down=state.learners,

@@ -45,9 +45,9 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Join, Method
 from jaxfl.methods.parts import newcomers
-from jaxfl.methods.parts.by_cluster import averaging, served
-from jaxfl.methods.parts.multi_centre import members
-from jaxfl.methods.parts.one_shot import PointOf, train_all_once, train_once, with_everybody
+from jaxfl.methods.parts.by_cluster import cluster_averaging, cluster_models
+from jaxfl.methods.parts.multi_centre import count_members
+from jaxfl.methods.parts.one_shot import PointOf, add_exchange, train_all_once, train_once
 from jaxfl.methods.parts.vectors import to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -108,10 +108,10 @@ def fedgroup(
     >>> len(set(result.state.cluster.tolist()))
     4
     """
-    _check(num_clusters, first_epochs, sketch_size, between_rate)
+    _check_arguments(num_clusters, first_epochs, sketch_size, between_rate)
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
     local = optax.chain(proximal_pull(proximal_weight), optimizer) if proximal_weight else optimizer
-    step = averaging(local_train(task, local, local_epochs=local_epochs, batch_size=batch_size), weighting)
+    step = cluster_averaging(local_train(task, local, local_epochs=local_epochs, batch_size=batch_size), weighting)
 
     def vector_of(key: Key, update: Params) -> Array:
         return to_vector(key, update, size=sketch_size)
@@ -120,7 +120,7 @@ def fedgroup(
         base.check_clusters(num_clusters, data)
         model = task.init(key_for(key, Stream.INIT))
         updates, known = train_all_once(key, model, data, first, vector_of, "updates")
-        ids = draw(key, base.takes_part(data), ALPHA * num_clusters)
+        ids = draw_clients(key, base.takes_part(data), ALPHA * num_clusters)
         known = known[ids]
         points = decomposed_cosines(jnp.where(known[:, None], updates[ids], 0), num_clusters)
         start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
@@ -129,29 +129,33 @@ def fedgroup(
         member = jax.nn.one_hot(label, num_clusters, dtype=updates.dtype)  # [n, K]
         sums = jnp.matmul(member.T, updates[ids], precision="highest")
         directions = aggregate.divide(sums, member.sum(0), jnp.zeros_like(sums))
-        found = nearest(updates, directions).at[ids].set(jnp.where(known, label, nearest(updates[ids], directions)))
+        found = (
+            nearest_direction(updates, directions)
+            .at[ids]
+            .set(jnp.where(known, label, nearest_direction(updates[ids], directions)))
+        )
         models = group_models(key, model, data, first, ids, label, num_clusters)
         found = jnp.where(jnp.asarray(data.train.size) > 0, found, -1)
         return FedGroupState(models, model, directions, found, jnp.int32(0))
 
     def round(key: Key, state: FedGroupState, data: FederatedData, cohort: Cohort) -> tuple[FedGroupState, Info]:
-        occupied = members(state.cluster, data, num_clusters) > 0
+        occupied = count_members(state.cluster, data, num_clusters) > 0
         number = {"num_clusters": occupied.sum()}
         models, seen = step(key, state.models, state.cluster, state.round, data, cohort, **number)
         if between_rate:
             able = (cohort.mask & (data.train.size[cohort.ids] > 0)).sum(dtype=jnp.int32)
-            models = tree.where(able > seen.diverged, attracted(models, occupied, between_rate), models)
+            models = tree.where(able > seen.diverged, attract_models(models, occupied, between_rate), models)
         one = state.initial
-        seen = with_everybody(seen, state.round == 0, data, up=one, down=one)
+        seen = add_exchange(seen, state.round == 0, data, up=one, down=one)
         return state._replace(models=models, round=state.round + 1), seen
 
     def client_params(state: FedGroupState, ids: Array) -> Params:
-        return served(state.models, state.cluster[ids], state.initial)
+        return cluster_models(state.models, state.cluster[ids], state.initial)
 
     return Method(init, round, client_params, task, join=joining(first, vector_of), reads="everybody")
 
 
-def draw(key: Key, able: Array, count: int) -> Array:
+def draw_clients(key: Key, able: Array, count: int) -> Array:
     """Returns some clients `[n]` int32, without repetition and by id; those who are not able only if there are too few.
 
     Args:
@@ -181,7 +185,7 @@ def decomposed_cosines(updates: Array, components: int) -> Array:
     return jnp.sqrt(jnp.maximum(values, 0))[None] * vectors / jnp.where(length > 0, length, 1)
 
 
-def nearest(updates: Array, directions: Array) -> Array:
+def nearest_direction(updates: Array, directions: Array) -> Array:
     """Returns the group of the largest cosine with each update `[M]` int32; ties to the lowest.
 
     Args:
@@ -217,7 +221,7 @@ def group_models(
     return aggregate.mean(total, empty=tree.repeat(model, num_clusters))
 
 
-def attracted(models: Params, occupied: Array, rate: float) -> Params:
+def attract_models(models: Params, occupied: Array, rate: float) -> Params:
     """Returns the models `[K, ...]` after a step towards each other; those of groups without members stay.
 
     Args:
@@ -225,7 +229,7 @@ def attracted(models: Params, occupied: Array, rate: float) -> Params:
         occupied: bool `[K]`.
         rate: eta_G.
 
-    >>> attracted({"w": jnp.array([[3.0], [1.0]])}, jnp.array([True, True]), 0.5)["w"].round(3).ravel().tolist()
+    >>> attract_models({"w": jnp.array([[3.0], [1.0]])}, jnp.array([True, True]), 0.5)["w"].round(3).ravel().tolist()
     [2.333..., 1.286...]
     """
     length = jax.vmap(tree.norm)(models)  # [K]
@@ -253,18 +257,18 @@ def joining(train: Train, vector_of: PointOf) -> Join:
     @engine.jit
     def enter(key: Key, state: FedGroupState, data: FederatedData, cohort: Cohort) -> tuple[FedGroupState, Array]:
         updates, _ = train_once(key, state.initial, data, train, vector_of, cohort, "updates")
-        found = jnp.where(data.train.size[cohort.ids] > 0, nearest(updates, state.directions), -1)
+        found = jnp.where(data.train.size[cohort.ids] > 0, nearest_direction(updates, state.directions), -1)
         return state._replace(cluster=base.write_clusters(state.cluster, cohort, found)), found
 
     def join(key: Key, state: FedGroupState, data: FederatedData, ids: Sequence[int]) -> tuple[FedGroupState, Array]:
-        cohort = newcomers.cohort_of(ids, data)
-        state = state._replace(cluster=newcomers.with_room(state.cluster, data.num_clients, -1))
+        cohort = newcomers.joining_cohort(ids, data)
+        state = state._replace(cluster=newcomers.pad_clients(state.cluster, data.num_clients, -1))
         return enter(key, state, data.on_device(), cohort)
 
     return join
 
 
-def _check(num_clusters: int, first_epochs: int, sketch_size: int, between_rate: float) -> None:
+def _check_arguments(num_clusters: int, first_epochs: int, sketch_size: int, between_rate: float) -> None:
     """Raises ValueError if an option is out of range."""
     sizes = {"num_clusters": num_clusters, "first_epochs": first_epochs, "sketch_size": sketch_size}
     for name, value in sizes.items():

@@ -24,7 +24,7 @@ from jaxfl.client.training import Train, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import info_of, over_rows
+from jaxfl.methods.parts.personal import over_rows, personal_info
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -79,10 +79,10 @@ def fedper(
     """
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     chosen = chosen_leaves(task, personal)
-    return keeping(task, train, chosen, weighting=weighting, server_optimizer=server_optimizer)
+    return partial_averaging(task, train, chosen, weighting=weighting, server_optimizer=server_optimizer)
 
 
-def keeping(
+def partial_averaging(
     task: Task,
     train: Train,
     chosen: Params,
@@ -120,7 +120,7 @@ def keeping(
 
         passed = over_rows(client, (key, (state.base, state.round), data), cohort, state.heads)
         rest, moments = optimizers.step_to_mean(server_optimizer, state.server, state.base, passed.sums)
-        seen = info_of(passed, cohort, data.num_clients, rest)
+        seen = personal_info(passed, cohort, data.num_clients, rest)
         return FedPerState(rest, passed.rows, moments, state.cluster, state.round + 1), seen
 
     def client_params(state: FedPerState, ids: Array) -> Params:

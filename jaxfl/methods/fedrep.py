@@ -26,7 +26,7 @@ from jaxfl.client import conduct
 from jaxfl.client.part import train_part
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
-from jaxfl.methods.fedper import keeping
+from jaxfl.methods.fedper import partial_averaging
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -81,4 +81,4 @@ def fedrep(
         model, _ = of_head(key_for(key, Stream.HEADS), model, conduct.unsent(key, data), client)
         return of_base(key, model, data, client)
 
-    return keeping(task, train, chosen, weighting=weighting, server_optimizer=server_optimizer)
+    return partial_averaging(task, train, chosen, weighting=weighting, server_optimizer=server_optimizer)

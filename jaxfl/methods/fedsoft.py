@@ -45,7 +45,7 @@ from jaxfl.engine import over_clients, over_owners
 from jaxfl.methods import base
 from jaxfl.methods.base import Assign, Info, Method
 from jaxfl.methods.parts import competing
-from jaxfl.methods.parts.expectation import leading, losses_of_each
+from jaxfl.methods.parts.expectation import count_leading, row_losses_by_model
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -123,7 +123,7 @@ def fedsoft(
     """
     given = {"smoother": smoother, "estimate_every": estimate_every, "estimate": estimate}
     rule = base.from_preset(PRESETS, preset, **given)
-    _check(num_clusters, rule["smoother"], rule["estimate_every"])
+    _check_arguments(num_clusters, rule["smoother"], rule["estimate_every"])
     everybody = rule["estimate"] == "everybody"
     pulled = optax.chain(proximal_pull(proximal_weight), optimizer)
     train = local_train(task, pulled, local_epochs=local_epochs, batch_size=batch_size)
@@ -133,7 +133,7 @@ def fedsoft(
         count = data.num_clients
         model = task.init(key_for(key, Stream.INIT))  # that of all clients; the centres are others
         return FedSoftState(
-            centres=competing.independent(task, num_clusters)(key, data, 1),
+            centres=competing.independent_models(task, num_clusters)(key, data, 1),
             models=tree.repeat(model, count),
             weights=jnp.full((count, num_clusters), 1 / num_clusters, jnp.result_type(float)),
             trained=jnp.zeros(count, bool),
@@ -147,7 +147,7 @@ def fedsoft(
         if not everybody:
             due = (round % rule["estimate_every"] == 0) | ~trained[client]
             u = jax.lax.cond(due, lambda: weigh(centres, data, client), lambda: weights[client])
-        anchor = mixed(centres, u)
+        anchor = mean_centre(centres, u)
         client_key = key_for(key, Stream.BATCHES, round, client)
         model, loss = train(client_key, own, data, client, anchor=anchor, pull_scale=u.sum())
         finite, some = tree.is_finite(model), data.train.size[client] > 0
@@ -159,7 +159,7 @@ def fedsoft(
         weights, due = state.weights, jnp.array(False)
         if everybody:
             due = ((state.round % rule["estimate_every"] == 0) | ~state.trained.any()) & cohort.mask.any()
-            made = jax.lax.cond(due, lambda: of_everybody(weigh, state.centres, data, cohort), lambda: weights)
+            made = jax.lax.cond(due, lambda: population_importance(weigh, state.centres, data, cohort), lambda: weights)
             able = base.present(data) & (data.train.size > 0)  # who is to arrive sees no centres yet
             weights = jnp.where(able[:, None], made, weights)
         shared = key, (state.centres, weights, state.trained, state.round), data
@@ -175,7 +175,7 @@ def fedsoft(
             trained=state.trained.at[ids].set(moved, mode="drop"),
             cluster=state.cluster if served == "own" else jnp.argmax(weights, 1).astype(jnp.int32),
             round=state.round + 1,
-        ), _info(state, data, cohort, loss, u, finite, weights, asked)
+        ), round_info(state, data, cohort, loss, u, finite, weights, asked)
 
     def client_params(state: FedSoftState, ids: Array) -> Params:
         if served == "cluster":
@@ -183,7 +183,7 @@ def fedsoft(
         own = tree.take(state.models, ids)
         if newcomers == "initial":
             return own
-        between = jax.vmap(mixed, in_axes=(None, 0))(state.centres, state.weights[ids])
+        between = jax.vmap(mean_centre, in_axes=(None, 0))(state.centres, state.weights[ids])
         return tree.where(state.trained[ids], own, between)
 
     assign = assigning(weigh) if served == "cluster" else base.keep_clusters
@@ -201,7 +201,7 @@ def importance(task: Task, smoother: float) -> Weigh:
         task: what is learned.
         smoother: sigma.
     """
-    losses_of = losses_of_each(task)
+    losses_of = row_losses_by_model(task)
 
     def weigh(centres: Params, data: FederatedData, client: Array) -> Array:
         count, dtype = base.slots_of(centres), jnp.result_type(float)
@@ -220,7 +220,7 @@ def importance(task: Task, smoother: float) -> Weigh:
     return weigh
 
 
-def mixed(centres: Params, weights: Array) -> Params:
+def mean_centre(centres: Params, weights: Array) -> Params:
     """Returns the mean of the centres `[K, ...]` with these weights `[K]`, one of which is above 0."""
     share = weights / weights.sum()
     # a product: XLA's sum over the first axis of four layers of 1,500 x 1,500 takes 2 s on a CPU, this a millisecond
@@ -229,7 +229,7 @@ def mixed(centres: Params, weights: Array) -> Params:
     )
 
 
-def of_everybody(weigh: Weigh, centres: Params, data: FederatedData, cohort: Cohort) -> Array:
+def population_importance(weigh: Weigh, centres: Params, data: FederatedData, cohort: Cohort) -> Array:
     """Returns u of all clients `[N, K]`, held out or not; in the cohort's plan."""
 
     def client(shared, client: Array):
@@ -256,7 +256,7 @@ def assigning(weigh: Weigh) -> Assign:
     return assign
 
 
-def _info(
+def round_info(
     state: FedSoftState,
     data: FederatedData,
     cohort: Cohort,
@@ -273,7 +273,7 @@ def _info(
         cohort,
         loss,
         jnp.argmax(u, 1).astype(jnp.int32),
-        num_clusters=leading(weights, data),
+        num_clusters=count_leading(weights, data),
         diverged=(~finite & cohort.mask).sum().astype(jnp.int32),
         up=(model, numbers),
         down=state.centres,
@@ -286,7 +286,7 @@ def _info(
     )
 
 
-def _check(num_clusters: int, smoother: float, estimate_every: int) -> None:
+def _check_arguments(num_clusters: int, smoother: float, estimate_every: int) -> None:
     """Raises ValueError if an option is out of range."""
     for name, value in {"num_clusters": num_clusters, "estimate_every": estimate_every}.items():
         if value < 1:

@@ -39,7 +39,7 @@ import optax
 
 from jaxfl.clustering.from_centres import CentreDistance
 from jaxfl.methods.base import Method, from_preset
-from jaxfl.methods.parts.multi_centre import by_index, multi_centre
+from jaxfl.methods.parts.multi_centre import index_rule, multi_centre
 from jaxfl.methods.parts.vectors import LAST_KERNEL
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
@@ -97,7 +97,7 @@ def fesem(
     return multi_centre(
         task,
         optimizer,
-        by_index(task, rule["layers"], distance),
+        index_rule(task, rule["layers"], distance),
         num_clusters=num_clusters,
         proximal_weight=rule["proximal_weight"],
         loss_weighting=loss_weighting,

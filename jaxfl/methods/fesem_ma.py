@@ -36,7 +36,7 @@ from jaxfl import tree
 from jaxfl.clustering.from_centres import squared_l2
 from jaxfl.methods.base import Method
 from jaxfl.methods.parts import matching
-from jaxfl.methods.parts.multi_centre import Rule, multi_centre
+from jaxfl.methods.parts.multi_centre import CentreRule, multi_centre
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
@@ -91,7 +91,7 @@ def fesem_ma(
         kept = members == 0  # a centre that nobody was heard for is no mean
         return tree.where(kept, means, posterior(means, members.astype(jnp.result_type(float))))
 
-    by_function = Rule(
+    by_function = CentreRule(
         distances=distances,
         shown=lambda model: model,
         align=lambda model, centre: matching.match(model, centre, layers),

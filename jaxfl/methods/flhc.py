@@ -40,8 +40,8 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.by_cluster import averaging
-from jaxfl.methods.parts.one_shot import cluster, grow, train_once, with_everybody
+from jaxfl.methods.parts.by_cluster import cluster_averaging
+from jaxfl.methods.parts.one_shot import add_exchange, cluster_clients, grow, train_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -49,8 +49,8 @@ from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-Metric = Literal["l1", "l2", "cosine"]
-METRICS = {"l1": distances.l1, "l2": distances.l2, "cosine": lambda *points: 1 - distances.cosine(*points)}
+UpdateDistance = Literal["l1", "l2", "cosine"]
+UPDATE_DISTANCES = {"l1": distances.l1, "l2": distances.l2, "cosine": lambda *points: 1 - distances.cosine(*points)}
 COSINE_THRESHOLD = 0.8  # see above; a mean cosine of 0.2 is enough to merge
 
 
@@ -71,7 +71,7 @@ def flhc(
     optimizer: optax.GradientTransformation,
     *,
     warmup_rounds: int = 10,
-    metric: Metric = "cosine",
+    metric: UpdateDistance = "cosine",
     linkage: Linkage = "average",
     threshold: float | None = None,
     num_clusters: int | None = None,
@@ -111,7 +111,7 @@ def flhc(
     >>> result.state.cluster.tolist()
     [0, 0, 1, 1, 2, 2, 3, 3]
     """
-    _check(warmup_rounds, metric, linkage, threshold, num_clusters, sketch_size, slots)
+    _check_arguments(warmup_rounds, metric, linkage, threshold, num_clusters, sketch_size, slots)
     height = COSINE_THRESHOLD if threshold is None else threshold
     chosen = compared_leaves(task, layers)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
@@ -125,7 +125,7 @@ def flhc(
     def vector_of(key: Key, model: Params) -> Array:
         return to_vector(key, tree.partition(model, chosen)[0], size=sketch_size or sys.maxsize)
 
-    step = averaging(train, weighting)
+    step = cluster_averaging(train, weighting)
 
     def train_all(key: Key, model: Params, data: FederatedData, cohort: Cohort) -> tuple[Array, Array, Array]:
         """Returns what everybody sends `[N, d]`, who makes the clusters `[N]`, and whose D_i mean something `[N]`."""
@@ -139,7 +139,7 @@ def flhc(
     def cluster_all(key: Key, model: Params, data: FederatedData, cohort: Cohort) -> tuple[Array, Array]:
         """Returns the cluster of every client `[N]` and the number of clusters."""
         vectors, known, able = train_all(key, model, data, cohort)
-        return cluster(METRICS[metric](vectors), known, able, linkage, height, num_clusters)
+        return cluster_clients(UPDATE_DISTANCES[metric](vectors), known, able, linkage, height, num_clusters)
 
     def round(key: Key, state: FLHCState, data: FederatedData, cohort: Cohort) -> tuple[FLHCState, Info]:
         due = (state.round >= warmup_rounds) & (state.num_clusters == 0) & cohort.mask.any()
@@ -152,7 +152,7 @@ def flhc(
 
         numbers = {"num_clusters": jnp.maximum(number, 1), "overflow": base.doublings(number, places)}
         models, seen = step(key, start, found, state.round, data, cohort, **numbers)
-        seen = with_everybody(seen, due, data, up=jax.eval_shape(vector_of, key, theta), down=theta)
+        seen = add_exchange(seen, due, data, up=jax.eval_shape(vector_of, key, theta), down=theta)
         kept = tree.where(due, theta, state.theta)
         return FLHCState(models, found, number, state.round + 1, kept, state.placed | due), seen
 
@@ -162,7 +162,7 @@ def flhc(
 
         def place() -> Array:
             vectors, known, able = train_all(key, state.theta, data, cohort)
-            away = METRICS[metric](vectors[cohort.ids], vectors)  # [C, N]
+            away = UPDATE_DISTANCES[metric](vectors[cohort.ids], vectors)  # [C, N]
             nearest = jnp.argmin(jnp.where((known & state.placed)[None], away, jnp.inf), 1)
             size = jnp.zeros(base.slots_of(state.models), jnp.int32).at[state.cluster].add(known.astype(jnp.int32))
             found = jnp.where(able[cohort.ids], state.cluster[nearest], jnp.argmax(size).astype(jnp.int32))
@@ -177,9 +177,9 @@ def flhc(
     return Method(init, round, client_params, task, assign, grow=grow, reads="everybody")
 
 
-def _check(
+def _check_arguments(
     warmup_rounds: int,
-    metric: Metric,
+    metric: UpdateDistance,
     linkage: Linkage,
     threshold: float | None,
     num_clusters: int | None,

@@ -35,7 +35,7 @@ def hypcluster(
     local_epochs: int = 1,
     batch_size: int | None = 20,
     weighting: Weighting = "rows",
-    start: competing.Kind = "groups",
+    start: competing.StartKind = "groups",
     min_share: float = 0.1,
     warmup_rounds: int = 20,
     server_optimizer: optax.GradientTransformation | None = None,

@@ -38,8 +38,8 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, Reads
 from jaxfl.methods.parts import competing
-from jaxfl.methods.parts.competing import Rows, assigning, choosing, losses_of
-from jaxfl.methods.parts.multi_centre import members
+from jaxfl.methods.parts.competing import JudgingRows, assigning, cluster_choice, model_losses
+from jaxfl.methods.parts.multi_centre import count_members
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
@@ -69,8 +69,8 @@ def ifca(
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
     shared: str | Sequence[str] = (),
-    choose: Rows = "train",
-    start: competing.Kind = "random",
+    choose: JudgingRows = "train",
+    start: competing.StartKind = "random",
     min_share: float = 0.1,
     warmup_rounds: int = 20,
     server_optimizer: optax.GradientTransformation | None = None,
@@ -104,22 +104,22 @@ def ifca(
     Raises:
         ValueError: an option is out of range, or there are more clusters than clients.
     """
-    _check(num_clusters, average, shared, server_optimizer)
+    _check_arguments(num_clusters, average, shared, server_optimizer)
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
-    competing.check(start, num_clusters, min_share, warmup_rounds, shared)
-    losses, pooled = losses_of(task), pooling(shared)
+    competing.check_start(start, num_clusters, min_share, warmup_rounds, shared)
+    losses, pooled = model_losses(task), layer_sharing(shared)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
-    work = train_model(train) if average == "models" else full_gradient_of(task)
+    work = model_contribution(train) if average == "models" else gradient_contribution(task)
     update = model_step(server_optimizer, pooled) if average == "models" else gradient_step(optimizer, pooled)
-    find = choosing(losses, grouped_rounds=warmup_rounds if start == "groups" else 0)
+    find = cluster_choice(losses, grouped_rounds=warmup_rounds if start == "groups" else 0)
 
     def draw(key: Key, data: FederatedData, number: Array | int = 0) -> Params:
-        models = competing.independent(task, num_clusters)(key, data, number)
+        models = competing.independent_models(task, num_clusters)(key, data, number)
         return pooled(models, tree.repeat(tree.take(models, 0), num_clusters))
 
     begin = {
-        "balanced": competing.balanced(task, draw, losses, num_clusters, min_share=min_share),
-        "kmeans++": competing.far_apart(task, train, losses, num_clusters, rounds=warmup_rounds),
+        "balanced": competing.balanced_start(task, draw, losses, num_clusters, min_share=min_share),
+        "kmeans++": competing.kmeans_start(task, train, losses, num_clusters, rounds=warmup_rounds),
     }.get(start, draw)
 
     def init(key: Key, data: FederatedData) -> IFCAState:
@@ -127,7 +127,9 @@ def ifca(
         models = begin(key, data)
         moments = jax.vmap(functools.partial(optimizers.init, server_optimizer))(models)
         cluster = (
-            competing.groups(key, data, num_clusters) if start == "groups" else jnp.zeros(data.num_clients, jnp.int32)
+            competing.random_groups(key, data, num_clusters)
+            if start == "groups"
+            else jnp.zeros(data.num_clients, jnp.int32)
         )
         return IFCAState(models, moments, cluster, jnp.int32(0))
 
@@ -144,7 +146,7 @@ def ifca(
         models, moments = update(state, total, data)
         cluster = base.write_clusters(state.cluster, cohort, found)
         one = base.shape_of(models)
-        seen = info_of(cohort, data, loss, found, cluster, total, one, pooled(models, one))
+        seen = round_info(cohort, data, loss, found, cluster, total, one, pooled(models, one))
         if start == "groups":  # each client is sent the model of its group alone
             down = jnp.where(state.round < warmup_rounds, seen.bytes_up, seen.bytes_down)
             seen = seen._replace(bytes_down=down)
@@ -159,7 +161,7 @@ def ifca(
     return Method(init, round, client_params, task, assign, reads=reads)
 
 
-def pooling(shared: str | Sequence[str]) -> Callable[[Params, Params], Params]:
+def layer_sharing(shared: str | Sequence[str]) -> Callable[[Params, Params], Params]:
     """Returns `(separate, together) -> params`: the shared leaves of `together` and the other ones of `separate`."""
 
     def pooled(separate: Params, together: Params) -> Params:
@@ -169,12 +171,12 @@ def pooling(shared: str | Sequence[str]) -> Callable[[Params, Params], Params]:
     return pooled
 
 
-def train_model(train: Train) -> Train:
+def model_contribution(train: Train) -> Train:
     """Returns `(key, model, data, client) -> (model, loss)`, what a client sends in Option II."""
     return lambda key, model, data, client: train(key, model, data, client, anchor=model)
 
 
-def full_gradient_of(task: Task) -> Train:
+def gradient_contribution(task: Task) -> Train:
     """Returns `(key, model, data, client) -> (gradient, loss)`, what a client sends in Option I."""
     check_trains(task, 'average="gradients"')
     gradient_of = full_gradient(task)
@@ -191,7 +193,7 @@ def model_step(server_optimizer: optax.GradientTransformation | None, pooled: Ca
 
     def step(state: IFCAState, total: aggregate.Total, data: FederatedData) -> tuple[Params, optax.OptState]:
         separate = aggregate.mean(total, empty=state.models)
-        mean = pooled(separate, aggregate.mean(of_all_clusters(total), empty=state.models))
+        mean = pooled(separate, aggregate.mean(sum_over_clusters(total), empty=state.models))
         models, moments = jax.vmap(functools.partial(optimizers.step, server_optimizer))(
             state.server, state.models, mean
         )
@@ -207,7 +209,7 @@ def gradient_step(optimizer: optax.GradientTransformation, pooled: Callable[[Par
 
     def step(state: IFCAState, total: aggregate.Total, data: FederatedData) -> tuple[Params, optax.OptState]:
         nothing = jax.tree.map(jnp.zeros_like, total.values)
-        gradients = pooled(aggregate.cohort_mean(total), aggregate.mean(of_all_clusters(total), empty=nothing))
+        gradients = pooled(aggregate.cohort_mean(total), aggregate.mean(sum_over_clusters(total), empty=nothing))
 
         def descend(model: Params, gradient: Params) -> Params:
             updates, _ = optimizer.update(gradient, optimizer.init(model), model)
@@ -221,7 +223,7 @@ def gradient_step(optimizer: optax.GradientTransformation, pooled: Callable[[Par
     return step
 
 
-def info_of(
+def round_info(
     cohort: Cohort,
     data: FederatedData,
     loss: Array,
@@ -250,7 +252,9 @@ def info_of(
         cohort,
         loss,
         found,
-        num_clusters=(members(cluster, data, slots) > 0).sum(),  # of a cohort alone it would be those that it chose
+        num_clusters=(
+            count_members(cluster, data, slots) > 0
+        ).sum(),  # of a cohort alone it would be those that it chose
         diverged=total.diverged,
         up=one,
         down=sent,
@@ -258,7 +262,7 @@ def info_of(
     )
 
 
-def of_all_clusters(total: aggregate.Total) -> aggregate.Total:
+def sum_over_clusters(total: aggregate.Total) -> aggregate.Total:
     """Returns the sums over all clusters, once for each of them: what shared layers are averaged from."""
 
     def over_all(sums: Array) -> Array:
@@ -267,7 +271,7 @@ def of_all_clusters(total: aggregate.Total) -> aggregate.Total:
     return dataclasses.replace(total, values=jax.tree.map(over_all, total.values), weight=over_all(total.weight))
 
 
-def _check(
+def _check_arguments(
     num_clusters: int,
     average: Average,
     shared: str | Sequence[str],

@@ -29,8 +29,8 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.by_cluster import averaging
-from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once, with_everybody
+from jaxfl.methods.parts.by_cluster import cluster_averaging
+from jaxfl.methods.parts.one_shot import add_exchange, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -87,7 +87,7 @@ def kfed(
             raise ValueError(f"{name} must be at least 1, got {value}.")
     chosen = compared_leaves(task, layers)
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
-    step = averaging(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
+    step = cluster_averaging(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
 
     def point_of(key: Key, sent: Params) -> Array:
         return to_vector(key, tree.partition(sent, chosen)[0])
@@ -96,7 +96,7 @@ def kfed(
         base.check_clusters(num_clusters, data)
         model = task.init(key_for(key, Stream.INIT))
         points, known = train_all_once(key, model, data, first, point_of)
-        centres = one_shot(points, num_clusters, mask=known)
+        centres = server_centres(points, num_clusters, mask=known)
         cluster = nearest_centre(points, centres)
         occupied = centre_of.counts(jnp.where(known, cluster, -1), num_clusters) > 0
         return KFedState(tree.repeat(model, num_clusters), cluster, occupied, jnp.int32(0))
@@ -106,7 +106,7 @@ def kfed(
             key, state.models, state.cluster, state.round, data, cohort, num_clusters=state.occupied.sum()
         )
         one = base.shape_of(state.models)
-        seen = with_everybody(seen, state.round == 0, data, up=jax.eval_shape(point_of, key, one), down=one)
+        seen = add_exchange(seen, state.round == 0, data, up=jax.eval_shape(point_of, key, one), down=one)
         return state._replace(models=models, round=state.round + 1), seen
 
     def client_params(state: KFedState, ids: Array) -> Params:
@@ -115,7 +115,7 @@ def kfed(
     return Method(init, round, client_params, task, reads="everybody")
 
 
-def one_shot(points: Array, num_clusters: int, *, local: int = 1, mask: Array | None = None) -> Array:
+def server_centres(points: Array, num_clusters: int, *, local: int = 1, mask: Array | None = None) -> Array:
     """Returns the server's centres `[K, d]` of what the clients have sent.
 
     Args:
@@ -129,7 +129,7 @@ def one_shot(points: Array, num_clusters: int, *, local: int = 1, mask: Array | 
 
     References: Dennis, Li and Smith, ICML 2021, Algorithm 2, steps 2 to 8.
 
-    >>> one_shot(jnp.array([[0.0], [8.0], [1.0], [9.0]]), 2).ravel().tolist()
+    >>> server_centres(jnp.array([[0.0], [8.0], [1.0], [9.0]]), 2).ravel().tolist()
     [0.5, 8.5]
     """
     if num_clusters > points.shape[0]:

@@ -29,7 +29,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import info_of, mark_trained, over_rows
+from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.methods.parts.vectors import chosen_leaves
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -111,7 +111,7 @@ def lg_fedavg(
         (usual, others), (kept, _) = tree.partition(average, chosen), tree.partition(state.model, chosen)
         model = tree.combine(tree.where(warm, usual, kept), others)
 
-        seen = info_of(passed, cohort, data.num_clients, others)
+        seen = personal_info(passed, cohort, data.num_clients, others)
         begins = ~state.trained[cohort.ids] & (warmup_rounds > 0)  # with the server's average, also after the warm-up
         up, down = ((cohort.mask & one).sum() for one in (warm, warm | begins))
         seen = seen._replace(

@@ -14,7 +14,7 @@ from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.personal import info_of, over_rows
+from jaxfl.methods.parts.personal import over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.tasks import Task
@@ -62,7 +62,7 @@ def local(
 
     def round(key: Key, state: LocalState, data: FederatedData, cohort: Cohort) -> tuple[LocalState, Info]:
         passed = over_rows(client, (key, state.round, data), cohort, state.models)
-        seen = info_of(passed, cohort, data.num_clients, ())
+        seen = personal_info(passed, cohort, data.num_clients, ())
         return LocalState(passed.rows, state.cluster, state.round + 1), seen
 
     return Method(init, round, lambda state, ids: tree.take(state.models, ids), task, per_client="models")

@@ -44,8 +44,8 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Join, Method
 from jaxfl.methods.parts import newcomers
-from jaxfl.methods.parts.by_cluster import averaging, served
-from jaxfl.methods.parts.one_shot import all_clients, cluster, grow
+from jaxfl.methods.parts.by_cluster import cluster_averaging, cluster_models
+from jaxfl.methods.parts.one_shot import all_clients, cluster_clients, grow
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -56,9 +56,9 @@ PRESETS = {
     "paper": {"vectors": "client", "angle": "smallest", "linkage": "average"},
     "official": {"vectors": "label", "angle": "entry", "linkage": "weighted"},
 }
-Vectors = Literal["client", "label"]
-Linkage = Literal["single", "complete", "average", "weighted"]
-Sign = Callable[[FederatedData, Cohort], tuple[Array, Array]]
+VectorKind = Literal["client", "label"]
+AngleLinkage = Literal["single", "complete", "average", "weighted"]
+ClientBases = Callable[[FederatedData, Cohort], tuple[Array, Array]]
 
 
 class PACFLState(NamedTuple):
@@ -81,9 +81,9 @@ def pacfl(
     threshold: float = 10.0,
     num_clusters: int | None = None,
     rank: int = 3,
-    vectors: Vectors | None = None,
+    vectors: VectorKind | None = None,
     angle: AngleKind | None = None,
-    linkage: Linkage | None = None,
+    linkage: AngleLinkage | None = None,
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "rows",
@@ -125,21 +125,21 @@ def pacfl(
             raise ValueError(f"{name} must be at least 1, got {value}.")
     if threshold != threshold:
         raise ValueError("threshold must be a number of degrees, got nan.")
-    step = averaging(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
-    sign = signing(rank, chosen["vectors"])
+    step = cluster_averaging(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
+    sign = client_bases(rank, chosen["vectors"])
 
     def init(key: Key, data: FederatedData) -> PACFLState:
         base.check_clusters(num_clusters or 1, data)
-        _check_rows(data, chosen["vectors"])
+        _check_inputs(data, chosen["vectors"])
         model = task.init(key_for(key, Stream.INIT))
-        everybody = all_clients(_rows(data), data)
+        everybody = all_clients(_input_shape(data), data)
         if jax.default_backend() == "cpu":  # LAPACK for several at once, on several devices, may wait for ever
             everybody = Cohort.of(everybody.ids, everybody.plan._replace(chunk=1))
         bases, able = sign(data, everybody)
         away = subspace_angles(bases, bases, chosen["angle"])
         away = jnp.minimum(away, away.T)  # alike but for rounding
         known = able & base.takes_part(data)
-        found, number = cluster(away, known, able, chosen["linkage"], threshold, num_clusters)
+        found, number = cluster_clients(away, known, able, chosen["linkage"], threshold, num_clusters)
         found = jnp.where(jnp.asarray(data.train.size) > 0, found, -1)
         return PACFLState(tree.repeat(model, slots), model, bases, found, number, jnp.int32(0))
 
@@ -147,17 +147,17 @@ def pacfl(
         overflow = base.doublings(state.num_clusters, base.slots_of(state.models))
         numbers = {"num_clusters": state.num_clusters, "overflow": overflow}
         models, seen = step(key, state.models, state.cluster, state.round, data, cohort, **numbers)
-        seen = seen._replace(bytes_up=seen.bytes_up + sent_once(state, data))
+        seen = seen._replace(bytes_up=seen.bytes_up + basis_traffic(state, data))
         return state._replace(models=models, round=state.round + 1), seen
 
     def client_params(state: PACFLState, ids: Array) -> Params:
-        return served(state.models, state.cluster[ids], state.initial)
+        return cluster_models(state.models, state.cluster[ids], state.initial)
 
     join = joining(sign, chosen["angle"], chosen["linkage"], threshold if num_clusters is None else jnp.inf)
     return Method(init, round, client_params, task, grow=grow, join=join, reads="everybody")
 
 
-def signing(rank: int, vectors: Vectors) -> Sign:
+def client_bases(rank: int, vectors: VectorKind) -> ClientBases:
     """Returns `sign(data, cohort) -> (bases [C, F, p], able [C])`: U of every client, and whose is any.
 
     Not that of a client without rows, or whose inputs have no finite squared length; it is 0.
@@ -168,7 +168,7 @@ def signing(rank: int, vectors: Vectors) -> Sign:
     """
 
     def client(data: FederatedData, client: Array):
-        shape = _rows(data)
+        shape = _input_shape(data)
         batch = data.batch(data.train, client, jnp.arange(shape.shape[0], dtype=jnp.int32))
         rows = jnp.where(batch.mask[:, None], batch.x.reshape(shape.shape).astype(shape.dtype), 0)
         finite = jnp.isfinite(jnp.square(rows).sum())
@@ -190,7 +190,7 @@ def signing(rank: int, vectors: Vectors) -> Sign:
     return sign
 
 
-def sent_once(state: PACFLState, data: FederatedData) -> Array:
+def basis_traffic(state: PACFLState, data: FederatedData) -> Array:
     """Returns the bytes `[]` of the vectors that clients sent before the first round; 0 in any other."""
     vector = jax.ShapeDtypeStruct(state.bases.shape[1:2], state.bases.dtype)
     vectors = (state.bases != 0).any(1).sum(1)  # [N]
@@ -198,7 +198,7 @@ def sent_once(state: PACFLState, data: FederatedData) -> Array:
     return base.traffic(jnp.where(state.round == 0, told, 0), vector)
 
 
-def joining(sign: Sign, angle: AngleKind, linkage: Linkage, threshold: float | Array) -> Join:
+def joining(sign: ClientBases, angle: AngleKind, linkage: AngleLinkage, threshold: float | Array) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
     Those who open clusters are clustered with each other. Who has no rows, or inputs that are not finite, is in none.
@@ -216,9 +216,9 @@ def joining(sign: Sign, angle: AngleKind, linkage: Linkage, threshold: float | A
         # who is held out is served by a cluster and no member of it; members that have left still are
         served = False if data.held_out is None else jnp.asarray(data.held_out) & base.present(data)
         old = jnp.where((state.bases != 0).any((1, 2)) & ~jnp.asarray(served), state.cluster.at[ids].set(-1), -1)
-        away = to_clusters(subspace_angles(bases, state.bases, angle), old, count, linkage)  # [M, K]
+        away = cluster_distances(subspace_angles(bases, state.bases, angle), old, count, linkage)  # [M, K]
         apart = able & ~(away.min(1) <= threshold)
-        label, number = cluster(subspace_angles(bases, bases, angle), apart, apart, linkage, threshold, None)
+        label, number = cluster_clients(subspace_angles(bases, bases, angle), apart, apart, linkage, threshold, None)
         opened = jnp.where(apart.any(), number, 0)
         nearest = jnp.argmin(away, 1).astype(jnp.int32)
         found = jnp.where(able, jnp.where(apart, state.num_clusters + label, nearest), -1)
@@ -233,10 +233,10 @@ def joining(sign: Sign, angle: AngleKind, linkage: Linkage, threshold: float | A
         return entered, found, base.doublings(entered.num_clusters, count)
 
     def join(key: Key, state: PACFLState, data: FederatedData, ids: Sequence[int]) -> tuple[PACFLState, Array]:
-        cohort = newcomers.cohort_of(ids, data)
+        cohort = newcomers.joining_cohort(ids, data)
         state = state._replace(
-            bases=newcomers.with_room(state.bases, data.num_clients),
-            cluster=newcomers.with_room(state.cluster, data.num_clients, -1),
+            bases=newcomers.pad_clients(state.bases, data.num_clients),
+            cluster=newcomers.pad_clients(state.cluster, data.num_clients, -1),
         )
         data = data.on_device()
         while True:
@@ -248,7 +248,7 @@ def joining(sign: Sign, angle: AngleKind, linkage: Linkage, threshold: float | A
     return join
 
 
-def to_clusters(away: Array, cluster: Array, count: int, linkage: Linkage) -> Array:
+def cluster_distances(away: Array, cluster: Array, count: int, linkage: AngleLinkage) -> Array:
     """Returns the distances of newcomers from the clusters `[M, K]`, infinite from those without members.
 
     Args:
@@ -271,7 +271,7 @@ def to_clusters(away: Array, cluster: Array, count: int, linkage: Linkage) -> Ar
     return jax.lax.map(one, jnp.arange(count, dtype=jnp.int32)).T
 
 
-def _rows(data: FederatedData) -> jax.ShapeDtypeStruct:
+def _input_shape(data: FederatedData) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of a client's inputs, one row each `[n, F]`; integers become float32."""
     features = 1
     for length in data.input_shape:
@@ -281,7 +281,7 @@ def _rows(data: FederatedData) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((max(data.train.max_size, 1), features), dtype)
 
 
-def _check_rows(data: FederatedData, vectors: Vectors) -> None:
+def _check_inputs(data: FederatedData, vectors: VectorKind) -> None:
     """Raises ValueError unless the rows span subspaces that mean something."""
     if data.inputs.dtype == jnp.int32:
         raise ValueError(

@@ -101,14 +101,14 @@ def perfedavg(
     if not 0 <= adaptation_rate < math.inf:  # nor NaN
         raise ValueError(f"adaptation_rate must be at least 0 and finite, got {adaptation_rate}; 0 is FedAvg.")
     parts = 1 if batch_size is None else 2 if order == "first" else 3
-    meta = adapted(task, adaptation_rate, order, parts)
+    meta = meta_task(task, adaptation_rate, order, parts)
     # a block of a client's rows would adapt to that block, see `adapted` too
     block = 2**31 if batch_size is None else BLOCK
     train = local_train(meta, optimizer, local_epochs=local_epochs, batch_size=batch_size, block=block)
     return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer)
 
 
-def adapted(task: Task, rate: float, order: Order, parts: int, delta: float = DELTA) -> Task:
+def meta_task(task: Task, rate: float, order: Order, parts: int, delta: float = DELTA) -> Task:
     """Returns the task whose loss is that of the model after a step, and whose gradient is as `order` says.
 
     Args:
@@ -138,7 +138,7 @@ def adapted(task: Task, rate: float, order: Order, parts: int, delta: float = DE
     def after_a_step(of: Loss) -> Loss:
         def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
             still = jax.lax.stop_gradient(model)
-            inner, outer, third = (dealt(batch, part % parts, parts) for part in range(3))
+            inner, outer, third = (batch_part(batch, part % parts, parts) for part in range(3))
             keys = [None if key is None else key_for(key, Stream.DROPOUT, part) for part in (1, 2)]
             step = slope(still, inner, keys[0])
             there = jax.tree.map(lambda leaf, g: leaf - rate * g, still, step)
@@ -157,11 +157,11 @@ def adapted(task: Task, rate: float, order: Order, parts: int, delta: float = DE
     return meta._replace(fast=meta.fast._replace(widest=0))
 
 
-def dealt(batch: Batch, part: int, parts: int) -> Batch:
+def batch_part(batch: Batch, part: int, parts: int) -> Batch:
     """Returns every `parts`-th row of a batch, from the row `part` on; as much of part 0 where none of them is real.
 
     >>> batch = Batch(jnp.arange(5.0), jnp.arange(5), jnp.array([True, True, False, False, False]))
-    >>> [dealt(batch, part, 3).x.tolist() for part in range(3)]
+    >>> [batch_part(batch, part, 3).x.tolist() for part in range(3)]
     [[0.0, 3.0], [1.0, 4.0], [0.0]]
     """
     first = jax.tree.map(lambda leaf: leaf[::parts], batch)

@@ -38,7 +38,7 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method, from_preset
-from jaxfl.methods.parts.personal import info_of, mark_trained, over_rows
+from jaxfl.methods.parts.personal import mark_trained, over_rows, personal_info
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate, optimizers
@@ -107,7 +107,7 @@ def pfedme(
     (8, 64, 10)
     """
     rule = from_preset(PRESETS, preset, warm_start=warm_start, decay=decay, weighting=weighting)
-    _check(outer_rate, inner_steps, rule["decay"])
+    _check_arguments(outer_rate, inner_steps, rule["decay"])
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
     inner = optax.chain(proximal_pull(proximal_weight), optax.add_decayed_weights(rule["decay"]), optimizer)
     enveloped = envelope(task, inner, proximal_weight, inner_steps, warm_start=rule["warm_start"])
@@ -134,7 +134,7 @@ def pfedme(
     def round(key: Key, state: PFedMeState, data: FederatedData, cohort: Cohort) -> tuple[PFedMeState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.models)
         model, moments = optimizers.step_to_mean(server_optimizer, state.server, state.model, passed.sums)
-        seen = info_of(passed, cohort, data.num_clients, model)
+        seen = personal_info(passed, cohort, data.num_clients, model)
         trained = mark_trained(state.trained, passed, data, cohort)
         return PFedMeState(model, passed.rows, trained, moments, state.cluster, state.round + 1), seen
 
@@ -195,7 +195,7 @@ def envelope(
     return meta._replace(fast=meta.fast._replace(widest=0))
 
 
-def _check(outer_rate: float, inner_steps: int, decay: float) -> None:
+def _check_arguments(outer_rate: float, inner_steps: int, decay: float) -> None:
     """Raises ValueError if an option is out of range."""
     if not 0 < outer_rate < math.inf:
         raise ValueError(f"outer_rate must be above 0 and finite, got {outer_rate}; the paper's is 0.005.")

@@ -40,7 +40,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.one_shot import nearest_centre, train_all_once, with_everybody
+from jaxfl.methods.parts.one_shot import add_exchange, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -106,7 +106,7 @@ def robust(
     >>> result.state.models["Dense_0"]["kernel"].shape
     (2, 64, 10)
     """
-    _check({"num_clusters": num_clusters, "first_epochs": first_epochs}, trim, outliers)
+    _check_arguments({"num_clusters": num_clusters, "first_epochs": first_epochs}, trim, outliers)
     chosen = compared_leaves(task, layers)
     stage = {"trimmed": outliers, "trim": trim_by, "centre": centre}
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
@@ -148,7 +148,7 @@ def robust(
             up=one,
             down=one,
         )
-        seen = with_everybody(seen, state.round == 0, data, up=state.points[0], down=one)
+        seen = add_exchange(seen, state.round == 0, data, up=state.points[0], down=one)
         state = state._replace(models=models, round=state.round + 1)
         return cluster_again(key, state, cohort, sent, counts) if iterative else state, seen
 
@@ -190,7 +190,7 @@ def reclustering(point_of: Callable[[Key, Params], Array], stage: dict[str, Any]
     return cluster_again
 
 
-def _check(sizes: dict[str, int], trim: float, outliers: float) -> None:
+def _check_arguments(sizes: dict[str, int], trim: float, outliers: float) -> None:
     """Raises ValueError if an option is out of range."""
     for name, value in sizes.items():
         if value < 1:

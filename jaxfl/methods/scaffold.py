@@ -107,7 +107,9 @@ def scaffold(
         rows = tree.repeat(control, data.num_clients)
         clusters = jnp.zeros(data.num_clients, jnp.int32)
         moments = optimizers.init(server_optimizer, model)
-        return ScaffoldState(model, control, everybody.nobody(data.num_clients), rows, moments, clusters, jnp.int32(0))
+        return ScaffoldState(
+            model, control, everybody.count_nobody(data.num_clients), rows, moments, clusters, jnp.int32(0)
+        )
 
     def client(shared, client: Array, own: Params):
         key, (model, control, round), data = shared
@@ -134,7 +136,7 @@ def scaffold(
         anybody = total.weight[0] > 0
         new, moments = optimizers.step(server_optimizer, state.server, model, average, counted=anybody)
         change = tree.take(total.values[1], 0)
-        together, counted = everybody.moved(control, change, state.counted, total, data, cohort, weighting)
+        together, counted = everybody.update_mean(control, change, state.counted, total, data, cohort, weighting)
         seen = base.info(
             cohort,
             loss,

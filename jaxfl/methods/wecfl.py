@@ -44,8 +44,8 @@ from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Join, Method, Round, from_preset
 from jaxfl.methods.parts import newcomers
-from jaxfl.methods.parts.multi_centre import FeSEMState, Rule, by_index, members, multi_centre
-from jaxfl.methods.parts.one_shot import with_everybody
+from jaxfl.methods.parts.multi_centre import CentreRule, FeSEMState, count_members, index_rule, multi_centre
+from jaxfl.methods.parts.one_shot import add_exchange
 from jaxfl.methods.parts.vectors import LAST_KERNEL, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -105,7 +105,7 @@ def wecfl(
     True
     """
     chosen = from_preset(PRESETS, preset, layers=layers, recluster=recluster)
-    rule = by_index(task, chosen["layers"])
+    rule = index_rule(task, chosen["layers"])
     method = multi_centre(
         task,
         optimizer,
@@ -125,11 +125,11 @@ def wecfl(
         def vector_of(key: Key, model: Params) -> Array:
             return to_vector(key, rule.shown(model))
 
-        method = method._replace(round=from_scratch(train, vector_of, weighting))
+        method = method._replace(round=reclustering_round(train, vector_of, weighting))
     return method._replace(join=joining(train, rule))
 
 
-def from_scratch(train: Train, vector_of: Callable[[Key, Params], Array], weighting: Weighting) -> Round:
+def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], weighting: Weighting) -> Round:
     """Returns the round that clusters the cohort anew: train, weighted k-means, train again and add up.
 
     Args:
@@ -167,7 +167,7 @@ def from_scratch(train: Train, vector_of: Callable[[Key, Params], Array], weight
         weights = aggregate.client_weight(data, jnp.arange(count), weighting)
         again = key_for(key, Stream.START, round=2 + state.round)  # 0 and 1 are those of the start
         clustering = kmeans.kmeans(again, points, slots, mask=known, weights=weights)
-        name = named_after(clustering.labels, state.cluster, jnp.where(known, weights, 0), slots)
+        name = match_numbers(clustering.labels, state.cluster, jnp.where(known, weights, 0), slots)
         label = clustering.labels[cohort.ids]
         found = jnp.where(able, name[jnp.maximum(label, 0)], old)
         total, _ = over_clients(add, shared, cohort, found)
@@ -178,7 +178,7 @@ def from_scratch(train: Train, vector_of: Callable[[Key, Params], Array], weight
             cohort,
             loss,
             old,
-            num_clusters=(members(cluster, data, slots) > 0).sum(),
+            num_clusters=(count_members(cluster, data, slots) > 0).sum(),
             diverged=total.diverged,
             up=one,
             down=one,
@@ -186,13 +186,13 @@ def from_scratch(train: Train, vector_of: Callable[[Key, Params], Array], weight
             objective=away.sum() / jnp.maximum(able.sum(), 1).astype(away.dtype),
             changed=(cohort.mask & (found != old)).sum(dtype=jnp.int32),
         )
-        seen = with_everybody(seen, state.round == 0, data, up=one, down=one)
+        seen = add_exchange(seen, state.round == 0, data, up=one, down=one)
         return FeSEMState(aggregate.mean(total, empty=state.centres), cluster, state.round + 1), seen
 
     return round
 
 
-def named_after(labels: Array, old: Array, weights: Array, num_clusters: int) -> Array:
+def match_numbers(labels: Array, old: Array, weights: Array, num_clusters: int) -> Array:
     """Returns which old cluster gives its number to each new one, `[K]` int32: the most weight keeps its number.
 
     Args:
@@ -201,7 +201,7 @@ def named_after(labels: Array, old: Array, weights: Array, num_clusters: int) ->
         weights: of the clients `[N]`; 0 for those who are not asked.
         num_clusters: K.
 
-    >>> named_after(jnp.array([0, 0, 1, 1]), jnp.array([1, 1, 1, 0]), jnp.ones(4), 2).tolist()
+    >>> match_numbers(jnp.array([0, 0, 1, 1]), jnp.array([1, 1, 1, 0]), jnp.ones(4), 2).tolist()
     [1, 0]
     """
     new, before = (jax.nn.one_hot(of, num_clusters, dtype=weights.dtype) for of in (labels, old))
@@ -210,7 +210,7 @@ def named_after(labels: Array, old: Array, weights: Array, num_clusters: int) ->
     return jnp.zeros(num_clusters, jnp.int32).at[mine].set(name.astype(jnp.int32))
 
 
-def joining(train: Train, rule: Rule) -> Join:
+def joining(train: Train, rule: CentreRule) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
     A client's cluster is that of the smallest term of the objective, |w_i - Omega_k|^2 with w_i trained from Omega_k:
@@ -240,8 +240,8 @@ def joining(train: Train, rule: Rule) -> Join:
         return state._replace(cluster=base.write_clusters(state.cluster, cohort, found)), found
 
     def join(key: Key, state: FeSEMState, data: FederatedData, ids: Sequence[int]) -> tuple[FeSEMState, Array]:
-        cohort = newcomers.cohort_of(ids, data)
-        state = state._replace(cluster=newcomers.with_room(state.cluster, data.num_clients))
+        cohort = newcomers.joining_cohort(ids, data)
+        state = state._replace(cluster=newcomers.pad_clients(state.cluster, data.num_clients))
         return enter(key, state, data.on_device(), cohort)
 
     return join

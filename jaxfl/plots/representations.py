@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxfl.methods.stocfl.representation import checked
+from jaxfl.methods.stocfl.representation import check_points
 from jaxfl.plots import maps, style
 from jaxfl.typing import Array
 
@@ -51,7 +51,7 @@ def representations(
     >>> [axes.get_title() for axes in figure.axes]
     ['round 1: 4 clusters', 'round 2: 3 clusters']
     """
-    rows = checked(points).astype(np.float64)
+    rows = check_points(points).astype(np.float64)
     if not clusterings:
         raise ValueError('clusterings must name at least one clustering, got none; {"round 5": state.cluster} is fine.')
     found = {name: _labels(f"clusterings[{name!r}]", slots, len(rows)) for name, slots in clusterings.items()}

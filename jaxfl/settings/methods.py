@@ -11,7 +11,7 @@ import optax
 
 from jaxfl.methods import METHODS, Method, Row
 from jaxfl.schema import check_name, function_options, installed_entry_points, load_entry_point, quoted
-from jaxfl.settings import own
+from jaxfl.settings import user_code
 from jaxfl.tasks import Task
 
 GROUP = "jaxfl.methods"
@@ -36,7 +36,7 @@ def rows() -> dict[str, Row]:
 
 def is_method(name: str) -> bool:
     """Returns whether a name may be that of a method; a file need not exist."""
-    return name in METHODS or own.is_own(name) or name in installed_entry_points(GROUP)
+    return name in METHODS or user_code.is_address(name) or name in installed_entry_points(GROUP)
 
 
 def row(name: str) -> Row:
@@ -57,7 +57,7 @@ def row(name: str) -> Row:
         if name.endswith(".py"):
             raise ValueError(f"method must be FILE.py:NAME, got {name!r}; write {name}: and the name of its factory.")
         check_name("method", name, names())
-    found = own.load(name) if own.is_own(name) else load_entry_point(GROUP, name)
+    found = user_code.load(name) if user_code.is_address(name) else load_entry_point(GROUP, name)
     made = found if isinstance(found, Row) else Row(found, _summary(found), "-")
     if not callable(made.factory):
         kind = type(found).__name__
@@ -84,7 +84,7 @@ def make(name: str, task: Task, optimizer: optax.GradientTransformation, **optio
     factory = row(name).factory
     if name in METHODS:
         return factory(task, optimizer, **options)
-    with own.in_a_line(name, REMEDY):
+    with user_code.one_line_errors(name, REMEDY):
         method = factory(task, optimizer, **options)
     if not isinstance(method, Method):
         got = quoted(method) if method is None else f"a {type(method).__name__}"

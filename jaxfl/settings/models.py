@@ -16,11 +16,11 @@ from flax import nnx
 from jaxfl.models import networks
 from jaxfl.models.adapters import Composed, Functions, Network
 from jaxfl.schema import REQUIRED, Option, check_name, docstring_lines, installed_entry_points, load_entry_point, quoted
-from jaxfl.settings import own
+from jaxfl.settings import user_code
 
 GROUP = "jaxfl.models"
 REMEDY = "it must be a network, or a class or function that makes one"
-GIVEN = ("self", "num_classes", "rngs", "parent", "name")  # not chosen by options
+RESERVED = ("self", "num_classes", "rngs", "parent", "name")  # not chosen by options
 
 
 def options(name: str) -> dict[str, Option]:
@@ -29,28 +29,32 @@ def options(name: str) -> dict[str, Option]:
     Raises:
         ValueError: there is no such model.
     """
-    if (made := _others(name)) is None:
+    if (made := _load_user_network(name)) is None:
         return networks.options(name)
-    return {} if _is_network(made) else {option.name: option for option in _takes(made) if option.name not in GIVEN}
+    return (
+        {}
+        if _is_network(made)
+        else {option.name: option for option in _parameters_as_options(made) if option.name not in RESERVED}
+    )
 
 
 def create(name: str, num_classes: int, **chosen: Any) -> Network:
     """Returns a network with its options chosen."""
-    if (made := _others(name)) is None:
+    if (made := _load_user_network(name)) is None:
         return networks.create(name, num_classes, **chosen)
     if _is_network(made):
         return made
-    takes = [option.name for option in _takes(made)]
+    takes = [option.name for option in _parameters_as_options(made)]
     chosen |= {"num_classes": num_classes} if "num_classes" in takes else {}
     if "rngs" not in takes:
-        with own.in_a_line(name, REMEDY):
+        with user_code.one_line_errors(name, REMEDY):
             return made(**chosen)
     return lambda rngs: made(**chosen, rngs=rngs)
 
 
-def in_a_line(name: str) -> contextlib.AbstractContextManager[None]:
+def one_line_errors(name: str) -> contextlib.AbstractContextManager[None]:
     """Says of an error while a network is looked at where it comes from, if the network is not of jaxfl."""
-    return contextlib.nullcontext() if name in networks.MODELS else own.in_a_line(name, REMEDY)
+    return contextlib.nullcontext() if name in networks.MODELS else user_code.one_line_errors(name, REMEDY)
 
 
 def _is_network(found: Any) -> bool:
@@ -58,10 +62,10 @@ def _is_network(found: Any) -> bool:
     return isinstance(found, (nn.Module, nnx.Module, Functions, Composed)) and not isinstance(found, type)
 
 
-def _others(name: str) -> Any:
+def _load_user_network(name: str) -> Any:
     """Returns a network that is not of jaxfl, or what makes one; None where it is."""
-    if own.is_own(name):
-        found = own.load(name)
+    if user_code.is_address(name):
+        found = user_code.load(name)
     elif name in networks.MODELS or name not in installed_entry_points(GROUP):
         check_name("model", name, [*networks.MODELS, *installed_entry_points(GROUP)])
         return None
@@ -72,7 +76,7 @@ def _others(name: str) -> Any:
     return found
 
 
-def _takes(made: Callable[..., Any]) -> list[Option]:
+def _parameters_as_options(made: Callable[..., Any]) -> list[Option]:
     """Returns what a function takes, or a class when an instance is made."""
     function = made.__init__ if isinstance(made, type) else made  # flax.nnx hides the signature of its classes
     lines = docstring_lines(made)

@@ -20,7 +20,7 @@ SERVERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, 
 }
 
 
-def of_clients(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:
+def client_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:
     """Returns the clients' optimiser.
 
     Args:
@@ -30,7 +30,7 @@ def of_clients(name: str, given: Mapping[str, float]) -> optax.GradientTransform
     Raises:
         ValueError: a number is out of range.
 
-    >>> of_clients("sgd", {"learning_rate": -1.0})
+    >>> client_optimizer("sgd", {"learning_rate": -1.0})
     Traceback (most recent call last):
     ValueError: learning_rate must be above 0, got -1.0; 0.1 is usual.
     """
@@ -44,7 +44,7 @@ def of_clients(name: str, given: Mapping[str, float]) -> optax.GradientTransform
     return make(**numbers)
 
 
-def of_server(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:
+def server_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:
     """Returns the server's optimiser; with a learning rate of 0 its model stays what it is.
 
     Args:

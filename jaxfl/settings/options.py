@@ -20,12 +20,12 @@ from jaxfl.methods.scheduled import scheduled
 from jaxfl.models import MODELS
 from jaxfl.models.adapters import Network
 from jaxfl.schema import REQUIRED, Option, check_name, function_options, quoted
-from jaxfl.settings import methods, models, optimizers, own, reading, run_options, tasks
+from jaxfl.settings import methods, models, optimizers, reading, run_options, tasks, user_code
 from jaxfl.settings.optimizers import OPTIMIZERS, SERVERS
 from jaxfl.settings.reading import convert as convert
-from jaxfl.settings.reading import find as find
-from jaxfl.settings.reading import read as read
-from jaxfl.settings.reading import split as split
+from jaxfl.settings.reading import find_option as find_option
+from jaxfl.settings.reading import read_options as read_options
+from jaxfl.settings.reading import split_items as split_items
 from jaxfl.settings.removed import without_removed
 from jaxfl.settings.run_options import RUN
 from jaxfl.simulation.evaluation.finetune import FineTune
@@ -53,27 +53,27 @@ class Settings(NamedTuple):
     def complete(self) -> dict[str, Any]:
         """Returns every option with its value, defaults filled in, flat and ready for JSON."""
         flat: dict[str, Any] = {
-            "method": own.label(self.method_name),
+            "method": user_code.run_label(self.method_name),
             "data": self.data_name,
-            "model": own.label(self.model_name),
+            "model": user_code.run_label(self.model_name),
             "optimizer": self.optimizer_name,
         }
         files = self.files()
-        flat |= {f"{owner}_checksum": own.checksum(path) for owner, path in files.items()}
+        flat |= {f"{owner}_checksum": user_code.file_checksum(path) for owner, path in files.items()}
         if "server_optimizer" in methods.row(self.method_name).options:
             flat["server_optimizer"] = self.server_name
         for name, default in self.defaults().items():
             owner, _, option = name.partition(".")
-            flat[name] = reading.said(getattr(self, owner).get(option, default))
+            flat[name] = reading.json_value(getattr(self, owner).get(option, default))
         if "task" in files:
-            flat["run.task"] = own.label(flat["run.task"])
+            flat["run.task"] = user_code.run_label(flat["run.task"])
         if "weights" in files:
             flat["run.weights"] = files["weights"].name
         return flat
 
     def defaults(self) -> dict[str, Any]:
         """Returns the default of every option that applies, by `owner.name`, ready for JSON."""
-        return defaults(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name)
+        return default_values(self.method_name, self.data_name, self.model_name, self.optimizer_name, self.server_name)
 
     def files(self) -> dict[str, Path]:
         """Returns the user's files that the run depends on: of method, model, task and weights.
@@ -82,11 +82,11 @@ class Settings(NamedTuple):
             ValueError: one is not there.
         """
         names = {"method": self.method_name, "model": self.model_name, "task": self.run.get("task")}
-        found = {owner: own.file_of(name) for owner, name in names.items() if own.is_own(name)}
-        return found | ({"weights": own.there(self.run["weights"])} if self.run.get("weights") else {})
+        found = {owner: user_code.address_file(name) for owner, name in names.items() if user_code.is_address(name)}
+        return found | ({"weights": user_code.existing_file(self.run["weights"])} if self.run.get("weights") else {})
 
 
-def known(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
+def known_options(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
     """Returns all options that apply to this choice of method, data, model and optimisers, with their defaults."""
     of_method, of_model = function_options(methods.row(method).factory), models.options(model)
     of_method.pop("server_optimizer", None)  # it has a name and options of its own
@@ -97,34 +97,34 @@ def known(method: str, data: str, model: str, optimizer: str, server: str | None
         "data": federations.known_options(data).values(),
         "method": of_method.values(),
         "model": of_model.values(),
-        "optimizer": _numbers(OPTIMIZERS[optimizer][1]),
-        "server": _numbers(SERVERS[server][1]) if server else (),
-        "run": of_runs(method),
+        "optimizer": _optimizer_options(OPTIMIZERS[optimizer][1]),
+        "server": _optimizer_options(SERVERS[server][1]) if server else (),
+        "run": options_of_runs(method),
     }
     return [option._replace(owner=owner) for owner in OWNERS for option in owned[owner]]
 
 
-def defaults(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> dict[str, Any]:
+def default_values(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> dict[str, Any]:
     """Returns the defaults of `known` by `owner.name`, ready for JSON."""
-    choice = known(method, data, model, optimizer, server)
-    return {f"{one.owner}.{one.name}": reading.said(one.default) for one in choice}
+    choice = known_options(method, data, model, optimizer, server)
+    return {f"{one.owner}.{one.name}": reading.json_value(one.default) for one in choice}
 
 
-def of_runs(method: str) -> list[Option]:
+def options_of_runs(method: str) -> list[Option]:
     """Returns the options that every run has; where clients adapt their model, it is tested after that step, too."""
     adapting = {"finetune": 1, "finetune_batch_size": None} if methods.row(method).adapts else {}
     return [option._replace(default=adapting.get(option.name, option.default)) for option in RUN]
 
 
-def _numbers(defaults: Mapping[str, float]) -> list[Option]:
+def _optimizer_options(defaults: Mapping[str, float]) -> list[Option]:
     """Returns the options of an optimiser."""
     return [Option(name, default, float) for name, default in defaults.items()]
 
 
-def whose(name: str) -> str:
+def option_owners(name: str) -> str:
     """Returns what has an option, among all that could be chosen; "" where nothing has.
 
-    >>> whose("momentum"), whose("alpha"), whose("hidden")[:25]
+    >>> option_owners("momentum"), option_owners("alpha"), option_owners("hidden")[:25]
     ('optimizer momentum, server_optimizer fedavgm', 'data dirichlet-...', 'model mlp, mlp-batch-norm')
     """
     choices: dict[str, Mapping[str, Iterable[str]]] = {
@@ -154,21 +154,23 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     """
     methods.row(method)
     row = federations.dataset(data)
-    wanted: dict[str, Any] = {**split(items), **given}
+    wanted: dict[str, Any] = {**split_items(items), **given}
     model = wanted.pop("model", row.model[0])
     models.options(model)
     optimizer = wanted.pop("optimizer", "sgd")
     check_name("optimizer", optimizer, OPTIMIZERS)
     server = _choose_server(method, wanted)
-    options = known(method, data, model, optimizer, server)
+    options = known_options(method, data, model, optimizer, server)
     wanted = without_removed(method, wanted, {option.name for option in options})
     where = f"method {method}, data {data}, model {model}, optimizer {optimizer}"
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}
-    for option, value in read(wanted, options, where, ("model", "optimizer", "server_optimizer"), whose):
+    for option, value in read_options(
+        wanted, options, where, ("model", "optimizer", "server_optimizer"), option_owners
+    ):
         if option.name in chosen[option.owner]:
             raise ValueError(f"{option.name} must be set once, got it with and without {option.owner}; leave one out.")
         chosen[option.owner][option.name] = value
-    tasks.check(chosen["run"].get("task", "auto"))
+    tasks.check_task(chosen["run"].get("task", "auto"))
     for option in options:
         if option.default is REQUIRED and option.name not in chosen[option.owner]:
             named = {"method": method, "data": data, "model": model, "optimizer": optimizer}.get(option.owner, server)
@@ -184,7 +186,7 @@ def load(settings: Settings, *, data_dir: str | Path | None = None, seed: int = 
 def build(settings: Settings, data: FederatedData) -> Method:
     """Returns the method that the settings describe, for a federation."""
     how = {name: settings.run[name] for name in ("fast_forms", "compute") if name in settings.run}
-    with models.in_a_line(settings.model_name):
+    with models.one_line_errors(settings.model_name):
         task = tasks.create(settings.run.get("task", "auto"), model(settings, data.num_classes), data, **how)
     task = start_from(task, settings.run["weights"]) if settings.run.get("weights") else task
     chosen = dict(settings.method)
@@ -221,7 +223,7 @@ def schedule(settings: Settings) -> Callable[[Array], Any] | None:
         ValueError: a number is out of range.
     """
     run = settings.run
-    return run_options.of_rounds(
+    return run_options.learning_rate_schedule(
         run.get("schedule", "constant"), run.get("schedule_rounds"), run.get("schedule_factor")
     )
 
@@ -250,7 +252,10 @@ def finetune(settings: Settings) -> FineTune | None:
     Raises:
         ValueError: less than one epoch, or batches of none.
     """
-    row, usual = methods.row(settings.method_name), {one.name: one.default for one in of_runs(settings.method_name)}
+    row, usual = (
+        methods.row(settings.method_name),
+        {one.name: one.default for one in options_of_runs(settings.method_name)},
+    )
     chosen, local = usual | settings.run, row.options | settings.method
     epochs, batch_size = chosen["finetune"], chosen["finetune_batch_size"]
     if epochs is None:
@@ -266,12 +271,12 @@ def finetune(settings: Settings) -> FineTune | None:
 
 def optimizer(settings: Settings) -> optax.GradientTransformation:
     """Returns the clients' optimiser."""
-    return optimizers.of_clients(settings.optimizer_name, settings.optimizer)
+    return optimizers.client_optimizer(settings.optimizer_name, settings.optimizer)
 
 
 def server_optimizer(settings: Settings) -> optax.GradientTransformation | None:
     """Returns the server's optimiser, None for plain averaging."""
-    return optimizers.of_server(settings.server_name, settings.server) if settings.server_name else None
+    return optimizers.server_optimizer(settings.server_name, settings.server) if settings.server_name else None
 
 
 def _choose_server(method: str, wanted: dict[str, Any]) -> str | None:

@@ -1,6 +1,6 @@
 """Options as text: `key=value`, whose option it is, and the value in the option's type.
 
->>> fit(parse("64"), tuple[int, ...])
+>>> fit_type(parse("64"), tuple[int, ...])
 (True, (64,))
 """
 
@@ -27,25 +27,25 @@ def parse(text: str) -> Any:
         return text
 
 
-def said(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Returns a value as JSON can say it; what JSON does not know by its name, or by that of its type.
 
     Such are the defaults of a user's networks and methods (`act=nn.relu`), whose file has a checksum in the run.
 
-    >>> said({"sizes": (1, 2), "act": math.sqrt, "made": object()})
+    >>> json_value({"sizes": (1, 2), "act": math.sqrt, "made": object()})
     {'sizes': (1, 2), 'act': 'sqrt', 'made': 'object'}
     """
     if isinstance(value, dict):
-        return {str(said(key)): said(one) for key, one in value.items()}
+        return {str(json_value(key)): json_value(one) for key, one in value.items()}
     if isinstance(value, (tuple, list)):
-        return (tuple if isinstance(value, tuple) else list)(map(said, value))
+        return (tuple if isinstance(value, tuple) else list)(map(json_value, value))
     if value is None or isinstance(value, (str, int, float)):
         return value
     # never as repr has it: where something lies in memory is another place in every process
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def fit(value: Any, hint: Any) -> tuple[bool, Any]:
+def fit_type(value: Any, hint: Any) -> tuple[bool, Any]:
     """Returns whether a value is of a type, and the value in it: an int as a float, a number as a tuple of one."""
     kind, parts = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -54,7 +54,7 @@ def fit(value: Any, hint: Any) -> tuple[bool, Any]:
         # exact types first: 1 is an int, not a float or a tuple, where both are welcome
         exact = None if value is None else type(value)
         for part in sorted(members, key=lambda part: part is not exact):
-            fits, fitted = fit(value, part)
+            fits, fitted = fit_type(value, part)
             if fits:
                 return True, fitted
         return False, value
@@ -73,15 +73,15 @@ def fit(value: Any, hint: Any) -> tuple[bool, Any]:
         inner = [part for part in parts if part is not Ellipsis] or [Any]
         if length is not None and len(many) != length:
             return False, value
-        fitted = [fit(one, inner[index] if length else inner[0]) for index, one in enumerate(many)]
+        fitted = [fit_type(one, inner[index] if length else inner[0]) for index, one in enumerate(many)]
         return all(fits for fits, _ in fitted), tuple(one for _, one in fitted)
     return isinstance(value, kind or hint), value
 
 
-def can_say(hint: Any) -> bool:
+def has_text_form(hint: Any) -> bool:
     """Returns whether text can be of a type, beside none.
 
-    >>> can_say(float | None), can_say(tuple[float, ...]), can_say(Exception | None)
+    >>> has_text_form(float | None), has_text_form(tuple[float, ...]), has_text_form(Exception | None)
     (True, True, False)
     """
     kinds = [get_origin(part) or part for part in union_members(hint)]
@@ -89,17 +89,17 @@ def can_say(hint: Any) -> bool:
 
 
 # of a run, which have words of their own on the command line and in `run_named`
-BESIDE = ("seed", "rounds", "cohort", "eval_every", "checkpoint_every", "out", "resume", "data_dir")
-LARGEST = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
+RUN_ARGUMENTS = ("seed", "rounds", "cohort", "eval_every", "checkpoint_every", "out", "resume", "data_dir")
+LARGEST_NUMBERS = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
 
 
-def split(items: Iterable[str]) -> dict[str, str]:
+def split_items(items: Iterable[str]) -> dict[str, str]:
     """Returns `key=value` items by key.
 
     Raises:
         ValueError: an item that is not of this form, or a key that is there twice.
 
-    >>> split(["local_epochs=5", " threshold = 0.6"])
+    >>> split_items(["local_epochs=5", " threshold = 0.6"])
     {'local_epochs': '5', 'threshold': '0.6'}
     """
     texts = {}
@@ -113,7 +113,7 @@ def split(items: Iterable[str]) -> dict[str, str]:
     return texts
 
 
-def read(
+def read_options(
     wanted: Mapping[str, Any],
     options: Sequence[Option],
     where: str,
@@ -132,11 +132,11 @@ def read(
     Raises:
         ValueError: an option that is not there, or a value of the wrong type.
     """
-    found = {key: find(key, options, where, others, whose) for key in wanted}
+    found = {key: find_option(key, options, where, others, whose) for key in wanted}
     values = {key: convert(key, wanted[key], option) for key, option in found.items()}
     for key, value in values.items():
         for one in value if isinstance(value, tuple) else (value,):
-            if (limit := LARGEST.get(type(one))) is not None and abs(one) > limit:
+            if (limit := LARGEST_NUMBERS.get(type(one))) is not None and abs(one) > limit:
                 raise ValueError(f"{key} must be at most {limit}, got {value}.")
     return [(option, values[key]) for key, option in found.items()]
 
@@ -156,9 +156,9 @@ def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
     >>> convert("sizes", "64", Option("sizes", (128,), tuple[int, ...]))
     (64,)
     """
-    fits, value = fit(parse(given) if isinstance(given, str) else given, option.hint)
+    fits, value = fit_type(parse(given) if isinstance(given, str) else given, option.hint)
     if not fits and isinstance(given, str):  # where text is welcome, as it was written: target=2020
-        as_written = fit(given, option.hint)
+        as_written = fit_type(given, option.hint)
         fits, value = as_written if as_written[1] == given else (False, value)
     if not fits:
         if not remedy and option.default is not REQUIRED:
@@ -171,7 +171,7 @@ def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
     return tuple(value) if isinstance(value, list) else (value,)  # a list is what a kept run has for a tuple
 
 
-def find(
+def find_option(
     key: str,
     options: Sequence[Option],
     where: str,
@@ -197,7 +197,7 @@ def find(
         raise ValueError(f"option {quoted(key)} is ambiguous; write {ways}.")
     if found:
         return found[0]
-    if name in BESIDE:
+    if name in RUN_ARGUMENTS:
         raise ValueError(f"{name} is no option of {where}; it stands beside them: --{name.replace('_', '-')}.")
     names = [option.name for option in options]
     having = "" if name in names else whose(name)

@@ -10,12 +10,14 @@ from jaxfl.models.precision import Compute
 from jaxfl.schema import Option
 from jaxfl.typing import Array
 
-Name = Literal["constant", "cosine", "step", "exponential", "warmup"]
+ScheduleName = Literal["constant", "cosine", "step", "exponential", "warmup"]
 # What the factor falls to within `rounds` (or, of `warmup`, rises from), where nothing is said of it.
-FACTORS = {"cosine": 0.0, "step": 0.1, "exponential": 0.1, "warmup": 0.0}
+SCHEDULE_FACTORS = {"cosine": 0.0, "step": 0.1, "exponential": 0.1, "warmup": 0.0}
 
 
-def of_rounds(name: Name, rounds: int | None, factor: float | None) -> Callable[[Array], Any] | None:
+def learning_rate_schedule(
+    name: ScheduleName, rounds: int | None, factor: float | None
+) -> Callable[[Array], Any] | None:
     """Returns a schedule for `jaxfl.scheduled`; None where the learning rate stays.
 
     Args:
@@ -30,7 +32,7 @@ def of_rounds(name: Name, rounds: int | None, factor: float | None) -> Callable[
 
     >>> import numpy as np
     >>> numbers, names = np.arange(6, dtype=np.float32), ("cosine", "step", "warmup")
-    >>> {name: np.asarray(of_rounds(name, 4, None)(numbers), float).round(2).tolist() for name in names}
+    >>> {name: np.asarray(learning_rate_schedule(name, 4, None)(numbers), float).round(2).tolist() for name in names}
     {'cosine': [1.0, 0.85, 0.5, 0.15, 0.0, 0.0], 'step': [1.0, 1.0, 1.0, 1.0, 0.1, 0.1],
      'warmup': [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]}
     """
@@ -43,11 +45,11 @@ def of_rounds(name: Name, rounds: int | None, factor: float | None) -> Callable[
         raise ValueError(f"schedule_rounds must be given with schedule={name}: the rounds that it takes, such as 100.")
     if rounds < 1:
         raise ValueError(f"schedule_rounds must be at least 1, got {rounds}.")
-    end = FACTORS[name] if factor is None else factor
+    end = SCHEDULE_FACTORS[name] if factor is None else factor
     if not 0 <= end <= 1 or (end == 0 and name == "exponential"):
         raise ValueError(
             f"schedule_factor must be from 0 to 1, and above 0 of schedule=exponential, got {end} of {name}; "
-            f"{FACTORS[name]} is usual."
+            f"{SCHEDULE_FACTORS[name]} is usual."
         )
     shapes: dict[str, Callable[[Array], Any]] = {
         "cosine": lambda past: end + (1 - end) * (1 + jnp.cos(jnp.pi * jnp.minimum(past, 1))) / 2,
@@ -92,7 +94,7 @@ RUN = (
     Option(
         "finetune_batch_size", "local", int | None | Literal["local"], "of these epochs; none takes all rows at once"
     ),
-    Option("schedule", "constant", Name, "how the clients' learning rate changes from round to round"),
+    Option("schedule", "constant", ScheduleName, "how the clients' learning rate changes from round to round"),
     Option("schedule_rounds", None, int | None, "rounds that it falls or rises for, or between two steps"),
     Option("schedule_factor", None, float | None, "of the learning rate: where it falls to, or rises from"),
     Option("weights", None, str | None, "FILE.safetensors with the model that all start from, see jaxfl.start_from"),

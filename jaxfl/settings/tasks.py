@@ -9,15 +9,15 @@ from typing import Any
 from jaxfl.data.clients import FederatedData
 from jaxfl.models.adapters import Network
 from jaxfl.schema import check_name, quoted
-from jaxfl.settings import own
+from jaxfl.settings import user_code
 from jaxfl.settings.run_options import RUN
 from jaxfl.tasks import TASKS, Task
 
 
-def check(name: str) -> None:
+def check_task(name: str) -> None:
     """Raises ValueError unless there is such a task, or such a function in a user's file."""
-    if own.is_own(name):
-        if not callable(found := own.load(name)):
+    if user_code.is_address(name):
+        if not callable(found := user_code.load(name)):
             raise ValueError(f"{name} must be a function that makes a task, got {quoted(found)}.")
     else:
         check_name("task", name, ["auto", *TASKS])
@@ -35,7 +35,7 @@ def create(name: str, network: Network, data: FederatedData, **how: Any) -> Task
     Raises:
         ValueError: the labels are of another kind, or a user's function returns no task.
     """
-    if not own.is_own(name):
+    if not user_code.is_address(name):
         known: dict[str, Callable[..., Task]] = {"auto": TASKS[data.kind], **TASKS}
         return known[name](network, data, **how)
     usual = {option.name: option.default for option in RUN}
@@ -44,8 +44,8 @@ def create(name: str, network: Network, data: FederatedData, **how: Any) -> Task
         raise ValueError(
             f"{asked} is for jaxfl's own tasks; leave it out, and say it in {name}: jaxfl.supervised takes it."
         )
-    with own.in_a_line(name, "it must be a function (network, data) that returns a task"):
-        made = own.load(name)(network, data)
+    with user_code.one_line_errors(name, "it must be a function (network, data) that returns a task"):
+        made = user_code.load(name)(network, data)
     if not isinstance(made, Task):
         raise ValueError(f"{name} must return a task, such as jaxfl.supervised(module, data, ...), got {made!r}.")
     return made

@@ -89,7 +89,7 @@ def test_sweep_is_the_first_round_with_everybody():
     task = jaxfl.classification(jaxfl.models.MLP(num_classes=10, hidden=(16,)), data)
     key = jax.random.key(3)
     anchor = jax.jit(task.init)(jaxfl.random.key_for(key, jaxfl.random.Stream.INIT))
-    points = representation.of_clients(representation.represent(task, optax.sgd(0.1)), key, anchor, data)
+    points = representation.represent_clients(representation.represent(task, optax.sgd(0.1)), key, anchor, data)
     taus = [0.35, 0.6]
     rows = thresholds.threshold_sweep(points, taus, group=data.group)
     assert len({row["clusters"] for row in rows}) == 2

@@ -19,7 +19,7 @@ from jaxfl.data.sources import SOURCES
 from jaxfl.jobs import job
 from jaxfl.methods import METHODS, Method
 from jaxfl.sampling import cohort_size
-from jaxfl.settings import options, own
+from jaxfl.settings import options, user_code
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "pages"
@@ -132,7 +132,7 @@ def test_command_is_accepted(command):
         if name == "bench":
             name, one, rest = one.resolve_command(context, rest)
         given = one.make_context(name, rest, parent=context).params
-    if name in ("run", "plan") and not own.is_own(given["method"]):  # those are run on their page
+    if name in ("run", "plan") and not user_code.is_address(given["method"]):  # those are run on their page
         settings = options.route(given["method"], given["data"], given.get("items") or ())
         job.check(job.Job(settings, given.get("rounds") or 1, 1.0))
     if name == "data" and (asked := next((word for word in words[1:] if not word.startswith("-")), None)):

@@ -13,7 +13,7 @@ from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
 from jaxfl.data import conditions
 from jaxfl.data.clients import Batch
-from jaxfl.methods.apfl import joint
+from jaxfl.methods.apfl import joint_task
 from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
@@ -122,7 +122,9 @@ def test_the_gradient_of_alpha_vanishes_at_the_best_one(key):
     best = slopes[0] @ (w - v) / ((slopes[0] - slopes[1]) @ (w - v))
     batch = Batch(jnp.asarray(x), jnp.asarray(y), jnp.ones(5, bool))
     model = {"w": {"w": jnp.asarray(w)}, "v": {"w": jnp.asarray(v)}, "alpha": jnp.asarray(best)}
-    slope = jax.jit(lambda model: [jax.grad(joint(task, adapts).loss)(model, batch, None) for adapts in (True, False)])
+    slope = jax.jit(
+        lambda model: [jax.grad(joint_task(task, adapts).loss)(model, batch, None) for adapts in (True, False)]
+    )
     gradient, still = slope(model)
     assert abs(float(gradient["alpha"])) < 1e-12
     close(gradient["w"]["w"], slopes[0])  # which the mixture has no part in

@@ -11,8 +11,8 @@ import pytest
 
 from jaxfl import methods
 from jaxfl.cohort import Cohort
-from jaxfl.methods.feddrift import FedDriftState, apart
-from jaxfl.methods.feddrift import moved as moved_clients
+from jaxfl.methods.feddrift import FedDriftState, model_distances
+from jaxfl.methods.feddrift import choose_models as moved_clients
 from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
@@ -277,7 +277,7 @@ def test_eager_clients_share_a_copy_of_the_first_ones_model():
 def test_a_distance_is_not_negative_and_symmetric_and_empty_models_have_none():
     rng = np.random.default_rng(0)
     risks, cluster = rng.random((6, 4)).astype(np.float32), np.array([0, 0, 1, 1, 3, 3], np.int32)
-    distance, able = jax.jit(apart)(risks, cluster, np.ones(6, np.float32))
+    distance, able = jax.jit(model_distances)(risks, cluster, np.ones(6, np.float32))
     assert (distance >= 0).all() and (np.diagonal(distance) == 0).all() and able.tolist() == [True, True, False, True]
     np.testing.assert_allclose(distance, distance.T)
 

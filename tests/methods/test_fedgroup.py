@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
-from jaxfl.methods.fedgroup import attracted, decomposed_cosines, draw, fedgroup, nearest
+from jaxfl.methods.fedgroup import attract_models, decomposed_cosines, draw_clients, fedgroup, nearest_direction
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
 from tests.messages import mentions
@@ -115,7 +115,7 @@ def test_every_round_is_the_papers(key, monkeypatch):
     data = problems.linear_federation()
     method = compiled(fedgroup(TASK, optax.sgd(RATE), num_clusters=2, **OPTIONS, **options))
     state = method.init(key, data)
-    drawn = draw(key, jnp.asarray(data.train.size > 0), 4).tolist()
+    drawn = draw_clients(key, jnp.asarray(data.train.size > 0), 4).tolist()
     loop = FedGroup(
         reference.Setting(key, problems.rows_of(data), RATE, 2, 3),
         jax.tree.map(np.asarray, TASK.init(key_for(key, Stream.INIT))),
@@ -164,13 +164,17 @@ def test_cosines_from_products_are_those_with_the_singular_vectors(seed, shape):
 
 
 def test_groups_without_members_stay_out_of_it():
-    models, together = {"w": np.array([[3.0], [1.0], [100.0]])}, jax.jit(attracted, static_argnums=2)
+    models, together = {"w": np.array([[3.0], [1.0], [100.0]])}, jax.jit(attract_models, static_argnums=2)
     found = np.ravel(together(models, np.array([True, True, False]), 0.5)["w"])
     np.testing.assert_allclose(found, [3.5 / 1.5, 1.5 / (1 + 0.5 / 3), 100])
     same = {"w": np.full((3, 2), 0.7)}
     close(together(same, np.ones(3, bool), 0.5), same)
     directions = np.array([[0.0, 0.0], [0.0, 2.0], [-9.0, 0.0]])
-    assert jax.jit(nearest)(np.array([[0.0, -1.0], [1.0, 1.0], [-1.0, 0.5]]), directions).tolist() == [2, 1, 2]
+    assert jax.jit(nearest_direction)(np.array([[0.0, -1.0], [1.0, 1.0], [-1.0, 0.5]]), directions).tolist() == [
+        2,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.rotating
@@ -190,8 +194,8 @@ def test_a_round_of_clients_that_count_for_nothing_moves_no_group(alone, key):
 
 def test_who_is_able_is_drawn_first(key):
     able = jnp.array([False, True, True, False, True, True])
-    assert draw(key, able, 9).tolist() == list(range(6)) and draw(key, able, 4).tolist() == [1, 2, 4, 5]
-    drawn = {tuple(draw(jax.random.key(seed), able, 2).tolist()) for seed in range(9)}
+    assert draw_clients(key, able, 9).tolist() == list(range(6)) and draw_clients(key, able, 4).tolist() == [1, 2, 4, 5]
+    drawn = {tuple(draw_clients(jax.random.key(seed), able, 2).tolist()) for seed in range(9)}
     assert len(drawn) > 2 and {i for pair in drawn for i in pair} == {1, 2, 4, 5}
 
 

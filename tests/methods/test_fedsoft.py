@@ -11,7 +11,7 @@ import pytest
 
 from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
-from jaxfl.methods.fedsoft import importance, mixed
+from jaxfl.methods.fedsoft import importance, mean_centre
 from jaxfl.testing import CHECKS
 from tests import problems, reference
 from tests.messages import mentions
@@ -186,7 +186,7 @@ def test_newcomers_are_served_a_mixture_or_the_initial_model(key):
     state, _ = method.round(key, method.init(key, DATA), DATA, Cohort.of(trained))
     served = method.client_params(state, everybody)
     equal(tree.take(served, trained), tree.take(state.models, trained))
-    close(tree.take(served, 3), mixed(state.centres, jnp.array([0.5, 0.5])))
+    close(tree.take(served, 3), mean_centre(state.centres, jnp.array([0.5, 0.5])))
     initial = fedsoft(newcomers="initial").client_params(state, everybody)
     close(tree.take(initial, 3), TASK.init(reference.key_for(key, reference.Stream.INIT)))
 
@@ -220,8 +220,8 @@ def test_served_the_centres_it_clusters(law):
 def test_a_mixture_is_a_product_of_the_centres():
     """XLA's sum over the first axis of wide layers is a thousand times slower on a CPU."""
     centres, share = {"w": jnp.arange(12.0).reshape(2, 2, 3)}, jnp.array([1.0, 3.0])
-    close(mixed(centres, share)["w"], np.arange(6.0).reshape(2, 3) + 4.5)
-    parts = [str(equation.primitive) for equation in jax.make_jaxpr(mixed)(centres, share).eqns]
+    close(mean_centre(centres, share)["w"], np.arange(6.0).reshape(2, 3) + 4.5)
+    parts = [str(equation.primitive) for equation in jax.make_jaxpr(mean_centre)(centres, share).eqns]
     assert (parts.count("dot_general"), parts.count("reduce_sum")) == (1, 1)  # the sum is that of the weights
 
 

@@ -19,7 +19,7 @@ from jaxfl import methods, tree
 from jaxfl.clustering import components, scores
 from jaxfl.cohort import Cohort
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.methods.parts.one_shot import cluster
+from jaxfl.methods.parts.one_shot import cluster_clients
 from jaxfl.random import Stream, key_for
 from jaxfl.testing import small
 from tests import problems, reference
@@ -181,7 +181,7 @@ def test_single_linkage_leaves_the_connected_components(seed, share):
     distance = squareform(pdist(np.random.default_rng(seed).normal(size=(12, 2)))).astype(np.float32)
     threshold = float(np.quantile(distance, share))
     everybody = jnp.ones(12, bool)
-    found, count = cluster(jnp.asarray(distance), everybody, everybody, "single", threshold, None)
+    found, count = cluster_clients(jnp.asarray(distance), everybody, everybody, "single", threshold, None)
     wanted = components.threshold_components(jnp.asarray(-distance), -threshold)
     assert scores.adjusted_rand_index(wanted, found) == 1
     assert int(count) == len(set(wanted.tolist()))
@@ -280,7 +280,7 @@ def test_the_unknown_are_in_nobodys_way(seed, linkage, absent, share, by_number)
     else:
         wanted = hierarchy.fcluster(merges, threshold, "distance")
     arrays = jnp.asarray(distance), jnp.asarray(known), jnp.asarray(able)
-    found, count = cluster(*arrays, linkage, threshold, number)
+    found, count = cluster_clients(*arrays, linkage, threshold, number)
     found = np.asarray(found)
     assert scores.adjusted_rand_index(wanted, found[known]) == 1
     assert int(count) == len(set(wanted.tolist()))
@@ -294,7 +294,7 @@ def test_the_unknown_are_in_nobodys_way(seed, linkage, absent, share, by_number)
 
 def test_without_anybody_known_there_is_one_cluster():
     nobody = jnp.zeros(3, bool)
-    found, count = cluster(jnp.ones((3, 3)), nobody, nobody, "average", 0.5, None)
+    found, count = cluster_clients(jnp.ones((3, 3)), nobody, nobody, "average", 0.5, None)
     assert found.tolist() == [0, 0, 0] and int(count) == 1
 
 

@@ -267,7 +267,7 @@ def test_the_most_balanced_draw_is_kept_if_none_is_balanced(key, monkeypatch):
     monkeypatch.setattr(competing, "MAX_DRAWS", draws)  # of more draws one may be balanced
     method = ifca(num_clusters=4, start="balanced", min_share=0.25)  # 4 * 0.25 * 6 clients: 2 are left
     state = method.init(key, data)
-    draw = competing.independent(TASK, 4)
+    draw = competing.independent_models(TASK, 4)
     least = [won(method, state._replace(models=draw(key, data, number)), data, 4).min() for number in range(draws)]
     assert max(least) < 2, "no draw is balanced"
     close(state.models, draw(key, data, int(np.argmax(least))))
@@ -279,7 +279,7 @@ def test_held_out_clients_have_no_say_in_a_start(key):
     """Held out is whoever makes the first draw unbalanced, so that it is balanced without them."""
     data = problems.linear_federation(sizes=(6,) * 12, groups=(0, 1) * 6)
     method = ifca(num_clusters=2, start="balanced", min_share=0.5)
-    first = competing.independent(TASK, 2)(key, data, 0)
+    first = competing.independent_models(TASK, 2)(key, data, 0)
     state = method.init(key, data)._replace(models=first)
     cluster = np.asarray(method.assign(key, state, data, Cohort.of(range(12))).cluster)
     many = np.argmax(np.bincount(cluster, minlength=2))
@@ -288,7 +288,7 @@ def test_held_out_clients_have_no_say_in_a_start(key):
     held_out = np.isin(np.arange(12), surplus)
     close(method.init(key, replace(data, held_out=held_out)).models, first)
     assert not np.allclose(method.init(key, data).models["kernel"], first["kernel"])
-    group = competing.groups(key, replace(data, held_out=held_out), 3)
+    group = competing.random_groups(key, replace(data, held_out=held_out), 3)
     sizes = np.bincount(group[~held_out], minlength=3)
     assert sizes.max() - sizes.min() <= 1
 
@@ -307,7 +307,7 @@ def test_huge_losses_have_no_say_in_a_start(start, key):
 
 
 def test_many_clients_are_judged_by_a_sample(key, monkeypatch):
-    monkeypatch.setattr(competing, "JUDGES", 4)
+    monkeypatch.setattr(competing, "MAX_JUDGES", 4)
     data = problems.linear_federation()
     ids = problems.sample(key, jnp.int32(0), data, 4).ids
     method = ifca(num_clusters=2, start="balanced", min_share=0.5)
@@ -319,7 +319,7 @@ def test_many_clients_are_judged_by_a_sample(key, monkeypatch):
 
 def test_groups_are_random_of_one_size_and_fixed(key):
     data = problems.linear_federation(sizes=(3,) * 11, groups=(0,) * 11)
-    one, other = (competing.groups(jax.random.key(seed), data, 3) for seed in (0, 1))
+    one, other = (competing.random_groups(jax.random.key(seed), data, 3) for seed in (0, 1))
     assert sorted(np.bincount(one)) == sorted(np.bincount(other)) == [3, 4, 4]
     assert one.tolist() != other.tolist()
 

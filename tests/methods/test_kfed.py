@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxfl import methods, tree
 from jaxfl.clustering import scores
 from jaxfl.cohort import Cohort
-from jaxfl.methods.kfed import one_shot
+from jaxfl.methods.kfed import server_centres
 from jaxfl.random import Stream, key_for
 from tests import problems, reference
 from tests.messages import mentions
@@ -101,7 +101,7 @@ def test_every_round_is_the_papers(weighting, batch_size, key):
 def test_the_server_is_the_papers(seed, clusters, local):
     points = np.random.default_rng(seed).normal(size=(12, 3))
     wanted = server(points, clusters, min(local, clusters))
-    np.testing.assert_allclose(one_shot(jnp.asarray(points), clusters, local=local), wanted, rtol=1e-9)
+    np.testing.assert_allclose(server_centres(jnp.asarray(points), clusters, local=local), wanted, rtol=1e-9)
 
 
 def groups(seed, count=3, members=6):
@@ -118,7 +118,7 @@ def labels_of(points, centres):
 def test_separated_groups_are_recovered_in_any_order(seed):
     points, truth = groups(seed)
     for order in (np.arange(18), np.random.default_rng(seed).permutation(18)):
-        centres = one_shot(jnp.asarray(points[order]), 3)
+        centres = server_centres(jnp.asarray(points[order]), 3)
         assert scores.adjusted_rand_index(truth[order], labels_of(points[order], centres)) == 1
 
 
@@ -127,7 +127,7 @@ def test_only_the_first_client_has_a_place(seed):
     """The order of the others changes nothing, and that of the first two, here, the names alone."""
     points = np.random.default_rng(seed).normal(size=(10, 2))
     order = np.array([0, *(1 + np.random.default_rng(seed).permutation(9))])
-    close(np.asarray(one_shot(jnp.asarray(points), 3)), np.asarray(one_shot(jnp.asarray(points[order]), 3)))
+    close(np.asarray(server_centres(jnp.asarray(points), 3)), np.asarray(server_centres(jnp.asarray(points[order]), 3)))
 
 
 def test_absent_points_are_as_if_not_there():
@@ -136,13 +136,14 @@ def test_absent_points_are_as_if_not_there():
     mask = np.ones(20, bool)
     mask[[0, 6]] = False
     close(
-        np.asarray(one_shot(jnp.asarray(wide), 3, mask=jnp.asarray(mask))), np.asarray(one_shot(jnp.asarray(points), 3))
+        np.asarray(server_centres(jnp.asarray(wide), 3, mask=jnp.asarray(mask))),
+        np.asarray(server_centres(jnp.asarray(points), 3)),
     )
 
 
 def test_one_cluster_is_the_mean_and_fedavg(key):
     points, _ = groups(1)
-    np.testing.assert_allclose(one_shot(jnp.asarray(points), 1)[0], points.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(server_centres(jnp.asarray(points), 1)[0], points.mean(0), rtol=1e-12)
     data = problems.linear_federation()
     states = []
     for method in (
@@ -182,4 +183,4 @@ def test_more_clusters_than_centres_are_refused(key):
     with pytest.raises(ValueError, match=mentions("num_clusters", 8)):
         kfed(num_clusters=8).init(key, problems.linear_federation())
     with pytest.raises(ValueError, match=mentions("num_clusters", 3, 2)):
-        one_shot(jnp.zeros((2, 1)), 3)
+        server_centres(jnp.zeros((2, 1)), 3)

@@ -14,11 +14,11 @@ from jaxfl import methods, models, tree
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data import federate
+from jaxfl.methods.cfl import preset_rule, splitting_clusters
 from jaxfl.methods.cfl import rule as split_rule
-from jaxfl.methods.cfl import rule_of, splitting_clusters
 from jaxfl.methods.cfl import state as split_state
-from jaxfl.methods.cfl.layercfl import dense, kernels, layer_of, patterns
-from jaxfl.methods.cfl.rule import Rule
+from jaxfl.methods.cfl.layercfl import dense_layers, environment_layers, exact_patterns, layer_kernels
+from jaxfl.methods.cfl.rule import SplitRule
 from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
@@ -101,7 +101,7 @@ def test_the_environment_says_which_layer(model, feature, label):
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     names = tree.names(shapes)
     for environment, layer in {"feature": feature, "label": label, "unknown": None}.items():
-        chosen = jax.tree.leaves(tree.matching(shapes, layer_of(task, environment)))
+        chosen = jax.tree.leaves(tree.matching(shapes, environment_layers(task, environment)))
         found = [name for name, yes in zip(names, chosen, strict=True) if yes]
         assert found == (names if layer is None else [f"{layer}/bias", f"{layer}/kernel"])
 
@@ -109,21 +109,21 @@ def test_the_environment_says_which_layer(model, feature, label):
 @pytest.mark.usefixtures("float32")
 def test_layers_are_in_the_order_of_the_network():
     """Not in that of the alphabet, which a model's keys are in elsewhere."""
-    assert [name for name, _ in kernels(task_of("vgg"))] == [
+    assert [name for name, _ in layer_kernels(task_of("vgg"))] == [
         *(f"Conv_{index}" for index in range(13)),
         *(f"Dense_{index}" for index in range(3)),
     ]
     inner = [f"Dense_{index}" for index in range(12)]
     inner.insert(1, "Inner_0/Dense_0")
-    assert dense(task_of("stack")) == inner
-    assert kernels(TASK) == [("kernel", 2)], "a model of one layer"
+    assert dense_layers(task_of("stack")) == inner
+    assert layer_kernels(TASK) == [("kernel", 2)], "a model of one layer"
 
 
 @pytest.mark.usefixtures("float32")
 def test_patterns_match_one_layer_each():
     shapes = jax.eval_shape(task_of("stack").init, jax.random.key(0))
-    for name in dense(task_of("stack")):
-        assert sum(jax.tree.leaves(tree.matching(shapes, patterns([name])))) == 2, name
+    for name in dense_layers(task_of("stack")):
+        assert sum(jax.tree.leaves(tree.matching(shapes, exact_patterns([name])))) == 2, name
 
 
 @pytest.mark.rotating
@@ -203,7 +203,7 @@ def test_adacfl_tells_updates_as_it_tells_weights(relative, key):
     by_updates = splitting_clusters(
         TASK,
         local_train(TASK, optax.sgd(RATE), **LOCAL),
-        rule_of("paper", metric="l2", compare="updates", layers="kernel", **bounds),
+        preset_rule("paper", metric="l2", compare="updates", layers="kernel", **bounds),
         sketch_size=4096,
         slots=8,
     )
@@ -246,13 +246,13 @@ def test_a_model_without_a_kernel_needs_layers(factory, key):
 
 def test_who_has_sent_nothing_costs_the_others_no_digits(float32):
     """AdaCFL compares weights, which are far from the zeros of a client that is held out, or has diverged."""
-    rule = Rule(True, 1.0, 0.0, 0.0, "single", "uniform", ".*", 0, 1, 2, "l2", "weights")
+    rule = SplitRule(True, 1.0, 0.0, 0.0, "single", "uniform", ".*", 0, 1, 2, "l2", "weights")
     steps, group = np.random.default_rng(0).normal(size=(2, 64)) / 1e4, np.arange(8) % 2
     weights = np.zeros((20, 64), np.float32)
     weights[:8] = 5 + steps[group] * (1 + np.arange(8)[:, None] / 100)
     norms = jnp.asarray((np.arange(20) < 8).astype(np.float32))
     data = problems.linear_federation(np.ones(20, int).tolist(), np.zeros(20, int).tolist())
-    state = split_state.one_cluster(jnp.zeros(64), jax.ShapeDtypeStruct((64,), jnp.float32), data, 2)
+    state = split_state.initial_state(jnp.zeros(64), jax.ShapeDtypeStruct((64,), jnp.float32), data, 2)
     state = state._replace(vectors=jnp.asarray(weights), update_norm=norms, layers_norm=norms)
-    after = jax.jit(split_rule.dividing(rule))(state, jnp.array([True, False]))
+    after = jax.jit(split_rule.split_if_ready(rule))(state, jnp.array([True, False]))
     assert len({*zip(after.cluster[:8].tolist(), group.tolist(), strict=True)}) == 2

@@ -16,7 +16,7 @@ import jaxfl
 from jaxfl import methods, tree
 from jaxfl.cohort import Cohort
 from jaxfl.data import federate
-from jaxfl.methods.pacfl import pacfl, to_clusters
+from jaxfl.methods.pacfl import cluster_distances, pacfl
 from jaxfl.random import Stream, key_for
 from jaxfl.testing.compare import assert_same_partition
 from tests import problems, reference
@@ -205,7 +205,7 @@ def test_who_is_held_out_draws_no_newcomer(key):
 )
 def test_distances_from_clusters_are_the_linkages(linkage, wanted):
     away, cluster = jnp.array([[1.0, 2.0, 8.0, 6.0, 0.0]]), jnp.array([0, 0, 1, 0, -1], jnp.int32)
-    assert to_clusters(away, cluster, 3, linkage).tolist() == [[*wanted, np.inf]]
+    assert cluster_distances(away, cluster, 3, linkage).tolist() == [[*wanted, np.inf]]
 
 
 @pytest.mark.parametrize(

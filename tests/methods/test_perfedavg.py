@@ -8,7 +8,7 @@ import pytest
 
 import jaxfl
 from jaxfl import methods, tree
-from jaxfl.methods.perfedavg import adapted
+from jaxfl.methods.perfedavg import meta_task
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import masked_mean
 from tests import problems, reference
@@ -115,7 +115,7 @@ def test_a_step_that_reaches_the_optimum_leaves_nothing_to_learn(order, key):
         return masked_mean(0.5 * jnp.square(model["w"][None] - batch.x).sum(1), batch.mask)
 
     batch = problems.batch_of(problems.linear_federation(), "train", 3, jnp.arange(8, dtype=jnp.int32))
-    whole = adapted(TASK._replace(loss=loss), 1.0, order, 1)
+    whole = meta_task(TASK._replace(loss=loss), 1.0, order, 1)
     value, slope = jax.jit(jax.value_and_grad(whole.loss))(TASK.init(key), batch)
     close(value, loss({"w": batch.x.mean(0)}, batch))
     np.testing.assert_allclose(slope["w"], 0, atol=1e-12)  # rounding of float64
@@ -134,7 +134,7 @@ def test_orders_of_a_loss_that_bends(key):
         lambda model: [
             jax.value_and_grad(after)(model),
             *(
-                jax.value_and_grad(adapted(task, ALPHA, order, 1, delta=1e-4).loss)(model, batch)
+                jax.value_and_grad(meta_task(task, ALPHA, order, 1, delta=1e-4).loss)(model, batch)
                 for order in ("exact", "hessian-free", "first")
             ),
         ]
@@ -155,7 +155,7 @@ def test_running_averages_are_those_after_the_step(key):
         def slopes(model):
             slope = jax.grad(task.loss)(model, batch, key)
             there = jax.tree.map(lambda leaf, g: leaf - ALPHA * g, model, slope)
-            own = adapted(task, ALPHA, "exact", 1).averages
+            own = meta_task(task, ALPHA, "exact", 1).averages
             return [jax.grad(one.loss)(at, batch, key) for one, at in ((task.averages, there), (own, model))]
 
         model = jax.jit(task.init)(key)

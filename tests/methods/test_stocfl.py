@@ -202,7 +202,9 @@ def test_round_one_with_everybody_is_the_tau_graph(key):
     task = classification(models.Logistic(num_classes=data.num_classes), data)
     method = compiled(methods.stocfl(task, optax.sgd(0.1), threshold=0.8))
     state = method.init(key, data)
-    psi = np.asarray(representation.of_clients(representation.represent(task, optax.sgd(0.1)), key, state.anchor, data))
+    psi = np.asarray(
+        representation.represent_clients(representation.represent(task, optax.sgd(0.1)), key, state.anchor, data)
+    )
     state, info = method.round(key, state, data, Cohort.of(range(12)))
     groups = reference.merge(list(psi), lambda a, b: cosine(a, b) >= 0.8)
     label = np.zeros(12, int)
@@ -292,12 +294,12 @@ def test_noise_is_pooled_as_spearman_and_brown_say(key):
     """Equal rows: rho = 2 y / (1 + y) of the mean agreement; those unobserved or with one row have no say."""
     agreement = jnp.array([0.1, 0.5, 0.9, 0.9], jnp.float32)
     rows = jnp.array([40, 40, 1, 40], jnp.int32)
-    noise = merging.noise_of(agreement, rows, jnp.array([True, True, True, False]))
+    noise = merging.noise_shares(agreement, rows, jnp.array([True, True, True, False]))
     y = 0.3
     kappa = 2 * y / (40 * (1 - y))
     np.testing.assert_allclose(noise, [1 - 2 * y / (1 + y)] * 2 + [1 / (1 + kappa), 0], rtol=1e-5)
-    assert merging.noise_of(-agreement, rows, rows > 1).tolist() == [1, 1, 0, 1], "no signal at all"
-    sick = merging.noise_of(agreement.at[3].set(jnp.nan), rows, jnp.array([True, True, True, True]))
+    assert merging.noise_shares(-agreement, rows, rows > 1).tolist() == [1, 1, 0, 1], "no signal at all"
+    sick = merging.noise_shares(agreement.at[3].set(jnp.nan), rows, jnp.array([True, True, True, True]))
     assert sick[:3].tolist() == noise[:3].tolist() and jnp.isfinite(sick[3]), "who is sick has no say"
 
 
@@ -322,7 +324,7 @@ def test_an_attackers_noise_is_of_the_run_and_other_noise_in_each_half(key):
     data = conditions.attack(problems.linear_federation(), "gaussian", 0.3)
     attacker, anchor = data.attack.attacker, TASK.init(key)
     represented = representation.represent(TASK, optax.sgd(RATE), normalise=False)
-    one, other = (representation.of_clients(represented, jax.random.key(seed), anchor, data) for seed in (0, 1))
+    one, other = (representation.represent_clients(represented, jax.random.key(seed), anchor, data) for seed in (0, 1))
     alike = np.isclose(one, other).all(1)
     assert alike.tolist() == (~attacker).tolist()
     device = data.on_device()
@@ -341,11 +343,11 @@ def test_representations_of_several_models_are_one_program(key):
 
     represented = representation.Representation(psi, None)
     for scale in (1, 2):
-        found = representation.of_clients(represented, key, {"bias": scale * jnp.ones(3)}, DATA)
+        found = representation.represent_clients(represented, key, {"bias": scale * jnp.ones(3)}, DATA)
         np.testing.assert_array_equal(found, scale * np.arange(DATA.num_clients)[:, None] * np.ones(3))
     once = len(traced)
     assert once > 0
-    representation.of_clients(represented, key, {"bias": jnp.zeros(3)}, DATA)
+    representation.represent_clients(represented, key, {"bias": jnp.zeros(3)}, DATA)
     assert len(traced) == once
 
 
@@ -358,7 +360,7 @@ def test_nothing_is_dropped_where_clients_are_represented(kind, key):
     data, anchor = problems.linear_federation(), TASK.init(key)
     options = {"kind": kind, "epochs": 2, "normalise": False}
     dropped, plain = (
-        representation.of_clients(representation.represent(task, optax.sgd(RATE), **options), key, anchor, data)
+        representation.represent_clients(representation.represent(task, optax.sgd(RATE), **options), key, anchor, data)
         for task in (TASK._replace(loss=dropping), TASK)
     )
     close(dropped, plain)
@@ -378,7 +380,7 @@ def test_nothing_is_dropped_beside_running_averages(key):
         task = classification(Dropping(), data)
         represented = representation.represent(task, optax.sgd(RATE), kind="displacement", epochs=2)
         anchor, keys = task.init(key), jax.random.split(key)
-        one, other = (representation.of_clients(represented, own, anchor, data) for own in keys)
+        one, other = (representation.represent_clients(represented, own, anchor, data) for own in keys)
     np.testing.assert_array_equal(one, other)
 
 
@@ -496,7 +498,7 @@ def test_a_representation_is_as_long_as_the_model_and_one_step_has_the_gradient_
     one_step = representation.represent(TASK, optax.sgd(RATE), kind="displacement", epochs=1, size=None)
     unit = representation.represent(TASK, optax.sgd(RATE), size=None)
     anchor = TASK.init(key)
-    found = [representation.of_clients(fn, key, anchor, data) for fn in (one_step, unit)]
+    found = [representation.represent_clients(fn, key, anchor, data) for fn in (one_step, unit)]
     assert found[0].shape == (7, 8)
     close(*found)
 
@@ -508,7 +510,7 @@ def test_a_displacement_is_of_as_many_whole_steps_in_every_round(condition, key)
     of = representation.represent(TASK, optax.sgd(RATE), kind="displacement", epochs=4, size=None)
     anchor = TASK.init(key)
     now = replace(DATA, **condition)
-    close(*(representation.of_clients(of, key, anchor, data) for data in (now, DATA)))
+    close(*(representation.represent_clients(of, key, anchor, data) for data in (now, DATA)))
 
 
 @pytest.mark.rotating

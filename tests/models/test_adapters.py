@@ -20,9 +20,9 @@ from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch
 from jaxfl.data.synthetic import clustered_linear
-from jaxfl.methods.apfl import joint
+from jaxfl.methods.apfl import joint_task
 from jaxfl.methods.parts.vectors import last_layer
-from jaxfl.methods.perfedavg import adapted
+from jaxfl.methods.perfedavg import meta_task
 from jaxfl.tasks import for_each, mixture, row_losses, together
 from jaxfl.testing.compare import assert_close
 from tests.messages import mentions
@@ -305,7 +305,7 @@ def test_running_averages_go_on_beside_a_loss_that_is_replaced(data, key, batch)
     @jax.jit
     def slopes(model):
         both = together(none, lambda models, batch, key=None: 0 * models["head"]["bias"].sum())
-        parts = (adapted(none, 0.1, "first", 1), joint(none, True), both, of_part(none, head))
+        parts = (meta_task(none, 0.1, "first", 1), joint_task(none, True), both, of_part(none, head))
         models = (model, pair, jax.tree.map(lambda leaf: leaf[None], model), norm)
         return jax.grad(task.averages.loss)(model, batch, key), [
             jax.grad(part.averages.loss)(one, batch, key) for part, one in zip(parts, models, strict=True)

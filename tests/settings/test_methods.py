@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from jaxfl import load, schema
 from jaxfl.cli.app import app
-from jaxfl.settings import methods, options, own
+from jaxfl.settings import methods, options, user_code
 from tests.messages import mentions
 from tests.methods import example_method
 
@@ -104,7 +104,7 @@ def test_a_factory_and_a_row_are_methods(mine):
     assert options.build(settings, options.load(settings)).task is not None
     complete = settings.complete()
     assert (complete["method"], complete["method.local_epochs"]) == ("mine.py:ROW", 5)
-    assert complete["method_checksum"] == own.checksum(mine / "mine.py")
+    assert complete["method_checksum"] == user_code.file_checksum(mine / "mine.py")
     (mine / "elsewhere").mkdir()
     (mine / "elsewhere" / "mine.py").write_text(MINE)
     moved = settings._replace(method_name="elsewhere/mine.py:ROW")

@@ -107,7 +107,7 @@ def method_page(name: str) -> "list[Table | str]":
             "",
             _join_lines("a network; each data set has one that suits it. With their options:", *_network_lines()),
         ),
-        *(_option_cells(option, {}) for option in options.of_runs(name)),
+        *(_option_cells(option, {}) for option in options.options_of_runs(name)),
     ]
     title = f"{name}: {row.summary} ({row.paper})"
     return [
@@ -158,7 +158,7 @@ def _option_cells(option: Option, presets: Presets) -> tuple[str, str, str]:
     others = [f"{preset}: {default_text(value)}" for preset, value in values.items() if value != default]
     words = list(map(quoted, literal_values(option.hint)))
     more = ["" if all(word in option.line for word in words) else join_with_or(words)]
-    more += [] if reading.can_say(option.hint) else ["In Python only."]
+    more += [] if reading.has_text_form(option.hint) else ["In Python only."]
     return option.name, "\n".join([default_text(default), *others]), _join_lines(option.line, *more)
 
 
@@ -172,7 +172,7 @@ def default_text(value: Any) -> str:
         return "to be given"
     if isinstance(value, float) and math.isinf(value):
         return "infinity"
-    return str(value).lower() if value is None or isinstance(value, bool) else str(reading.said(value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(reading.json_value(value))
 
 
 def key_values(chosen: Mapping[str, Any]) -> str:
@@ -195,4 +195,4 @@ def _join_lines(*lines: str) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    return default_text(value) if isinstance(value, float) and math.isinf(value) else reading.said(value)
+    return default_text(value) if isinstance(value, float) and math.isinf(value) else reading.json_value(value)

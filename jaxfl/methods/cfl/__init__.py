@@ -55,9 +55,9 @@ from jaxfl.methods import base
 from jaxfl.methods.base import Info, Method
 from jaxfl.methods.cfl import splitting
 from jaxfl.methods.cfl import state as split_state
-from jaxfl.methods.cfl.rule import SIMILARITIES, Compare, Metric, Rule, dividing, ready_clusters
-from jaxfl.methods.cfl.state import CFLState, Sent, divided, grow, one_cluster, remember
-from jaxfl.methods.parts.vectors import LAST_KERNEL, compared_leaves, to_vector
+from jaxfl.methods.cfl.rule import SIMILARITIES, ClientMetric, SplitRule, ready_clusters, split_if_ready
+from jaxfl.methods.cfl.state import CFLState, ClientReport, apply_splits, grow, initial_state, record_reports
+from jaxfl.methods.parts.vectors import LAST_KERNEL, Compared, compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -161,12 +161,14 @@ def cfl(
     bounds = {"eps1": eps1, "eps2": eps2, "gamma_max": gamma_max}
     pace = {"warmup_rounds": warmup_rounds, "rounds_between": rounds_between, "min_clients": min_clients}
     others = {"relative": relative, "linkage": linkage, "weighting": weighting, "layers": layers}
-    rule = rule_of(preset, **bounds, **pace, **others)
+    rule = preset_rule(preset, **bounds, **pace, **others)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     return splitting_clusters(task, train, rule, sketch_size=sketch_size, slots=slots)
 
 
-def rule_of(preset: str, *, metric: Metric = "cosine", compare: Compare = "updates", **given: Any) -> Rule:
+def preset_rule(
+    preset: str, *, metric: ClientMetric = "cosine", compare: Compared = "updates", **given: Any
+) -> SplitRule:
     """Returns the rule of a preset; what is given (not None) wins.
 
     Args:
@@ -178,7 +180,7 @@ def rule_of(preset: str, *, metric: Metric = "cosine", compare: Compare = "updat
     Raises:
         ValueError: an option is out of range, or a threshold is missing.
     """
-    rule = Rule(**base.from_preset(PRESETS, preset, **given), metric=metric, compare=compare)
+    rule = SplitRule(**base.from_preset(PRESETS, preset, **given), metric=metric, compare=compare)
     if metric == "l2" and not rule.relative and given.get("gamma_max") is None:
         given["gamma_max"] = 0.0  # every split is kept, whatever it is
         rule = rule._replace(gamma_max=0.0)
@@ -190,7 +192,7 @@ def rule_of(preset: str, *, metric: Metric = "cosine", compare: Compare = "updat
     return rule
 
 
-def splitting_clusters(task: Task, train: Train, rule: Rule, *, sketch_size: int | None, slots: int) -> Method:
+def splitting_clusters(task: Task, train: Train, rule: SplitRule, *, sketch_size: int | None, slots: int) -> Method:
     """Returns CFL of these parts.
 
     Args:
@@ -203,7 +205,7 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, sketch_size: int
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     length = sketch_size or sys.maxsize
-    chosen, divide = compared_leaves(task, rule.layers), dividing(rule)
+    chosen, divide = compared_leaves(task, rule.layers), split_if_ready(rule)
 
     def layers_of(model: Params) -> Params:
         return tree.partition(model, chosen)[0]
@@ -217,7 +219,7 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, sketch_size: int
 
     def init(key: Key, data: FederatedData) -> CFLState:
         model = task.init(key_for(key, Stream.INIT))
-        return one_cluster(model, jax.eval_shape(vector_of, key, model), data, slots)
+        return initial_state(model, jax.eval_shape(vector_of, key, model), data, slots)
 
     def client(shared, client: Array):
         key, (models, cluster, round), data = shared
@@ -227,7 +229,7 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, sketch_size: int
         weight = aggregate.client_weight(data, client, rule.weighting)
         told = compared(key, theta, model), tree.norm(update), tree.norm(layers_of(update))
         usable = tree.is_finite(update)
-        sent = Sent(loss, *(jnp.where(usable, number, 0) for number in told))
+        sent = ClientReport(loss, *(jnp.where(usable, number, 0) for number in told))
         return aggregate.contribute(update, weight, cluster[client], base.slots_of(models)), sent
 
     def round(key: Key, state: CFLState, data: FederatedData, cohort: Cohort) -> tuple[CFLState, Info]:
@@ -235,7 +237,7 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, sketch_size: int
         mean = aggregate.mean(total, empty=jax.tree.map(jnp.zeros_like, state.models))
         models = jax.tree.map(jnp.add, state.models, mean)
         mean_norm = jax.vmap(tree.norm)(mean)  # [K]
-        heard = remember(state, sent, data, cohort)
+        heard = record_reports(state, sent, data, cohort)
         ready = ready_clusters(rule, heard, mean_norm, total.weight > 0, data)
         after = divide(heard, ready)
         one = base.shape_of(models)
@@ -252,7 +254,7 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, sketch_size: int
             client_update=heard.update_norm.max(),
             splits=after.opened.sum(dtype=jnp.int32),
         )
-        return divided(heard, after, models), seen
+        return apply_splits(heard, after, models), seen
 
     def assign(key: Key, state: CFLState, data: FederatedData, cohort: Cohort) -> CFLState:
         """Serves clients that are held out by the cluster that they come to down the tree of splits."""
@@ -267,7 +269,7 @@ def splitting_clusters(task: Task, train: Train, rule: Rule, *, sketch_size: int
                 return compared(key, theta, train(client_key, theta, data, client, anchor=theta)[0])
 
             walks = jnp.asarray(data.held_out)[client] & (data.train.size[client] > 0)
-            walk = functools.partial(split_state.walk, splits, vector_at, SIMILARITIES[rule.metric])
+            walk = functools.partial(split_state.descend, splits, vector_at, SIMILARITIES[rule.metric])
             return (), jax.lax.cond(walks, walk, lambda: cluster[client])
 
         _, found = over_clients(newcomer, (key, (state.splits, state.cluster), data), cohort)

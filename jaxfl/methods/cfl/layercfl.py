@@ -32,13 +32,13 @@ from jaxfl import tree
 from jaxfl.client.training import local_train
 from jaxfl.methods.base import Method
 from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
-from jaxfl.methods.cfl import cfl, rule_of, splitting_clusters
+from jaxfl.methods.cfl import cfl, preset_rule, splitting_clusters
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Key, Params
 
-FOURTH = 3  # index of the layer that the paper takes under feature skew
+FEATURE_LAYER = 3  # index of the layer that the paper takes under feature skew
 Environment = Literal["feature", "label", "unknown"]
 PRESETS = {"paper": {name: CFL_PRESETS["paper"][name] for name in ("eps1", "eps2", "gamma_max")}}  # where relative
 
@@ -89,7 +89,7 @@ def layercfl(
     return cfl(
         task,
         optimizer,
-        layers=layer_of(task, environment) if layers is None else layers,
+        layers=environment_layers(task, environment) if layers is None else layers,
         relative=relative,
         eps1=eps1,
         eps2=eps2,
@@ -131,29 +131,29 @@ def adacfl(
         ValueError: an option is out of range, or a pattern matches no parameter.
     """
     bounds = {"relative": relative, "eps1": eps1, "eps2": eps2, "gamma_max": gamma_max}
-    compared = patterns(dense(task)) if layers is None else layers
-    rule = rule_of("paper", metric="l2", compare="weights", layers=compared, weighting=weighting, **bounds)
+    compared = exact_patterns(dense_layers(task)) if layers is None else layers
+    rule = preset_rule("paper", metric="l2", compare="weights", layers=compared, weighting=weighting, **bounds)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     return splitting_clusters(task, train, rule, sketch_size=sketch_size, slots=slots)
 
 
-def layer_of(task: Task, environment: Environment) -> str | list[str]:
+def environment_layers(task: Task, environment: Environment) -> str | list[str]:
     """Returns the pattern of the layer that the paper takes in an environment."""
     if environment == "unknown":
         return ".*"
     if environment == "label":
-        return patterns(dense(task)[:1])
-    convolutions = [name for name, rank in kernels(task) if rank > 2]
-    return patterns(convolutions[: FOURTH + 1][-1:] or dense(task)[:1])
+        return exact_patterns(dense_layers(task)[:1])
+    convolutions = [name for name, rank in layer_kernels(task) if rank > 2]
+    return exact_patterns(convolutions[: FEATURE_LAYER + 1][-1:] or dense_layers(task)[:1])
 
 
-def dense(task: Task) -> list[str]:
+def dense_layers(task: Task) -> list[str]:
     """Returns the names of the dense layers, in the order of the network.
 
     Raises:
         ValueError: the model has none.
     """
-    found = [name for name, rank in kernels(task) if rank == 2]
+    found = [name for name, rank in layer_kernels(task) if rank == 2]
     if not found:
         model = jax.eval_shape(task.init, jax.random.key(0))
         raise ValueError(
@@ -163,12 +163,12 @@ def dense(task: Task) -> list[str]:
     return found
 
 
-def patterns(names: Sequence[str]) -> list[str]:
+def exact_patterns(names: Sequence[str]) -> list[str]:
     """Returns patterns that match these layers and no others."""
     return [f"^{re.escape(name)}" for name in names]  # from the top: layers within others have the same names
 
 
-def kernels(task: Task) -> list[tuple[str, int]]:
+def layer_kernels(task: Task) -> list[tuple[str, int]]:
     """Returns the name of every layer with a kernel, and the rank of the kernel, in the order of the network."""
     found: list[tuple[str, int]] = []
 

@@ -15,18 +15,18 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import takes_part
 from jaxfl.methods.cfl import splitting
 from jaxfl.methods.cfl.state import CFLState, comparable
+from jaxfl.methods.parts.vectors import Compared
 from jaxfl.server.aggregate import Weighting
 from jaxfl.typing import Array
 
-Metric = Literal["cosine", "l2"]
-Compare = Literal["updates", "weights"]
+ClientMetric = Literal["cosine", "l2"]
 SIMILARITIES = {
     "cosine": distances.cosine,
     "l2": lambda vectors: -distances.l2(vectors),  # the nearer, the more similar
 }
 
 
-class Rule(NamedTuple):
+class SplitRule(NamedTuple):
     """When a cluster is split, by what, and how its clients are averaged; `cfl` says what the words mean."""
 
     relative: bool
@@ -39,8 +39,8 @@ class Rule(NamedTuple):
     warmup_rounds: int
     rounds_between: int
     min_clients: int
-    metric: Metric
-    compare: Compare
+    metric: ClientMetric
+    compare: Compared
 
     def check(self) -> None:
         """Raises ValueError if a field is out of range."""
@@ -54,7 +54,7 @@ class Rule(NamedTuple):
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
 
 
-def ready_clusters(rule: Rule, state: CFLState, mean_norm: Array, heard: Array, data: FederatedData) -> Array:
+def ready_clusters(rule: SplitRule, state: CFLState, mean_norm: Array, heard: Array, data: FederatedData) -> Array:
     """Returns the clusters that may be split now `[K]` bool.
 
     Args:
@@ -76,9 +76,9 @@ def ready_clusters(rule: Rule, state: CFLState, mean_norm: Array, heard: Array, 
     return stationary & clients_move & heard & ~waits & enough & due
 
 
-def dividing(rule: Rule) -> Callable[[CFLState, Array], splitting.Division]:
+def split_if_ready(rule: SplitRule) -> Callable[[CFLState, Array], splitting.Division]:
     """Returns `divide(state, ready [K]) -> division`, which compares clients only if some cluster is ready."""
-    accept = check_of_split(rule)
+    accept = acceptance(rule)
 
     def divide(state: CFLState, ready: Array) -> splitting.Division:
         def compare_and_split() -> splitting.Division:
@@ -88,13 +88,13 @@ def dividing(rule: Rule) -> Callable[[CFLState, Array], splitting.Division]:
             similarity = SIMILARITIES[rule.metric](vectors)
             return splitting.split(similarity, state.cluster, able, ready, linkage=rule.linkage, accept=accept)
 
-        unchanged = splitting.unchanged(state.cluster, ready.shape[0])
+        unchanged = splitting.no_division(state.cluster, ready.shape[0])
         return jax.lax.cond(ready.any(), compare_and_split, lambda: unchanged)
 
     return divide
 
 
-def check_of_split(rule: Rule) -> splitting.Accept:
+def acceptance(rule: SplitRule) -> splitting.Accept:
     """Returns which splits are kept."""
     if rule.gamma_max == 0 or (rule.metric == "l2" and not rule.relative):
         return splitting.keep_all

@@ -27,7 +27,7 @@ class Division(NamedTuple):
         return self.source != jnp.arange(self.source.shape[0], dtype=jnp.int32)
 
 
-def unchanged(cluster: Array, slots: int) -> Division:
+def no_division(cluster: Array, slots: int) -> Division:
     """Returns the clusters as they are."""
     return Division(cluster, jnp.arange(slots, dtype=jnp.int32), jnp.int32(0))
 

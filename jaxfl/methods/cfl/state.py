@@ -43,7 +43,7 @@ class SplitTree(NamedTuple):
         return SplitTree(jnp.concatenate([self.source, jnp.full_like(self.source, -1)]), models, sides)
 
 
-def root(models: Params, vector: jax.ShapeDtypeStruct) -> SplitTree:
+def empty_tree(models: Params, vector: jax.ShapeDtypeStruct) -> SplitTree:
     """Returns the tree before the first split.
 
     Args:
@@ -54,7 +54,7 @@ def root(models: Params, vector: jax.ShapeDtypeStruct) -> SplitTree:
     return SplitTree(jnp.full(slots, -1, jnp.int32), models, jnp.zeros((slots, 2, *vector.shape), vector.dtype))
 
 
-def record(
+def record_splits(
     splits: SplitTree, after: Division, cluster: Array, vectors: Array, able: Array, models: Params
 ) -> SplitTree:
     """Returns the tree with the splits of a round.
@@ -86,7 +86,9 @@ def record(
     return jax.lax.cond(after.opened.any(), add, lambda: splits)
 
 
-def walk(splits: SplitTree, vector_at: Callable[[Array, Params], Array], similarity: Callable[[Array], Array]) -> Array:
+def descend(
+    splits: SplitTree, vector_at: Callable[[Array, Params], Array], similarity: Callable[[Array], Array]
+) -> Array:
     """Returns the slot `[]` that a client comes to from the root; where neither side is more like it, it stays.
 
     Args:
@@ -97,7 +99,7 @@ def walk(splits: SplitTree, vector_at: Callable[[Array, Params], Array], similar
     >>> sides = jnp.array([[[0.0], [0.0]], [[1.0], [-1.0]], [[3.0], [1.0]]])
     >>> splits = SplitTree(jnp.array([-1, 0, 0]), {"w": jnp.zeros((3, 1))}, sides)
     >>> near = lambda rows: -jnp.abs(rows - rows.T)
-    >>> [int(walk(splits, lambda slot, model: jnp.array([own]), near)) for own in (4.0, 0.5, -0.5)]
+    >>> [int(descend(splits, lambda slot, model: jnp.array([own]), near)) for own in (4.0, 0.5, -0.5)]
     [0, 2, 1]
     """
 
@@ -128,7 +130,7 @@ class CFLState(NamedTuple):
     round: Array  # [] int32
 
 
-class Sent(NamedTuple):
+class ClientReport(NamedTuple):
     """What the clients of a cohort send besides their models, and what is seen of them."""
 
     loss: Array  # [C]
@@ -137,7 +139,7 @@ class Sent(NamedTuple):
     layers_norm: Array  # [C], as well
 
 
-def one_cluster(model: Params, vector: jax.ShapeDtypeStruct, data: FederatedData, slots: int) -> CFLState:
+def initial_state(model: Params, vector: jax.ShapeDtypeStruct, data: FederatedData, slots: int) -> CFLState:
     """Returns the state before the first round: all clients in one cluster, and nobody heard.
 
     Args:
@@ -157,12 +159,12 @@ def one_cluster(model: Params, vector: jax.ShapeDtypeStruct, data: FederatedData
         layers_norm=jnp.zeros(num_clients, norm.dtype),
         largest=jnp.zeros((), norm.dtype),
         cluster=jnp.zeros(num_clients, jnp.int32),
-        splits=None if data.held_out is None else root(models, vector),
+        splits=None if data.held_out is None else empty_tree(models, vector),
         round=jnp.int32(0),
     )
 
 
-def remember(state: CFLState, sent: Sent, data: FederatedData, cohort: Cohort) -> CFLState:
+def record_reports(state: CFLState, sent: ClientReport, data: FederatedData, cohort: Cohort) -> CFLState:
     """Returns the state with what the clients of a cohort have sent; who has no rows has sent nothing.
 
     Who has left the federation is compared with nobody any more: a last update that nobody is like would keep its
@@ -187,7 +189,7 @@ def comparable(state: CFLState) -> Array:
     return (state.update_norm > 0) & (state.layers_norm > 0)
 
 
-def divided(state: CFLState, after: splitting.Division, models: Params) -> CFLState:
+def apply_splits(state: CFLState, after: splitting.Division, models: Params) -> CFLState:
     """Returns the state of the next round: both halves of a split go on from one model, and are heard anew.
 
     Args:
@@ -199,7 +201,7 @@ def divided(state: CFLState, after: splitting.Division, models: Params) -> CFLSt
     anew = fresh[after.cluster]  # [N]
     splits = state.splits
     if splits is not None:
-        splits = record(splits, after, state.cluster, state.vectors, comparable(state), state.models)
+        splits = record_splits(splits, after, state.cluster, state.vectors, comparable(state), state.models)
     return state._replace(
         models=tree.take(models, after.source),
         formed=jnp.where(fresh, state.round + 1, state.formed),

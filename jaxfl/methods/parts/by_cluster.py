@@ -15,10 +15,10 @@ from jaxfl.random import Stream, key_for
 from jaxfl.server import aggregate
 from jaxfl.typing import Array, Key, Params
 
-Learn = Callable[..., tuple[aggregate.Total, Array]]
+ClusterTraining = Callable[..., tuple[aggregate.Total, Array]]
 
 
-def learning(train: Train, weighting: aggregate.Weighting) -> Learn:
+def cluster_training(train: Train, weighting: aggregate.Weighting) -> ClusterTraining:
     """Returns `learn(key, models, cluster, round, data, cohort, *, anchor=None) -> (total, losses [C])`.
 
     Every client of the cohort trains its cluster's model out of `models [K, ...]`, and its model goes into the sum of
@@ -53,7 +53,7 @@ def learning(train: Train, weighting: aggregate.Weighting) -> Learn:
     return learn
 
 
-def averaging(train: Train, weighting: aggregate.Weighting) -> Callable[..., tuple[Params, Info]]:
+def cluster_averaging(train: Train, weighting: aggregate.Weighting) -> Callable[..., tuple[Params, Info]]:
     """Returns a round of FedAvg in every cluster.
 
     `step(key, models, cluster, round, data, cohort, *, num_clusters, overflow=0) -> (models, info)`: `num_clusters` and
@@ -63,7 +63,7 @@ def averaging(train: Train, weighting: aggregate.Weighting) -> Callable[..., tup
         train: a client's local training.
         weighting: of a cluster's clients.
     """
-    learn = learning(train, weighting)
+    learn = cluster_training(train, weighting)
 
     def step(
         key: Key,
@@ -93,7 +93,7 @@ def averaging(train: Train, weighting: aggregate.Weighting) -> Callable[..., tup
     return step
 
 
-def served(models: Params, cluster: Array, initial: Params) -> Params:
+def cluster_models(models: Params, cluster: Array, initial: Params) -> Params:
     """Returns the models `[C, ...]` that clients of these clusters `[C]` are served; at -1 it is the initial one."""
     own = tree.take(models, jnp.maximum(cluster, 0))
     return tree.where(cluster >= 0, own, tree.repeat(initial, cluster.shape[0]))

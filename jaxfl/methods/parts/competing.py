@@ -28,16 +28,16 @@ from jaxfl.schema import checked
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-Kind = Literal["random", "balanced", "groups", "kmeans++"]
+StartKind = Literal["random", "balanced", "groups", "kmeans++"]
 MAX_DRAWS = 100  # of random models, until they are balanced
-JUDGES = 1000  # clients whose losses decide on a start, at most
+MAX_JUDGES = 1000  # clients whose losses decide on a start, at most
 
 Start = Callable[[Key, FederatedData], Params]
 Draw = Callable[..., Params]
-Losses = Callable[[Params, FederatedData, Array], Array]
+ModelLosses = Callable[[Params, FederatedData, Array], Array]
 
 
-def independent(task: Task, num_clusters: int) -> Draw:
+def independent_models(task: Task, num_clusters: int) -> Draw:
     """Returns `(key, data, number) -> models [K, ...]`: the draw of this number of K independent initial models."""
 
     def draw(key: Key, data: FederatedData, number: Array | int = 0) -> Params:
@@ -48,7 +48,7 @@ def independent(task: Task, num_clusters: int) -> Draw:
     return draw
 
 
-def balanced(task: Task, draw: Draw, losses: Losses, num_clusters: int, *, min_share: float) -> Start:
+def balanced_start(task: Task, draw: Draw, losses: ModelLosses, num_clusters: int, *, min_share: float) -> Start:
     """Returns the start from the first of many draws in which every model wins its share of the clients.
 
     If none does, it is the draw whose least successful model wins most; `clients` in the first round's `Info` tells.
@@ -62,7 +62,7 @@ def balanced(task: Task, draw: Draw, losses: Losses, num_clusters: int, *, min_s
     """
 
     def start(key: Key, data: FederatedData) -> Params:
-        judges = _judges(key, data, task)
+        judges = _judging_clients(key, data, task)
 
         def client(shared, client: Array):
             models, data = shared
@@ -91,7 +91,7 @@ def balanced(task: Task, draw: Draw, losses: Losses, num_clusters: int, *, min_s
     return start
 
 
-def groups(key: Key, data: FederatedData, num_clusters: int) -> Array:
+def random_groups(key: Key, data: FederatedData, num_clusters: int) -> Array:
     """Returns a random group `[N]` int32 for every client; all are of one size, give or take a client."""
     draw = jax.random.uniform(key_for(key, Stream.START), (data.num_clients,))
     if data.held_out is not None:
@@ -99,7 +99,7 @@ def groups(key: Key, data: FederatedData, num_clusters: int) -> Array:
     return jnp.argsort(jnp.argsort(draw)).astype(jnp.int32) % num_clusters
 
 
-def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, rounds: int) -> Start:
+def kmeans_start(task: Task, train: Train, losses: ModelLosses, num_clusters: int, *, rounds: int) -> Start:
     """Returns FedJAX's start: models of single clients, each the next that all models so far serve worst.
 
     FedJAX trains a model for every candidate; those of the K who are chosen are enough.
@@ -115,7 +115,7 @@ def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, ro
     def start(key: Key, data: FederatedData) -> Params:
         data = jax.tree.map(jnp.asarray, data)
         first = task.init(key_for(key, Stream.INIT))
-        judges = _judges(key, data, task)
+        judges = _judging_clients(key, data, task)
 
         def train_by(client: Array) -> Params:
             def once(round: Array, model: Params) -> Params:
@@ -149,7 +149,9 @@ def far_apart(task: Task, train: Train, losses: Losses, num_clusters: int, *, ro
 
 
 @checked
-def check(start: Kind, num_clusters: int, min_share: float, warmup_rounds: int, shared: str | Sequence[str]) -> None:
+def check_start(
+    start: StartKind, num_clusters: int, min_share: float, warmup_rounds: int, shared: str | Sequence[str]
+) -> None:
     """Raises ValueError unless the options of a start are in range and go together."""
     if warmup_rounds < 0:
         raise ValueError(f'warmup_rounds must be at least 0, got {warmup_rounds}; start="random" has no warm-up.')
@@ -165,9 +167,9 @@ def check(start: Kind, num_clusters: int, min_share: float, warmup_rounds: int, 
         )
 
 
-def _judges(key: Key, data: FederatedData, task: Task) -> Cohort:
+def _judging_clients(key: Key, data: FederatedData, task: Task) -> Cohort:
     """Returns the clients whose losses decide: all that take part, or `JUDGES` of them, in a plan for this machine."""
-    size = min(data.num_clients, JUDGES)
+    size = min(data.num_clients, MAX_JUDGES)
     model = jax.eval_shape(task.init, key)
     plan = resolve_plan("auto", model, size)
     judges = sampling.uniform(key, jnp.int32(0), data, size, plan)
@@ -176,11 +178,11 @@ def _judges(key: Key, data: FederatedData, task: Task) -> Cohort:
     return dataclasses.replace(judges, mask=~jnp.asarray(data.held_out)[judges.ids])
 
 
-Rows = Literal["train", "test"]
-Choose = Callable[[Any, FederatedData, Array], Array]
+JudgingRows = Literal["train", "test"]
+ClusterChoice = Callable[[Any, FederatedData, Array], Array]
 
 
-def losses_of(task: Task) -> Losses:
+def model_losses(task: Task) -> ModelLosses:
     """Returns `(models [K, ...], data, client) -> [K]`: their losses on a client's training rows; NaN is infinite."""
     losses_on_rows = mean_losses(task)
 
@@ -191,12 +193,12 @@ def losses_of(task: Task) -> Losses:
     return losses
 
 
-def closest(losses: Array) -> Array:
+def lowest_loss(losses: Array) -> Array:
     """Returns the model of the lowest of the losses `[K]`."""
     return jnp.argmin(losses).astype(jnp.int32)
 
 
-def choosing(losses: Losses, *, grouped_rounds: int) -> Choose:
+def cluster_choice(losses: ModelLosses, *, grouped_rounds: int) -> ClusterChoice:
     """Returns `(state, data, client) -> []`, the cluster that a client trains in.
 
     The state has `models [K, ...]`, `cluster [N]` and `round []`.
@@ -207,7 +209,7 @@ def choosing(losses: Losses, *, grouped_rounds: int) -> Choose:
     """
 
     def choose(state: Any, data: FederatedData, client: Array) -> Array:
-        found = closest(losses(state.models, data, client))
+        found = lowest_loss(losses(state.models, data, client))
         return jnp.where(data.train.size[client] > 0, found, state.cluster[client])  # who has no rows has no losses
 
     def after_warmup(state: Any, data: FederatedData, client: Array) -> Array:
@@ -219,7 +221,7 @@ def choosing(losses: Losses, *, grouped_rounds: int) -> Choose:
     return after_warmup if grouped_rounds else choose
 
 
-def assigning(losses: Losses, choose: Rows) -> Assign:
+def assigning(losses: ModelLosses, choose: JudgingRows) -> Assign:
     """Returns `assign`, which serves every client with rows the model of the lowest loss on its `choose` rows."""
 
     def assign(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
@@ -229,7 +231,7 @@ def assigning(losses: Losses, choose: Rows) -> Assign:
 
         def client(shared, client: Array):
             models, data = shared
-            return (), closest(losses(models, data, client))
+            return (), lowest_loss(losses(models, data, client))
 
         _, found = over_clients(client, (state.models, judged), cohort)
         found = jnp.where(judged.train.size[cohort.ids] > 0, found, state.cluster[cohort.ids])

@@ -19,12 +19,12 @@ class Counted(NamedTuple):
     heard: Array  # [] float32, of them without those who diverged in that round
 
 
-def nobody(clients: int) -> Counted:
+def count_nobody(clients: int) -> Counted:
     """Returns what the mean of no clients is of, which is 0."""
     return Counted(jnp.zeros(clients, jnp.float32), jnp.float32(0))
 
 
-def moved(
+def update_mean(
     mean: Params,
     change: Params,
     counted: Counted,

@@ -17,17 +17,17 @@ from jaxfl.methods.base import takes_part
 from jaxfl.tasks import Task, for_each, masked_mean, row_losses, together
 from jaxfl.typing import Array, Key, Params
 
-Step = Callable[[Params, Array, FederatedData, Array], Array]
-Losses = Callable[[Params, Batch, Key | None], Array]
+WeightStep = Callable[[Params, Array, FederatedData, Array], Array]
+RowLosses = Callable[[Params, Batch, Key | None], Array]
 
 
-def losses_of_each(task: Task) -> Losses:
+def row_losses_by_model(task: Task) -> RowLosses:
     """Returns `(models [K, ...], batch, key) -> [K, B]`: the loss of each model on each row, 0 of padding."""
     losses = row_losses(task)
     return lambda models, batch, key: for_each(task, lambda model: losses(model, batch, key), models)
 
 
-def leading(weights: Array, data: FederatedData) -> Array:
+def count_leading(weights: Array, data: FederatedData) -> Array:
     """Returns how many models `[]` are the one of the largest weight `[N, K]` of some client that takes part."""
     most = jnp.where(takes_part(data), jnp.argmax(weights, 1), -1)  # [N]; -1 is nowhere
     return jax.nn.one_hot(most, weights.shape[1], dtype=jnp.int32).any(0).sum(dtype=jnp.int32)
@@ -47,7 +47,7 @@ def responsibilities(losses: Array, log_weights: Array) -> Array:
     return jax.nn.softmax(log_weights.astype(losses.dtype)[:, None] - losses, 0)
 
 
-def expectation(task: Task) -> Step:
+def expectation(task: Task) -> WeightStep:
     """Returns `(learners, log_weights [K], data, client) -> log_weights [K]`: one step of a client's pi, mean_j q_j.
 
     It stays as it was where the client has no rows, or they give no finite losses.
@@ -55,7 +55,7 @@ def expectation(task: Task) -> Step:
     Args:
         task: of one learner.
     """
-    losses_of = losses_of_each(task)
+    losses_of = row_losses_by_model(task)
 
     def step(learners: Params, log_weights: Array, data: FederatedData, client: Array) -> Array:
         def add(total: Array, batch: Batch) -> Array:
@@ -84,7 +84,7 @@ def maximisation(
         optimizer: of each learner by itself: what looks at a whole model, such as clipping, looks at one of them.
         **local: epochs and rows of a step, see `local_train`.
     """
-    losses_of = losses_of_each(task)
+    losses_of = row_losses_by_model(task)
     optimizer = optax.GradientTransformation(jax.vmap(optimizer.init), jax.vmap(optimizer.update))
 
     def train(

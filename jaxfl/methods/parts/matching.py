@@ -61,7 +61,7 @@ def chain(task: Task) -> tuple[Layer, ...]:
 
     def look(key: Key) -> Params:
         model = task.init(key)
-        made.extend(_names(model))
+        made.extend(_names_as_made(model))
         return model
 
     model = jax.eval_shape(look, jax.random.key(0))
@@ -72,11 +72,15 @@ def chain(task: Task) -> tuple[Layer, ...]:
         if len(shape) > 1:
             width = shapes[layers[-1].kernel][-1] if layers else 1
             if shape[-2] % width or (len(shape) > 2 and layers and shape[-2] != width):
-                raise _no_chain(names[place], shape, f"its inputs are not the {width} outputs of the kernel before it")
+                raise _chain_error(
+                    names[place], shape, f"its inputs are not the {width} outputs of the kernel before it"
+                )
             layers.append(Layer(place, ()))
         elif layers:
             if shape != shapes[layers[-1].kernel][-1:]:
-                raise _no_chain(names[place], shape, "it has another length than the outputs of the kernel before it")
+                raise _chain_error(
+                    names[place], shape, "it has another length than the outputs of the kernel before it"
+                )
             layers[-1] = Layer(layers[-1].kernel, (*layers[-1].vectors, place))
     return tuple(layers)
 
@@ -102,7 +106,7 @@ def match(model: Params, reference: Params, layers: Sequence[Layer]) -> Params:
     treedef = jax.tree.structure(model)
     leaves, theirs = jax.tree.leaves(model), jax.tree.leaves(reference)
     for layer, following in pairwise(layers):
-        order = assign(_neurons(leaves, layer), _neurons(theirs, layer))
+        order = assign_neurons(_neuron_weights(leaves, layer), _neuron_weights(theirs, layer))
         leaves = _reorder(leaves, layer, following, order)
     return jax.tree.unflatten(treedef, leaves)
 
@@ -121,7 +125,7 @@ def permute(model: Params, layers: Sequence[Layer], orders: Sequence[Array]) -> 
     return jax.tree.unflatten(jax.tree.structure(model), leaves)
 
 
-def assign(rows: Array, reference: Array) -> Array:
+def assign_neurons(rows: Array, reference: Array) -> Array:
     """Returns which of the rows goes to the place of each reference row, `[H]` int32: least squared distances in sum.
 
     Solved exactly by the Hungarian algorithm, on the device. It is left out where every reference row is nearest to
@@ -131,7 +135,7 @@ def assign(rows: Array, reference: Array) -> Array:
         rows: `[H, d]`.
         reference: `[H, d]`.
 
-    >>> assign(jnp.array([[5.0], [1.0], [3.0]]), jnp.array([[1.0], [3.1], [4.9]])).tolist()
+    >>> assign_neurons(jnp.array([[5.0], [1.0], [3.0]]), jnp.array([[1.0], [3.1], [4.9]])).tolist()
     [1, 2, 0]
     """
     product = jnp.matmul(reference, rows.T, precision="highest")  # [H, H]
@@ -169,7 +173,7 @@ def posterior_mean(mean: Params, count: Array, layers: Sequence[Layer], weight: 
     return jax.tree.unflatten(jax.tree.structure(mean), leaves)
 
 
-def _neurons(leaves: Sequence[Array], layer: Layer) -> Array:
+def _neuron_weights(leaves: Sequence[Array], layer: Layer) -> Array:
     """Returns what goes into every neuron of a layer, its biases and scales appended `[neurons, d]`."""
     kernel = leaves[layer.kernel]
     return jnp.concatenate([kernel.reshape(-1, kernel.shape[-1]), *(leaves[place][None] for place in layer.vectors)]).T
@@ -187,15 +191,15 @@ def _reorder(leaves: Sequence[Array], layer: Layer, following: Layer, order: Arr
     return moved
 
 
-def _names(node: Params, prefix: str = "") -> list[str]:
+def _names_as_made(node: Params, prefix: str = "") -> list[str]:
     """Returns the leaves' names in the order of the dictionaries, a layer's kernel before its vectors."""
     if not isinstance(node, dict):
         return [prefix]
     keys = sorted(node, key=lambda key: getattr(node[key], "ndim", 0) == 1)  # stable
-    return [name for key in keys for name in _names(node[key], f"{prefix}/{key}" if prefix else str(key))]
+    return [name for key in keys for name in _names_as_made(node[key], f"{prefix}/{key}" if prefix else str(key))]
 
 
-def _no_chain(name: str, shape: tuple[int, ...], why: str) -> ValueError:
+def _chain_error(name: str, shape: tuple[int, ...], why: str) -> ValueError:
     return ValueError(
         f"the model must be a plain chain of layers for its neurons to be matched, got {name} of shape {list(shape)}: "
         f"{why}; average such a model by index (fesem)."

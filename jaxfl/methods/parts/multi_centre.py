@@ -23,7 +23,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
 from jaxfl.methods.base import Info, Init, Method, takes_part
-from jaxfl.methods.parts.one_shot import all_clients, nearest_centre, train_all_once, with_everybody
+from jaxfl.methods.parts.one_shot import add_exchange, all_clients, nearest_centre, train_all_once
 from jaxfl.methods.parts.vectors import compared_leaves, to_vector
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -70,7 +70,7 @@ class FeSEMState(NamedTuple):
     round: Array  # [] int32
 
 
-class Rule(NamedTuple):
+class CentreRule(NamedTuple):
     """How models are compared and averaged: what sets FeSEM and FeSEM-MA apart.
 
     Attributes:
@@ -86,7 +86,7 @@ class Rule(NamedTuple):
     settle: Callable[[Params, Array], Params]
 
 
-def by_index(task: Task, layers: str | Sequence[str], distance: CentreDistance = "squared_l2") -> Rule:
+def index_rule(task: Task, layers: str | Sequence[str], distance: CentreDistance = "squared_l2") -> CentreRule:
     """Returns the rule that takes parameters as they come: FeSEM's and WeCFL's.
 
     Args:
@@ -99,7 +99,7 @@ def by_index(task: Task, layers: str | Sequence[str], distance: CentreDistance =
     def part(model: Params) -> Params:
         return tree.partition(model, chosen)[0]
 
-    return Rule(
+    return CentreRule(
         distances=lambda model, centres: measure(part(model), part(centres)),
         shown=part,
         align=lambda model, centre: model,
@@ -107,14 +107,14 @@ def by_index(task: Task, layers: str | Sequence[str], distance: CentreDistance =
     )
 
 
-Learn = Callable[[Key, FeSEMState, FederatedData, Array], tuple[Params, Array]]  # a client's local update
+CentreTraining = Callable[[Key, FeSEMState, FederatedData, Array], tuple[Params, Array]]  # a client's local update
 
 
 @checked
 def multi_centre(
     task: Task,
     optimizer: optax.GradientTransformation,
-    rule: Rule,
+    rule: CentreRule,
     *,
     num_clusters: int,
     proximal_weight: float,
@@ -126,17 +126,17 @@ def multi_centre(
     voting: Weighting = "uniform",
 ) -> Method:
     """Returns FeSEM under a rule; the options are those of `fesem`, `voting` weighs clients in the first clustering."""
-    _check(num_clusters, proximal_weight, first_epochs)
+    _check_arguments(num_clusters, proximal_weight, first_epochs)
     local = {"proximal_weight": proximal_weight, "loss_weighting": loss_weighting, "batch_size": batch_size}
     update = local_update(task, optimizer, local_epochs, **local)
     update_first = local_update(task, optimizer, local_epochs if first_epochs is None else first_epochs, **local)
-    init = starting(task, rule, update_first, num_clusters=num_clusters, weighting=weighting, voting=voting)
+    init = kmeans_init(task, rule, update_first, num_clusters=num_clusters, weighting=weighting, voting=voting)
 
     def learn(key: Key, state: FeSEMState, data: FederatedData, client: Array) -> tuple[Params, Array]:
         centre = tree.take(state.centres, state.cluster[client])
         return update(key_for(key, Stream.BATCHES, state.round, client), centre, data, client, anchor=centre)
 
-    client = expectation(rule, learn, weighting)
+    client = local_and_e_step(rule, learn, weighting)
 
     def round(key: Key, state: FeSEMState, data: FederatedData, cohort: Cohort) -> tuple[FeSEMState, Info]:
         total, (loss, found, away, counts) = over_clients(client, (key, state, data), cohort)
@@ -148,7 +148,7 @@ def multi_centre(
             cohort,
             loss,
             state.cluster[cohort.ids],
-            num_clusters=(members(cluster, data, num_clusters) > 0).sum(),
+            num_clusters=(count_members(cluster, data, num_clusters) > 0).sum(),
             diverged=total.diverged,
             up=one,
             down=one,
@@ -156,7 +156,7 @@ def multi_centre(
             objective=objective,
             changed=(cohort.mask & (found != state.cluster[cohort.ids])).sum(dtype=jnp.int32),
         )
-        seen = with_everybody(seen, state.round == 0, data, up=one, down=one)
+        seen = add_exchange(seen, state.round == 0, data, up=one, down=one)
         heard = centre_of.counts(jnp.where(counts, found, -1), num_clusters)
         centres = rule.settle(aggregate.mean(total, empty=state.centres), heard)
         return FeSEMState(centres, cluster, state.round + 1), seen
@@ -167,7 +167,9 @@ def multi_centre(
     return Method(init, round, client_params, task, reads="everybody")
 
 
-def expectation(rule: Rule, learn: Learn, weighting: Weighting) -> Callable[..., tuple[aggregate.Contribution, tuple]]:
+def local_and_e_step(
+    rule: CentreRule, learn: CentreTraining, weighting: Weighting
+) -> Callable[..., tuple[aggregate.Contribution, tuple]]:
     """Returns the local step and the E step of one client, `(shared, client) -> (sent, (loss, found, away, counts))`.
 
     `found []` is the nearest centre of the client's new model, `away []` how far it is, and `counts []` is False of a
@@ -193,9 +195,9 @@ def expectation(rule: Rule, learn: Learn, weighting: Weighting) -> Callable[...,
     return client
 
 
-def starting(
+def kmeans_init(
     task: Task,
-    rule: Rule,
+    rule: CentreRule,
     update: Train,
     *,
     num_clusters: int,
@@ -243,12 +245,12 @@ def starting(
     return init
 
 
-def members(cluster: Array, data: FederatedData, num_clusters: int) -> Array:
+def count_members(cluster: Array, data: FederatedData, num_clusters: int) -> Array:
     """Returns how many clients that take part are in every cluster `[K]` int32."""
     return centre_of.counts(jnp.where(takes_part(data), cluster, -1), num_clusters)
 
 
-def _check(num_clusters: int, proximal_weight: float, first_epochs: int | None) -> None:
+def _check_arguments(num_clusters: int, proximal_weight: float, first_epochs: int | None) -> None:
     """Raises ValueError if an option is out of range."""
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")

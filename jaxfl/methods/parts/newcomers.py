@@ -10,7 +10,7 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.typing import Array
 
 
-def cohort_of(ids: Sequence[int], data: FederatedData) -> Cohort:
+def joining_cohort(ids: Sequence[int], data: FederatedData) -> Cohort:
     """Returns the cohort of those who join, one after another.
 
     Args:
@@ -21,7 +21,7 @@ def cohort_of(ids: Sequence[int], data: FederatedData) -> Cohort:
         ValueError: there is none, there is no such client, or one is named twice.
 
     >>> from jaxfl.data import synthetic
-    >>> cohort_of([3, 1], synthetic.clustered_linear(4)).ids.tolist()
+    >>> joining_cohort([3, 1], synthetic.clustered_linear(4)).ids.tolist()
     [3, 1]
     """
     known = np.asarray(ids, int)
@@ -32,7 +32,7 @@ def cohort_of(ids: Sequence[int], data: FederatedData) -> Cohort:
     return Cohort.of(known.tolist(), Plan(chunk=1))
 
 
-def missing(rows: Array, num_clients: int) -> int:
+def count_new(rows: Array, num_clients: int) -> int:
     """Returns how many clients `rows [M, ...]` do not know yet.
 
     Raises:
@@ -47,14 +47,14 @@ def missing(rows: Array, num_clients: int) -> int:
     return new
 
 
-def with_room(rows: Array, num_clients: int, fill: int = 0) -> Array:
+def pad_clients(rows: Array, num_clients: int, fill: int = 0) -> Array:
     """Returns `rows [M, ...]` with a row of `fill` for every client that is new `[N, ...]`.
 
     Raises:
         ValueError: it knows more clients than there are.
 
-    >>> with_room(jnp.array([2, 0]), 4, -1).tolist()
+    >>> pad_clients(jnp.array([2, 0]), 4, -1).tolist()
     [2, 0, -1, -1]
     """
-    widths = [(0, missing(rows, num_clients)), *[(0, 0)] * (rows.ndim - 1)]
+    widths = [(0, count_new(rows, num_clients)), *[(0, 0)] * (rows.ndim - 1)]
     return jnp.pad(rows, widths, constant_values=fill)

@@ -1,7 +1,7 @@
 """Clustering all clients once, by what each has learned alone: training them all, and the nearest centre of each."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,12 @@ from jaxfl.cohort import Cohort, resolve_plan
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
 from jaxfl.methods.base import Info, takes_part, traffic
+from jaxfl.methods.parts.vectors import Compared
 from jaxfl.random import Stream, key_for
 from jaxfl.typing import Array, Key, Params
 
 
-def cluster(
+def cluster_clients(
     distance: Array,
     known: Array,
     able: Array,
@@ -43,7 +44,7 @@ def cluster(
 
     >>> distance = jnp.abs(jnp.arange(4.0)[:, None] - jnp.arange(4.0)[None])
     >>> known, able = jnp.array([False, True, True, False]), jnp.array([False, True, True, True])
-    >>> cluster(distance, known, able, "single", 0.5, None)[0].tolist()
+    >>> cluster_clients(distance, known, able, "single", 0.5, None)[0].tolist()
     [0, 0, 1, 1]
     """
     # infinitely far away from everybody, the unknown merge last
@@ -65,11 +66,10 @@ def grow(state: Any) -> Any:
 
 
 PointOf = Callable[[Key, Params], Array]
-Compare = Literal["weights", "updates"]
 
 
 def train_all_once(
-    key: Key, model: Params, data: FederatedData, train: Train, point_of: PointOf, compare: Compare = "weights"
+    key: Key, model: Params, data: FederatedData, train: Train, point_of: PointOf, compare: Compared = "weights"
 ) -> tuple[Array, Array]:
     """Trains every client from one model, one-shot.
 
@@ -90,7 +90,7 @@ def train_all_once(
 
 
 def train_once(
-    key: Key, model: Params, data: FederatedData, train: Train, point_of: PointOf, cohort: Cohort, compare: Compare
+    key: Key, model: Params, data: FederatedData, train: Train, point_of: PointOf, cohort: Cohort, compare: Compared
 ) -> tuple[Array, Array]:
     """Trains every client of a cohort from one model, the same way whoever else is in it.
 
@@ -122,7 +122,7 @@ def all_clients(model: Params, data: FederatedData) -> Cohort:
     return Cohort.of(jnp.arange(count), plan)
 
 
-def with_everybody(seen: Info, due: Array, data: FederatedData, *, up: Params, down: Params) -> Info:
+def add_exchange(seen: Info, due: Array, data: FederatedData, *, up: Params, down: Params) -> Info:
     """Returns what is seen of a round, with what all clients but those held out sent and were sent if that was due.
 
     What `init` has them exchange is counted in the first round: `due` is then `state.round == 0`.

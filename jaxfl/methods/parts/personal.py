@@ -13,10 +13,10 @@ from jaxfl.methods.base import Info, info
 from jaxfl.typing import Array, Params
 
 # (shared, client, row) -> (sums, row, loss, finite)
-Client = Callable[[Any, Array, Params], tuple[Any, Params, Array, Array]]
+RowFunction = Callable[[Any, Array, Params], tuple[Any, Params, Array, Array]]
 
 
-class Passed(NamedTuple):
+class RowsPass(NamedTuple):
     """What a pass over the clients of a round has made.
 
     Attributes:
@@ -34,7 +34,7 @@ class Passed(NamedTuple):
     diverged: Array
 
 
-def over_rows(client: Client, shared: Any, cohort: Cohort, rows: Params) -> Passed:
+def over_rows(client: RowFunction, shared: Any, cohort: Cohort, rows: Params) -> RowsPass:
     """Runs `client` for every client of a cohort, with its row; rows of diverged clients and of padding stay.
 
     Args:
@@ -56,16 +56,16 @@ def over_rows(client: Client, shared: Any, cohort: Cohort, rows: Params) -> Pass
         return sums, (loss, finite), tree.where(finite, trained, row)
 
     sums, (loss, finite), rows = over_owners(one, shared, cohort, rows)
-    return Passed(sums, rows, loss, finite, (~finite & cohort.mask).sum(dtype=jnp.int32))
+    return RowsPass(sums, rows, loss, finite, (~finite & cohort.mask).sum(dtype=jnp.int32))
 
 
-def info_of(passed: Passed, cohort: Cohort, num_clients: int, sent: Params) -> Info:
+def personal_info(passed: RowsPass, cohort: Cohort, num_clients: int, sent: Params) -> Info:
     """Returns what is seen of a pass in which everybody is a cluster; `sent` is what a client sends, and is sent."""
     diverged = passed.diverged
     return info(cohort, passed.loss, cohort.ids, num_clusters=num_clients, diverged=diverged, up=sent, down=sent)
 
 
-def mark_trained(trained: Array, passed: Passed, data: FederatedData, cohort: Cohort) -> Array:
+def mark_trained(trained: Array, passed: RowsPass, data: FederatedData, cohort: Cohort) -> Array:
     """Returns who has ever trained a row of its own `[N]` bool, after a pass; clients without rows make no step."""
     moved = passed.kept & (data.train.size[cohort.ids] > 0)
     ids = jnp.where(cohort.mask & moved, cohort.ids, data.num_clients)

@@ -1,6 +1,7 @@
 """What clients are compared by: some parameters of the model or update that they send, as one vector."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 
@@ -10,6 +11,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
+Compared = Literal["weights", "updates"]  # a client's model, or its difference to the model that it started from
 LAST_KERNEL = "last kernel"  # no pattern: parameters' names have no spaces
 
 

@@ -40,12 +40,12 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods import base
 from jaxfl.methods.averaging import Update, fedavg
 from jaxfl.methods.base import Info, Method
-from jaxfl.methods.parts.by_cluster import learning
+from jaxfl.methods.parts.by_cluster import cluster_training
 from jaxfl.methods.stocfl import merging
 from jaxfl.methods.stocfl.joining import joining
 from jaxfl.methods.stocfl.memory import MEMORIES, StoCFLState, grow
-from jaxfl.methods.stocfl.regrouping import Rule, regrouping
-from jaxfl.methods.stocfl.representation import Kind, Representation, observing, represent
+from jaxfl.methods.stocfl.regrouping import StoCFLRule, regrouping
+from jaxfl.methods.stocfl.representation import Representation, RepresentationKind, observing, represent
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -83,7 +83,7 @@ def stocfl(
     local_epochs: int = 5,
     batch_size: int | None = None,
     weighting: aggregate.Weighting = "uniform",
-    representation: Kind | None = None,
+    representation: RepresentationKind | None = None,
     representation_epochs: int = 10,
     representation_size: int | None = 4096,
     normalise: bool | None = None,
@@ -136,7 +136,7 @@ def stocfl(
     """
     given = {"representation": representation, "normalise": normalise, "members": members, "compare": compare}
     chosen = base.from_preset(PRESETS, preset, **given, newcomers=newcomers, update=update)
-    rule = Rule(**chosen, threshold=threshold, linkage=linkage, keep=keep)
+    rule = StoCFLRule(**chosen, threshold=threshold, linkage=linkage, keep=keep)
     rule.check()
     if slots < 1:
         raise ValueError(f"slots must be at least 1, got {slots}.")
@@ -152,11 +152,11 @@ def stocfl(
         normalise=rule.normalise,
     )
     train = local_train(task, optax.chain(proximal_pull(proximal_weight), optimizer), **local)
-    return clustered(rule, represented, solver, train, anchor_task=anchor_task, weighting=weighting, slots=slots)
+    return assemble(rule, represented, solver, train, anchor_task=anchor_task, weighting=weighting, slots=slots)
 
 
-def clustered(
-    rule: Rule,
+def assemble(
+    rule: StoCFLRule,
     represented: Representation,
     solver: Method,
     train: Train,
@@ -181,7 +181,7 @@ def clustered(
     def omega(state: StoCFLState) -> Params:
         return tree.take(solver.client_params(state.solver, jnp.zeros(1, jnp.int32)), 0)
 
-    regroup, learn = regrouping(rule, omega), learning(train, weighting)
+    regroup, learn = regrouping(rule, omega), cluster_training(train, weighting)
 
     def init(key: Key, data: FederatedData) -> StoCFLState:
         model = solver.task.init(key_for(key, Stream.INIT))
@@ -207,7 +207,7 @@ def clustered(
         total, loss = learn(key, start.models, start.cluster, state.round, data, cohort, anchor=omega(state))
         told = sent if rule.threshold == "auto" else sent.psi
         once = base.traffic(newcomer.sum(), tree.take(told, 0))  # bytes, when first seen
-        seen = info_of(cohort, start, merged, total, loss, of_omega, once)
+        seen = round_info(cohort, start, merged, total, loss, of_omega, once)
         models = aggregate.mean(total, empty=start.models)
         return start._replace(solver=solved, models=models, round=state.round + 1), seen
 
@@ -215,7 +215,7 @@ def clustered(
         """Serves clients that were never sampled by the cluster closest to their Psi (section 4.4, unseen clients)."""
         unseen, size = unobserved(state, data, cohort), state.sizes()
         sent = observe(key, state.anchor, data, cohort, unseen)
-        closest, _ = merging.closest(sent.psi, state.sums(), size)
+        closest, _ = merging.closest_clusters(sent.psi, state.sums(), size)
         found = jnp.where(unseen & (size > 0).any(), closest, state.cluster[cohort.ids])
         return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
 
@@ -234,7 +234,7 @@ def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array
     return (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
 
 
-def info_of(
+def round_info(
     cohort: Cohort,
     state: StoCFLState,
     merged: merging.Merged,

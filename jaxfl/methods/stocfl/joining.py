@@ -55,7 +55,7 @@ def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
         able = data.train.size[ids] > 0
         psi, agreement = observe(key, state.anchor, data, cohort, able)
         size, sums = state.sizes(), state.sums()
-        candidate, cosine = merging.closest(psi, sums, size)
+        candidate, cosine = merging.closest_clusters(psi, sums, size)
         state = state._replace(agreement=state.agreement.at[ids].set(agreement))
         if threshold == "auto":
             observed = (state.cluster >= 0).at[ids].set(able)
@@ -78,8 +78,8 @@ def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
         return state, found, doublings(apart.sum() + (size > 0).sum(), count)
 
     def join(key: Key, state: StoCFLState, data: FederatedData, ids: Sequence[int]) -> tuple[StoCFLState, Array]:
-        cohort = newcomers.cohort_of(ids, data)
-        state = leave(with_room(state, data), np.asarray(cohort.ids).tolist())
+        cohort = newcomers.joining_cohort(ids, data)
+        state = leave(add_clients(state, data), np.asarray(cohort.ids).tolist())
         data = data.on_device()
         while True:
             entered, clusters, times = enter(key, state, data, cohort)
@@ -100,23 +100,23 @@ def leave(state: StoCFLState, ids: Sequence[int]) -> StoCFLState:
         state: StoCFL's.
         ids: of the clients.
     """
-    return _left(state, jnp.asarray(np.asarray(ids, np.int32)))
+    return _remove_clients(state, jnp.asarray(np.asarray(ids, np.int32)))
 
 
 @jax.jit
-def _left(state: StoCFLState, gone: Array) -> StoCFLState:
+def _remove_clients(state: StoCFLState, gone: Array) -> StoCFLState:
     cluster = state.cluster.at[gone].set(-1)
-    before, after = (merging.sizes(c, state.slots).astype(jnp.float32) for c in (state.cluster, cluster))
+    before, after = (merging.cluster_sizes(c, state.slots).astype(jnp.float32) for c in (state.cluster, cluster))
     return state._replace(cluster=cluster, memory=state.memory.left(gone, after / jnp.maximum(before, 1)))
 
 
-def with_room(state: StoCFLState, data: FederatedData) -> StoCFLState:
+def add_clients(state: StoCFLState, data: FederatedData) -> StoCFLState:
     """Returns the state for all clients of `data`; new ones are unobserved.
 
     Raises:
         ValueError: the state knows more clients.
     """
-    new = newcomers.missing(state.cluster, data.num_clients)
+    new = newcomers.count_new(state.cluster, data.num_clients)
     if not new:
         return state
     return state._replace(

@@ -55,7 +55,7 @@ class ClientMemory(NamedTuple):
     def resized(self, num_clients: int, slots: int) -> Self:
         """Returns the memory with room for as many clients and slots, or more of them."""
         del slots
-        return self._replace(psi=_padded(self.psi, num_clients))
+        return self._replace(psi=_pad_zeros(self.psi, num_clients))
 
 
 class ClusterMemory(NamedTuple):
@@ -92,11 +92,11 @@ class ClusterMemory(NamedTuple):
     def resized(self, num_clients: int, slots: int) -> Self:
         """Returns the memory with room for as many slots, or more of them."""
         del num_clients
-        return self._replace(psi=_padded(self.psi, slots))
+        return self._replace(psi=_pad_zeros(self.psi, slots))
 
 
-Memory = ClientMemory | ClusterMemory
-MEMORIES: dict[str, type[Memory]] = {"clients": ClientMemory, "clusters": ClusterMemory}
+PsiMemory = ClientMemory | ClusterMemory
+MEMORIES: dict[str, type[PsiMemory]] = {"clients": ClientMemory, "clusters": ClusterMemory}
 
 
 class StoCFLState(NamedTuple):
@@ -106,7 +106,7 @@ class StoCFLState(NamedTuple):
     initial: Params  # omega_0
     anchor: Params  # psi, where representations are taken
     models: Params  # [K, ...] theta
-    memory: Memory  # of Psi
+    memory: PsiMemory  # of Psi
     agreement: Array  # [N] of the halves of their rows, for `threshold="auto"`
     cluster: Array  # [N] int32 slot, -1 for clients not observed yet
     round: Array  # [] int32
@@ -118,7 +118,7 @@ class StoCFLState(NamedTuple):
 
     def sizes(self) -> Array:
         """Returns the number of members of every slot `[K]` int32."""
-        return merging.sizes(self.cluster, self.slots)
+        return merging.cluster_sizes(self.cluster, self.slots)
 
     def sums(self) -> Array:
         """Returns the sums of Psi of the members of every slot `[K, d]`."""
@@ -132,7 +132,7 @@ class StoCFLState(NamedTuple):
             observed: whose agreement is known `[N]`.
             cluster: `[N]`; -1 belongs nowhere.
         """
-        of_clients = merging.noise_of(self.agreement, rows, observed)
+        of_clients = merging.noise_shares(self.agreement, rows, observed)
         return of_clients, merging.sums_by_cluster(of_clients[:, None], cluster, self.slots)[:, 0]
 
 
@@ -143,6 +143,6 @@ def grow(state: StoCFLState) -> StoCFLState:
     return state._replace(models=models, memory=state.memory.resized(state.cluster.shape[0], 2 * state.slots))
 
 
-def _padded(rows: Array, count: int) -> Array:
+def _pad_zeros(rows: Array, count: int) -> Array:
     """Returns `[M, d]` with zeros appended to `[count, d]`."""
     return jnp.pad(rows, ((0, count - rows.shape[0]), (0, 0)))

@@ -26,7 +26,7 @@ from jaxfl.methods.base import doublings
 from jaxfl.typing import Array
 
 # (nodes [M, d], noise in their squared lengths [M], alive [M]) -> the smallest node of each one's group [M], or -1
-Group = Callable[[Array, Array, Array], Array]
+Grouping = Callable[[Array, Array, Array], Array]
 AUTO = 0.65, 0.1  # threshold of corrected cosines, and slack, see `agglomerate`: chosen on digits and 50 MNIST images
 
 
@@ -40,7 +40,7 @@ class Merged(NamedTuple):
     doublings: Array  # [] int32, how often the slots must double for all of them, see `base.doublings`
 
 
-def groups(linkage: Literal["single", "greedy"], threshold: float | Literal["auto"]) -> Group:
+def grouping(linkage: Literal["single", "greedy"], threshold: float | Literal["auto"]) -> Grouping:
     """Returns which nodes belong together.
 
     Args:
@@ -60,7 +60,7 @@ def groups(linkage: Literal["single", "greedy"], threshold: float | Literal["aut
     return single if linkage == "single" and threshold != "auto" else greedy
 
 
-def noise_of(agreement: Array, rows: Array, observed: Array) -> Array:
+def noise_shares(agreement: Array, rows: Array, observed: Array) -> Array:
     """Returns the share of noise in |Psi_i|^2 `[N]`, 1 - rho_i; 0 for clients that are not observed.
 
     Args:
@@ -68,7 +68,7 @@ def noise_of(agreement: Array, rows: Array, observed: Array) -> Array:
         rows: n `[N]`.
         observed: bool `[N]`; those with less than two rows, which have no halves, have no say, nor those of NaN.
 
-    >>> noise_of(jnp.array([0.2, 0.4]), jnp.array([50, 50]), jnp.array([True, True])).round(3).tolist()
+    >>> noise_shares(jnp.array([0.2, 0.4]), jnp.array([50, 50]), jnp.array([True, True])).round(3).tolist()
     [0.538..., 0.538...]
     """
     count = rows.astype(jnp.float32)
@@ -79,7 +79,14 @@ def noise_of(agreement: Array, rows: Array, observed: Array) -> Array:
 
 
 def merge(
-    nodes: Array, noise: Array, size: Array, compared: Array, cluster: Array, ids: Array, newcomer: Array, group: Group
+    nodes: Array,
+    noise: Array,
+    size: Array,
+    compared: Array,
+    cluster: Array,
+    ids: Array,
+    newcomer: Array,
+    group: Grouping,
 ) -> Merged:
     """Merges clusters and newcomers.
 
@@ -132,18 +139,18 @@ def sums_by_cluster(vectors: Array, cluster: Array, slots: int) -> Array:
     return jnp.matmul(member.T, vectors, precision="highest")
 
 
-def sizes(cluster: Array, slots: int) -> Array:
+def cluster_sizes(cluster: Array, slots: int) -> Array:
     """Returns the number of members of every slot `[K]` int32."""
     return (cluster[:, None] == jnp.arange(slots, dtype=jnp.int32)[None, :]).sum(0, dtype=jnp.int32)
 
 
-def closest(psi: Array, sums: Array, size: Array) -> tuple[Array, Array]:
+def closest_clusters(psi: Array, sums: Array, size: Array) -> tuple[Array, Array]:
     """Returns the cluster `[C]` that each `psi [C, d]` is closest to, and its cosine `[C]`; -inf if there is none.
 
     A cluster whose sum is 0, of clients who have sent nothing usable, is the last that is taken: its cosine is -2. At 0
     it would get all who are unlike everybody else.
 
-    >>> slot, cosine = closest(jnp.array([[0.0, 2.0]]), jnp.eye(2), jnp.array([1, 1]))
+    >>> slot, cosine = closest_clusters(jnp.array([[0.0, 2.0]]), jnp.eye(2), jnp.array([1, 1]))
     >>> slot.item(), cosine.item()
     (1, 1.0)
     """

@@ -14,14 +14,14 @@ from jaxfl.cohort import Cohort
 from jaxfl.methods.averaging import Update
 from jaxfl.methods.stocfl import merging
 from jaxfl.methods.stocfl.memory import StoCFLState
-from jaxfl.methods.stocfl.representation import Kind, Sent
+from jaxfl.methods.stocfl.representation import Observation, RepresentationKind
 from jaxfl.typing import Array, Params
 
 
-class Rule(NamedTuple):
+class StoCFLRule(NamedTuple):
     """What StoCFL does where there is a choice; `stocfl` says what the words mean."""
 
-    representation: Kind
+    representation: RepresentationKind
     normalise: bool
     members: Literal["observed", "sampled"]
     compare: Literal["observed", "sampled"]
@@ -49,8 +49,8 @@ class Rule(NamedTuple):
 
 
 def regrouping(
-    rule: Rule, omega: Callable[[StoCFLState], Params]
-) -> Callable[[StoCFLState, Array, Cohort, Sent, Array], tuple[StoCFLState, merging.Merged]]:
+    rule: StoCFLRule, omega: Callable[[StoCFLState], Params]
+) -> Callable[[StoCFLState, Array, Cohort, Observation, Array], tuple[StoCFLState, merging.Merged]]:
     """Returns `regroup(state, rows [N], cohort, sent, newcomer [C]) -> (state, merged)`.
 
     `sent` is what the newcomers of the cohort have sent, and `rows` the number of every client's training rows.
@@ -59,10 +59,10 @@ def regrouping(
         rule: of StoCFL.
         omega: of a state, the current global model.
     """
-    group = merging.groups(rule.linkage, rule.threshold)
+    group = merging.grouping(rule.linkage, rule.threshold)
 
     def regroup(
-        state: StoCFLState, rows: Array, cohort: Cohort, sent: Sent, newcomer: Array
+        state: StoCFLState, rows: Array, cohort: Cohort, sent: Observation, newcomer: Array
     ) -> tuple[StoCFLState, merging.Merged]:
         count, num_clients = state.slots, state.cluster.shape[0]
         order = jnp.argsort(cohort.ids)
@@ -73,7 +73,7 @@ def regrouping(
         here = jnp.zeros(num_clients, bool).at[jnp.where(mask, ids, num_clients)].set(True, mode="drop")
         sampled = jnp.where(here, state.cluster, -1)  # [N]
         represents = sampled if rule.members == "sampled" else state.cluster
-        may_merge = merging.sizes(sampled, count) > 0 if rule.compare == "sampled" else size > 0
+        may_merge = merging.cluster_sizes(sampled, count) > 0 if rule.compare == "sampled" else size > 0
         nodes = jnp.concatenate([state.memory.sums(represents, count), psi])  # [K + C, d]
         noise = jnp.zeros(nodes.shape[0], jnp.float32)
         if rule.threshold == "auto":

@@ -28,7 +28,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, without_dropout
 from jaxfl.typing import Array, Key, Params
 
-Kind = Literal["gradient", "displacement"]
+RepresentationKind = Literal["gradient", "displacement"]
 
 
 class Representation(NamedTuple):
@@ -46,14 +46,14 @@ class Representation(NamedTuple):
     agreement: Callable[[Key, Params, tuple[FederatedData, FederatedData], Array], Array]
 
 
-class Sent(NamedTuple):
+class Observation(NamedTuple):
     """What the clients of a cohort send of themselves; 0 from those who are not asked."""
 
     psi: Array  # [C, d]
     agreement: Array  # [C], 0 unless it is asked for
 
 
-Observe = Callable[[Key, Params, FederatedData, Cohort, Array], Sent]
+Observe = Callable[[Key, Params, FederatedData, Cohort, Array], Observation]
 
 
 @schema.checked
@@ -61,7 +61,7 @@ def represent(
     task: Task,
     optimizer: optax.GradientTransformation,
     *,
-    kind: Kind = "gradient",
+    kind: RepresentationKind = "gradient",
     epochs: int = 10,
     batch_size: int | None = None,
     size: int | None = 4096,
@@ -86,7 +86,7 @@ def represent(
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=40)
     >>> task = jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data)
     >>> key = jax.random.key(0)
-    >>> psi = of_clients(represent(task, optax.sgd(0.1)), key, task.init(key), data)
+    >>> psi = represent_clients(represent(task, optax.sgd(0.1)), key, task.init(key), data)
     >>> psi.shape, jnp.linalg.norm(psi[0]).round(3).item()
     ((8, 650), 1.0)
     """
@@ -133,39 +133,39 @@ def observing(representation: Representation, *, agreement: bool) -> Observe:
         agreement: whether they send that of the halves of their rows too.
     """
 
-    def observe(key: Key, anchor: Params, data: FederatedData, cohort: Cohort, wanted: Array) -> Sent:
+    def observe(key: Key, anchor: Params, data: FederatedData, cohort: Cohort, wanted: Array) -> Observation:
         halves = ()
         if agreement:  # a round without newcomers sorts no rows
             split = functools.partial(divide_rows, key, data.train, 0.5)
-            halves = jax.lax.cond(wanted.any(), split, functools.partial(zeros_of, split))
+            halves = jax.lax.cond(wanted.any(), split, functools.partial(zeros_like_result, split))
             halves = tuple(replace(data, train=half) for half in halves)
 
         def client(shared, client: Array, wanted: Array):
             key, anchor, data, halves = shared
 
-            def sent() -> Sent:
+            def sent() -> Observation:
                 alike = (
                     representation.agreement(key, anchor, halves, client) if agreement else jnp.zeros((), jnp.float32)
                 )
-                return Sent(representation.psi(key, anchor, data, client), alike)
+                return Observation(representation.psi(key, anchor, data, client), alike)
 
-            return (), jax.lax.cond(wanted, sent, functools.partial(zeros_of, sent))
+            return (), jax.lax.cond(wanted, sent, functools.partial(zeros_like_result, sent))
 
-        def everybody() -> Sent:
+        def everybody() -> Observation:
             return over_clients(client, (key, anchor, data, halves), cohort, wanted)[1]
 
         # clients side by side all compute what one of them does: a round without newcomers computes nothing
-        return jax.lax.cond(wanted.any(), everybody, functools.partial(zeros_of, everybody))
+        return jax.lax.cond(wanted.any(), everybody, functools.partial(zeros_like_result, everybody))
 
     return observe
 
 
-def zeros_of(made: Callable[[], Any]) -> Any:
+def zeros_like_result(made: Callable[[], Any]) -> Any:
     """Returns zeros in the place of every array that `made()` returns."""
     return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(made))
 
 
-def of_clients(
+def represent_clients(
     representation: Representation, key: Key, anchor: Params, data: FederatedData, plan: Plan | None = None
 ) -> Array:
     """Returns Psi of every client `[N, d]`.
@@ -178,11 +178,13 @@ def of_clients(
         plan: how many clients are worked on side by side; None takes one at a time.
     """
 
-    return _of_everybody(representation, plan or Plan(chunk=1))(key, anchor, data.on_device())
+    return _representation_program(representation, plan or Plan(chunk=1))(key, anchor, data.on_device())
 
 
 @functools.lru_cache(4)  # of a few models, one after another: each call of its own would compile again
-def _of_everybody(representation: Representation, plan: Plan) -> Callable[[Key, Params, FederatedData], Array]:
+def _representation_program(
+    representation: Representation, plan: Plan
+) -> Callable[[Key, Params, FederatedData], Array]:
     """Returns the program of `of_clients`."""
 
     def run(key: Key, anchor: Params, data: FederatedData) -> Array:
@@ -196,7 +198,7 @@ def _of_everybody(representation: Representation, plan: Plan) -> Callable[[Key, 
     return engine.jit(run)
 
 
-def checked(points: np.ndarray | Array) -> np.ndarray:
+def check_points(points: np.ndarray | Array) -> np.ndarray:
     """Returns representations `[N, d]` as float32.
 
     Raises:

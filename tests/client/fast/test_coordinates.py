@@ -19,7 +19,7 @@ from jaxfl.client.passes import BLOCK
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions, federate
-from jaxfl.methods.ditto import best_of
+from jaxfl.methods.ditto import best_step
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import DenseLayers, FastForms, Task, masked_mean, without_dropout
 from tests.problems import batch_of
@@ -37,7 +37,7 @@ LINEAR = {
     "masked decay": optax.chain(optax.add_decayed_weights(0.1, lambda m: jax.tree.map(lambda p: p.ndim > 1, m)), SGD),
     "pull": optax.chain(proximal_pull(0.5), optax.sgd(0.2, momentum=0.9)),
     "pull to two": optax.chain(proximal_pull(0.5), gradient_correction(), SGD),
-    "ditto's pull": best_of([optax.chain(proximal_pull(0.5), SGD)]),
+    "ditto's pull": best_step([optax.chain(proximal_pull(0.5), SGD)]),
     "hyperparameters": optax.inject_hyperparams(optax.sgd)(learning_rate=0.2),
     "every other": optax.chain(optax.apply_every(2), SGD),
 }
@@ -53,7 +53,7 @@ OTHERS = {
     "centred": optax.chain(optax.centralize(), SGD),
     "noise": optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), SGD),
     "trust": optax.lars(0.1),
-    "best of two": best_of([SGD, optax.sgd(0.4)]),
+    "best of two": best_step([SGD, optax.sgd(0.4)]),
     "positive": optax.chain(SGD, optax.keep_params_nonnegative()),
 }
 

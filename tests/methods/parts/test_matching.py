@@ -51,8 +51,8 @@ NETWORKS = {
 
 
 match, permute = (jax.jit(one, static_argnames="layers") for one in (matching.match, matching.permute))
-assign = jax.jit(matching.assign)
-neurons = jax.jit(matching._neurons, static_argnames="layer")
+assign = jax.jit(matching.assign_neurons)
+neurons = jax.jit(matching._neuron_weights, static_argnames="layer")
 reorder = jax.jit(matching._reorder, static_argnames=("layer", "following"))
 
 
@@ -138,7 +138,9 @@ def test_clients_side_by_side_are_each_matched_as_alone():
     rng = np.random.default_rng(0)
     reference = rng.normal(size=(6, 3))
     clients = np.stack([reference + 1e-3, reference[::-1], np.full_like(reference, np.nan)])
-    found = jax.jit(jax.vmap(matching.assign, (0, None)))(clients.astype(np.float32), reference.astype(np.float32))
+    found = jax.jit(jax.vmap(matching.assign_neurons, (0, None)))(
+        clients.astype(np.float32), reference.astype(np.float32)
+    )
     assert found.tolist() == [list(range(6)), list(range(6))[::-1], list(range(6))]
 
 

@@ -31,7 +31,7 @@ def merge(psi, cluster, ids, newcomer, threshold, slots):
     def group(nodes, noise, alive):
         return components.threshold_components(distances.cosine(nodes), threshold, alive)
 
-    size = merging.sizes(cluster, slots)
+    size = merging.cluster_sizes(cluster, slots)
     nodes = jnp.concatenate([merging.sums_by_cluster(psi, cluster, slots), psi[ids]])
     return merging.merge(nodes, jnp.zeros(len(nodes)), size, size > 0, cluster, ids, newcomer, group)
 

@@ -20,30 +20,30 @@ from jaxfl.schema import did_you_mean, quoted
 ADDRESS = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 
 
-def is_own(name: Any) -> bool:
+def is_address(name: Any) -> bool:
     """Returns whether a name is an address in a file."""
     return isinstance(name, str) and ADDRESS.fullmatch(name) is not None
 
 
-def label(name: str) -> str:
+def run_label(name: str) -> str:
     """Returns what a run calls what it was given: of an address the file's name, wherever it lies.
 
-    >>> label("../mine/my_method.py:factory"), label("ifca")
+    >>> run_label("../mine/my_method.py:factory"), run_label("ifca")
     ('my_method.py:factory', 'ifca')
     """
-    return f"{Path(name.rpartition(':')[0]).name}:{name.rpartition(':')[2]}" if is_own(name) else name
+    return f"{Path(name.rpartition(':')[0]).name}:{name.rpartition(':')[2]}" if is_address(name) else name
 
 
-def file_of(address: str) -> Path:
+def address_file(address: str) -> Path:
     """Returns the file of an address.
 
     Raises:
         ValueError: there is no such file.
     """
-    return there(address.rpartition(":")[0], "write FILE.py:NAME, the path from where you are")
+    return existing_file(address.rpartition(":")[0], "write FILE.py:NAME, the path from where you are")
 
 
-def there(name: str, remedy: str = "write its path from where you are") -> Path:
+def existing_file(name: str, remedy: str = "write its path from where you are") -> Path:
     """Returns the path of a file.
 
     Raises:
@@ -55,7 +55,7 @@ def there(name: str, remedy: str = "write its path from where you are") -> Path:
     return path
 
 
-def checksum(path: Path) -> str:
+def file_checksum(path: Path) -> str:
     """Returns that of a file's content."""
     return crc(path.read_bytes())
 
@@ -66,15 +66,15 @@ def load(address: str) -> Any:
     Raises:
         ValueError: there is no such file, it cannot be executed, or it has no such name.
     """
-    path, name = file_of(address), address.rpartition(":")[2]
-    module = _module(path.resolve(), checksum(path))
+    path, name = address_file(address), address.rpartition(":")[2]
+    module = _module(path.resolve(), file_checksum(path))
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"{path} has no {quoted(name)}{did_you_mean(name, own)}")
     return getattr(module, name)
 
 
-def place(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """Returns where in a user's file an error comes from, as the end of a message; empty where in none.
 
     The last line of the traceback that is in such a file is meant: what it called is not the user's.
@@ -89,7 +89,7 @@ def place(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def in_a_line(name: str, remedy: str) -> Iterator[None]:
+def one_line_errors(name: str, remedy: str) -> Iterator[None]:
     """Says of an error in what a user has written where it comes from, in place of a traceback.
 
     Args:
@@ -104,7 +104,7 @@ def in_a_line(name: str, remedy: str) -> Iterator[None]:
     except ValueError:  # what it refuses
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error}{place(error)}"
+        told = f"{type(error).__name__}: {error}{error_location(error)}"
         raise ValueError(f"{name} cannot be made, it raised {told}; {remedy}.") from error
 
 
@@ -126,5 +126,7 @@ def _module(path: Path, content: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ValueError(f"{path} cannot be executed: {type(error).__name__}: {error}{place(error)}.") from error
+        raise ValueError(
+            f"{path} cannot be executed: {type(error).__name__}: {error}{error_location(error)}."
+        ) from error
     return module
