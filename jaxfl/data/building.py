@@ -89,7 +89,7 @@ def federate(
         tilt=_finite_degrees(tilt, dtype),
         label_shift=_whole_numbers("label_shift", label_shift),
         group=_whole_numbers("group", group),
-        held_out=None if held_out is None else _flags("held_out", held_out),
+        held_out=None if held_out is None else _bools_per_client("held_out", held_out),
         mean=_normaliser("mean", mean, inputs.shape, dtype),
         std=_normaliser("std", std, inputs.shape, dtype),
         num_classes=num_classes,
@@ -126,7 +126,7 @@ def _whole_numbers(name: str, values: np.ndarray | None) -> np.ndarray | None:
     return values.astype(np.int32)
 
 
-def _flags(name: str, values: Any) -> np.ndarray:
+def _bools_per_client(name: str, values: Any) -> np.ndarray:
     """Returns bools of all clients `[N]`; raises ValueError for words, all of which are true in NumPy."""
     values = np.asarray(values)
     if values.dtype.kind not in "iub" or not np.isin(values, (0, 1)).all():

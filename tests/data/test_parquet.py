@@ -174,7 +174,7 @@ def holed(values):
         (column("image", [png(GREY[0])] * 5 + [png(COLOUR[0])] * 7), ("(5, 4)", "(5, 4, 3)", "row 5")),
         (column("image", [png(GREY.astype(np.uint16)[0])] * 12), ("8 bits", "I;16")),
         (column("image", [[1, 2]] * 11 + [[1, 2, 3]]), ("column image", "[2, 3]")),
-        (column("image", [[1, 2]] * 11 + [[1, None]]), ("column image", "int64", "1 values")),
+        (column("image", [[1, 2]] * 11 + [[1, None]]), ("column image", "int64", "1 missing")),
         (column("image", [[[1, 2]]] * 11 + [[None]]), ("column image", "[2]")),
         (column("image", [["a"]] * 12), ("lists of numbers", "string")),
         (column("image", [[1, 256]] * 12), ("pixels", "1..256", "0..255")),
@@ -264,5 +264,5 @@ def test_a_folder_with_one_of_several_files_is_not_whole(tmp_path):
     for name in ("train-00000-of-00002", "train-00001-of-00002", "train-00000-of-00001"):
         write(tmp_path / f"{name}.parquet", column("label", LABELS))
     (tmp_path / "train.parquet").unlink()
-    with pytest.raises(ValueError, match=mentions("3 files", "train-00000-of-00001.parquet", "one of 1")):
+    with pytest.raises(ValueError, match=mentions("train-00000-of-00001.parquet", "1 files", "got 3")):
         parquet.load(tmp_path)

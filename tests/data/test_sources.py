@@ -117,7 +117,7 @@ def test_plain_files_damaged(tmp_path):
     damages = {
         good[:-3]: ("labels", "truncated", "28 bytes", 25),
         good + b"x": ("28 bytes", 29),
-        good[:6]: ("header", "6 of 8 bytes"),
+        good[:6]: ("header", 8, 6),
         good[:4] + bytes(4): ("labels", "empty", "(0,)"),
         b"": ("0x00000801", "got 0x"),
         b"\x00\x00\x08\x03" + good[4:]: ("0x00000801", "0x00000803"),

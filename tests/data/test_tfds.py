@@ -143,7 +143,7 @@ def test_grey_images_and_the_newest_version(tmp_path):
 def test_a_config(tmp_path):
     folder = prepare(tmp_path, Kind({"train": colour(3)}), config="blue")
     assert len(tfds.load("crockery/blue", tmp_path).inputs) == len(tfds.load("crockery/blue", folder).inputs) == 3
-    with pytest.raises(ValueError, match=mentions("tfds:crockery/red", "holds crockery/blue/1.0.0")):
+    with pytest.raises(ValueError, match=mentions("tfds:crockery/red", "crockery/blue/1.0.0")):
         tfds.load("crockery/red", folder)
 
 

@@ -1,6 +1,6 @@
-"""Partitions: labels in, one index array per client out. Pure NumPy, seeded, the same on every platform.
+"""Partitions: functions from labels to one index array per client, in NumPy, seeded, and equal on every platform.
 
-Every row goes to one client at most; the docstrings say where it goes to exactly one.
+Every row belongs to at most one client; the docstrings say if it belongs to exactly one.
 """
 
 from jaxfl.data.partition.labels import default_groups, dirichlet, dominant, pathological, shards

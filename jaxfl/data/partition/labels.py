@@ -1,4 +1,4 @@
-"""Partitions by class: the clients differ in the labels that they have."""
+"""Partitions by class, after which the clients have different labels."""
 
 import math
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from jaxfl.random import host_rng
 
 
 def dirichlet(labels: ArrayLike, num_clients: int, *, alpha: float, min_rows: int = 1, seed: int = 0) -> Parts:
-    """Splits the rows of each class by shares drawn from Dirichlet(alpha); every row exactly once.
+    """Returns each client's share of each class, drawn from Dirichlet(alpha); every row belongs to one client.
 
-    Drawn once, then clients short of `min_rows` take random rows from the largest client until none is short. So it
-    always ends, where drawing again until all are large enough does not for a small alpha.
+    Shares are drawn once; then clients with fewer than `min_rows` rows take random rows from the largest client. This
+    always ends, whereas repeated draws until all are large enough do not end for a small alpha.
 
     Args:
         labels: classes `[P]`, an array or a list.
         num_clients: N.
-        alpha: concentration; large is iid, small gives each class to few clients.
-        min_rows: the least rows of a client.
+        alpha: concentration; a large one is iid, a small one gives each class to few clients.
+        min_rows: least rows of a client.
         seed: seed of all draws.
 
     References:
@@ -44,7 +44,7 @@ def dirichlet(labels: ArrayLike, num_clients: int, *, alpha: float, min_rows: in
     check_count("num_clients", num_clients)
     check_real("alpha", alpha)
     if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}; 0.1 is strongly skewed, 100 nearly iid.")
+        raise ValueError(f"alpha must be positive and finite, got {alpha}; 0.1 is strongly skewed, 100 is nearly iid.")
     check_min_rows(len(labels), num_clients, min_rows)
     rng = host_rng(seed, "partition", "dirichlet")
     owners = [np.zeros(0, np.int64)] * num_clients
@@ -54,12 +54,12 @@ def dirichlet(labels: ArrayLike, num_clients: int, *, alpha: float, min_rows: in
         if not np.isfinite(shares).all():  # every gamma variate underflowed: in the limit, one client takes all
             shares = (np.arange(num_clients) == rng.integers(num_clients)).astype(float)
         cuts = np.floor(np.cumsum(shares)[:-1] * len(rows) + 0.5).astype(int)
-        owners = [np.concatenate([own, more]) for own, more in zip(owners, np.split(rows, cuts), strict=True)]
-    parts = [rng.permutation(own) for own in owners]
+        owners = [np.concatenate([rows, more]) for rows, more in zip(owners, np.split(rows, cuts), strict=True)]
+    parts = [rng.permutation(rows) for rows in owners]
     sizes = np.array([len(part) for part in parts])
     for client in np.flatnonzero(sizes < min_rows):
         while sizes[client] < min_rows:
-            # The largest has more than min_rows, for else all together would have less than N * min_rows.
+            # The largest has more than min_rows, because otherwise there would be less than N * min_rows in total.
             donor = int(sizes.argmax())
             count = int(min(min_rows - sizes[client], sizes[donor] - min_rows))
             parts[client] = np.concatenate([parts[client], parts[donor][:count]])
@@ -76,22 +76,22 @@ def pathological(
     rows_per_client: int | None = None,
     seed: int = 0,
 ) -> tuple[Parts, np.ndarray]:
-    """Gives each group of clients its own classes and nothing else (StoCFL's pathological skew).
+    """Returns a partition in which each group of clients has only its own classes (StoCFL's pathological skew).
 
     Args:
         labels: classes `[P]`, an array or a list.
         num_clients: N, a multiple of the number of groups.
-        label_groups: the classes of each group; no class twice, classes in no group are left out. None is what
-            `default_groups` says: the paper's for ten classes.
-        rows_per_client: rows of each client; None deals out every row of the groups' classes exactly once.
+        label_groups: classes of each group; no class twice, and classes of no group are left out. None is
+            `default_groups`: those of the paper for ten classes.
+        rows_per_client: rows of each client; None divides all rows of the groups' classes.
         seed: seed of the permutations.
 
     Returns:
         One index array per client, and the group of each client `[N]`.
 
     Raises:
-        ValueError: a group has no class, a class is in two groups or nowhere in the data, N is no multiple of the
-            groups, or there are too few rows.
+        ValueError: a group has no class, a class is in two groups or not in the data, N is not a multiple of the number
+            of groups, or there are too few rows.
 
     >>> parts, group = pathological(np.array([0, 1, 0, 1]), 2, label_groups=((0,), (1,)))
     >>> sorted(parts[1].tolist()), group.tolist()
@@ -102,17 +102,15 @@ def pathological(
         label_groups = default_groups(int(labels.max(initial=0)) + 1)
     groups = [tuple(group.tolist()) for group in number_lists("label_groups", label_groups, "group")]
     if not all(groups) or not groups:
-        raise ValueError(
-            f"label_groups must name a class for every group, got {tuple(groups)}; leave out empty groups."
-        )
+        raise ValueError(f"label_groups must have a class for every group, got {tuple(groups)}; remove empty groups.")
     members = group_members(num_clients, len(groups))
     classes = [label for group in groups for label in group]
     if len(set(classes)) < len(classes):
-        raise ValueError(f"label_groups must not name a class twice, got {tuple(groups)}.")
+        raise ValueError(f"label_groups must have every class at most once, got {tuple(groups)}.")
     if absent := sorted(set(classes) - set(np.unique(labels).tolist())):
         raise ValueError(
-            f"label_groups must name classes that the data have ({np.unique(labels).tolist()}), got {absent[0]}; "
-            "give label_groups that fit."
+            f"label_groups must have classes of the data ({np.unique(labels).tolist()}), got {absent[0]}; correct "
+            "label_groups."
         )
     parts: Parts = []
     for index, group in enumerate(groups):
@@ -122,7 +120,7 @@ def pathological(
 
 
 def default_groups(num_classes: int) -> tuple[tuple[int, ...], ...]:
-    """Returns StoCFL's four groups of the ten digits; of other numbers of classes, four runs of neighbours (or fewer).
+    """Returns StoCFL's four groups of ten classes; for other numbers of classes, at most four runs of neighbours.
 
     >>> default_groups(10), default_groups(6), default_groups(2)
     (((0, 1, 2), (3, 4), (5, 6), (7, 8, 9)), ((0, 1), (2, 3), (4,), (5,)), ((0,), (1,)))
@@ -143,9 +141,9 @@ def dominant(
     rows_per_client: int | None = None,
     seed: int = 0,
 ) -> tuple[Parts, np.ndarray]:
-    """Gives each group of clients one dominant class: the share beta of their rows, the rest evenly from the others.
+    """Returns a partition with a dominant class per group: a share beta of the rows, the rest evenly of other classes.
 
-    LayerCFL's label skew. The paper does not say which classes dominate: here group g has the g-th class.
+    This is LayerCFL's label skew. The paper does not state the dominant classes: here group g has the g-th class.
 
     Args:
         labels: classes `[P]`, an array or a list.
@@ -153,7 +151,7 @@ def dominant(
         beta: share of the dominant class, 0 to 1 (the paper: 0.5 and 0.8).
         num_groups: number of dominant classes (the paper: 4, and 2 for its heat maps); None is 4, or all classes if
             there are fewer.
-        rows_per_client: rows of each client; None takes as many as the scarcest class allows.
+        rows_per_client: rows of each client; None takes as many as the rarest class allows.
         seed: seed of the permutations.
 
     Returns:
@@ -173,14 +171,15 @@ def dominant(
         raise ValueError(f"beta must be between 0 and 1, the share of the dominant class, got {beta}.")
     if not (num_groups <= len(classes) and len(classes) > 1):
         raise ValueError(
-            f"num_groups must be at most the {len(classes)} classes, and those 2 or more, got {num_groups}."
+            f"num_groups must be at most the number of classes ({len(classes)}), which must be 2 or more, got "
+            f"{num_groups}."
         )
     group = np.repeat(np.arange(num_groups, dtype=np.int32), members)
 
     def quotas(rows: int) -> np.ndarray:  # [N, L] rows of each class
         first = int(np.floor(beta * rows + 0.5))
         each, odd = divmod(rows - first, len(classes) - 1)
-        # Classes after the dominant one, in turn; the odd ones start at another place for every client.
+        # Classes after the dominant one in turn; the remainder starts at another class for every client.
         turn = (np.arange(len(classes))[None] - group[:, None]) % len(classes)  # [N, L], 0 is the dominant class
         extra = (turn - 1 - np.arange(num_clients)[:, None] * odd) % (len(classes) - 1) < odd
         return np.where(turn == 0, first, each + extra)
@@ -189,17 +188,17 @@ def dominant(
         return bool((quotas(rows).sum(0) <= counts).all())
 
     if rows_per_client is None:
-        # Counted down from above: with its rounding, a quota may fit at one size and not at the next smaller.
+        # In decreasing order: because of rounding, quotas may fit at one size and not at the next smaller one.
         rows = next((rows for rows in range(len(labels) // num_clients, 0, -1) if fits(rows)), 0)
         if not rows:
-            raise ValueError(f"num_clients must be fewer for {len(labels)} rows, got {num_clients}; lower it.")
+            raise ValueError(f"num_clients must be lower for {len(labels)} rows, got {num_clients}.")
     else:
         check_count("rows_per_client", rows_per_client)
         rows = rows_per_client
         if not fits(rows):
             lack = int(np.argmax(quotas(rows).sum(0) - counts))
             raise ValueError(
-                f"rows_per_client must leave each row to one client, got {rows}: {num_clients} clients need "
+                f"rows_per_client must use each row at most once, got {rows}: {num_clients} clients need "
                 f"{quotas(rows).sum(0)[lack]} rows of class {classes[lack]}, and there are {counts[lack]}; lower it or "
                 "num_clients."
             )
@@ -213,15 +212,15 @@ def dominant(
 
 
 def shards(labels: ArrayLike, num_clients: int, *, shards_per_client: int = 2, seed: int = 0) -> Parts:
-    """Sorts the rows by class, cuts them into shards, and gives each client some at random; every row exactly once.
+    """Returns random shards of the rows sorted by class for each client; every row belongs to one client.
 
-    With two shards a client has rows of two classes, seldom of more. Shards are equal in size to one row.
+    With two shards a client has rows of two classes, rarely of more. Sizes of shards differ by at most one row.
 
     Args:
         labels: classes `[P]`, an array or a list.
         num_clients: N.
         shards_per_client: shards of each client.
-        seed: seed of the order within a class, and of who gets which shard.
+        seed: seed of the order within a class, and of the assignment of shards.
 
     References:
         McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
@@ -236,18 +235,18 @@ def shards(labels: ArrayLike, num_clients: int, *, shards_per_client: int = 2, s
     count = num_clients * shards_per_client
     if count > len(labels):
         raise ValueError(
-            f"shards_per_client must leave a row to every shard, got {shards_per_client}: {num_clients} clients make "
+            f"shards_per_client must allow a row per shard, got {shards_per_client}: {num_clients} clients have "
             f"{count} shards of {len(labels)} rows; lower it or num_clients."
         )
     rng = host_rng(seed, "partition", "shards")
     order = rng.permutation(len(labels))
     pieces = np.array_split(order[np.argsort(labels[order], kind="stable")], count)
     owners = rng.permutation(count).reshape(num_clients, shards_per_client)
-    return [np.concatenate([pieces[shard] for shard in own]) for own in owners]
+    return [np.concatenate([pieces[shard] for shard in shards_of_client]) for shards_of_client in owners]
 
 
 def _class_labels(which: str, labels: ArrayLike) -> np.ndarray:
-    """Returns labels, such as a list, as an array `[P]`; raises unless they are classes."""
+    """Returns labels, such as a list, as an array `[P]`; raises ValueError unless they are classes."""
     labels = as_array("labels", labels)
     check_classes(which, labels)
     return labels

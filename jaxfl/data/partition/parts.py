@@ -1,4 +1,4 @@
-"""What the partitions share: rows dealt out in equal parts, and what they refuse."""
+"""Equal parts of rows, and checks of arguments, for all partitions."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ Parts = list[np.ndarray]
 
 
 def split_equally(order: np.ndarray, num_clients: int, rows_per_client: int | None, which: str) -> Parts:
-    """Cuts a permutation into equal parts; all of it if `rows_per_client` is None."""
+    """Returns equal parts of a permutation, one per client; of all of it if `rows_per_client` is None."""
     if rows_per_client is None:
         return list(np.array_split(order, num_clients))
     rows = rows_that_fit(num_clients, rows_per_client, len(order), which)
@@ -19,7 +19,7 @@ def split_equally(order: np.ndarray, num_clients: int, rows_per_client: int | No
 
 
 def rows_that_fit(num_clients: int, rows_per_client: int | None, num_rows: int, which: str) -> int:
-    """Returns the rows of each client, all that there are if None; raises if there are too few."""
+    """Returns the number of rows per client, the largest possible if None; raises ValueError for too few rows."""
     check_count("num_clients", num_clients)
     check_count("num_rows", num_rows, least=0)
     if rows_per_client is not None:
@@ -34,7 +34,7 @@ def rows_that_fit(num_clients: int, rows_per_client: int | None, num_rows: int, 
 
 
 def group_members(num_clients: int, num_groups: int) -> int:
-    """Returns the clients of each of equally large groups; raises if they cannot be equally large."""
+    """Returns the number of clients per group; raises ValueError unless all groups have equally many."""
     check_count("num_clients", num_clients)
     check_count("num_groups", num_groups)
     members, left_over = divmod(num_clients, num_groups)
@@ -48,36 +48,36 @@ def group_members(num_clients: int, num_groups: int) -> int:
 
 
 def check_count(argument: str, value: int, *, least: int = 1) -> None:
-    """Raises unless a number of clients, rows or groups is a positive integer; `least` may be 0, which is none."""
+    """Raises ValueError unless a number of clients, rows or groups is an integer of `least` or more."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         wanted = "a positive integer" if least else "0 or a positive integer"
         raise ValueError(f"{argument} must be {wanted}, got {value!r}; use {least} or more.")
 
 
 def check_real(argument: str, value: float) -> None:
-    """Raises unless a value is one number, which may be NaN or infinite."""
+    """Raises TypeError unless a value is one number, which may be NaN or infinite."""
     schema.check_type(argument, value, float)
     if np.ndim(value):
         raise TypeError(f"{argument} must be one number, got an array of shape {np.shape(value)}.")
 
 
 def check_numbers(argument: str, values: np.ndarray, where: str = "") -> None:
-    """Raises unless an array is a list of whole numbers: a mask would be taken for numbers 0 and 1.
+    """Raises ValueError unless an array is a list of integers: a mask would be read as numbers 0 and 1.
 
     Args:
-        argument: its name.
-        values: may be empty, of any type then.
-        where: which of several it is, for the message.
+        argument: name of the argument.
+        values: the array; an empty one may have any type.
+        where: phrase for its position among several arrays, for the message.
     """
     if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
         raise ValueError(
-            f"{argument} must be a list of whole numbers, got {values.dtype} of shape {values.shape}{where}; of a mask "
-            "take np.flatnonzero(mask), of floats astype(int)."
+            f"{argument} must be a list of whole numbers, got {values.dtype} of shape {values.shape}{where}; convert a "
+            "mask by np.flatnonzero(mask), floats by astype(int)."
         )
 
 
 def as_array(argument: str, values: Any, where: str = "") -> np.ndarray:
-    """Returns values, such as a list, as an array; raises if they are lists of different lengths."""
+    """Returns values, such as a list, as an array; raises ValueError for lists of different lengths."""
     try:
         return np.asarray(values)
     except ValueError as error:
@@ -88,31 +88,31 @@ def number_lists(argument: str, lists: Iterable[Any], owner: str) -> Parts:
     """Returns lists of whole numbers as arrays, one for each owner.
 
     Args:
-        argument: its name.
-        lists: arrays, lists or ranges; they may be empty.
-        owner: whose they are, for the message: `"client"`.
+        argument: name of the argument.
+        lists: arrays, lists or ranges, which may be empty.
+        owner: noun for the owner of each list, for the message: `"client"`.
 
     Raises:
-        ValueError: they are not one list for each owner, or one holds something else.
+        ValueError: `lists` is not a list for each owner, or a list has other entries.
 
     >>> number_lists("parts", [range(2), []], "client")
     [array([0, 1]), array([], dtype=int64)]
     """
     if isinstance(lists, str) or not np.iterable(lists):
         raise ValueError(
-            f"{argument} must be one list of whole numbers for each {owner}, got {lists!r}; ((0, 1), (2, 3)) are two."
+            f"{argument} must be one list of whole numbers for each {owner}, got {lists!r}; ((0, 1), (2, 3)) has two."
         )
-    found: Parts = []
-    for index, one in enumerate(lists):
+    arrays: Parts = []
+    for index, numbers in enumerate(lists):
         where = f" for {owner} {index}"
-        values = as_array(argument, one, where)
+        values = as_array(argument, numbers, where)
         check_numbers(argument, values, where)
-        found.append(values if values.size else values.astype(np.int64))
-    return found
+        arrays.append(values if values.size else values.astype(np.int64))
+    return arrays
 
 
 def check_min_rows(num_rows: int, num_clients: int, min_rows: int) -> None:
-    """Raises if not every client can have the least rows."""
+    """Raises ValueError unless every client can have `min_rows` rows."""
     check_count("min_rows", min_rows, least=0)
     if min_rows * num_clients > num_rows:
         raise ValueError(
@@ -122,16 +122,16 @@ def check_min_rows(num_rows: int, num_clients: int, min_rows: int) -> None:
 
 
 def at_most(parts: Parts, max_rows: int | None, min_rows: int, rng: np.random.Generator) -> Parts:
-    """Returns the parts of which the larger ones have kept so many rows, chosen at random.
+    """Returns the parts after reducing the larger ones to `max_rows` rows, chosen at random.
 
     Args:
-        parts: the rows of each client.
+        parts: rows of each client.
         max_rows: most rows of each client; None keeps all rows.
-        min_rows: that each was to have at least.
-        rng: chooses.
+        min_rows: least rows of each client, for the check of `max_rows`.
+        rng: generator of the choices.
 
     Raises:
-        ValueError: `max_rows` is less than `min_rows`, or than 1; or a number is no whole one.
+        ValueError: `max_rows` is less than `min_rows` or than 1, or a number is not an integer.
 
     >>> [len(part) for part in at_most([np.arange(9), np.arange(2)], 4, 2, np.random.default_rng(0))]
     [4, 2]
@@ -142,5 +142,5 @@ def at_most(parts: Parts, max_rows: int | None, min_rows: int, rng: np.random.Ge
         return parts
     check_count("max_rows", max_rows)
     if max_rows < max(min_rows, 1):
-        raise ValueError(f"max_rows must be at least {max(min_rows, 1)}, as min_rows is, got {max_rows}.")
+        raise ValueError(f"max_rows must be at least min_rows ({max(min_rows, 1)}), got {max_rows}.")
     return [np.sort(rng.permutation(part)[:max_rows]) for part in parts]

@@ -1,4 +1,4 @@
-"""Partitions that do not look at the classes: by chance, by size, by maker; and training apart from test."""
+"""Partitions independent of the classes: by chance, by size, by maker; and splits into training and test rows."""
 
 import math
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from jaxfl.schema import checked
 
 
 def iid(num_rows: int, num_clients: int, *, rows_per_client: int | None = None, seed: int = 0) -> Parts:
-    """Deals rows out at random, in equal parts.
+    """Returns a random partition into equal parts.
 
     Args:
-        num_rows: rows to deal out.
+        num_rows: number of rows to divide.
         num_clients: N.
-        rows_per_client: rows of each client; None deals out every row exactly once, sizes differing by one at most.
+        rows_per_client: rows of each client; None divides all rows, with sizes that differ by one at most.
         seed: seed of the permutation.
 
     >>> [len(part) for part in iid(10, 4)]
@@ -49,16 +49,16 @@ def quantity(
     min_rows: int = 1,
     seed: int = 0,
 ) -> Parts:
-    """Deals rows out at random in parts of unequal size; every row exactly once.
+    """Returns a random partition into parts of unequal size; every row belongs to one client.
 
     Args:
-        num_rows: rows to deal out.
+        num_rows: number of rows to divide.
         num_clients: N.
         law: `"lognormal"` sizes, or sizes by a `"power"` of the rank: the r-th largest client has rows in proportion to
-            `r ** -exponent`, and who is the r-th is random.
+            `r ** -exponent`, and the ranks are random.
         sigma: standard deviation of the logarithm of the log-normal sizes; 0 is equal sizes.
         exponent: exponent of the power law; 0 is equal sizes, 1 is Zipf's law.
-        min_rows: the least rows of a client.
+        min_rows: least rows of a client.
         seed: seed of the sizes and of the permutation.
 
     >>> sum(len(part) for part in quantity(100, 7, sigma=2.0))
@@ -76,7 +76,7 @@ def quantity(
             )
     unused, value = ("exponent", exponent) if law == "lognormal" else ("sigma", sigma)
     if value != 1.0:
-        raise ValueError(f"{unused} must be left out with law={law!r}, which does not have it, got {value}.")
+        raise ValueError(f"{unused} must be left out with law={law!r}, which does not use it, got {value}.")
     check_min_rows(num_rows, num_clients, min_rows)
     rng = host_rng(seed, "partition", "quantity")
     if law == "lognormal":
@@ -90,48 +90,48 @@ def quantity(
 
 
 def natural(client_of_row: ArrayLike) -> tuple[Parts, np.ndarray]:
-    """Gives each writer, person or site its own rows, in their order; every row exactly once.
+    """Returns the rows of each writer, person or site in their order; every row belongs to one client.
 
     Args:
-        client_of_row: who made each row `[P]`: numbers or names, an array or a list.
+        client_of_row: maker of each row `[P]`, numbers or names, an array or a list.
 
     Returns:
-        One index array per client, and who the clients are `[N]`, sorted.
+        One index array per client, and the makers that are the clients `[N]`, sorted.
 
     Raises:
-        ValueError: it is no list of numbers or names, or does not know who made a row (None, NaN).
+        ValueError: `client_of_row` is not a list of numbers or names, or the maker of a row is None or NaN.
 
-    >>> parts, who = natural(np.array(["eve", "bob", "eve"]))
-    >>> [part.tolist() for part in parts], who.tolist()
+    >>> parts, makers = natural(np.array(["eve", "bob", "eve"]))
+    >>> [part.tolist() for part in parts], makers.tolist()
     ([[1], [0, 2]], ['bob', 'eve'])
     """
-    made = as_array("client_of_row", client_of_row)
-    if made.ndim != 1:
+    owners = as_array("client_of_row", client_of_row)
+    if owners.ndim != 1:
         raise ValueError(
-            f"client_of_row must be [P], one number or name for each row, got {made.dtype} of shape {made.shape}."
+            f"client_of_row must be [P], one number or name for each row, got {owners.dtype} of shape {owners.shape}."
         )
-    # All NaN would be one client, of rows that have nothing in common.
-    unknown = made != made
-    if made.dtype.kind == "O":
-        unknown |= np.array([one is None for one in made], bool)
+    # NaN of all rows would become one client, whose rows have nothing in common.
+    unknown = owners != owners
+    if owners.dtype.kind == "O":
+        unknown |= np.array([owner is None for owner in owners], bool)
     if unknown.any():
         row = int(np.argmax(unknown))
         raise ValueError(
-            f"client_of_row must say who made each row, got {made[row]} in row {row}; leave such rows out."
+            f"client_of_row must have the maker of each row, got {owners[row]} in row {row}; leave such rows out."
         )
     try:
-        who, member = np.unique(made, return_inverse=True)
+        makers, member = np.unique(owners, return_inverse=True)
     except TypeError as error:
-        raise ValueError(f"client_of_row must be numbers or names, not both ({error}); use astype(str).") from error
+        raise ValueError(f"client_of_row must be numbers or names, got both ({error}); use astype(str).") from error
     order = np.argsort(member, kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(member, minlength=len(who)))[:-1])
-    return parts if len(who) else [], who
+    parts = np.split(order, np.cumsum(np.bincount(member, minlength=len(makers)))[:-1])
+    return parts if len(makers) else [], makers
 
 
 def train_test_split(parts: Sequence[ArrayLike], test_share: float = 0.2, *, seed: int = 0) -> tuple[Parts, Parts]:
-    """Splits every client's rows in two, at random; every row goes to exactly one of them.
+    """Returns training and test rows of each client, chosen at random; every row is in one of them.
 
-    As LEAF does: of n rows, max(1, floor((1 - test_share) n)) are for training. So a client of one row has no test row.
+    As in LEAF, max(1, floor((1 - test_share) n)) of n rows are training rows, so a client of one row has no test row.
 
     Args:
         parts: one index array, or list, per client.
@@ -139,7 +139,7 @@ def train_test_split(parts: Sequence[ArrayLike], test_share: float = 0.2, *, see
         seed: seed of the permutations.
 
     Raises:
-        ValueError: the share is out of range, or a client's rows are no list of whole numbers.
+        ValueError: the share is out of range, or a client's rows are not a list of whole numbers.
 
     >>> train, test = train_test_split([np.arange(10), np.arange(1), np.arange(0)])
     >>> [len(part) for part in train], [len(part) for part in test]
@@ -150,7 +150,7 @@ def train_test_split(parts: Sequence[ArrayLike], test_share: float = 0.2, *, see
         raise ValueError(f"test_share must be between 0 and 1, exclusive, got {test_share}; 0.2 is usual.")
     rng = host_rng(seed, "split")
     orders = [rng.permutation(part) for part in number_lists("parts", parts, "client")]
-    # A share such as 0.2 is no binary fraction: without the small number, 0.8 * 10 rows could be 7.
+    # A share such as 0.2 is not a binary fraction: without the small number, 0.8 * 10 rows could be 7.
     sizes = [max(1, int((1 - test_share) * len(order) + 1e-9)) for order in orders]
     return (
         [order[:size] for order, size in zip(orders, sizes, strict=True)],

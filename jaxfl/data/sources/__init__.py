@@ -52,10 +52,10 @@ SOURCES: dict[str, SourceEntry] = {
 
 
 def entry(name: str) -> SourceEntry:
-    """Returns the row of a source; `tfds:<name>` reads what tensorflow-datasets has prepared, `saved` a federation.
+    """Returns the entry of a source; `tfds:<name>` is a data set prepared by tensorflow-datasets, `saved` a federation.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no source of this name.
     """
     if name == saved.NAME:
         return saved.ENTRY
@@ -71,30 +71,30 @@ def entry(name: str) -> SourceEntry:
 
 
 def names() -> list[str]:
-    """Returns the names of all sources: of jaxfl, and of installed packages (entry points `jaxfl.data`)."""
+    """Returns the names of all sources of jaxfl and of installed packages (entry points `jaxfl.data`)."""
     return [*SOURCES, *(name for name in installed_entry_points(GROUP) if name not in SOURCES)]
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Returns the options of a source's loader and their defaults.
+    """Returns the options of a source's loader with their defaults.
 
     >>> defaults("celeba")
     {'target': 'Smiling', 'min_images': 5, 'size': 84}
     """
-    words = inspect.signature(entry(name).load).parameters.values()
-    return {word.name: word.default for word in words if word.kind is word.KEYWORD_ONLY}
+    parameters = inspect.signature(entry(name).load).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
 def load(name: str, data_dir: Folder = None, **options: Any) -> Source:
     """Returns the examples of a source.
 
-    A file `<name>.npz` that `npz.save` made of the source is read instead, where it lies with the source's files: some
-    formats take minutes to read. It is not where it does not know the makers and the source's files do, by now.
+    A file `<name>.npz`, written by `npz.save` beside the source's files, is read instead, because some formats take
+    minutes to read. It is not read if it has no makers and the source's files now have them.
 
     Args:
-        name: of `SOURCES`, or `tfds:<name>`.
-        data_dir: where its files are.
-        **options: the keyword-only arguments of its loader.
+        name: name in `SOURCES`, or `tfds:<name>`.
+        data_dir: folder of its files.
+        **options: keyword-only arguments of its loader.
     """
     one, converted = (
         entry(name),
@@ -106,18 +106,18 @@ def load(name: str, data_dir: Folder = None, **options: Any) -> Source:
 
 
 def _has_makers_file(one: SourceEntry, data_dir: Folder) -> bool:
-    """Returns whether a source's files are there, with the file beside them that names the makers."""
+    """Returns whether a source's files exist, together with the file that names the makers."""
     place = one.find(data_dir) if one.makers_file else None
     return place is not None and any(place.glob(one.makers_file))
 
 
 def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str | None:
-    """Returns where a source would be read from, `"embedded"` for the digits, or None if its files are missing.
+    """Returns the location that a source is read from, `"embedded"` for the digits, or None if files are missing.
 
     Args:
         name: name of the source.
         data_dir: as for its loader.
-        makers: whether the makers of the examples must be known, too.
+        makers: whether the makers of the examples must be known as well.
 
     >>> located("digits"), located("mnist", "no-such-folder")
     ('embedded', None)

@@ -1,4 +1,4 @@
-"""What the arrays of a file of examples must be, whatever its format: each raises ValueError, which names the file."""
+"""Checks of the arrays of a file of examples in any format; each raises ValueError with the name of the file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +11,13 @@ from jaxfl.data.sources.base import warn_missing_classes
 
 
 def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], *, prefix: str = "") -> None:
-    """Raises if examples, labels and columns do not fit each other.
+    """Raises ValueError unless examples, labels and columns fit each other.
 
     Args:
         path: path of the file, for the messages.
         arrays: `x`, `y` and any of `client`, `group`, `domain`, each after the prefix.
-        own: what the file calls them where it has other names.
-        prefix: `"test_"` for the official test set, which must be like the training examples, too.
+        own: names of the arrays in the file, where they differ.
+        prefix: `"test_"` for the official test set, which must have the type of the training examples.
     """
     images = arrays.get(f"{prefix}x")
     if images is not None and not images.shape:
@@ -25,7 +25,7 @@ def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, s
     for column in (f"{prefix}{key}" for key in ("y", "client", "group", "domain") if f"{prefix}{key}" in arrays):
         values, name = arrays[column], own.get(column, column)
         if images is None:
-            raise ValueError(f"{path}: {name} belongs to examples of a test set, and there are none; leave it out.")
+            raise ValueError(f"{path}: {name} must be left out, because there are no examples of a test set.")
         if column.endswith("y"):
             _check_label_column(path, name, values, len(images), own.get(f"{prefix}x", "x"))
         elif values.shape != (len(images),):
@@ -38,18 +38,18 @@ def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, s
     name, first = own.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
     check_input_type(f"{path}: {name}", images)
     if (images.dtype, images.shape[1:]) != (first.dtype, first.shape[1:]):
-        raise ValueError(f"{path}: {name} must have the type and the shape of {own.get('x', 'x')}, row by row.")
+        raise ValueError(f"{path}: {name} must have the type of {own.get('x', 'x')} and its shape of a row.")
 
 
 def _check_label_column(path: Path, name: str, values: np.ndarray, count: int, inputs: str) -> None:
-    """Raises unless labels are of a kind, see `jaxfl.data.labels`, and as many as inputs."""
+    """Raises ValueError unless labels are of a kind, see `jaxfl.data.labels`, and equal in number to the inputs."""
     if values.ndim not in (1, 2) or len(values) != count:
         raise ValueError(
-            f"{path}: {name} must be [{count}], one entry for each row of {inputs}, or [{count}, L] of several, got "
+            f"{path}: {name} must be [{count}], one entry for each row of {inputs}, or [{count}, L], got "
             f"shape {values.shape}."
         )
     if values.dtype.kind not in "iufb":
-        names = "names become classes by np.unique(labels, return_inverse=True)[1]"
+        names = "convert names to classes by np.unique(labels, return_inverse=True)[1]"
         raise ValueError(
             f"{path}: {name} must be integers (classes), floats (regression) or bools [{count}, L], got "
             f"{values.dtype}; {names if values.dtype.kind in 'US' else 'use astype'}."
@@ -59,28 +59,26 @@ def _check_label_column(path: Path, name: str, values: np.ndarray, count: int, i
 
 
 def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], named: int) -> int:
-    """Returns L of the labels of a file: what it says, or what they need.
+    """Returns L of the labels of a file, as the file states it or as the labels need it.
 
     Args:
         path: path of the file.
         arrays: `x`, `y`, maybe `test_x`, `test_y` and `num_classes`; checked by `check_rows`.
-        own: what the file calls them where it has other names.
-        named: the names of classes that it has.
+        own: names of the arrays in the file, where they differ.
+        named: number of class names in the file.
 
     Raises:
-        ValueError: labels are beyond the classes, or of two kinds.
+        ValueError: labels are outside of the classes, or of two kinds.
     """
     name = own.get("y", "y")
     labels = {key: arrays[key] for key in ("y", "test_y") if key in arrays}
-    if len({(one.dtype.kind in "iu", one.dtype.kind == "b", one.shape[1:]) for one in labels.values()}) > 1:
-        raise ValueError(
-            f"{path}: {own.get('test_y', 'test_y')} must have the type and the shape of {name}, row by row."
-        )
+    if len({(part.dtype.kind in "iu", part.dtype.kind == "b", part.shape[1:]) for part in labels.values()}) > 1:
+        raise ValueError(f"{path}: {own.get('test_y', 'test_y')} must have the type of {name} and its shape of a row.")
     known = stated_num_classes(path, arrays["num_classes"]) if "num_classes" in arrays else named
     if named and named != known:
-        raise ValueError(f"{path}: class_names must be as many as num_classes ({known}), got {named}.")
+        raise ValueError(f"{path}: class_names must have num_classes ({known}) names, got {named}.")
     whole = labels["y"].dtype.kind in "iu"
-    highest = max(int(one.max(initial=0)) for one in labels.values()) if whole else 0
+    highest = max(int(part.max(initial=0)) for part in labels.values()) if whole else 0
     if whole and labels["y"].ndim == 1:
         if not {"num_classes", "class_names"} & set(arrays):
             remedy = "add num_classes or class_names"
@@ -88,19 +86,19 @@ def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, 
         if known and highest >= known:
             raise ValueError(f"{path}: {name} must be below the {known} classes, got {highest}.")
         return known or highest + 1
-    rows = [(arrays[key.replace("y", "x")], one) for key, one in labels.items()]
-    tokens = whole and not all(are_flags(*one) for one in rows)
+    pairs = [(arrays[key.replace("y", "x")], part) for key, part in labels.items()]
+    tokens = whole and not all(are_flags(*pair) for pair in pairs)
     try:
         width = 0
-        for one in rows:
-            _, width = prepare_labels(*one, known or (highest + 1 if tokens else None))
+        for pair in pairs:
+            _, width = prepare_labels(*pair, known or (highest + 1 if tokens else None))
         return width
     except ValueError as error:
-        raise ValueError(f"{path}: {name} are no labels of a task: {error}") from error
+        raise ValueError(f"{path}: {name} must be labels of a task: {error}") from error
 
 
 def check_numbers(path: Path, name: str, values: np.ndarray, names: str, count: int) -> None:
-    """Raises unless the values of a column are numbers of the entries of `names`, of which there are `count`."""
+    """Raises ValueError unless the values of a column are integers from 0 to `count` - 1, the entries of `names`."""
     wrong = np.setdiff1d(values, np.arange(count)) if values.dtype.kind in "iu" else values
     if len(wrong):
         raise ValueError(
@@ -110,13 +108,13 @@ def check_numbers(path: Path, name: str, values: np.ndarray, names: str, count: 
 
 
 def stated_num_classes(path: Path, value: np.ndarray) -> int:
-    """Returns the number of classes that a file says."""
+    """Returns the number of classes that a file states."""
     if value.shape or value.dtype.kind not in "iu" or value < 1:
         raise ValueError(f"{path}: num_classes must be one whole number above 0, got {value.tolist()!r}.")
     return int(value)
 
 
 def normaliser(path: Path, key: str, values: np.ndarray) -> float | np.ndarray:
-    """Returns a mean or a standard deviation: a number, or one per channel."""
+    """Returns a mean or a standard deviation, a number or one per channel."""
     check_normaliser(key, values, f"{path}: ")
     return float(values) if values.ndim == 0 else values

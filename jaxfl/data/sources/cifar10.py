@@ -1,4 +1,4 @@
-"""CIFAR-10: the official binary version, or lossless WebP sheets of tiles with a file of labels."""
+"""CIFAR-10 from the official binary version, or from lossless WebP sheets of tiles with a file of labels."""
 
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,7 @@ LAYOUTS = {
 }
 SIDE = 32  # pixels
 PIXELS = 3 * SIDE * SIDE
-# Of the training images, per channel, as everybody states them; in units of the pixels.
+# The usual statistics of the training images per channel, in units of the pixels.
 MEAN = np.array([0.4914, 0.4822, 0.4465], np.float32) * np.float32(255)
 STD = np.array([0.2470, 0.2435, 0.2616], np.float32) * np.float32(255)
 
@@ -32,16 +32,16 @@ def load(data_dir: Folder = None, *, scaling: Literal["channels", "half"] = "cha
     Two layouts are read, in `data_dir` or `data_dir/cifar10` or the folder `cifar-10-batches-bin` in one of them:
 
     - the official binary version, `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`: per image one byte
-      of label and 3 x 1024 bytes of red, green and blue; `batches.meta.txt`, if there, names the classes;
+      of label and 3 x 1024 bytes of red, green and blue; `batches.meta.txt`, if it exists, has the class names;
     - `data_batch_1.webp` to `data_batch_5.webp` and `test_batch.webp`, lossless: the tiles of a batch row by row, with
-      `train_y`, `test_y` and, if there, `names` in `labels.npz`.
+      `train_y`, `test_y` and optional `names` in `labels.npz`.
 
-    The official pickled version is not read: unpickling runs code that the file brings.
+    The official pickled version is not read, because unpickling runs code of the file.
 
     Args:
-        data_dir: where to look.
-        scaling: by mean and deviation of each of the "channels", or "half" the range subtracted and divided by (-1 to
-            1), as some codes do.
+        data_dir: folder of the files, or the folder above it.
+        scaling: "channels" standardises by mean and deviation of each channel; "half" subtracts half of the range and
+            divides by it (-1 to 1), as some codes do.
 
     Raises:
         FileNotFoundError: a file is missing, or only the pickled version is there.
@@ -63,22 +63,22 @@ CifarArrays = tuple[
 
 
 def _cifar10_folders(data_dir: Folder) -> list[Path]:
-    """Returns where to look, the best place first; the archive unpacks into a folder of its own."""
+    """Returns the folders to search in order; the archive unpacks into its own folder."""
     tops = folders("cifar10", data_dir)
     return [*tops, *(top / "cifar-10-batches-bin" for top in tops)]
 
 
 def _missing_files_help(data_dir: Folder) -> str:
-    """Returns what to put where; to those who have the pickled version, also why it does not do."""
+    """Returns the instruction to get the files; if the pickled version exists, also why it is not read."""
     places = [place / inner for place in folders("cifar10", data_dir) for inner in ("", "cifar-10-batches-py")]
     pickled = next((place for place in places if (place / TRAIN[0]).is_file()), None)
     if pickled is None:
         return HELP
-    return f"the pickled version in {pickled} is not read, because unpickling runs code that the file brings: {HELP}"
+    return f"the pickled version in {pickled} is not read, because unpickling runs code of the file: {HELP}"
 
 
 def _read_binary(place: Path) -> CifarArrays:
-    """Reads the official binary version."""
+    """Returns the arrays of the official binary version."""
 
     def part(batches: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
         paths = [place / f"{batch}.bin" for batch in batches]
@@ -87,8 +87,8 @@ def _read_binary(place: Path) -> CifarArrays:
         start = 0
         for path, count in zip(paths, counts, strict=True):
             rows = slice(start, start + count)
-            found, images[rows] = read_records(path, 1, HELP)
-            labels[rows] = found[:, 0]
+            columns, images[rows] = read_records(path, 1, HELP)
+            labels[rows] = columns[:, 0]
             _check_cifar10_labels(str(path), labels[rows])
             start += count
         return images, labels
@@ -102,12 +102,12 @@ def _read_binary(place: Path) -> CifarArrays:
 
 
 def read_records(path: Path, num_labels: int, help: str) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a file of CIFAR's binary versions.
+    """Returns labels and images of a file of CIFAR's binary versions.
 
     Args:
         path: path of the file.
         num_labels: bytes of labels before the pixels of an image.
-        help: where to get the file, for the messages.
+        help: instruction to get the file, for the messages.
 
     Returns:
         Labels `[P, num_labels]` and images `[P, 32, 32, 3]`, uint8.
@@ -122,20 +122,20 @@ def read_records(path: Path, num_labels: int, help: str) -> tuple[np.ndarray, np
 
 
 def _num_records(path: Path, num_labels: int, help: str) -> int:
-    """Returns how many images a binary file holds, by its size."""
+    """Returns the number of images in a binary file, computed from its size."""
     size, record = path.stat().st_size, num_labels + PIXELS
     if size == 0:
         raise ValueError(f"{path} is empty; {help}.")
     if size % record:
         raise ValueError(
-            f"{path} is truncated, or no binary batch: {size} bytes, no multiple of the {record} bytes of one image "
-            f"with its label; {help}."
+            f"{path} must have a multiple of {record} bytes, those of one image with its label, got {size}; it is "
+            f"truncated or not a binary batch, {help}."
         )
     return size // record
 
 
 def _read_sheets(place: Path) -> CifarArrays:
-    """Reads WebP sheets and their labels."""
+    """Returns the arrays of WebP sheets and their labels."""
     path = place / LABELS
     arrays = _read_label_file(path)
     names: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ def _read_sheets(place: Path) -> CifarArrays:
         count = sum(high * wide for high, wide in grids)
         if labels.shape != (count,):
             raise ValueError(
-                f"{path}: {key} must be [{count}], one label for each tile of {', '.join(one.name for one in paths)}, "
+                f"{path}: {key} must be [{count}], one label per tile of {', '.join(sheet.name for sheet in paths)}, "
                 f"got shape {labels.shape}; the files belong to different data sets."
             )
         if not np.issubdtype(labels.dtype, np.integer):
@@ -167,27 +167,25 @@ def _read_sheets(place: Path) -> CifarArrays:
 
 
 def _read_label_file(path: Path) -> dict[str, np.ndarray]:
-    """Returns the arrays of the labels' file that are needed."""
+    """Returns the arrays of the file of labels."""
     try:
         arrays, found = bounded.read_arrays(path, ("train_y", "test_y", "names"))
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} must be an .npz file of plain arrays, and is not ({error}); copy it again."
-        ) from error
+        raise ValueError(f"{path} must be an .npz file of plain arrays ({error}); copy it again.") from error
     for key in ("train_y", "test_y"):
         if key not in arrays:
-            raise ValueError(f"{path} must hold the array {key}, found only {sorted(found)}; add it with np.savez.")
+            raise ValueError(f"{path} must have the array {key}, got only {sorted(found)}; add it with np.savez.")
     return arrays
 
 
 def _sheet_size(path: Path) -> tuple[int, int]:
-    """Returns how many tiles a sheet has, high and wide, and raises if it cannot be one; decodes nothing."""
+    """Returns the numbers of tiles of a sheet, vertically and horizontally, without decoding it."""
     from PIL import Image
 
     with path.open("rb") as file:
         kind = file.read(16)[12:]
     if kind == b"VP8 ":
-        raise ValueError(f"{path} must be a lossless WebP image, and is a lossy one; write it with lossless=True.")
+        raise ValueError(f"{path} must be a lossless WebP image, got a lossy one; write it with lossless=True.")
     try:
         with Image.open(path, formats=["WEBP"]) as sheet:
             mode, (width, height) = sheet.mode, sheet.size
@@ -215,25 +213,25 @@ def _read_sheet(path: Path) -> np.ndarray:
 
 
 def _check_cifar10_labels(what: str, labels: np.ndarray) -> None:
-    """Raises if a label is no class."""
+    """Raises ValueError if a label is not a class."""
     wrong = (labels < 0) | (labels >= len(CLASSES))
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{what} must hold classes 0..9, got {labels[row]} in row {row}; it is damaged or another data set."
+            f"{what} must have classes 0..9, got {labels[row]} in row {row}; it is damaged or another data set."
         )
 
 
 def _check_class_names(what: str, names: tuple[str, ...]) -> None:
-    """Raises unless every class has a name of its own."""
+    """Raises ValueError unless there are ten different class names."""
     if len(set(names)) != len(CLASSES) or len(names) != len(CLASSES):
         raise ValueError(f"{what} must name {len(CLASSES)} classes, got {len(names)}: {', '.join(names[:12])}; {HELP}.")
 
 
 def _find_cifar10(data_dir: Folder) -> Path | None:
-    """Returns where the files of one layout are."""
-    found = locate(LAYOUTS, _cifar10_folders(data_dir))
-    return None if found is None else found[1]
+    """Returns the folder of the files of one layout, or None."""
+    located = locate(LAYOUTS, _cifar10_folders(data_dir))
+    return None if located is None else located[1]
 
 
 ENTRY = SourceEntry(

@@ -1,4 +1,4 @@
-"""CIFAR-100: the official binary version, whose files name the superclass of each image beside its class."""
+"""CIFAR-100 from the official binary version, whose files have a superclass and a class for each image."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from jaxfl.data.sources.cifar10 import read_records
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
 HELP = f"get the binary version from {URL}, unpack it and give its folder as data_dir"
-FOLDER = "cifar-100-binary"  # that the archive unpacks into
+FOLDER = "cifar-100-binary"  # folder of the archive
 LAYOUTS = {"binary": ("train.bin", "test.bin", "coarse_label_names.txt", "fine_label_names.txt")}
 FINE, COARSE = 100, 20
-# Of the training images, per channel, as everybody states them; in units of the pixels.
+# The usual statistics of the training images per channel, in units of the pixels.
 MEAN = np.array([0.5071, 0.4865, 0.4409], np.float32) * np.float32(255)
 STD = np.array([0.2673, 0.2564, 0.2762], np.float32) * np.float32(255)
 
@@ -20,12 +20,12 @@ STD = np.array([0.2673, 0.2564, 0.2762], np.float32) * np.float32(255)
 def load(data_dir: Folder = None) -> Source:
     """Returns CIFAR-100: 50,000 + 10,000 colour images of 32 x 32, channels last, standardised per channel.
 
-    Read are `train.bin`, `test.bin`, `coarse_label_names.txt` and `fine_label_names.txt` in `data_dir` or
-    `data_dir/cifar100`, or the folder `cifar-100-binary` in one of them: per image a byte of superclass, one of class,
-    and 3 x 1024 bytes of red, green and blue. The official pickled version is not read: unpickling runs code that the
-    file brings.
+    The files `train.bin`, `test.bin`, `coarse_label_names.txt` and `fine_label_names.txt` are read from `data_dir`,
+    `data_dir/cifar100`, or the folder `cifar-100-binary` in one of them. They have per image a byte of superclass, one
+    of class, and 3 x 1024 bytes of red, green and blue. The official pickled version is not read, because unpickling
+    runs code of the file.
 
-    The 20 superclasses, of five classes each, are the groups of classes that `pathological-cifar100` gives to clients.
+    The 20 superclasses of five classes each are the groups of classes of `pathological-cifar100`.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -44,7 +44,10 @@ def load(data_dir: Folder = None) -> Source:
     group[fine] = coarse
     if (group[fine] != coarse).any():
         wrong = int(fine[np.argmax(group[fine] != coarse)])
-        raise ValueError(f"{place} has class {wrong} ({names[wrong]}) in two superclasses; it is damaged. {HELP}.")
+        raise ValueError(
+            f"{place} must have each class in one superclass, got class {wrong} ({names[wrong]}) in two; it is "
+            f"damaged, {HELP}."
+        )
     (labels, inputs), (test_labels, test_inputs) = parts
     return Source(
         "cifar100",
@@ -62,31 +65,31 @@ def load(data_dir: Folder = None) -> Source:
 
 
 def _read_split_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the labels of a file, coarse and fine `[P, 2]`, and its images."""
+    """Returns the coarse and fine labels `[P, 2]` of a file, and its images."""
     labels, images = read_records(path, 2, HELP)
     for column, (name, most) in enumerate((("superclasses", COARSE), ("classes", FINE))):
         if labels[:, column].max() >= most:
             row = int(np.argmax(labels[:, column] >= most))
             raise ValueError(
-                f"{path} must hold {name} 0..{most - 1}, got {labels[row, column]} in row {row}; it is damaged or "
+                f"{path} must have {name} 0..{most - 1}, got {labels[row, column]} in row {row}; it is damaged or "
                 "another data set."
             )
     return labels, images
 
 
 def _read_names(path: Path, most: int) -> tuple[str, ...]:
-    """Returns the names of classes or superclasses, one a line."""
+    """Returns the names of classes or superclasses, one per line."""
     names = tuple(path.read_text(encoding="utf-8", errors="replace").split())
     if len(set(names)) != most or len(names) != most:
-        raise ValueError(f"{path} must hold {most} names, one a line, got {len(names)}; {HELP}.")
+        raise ValueError(f"{path} must have {most} names, one per line, got {len(names)}; {HELP}.")
     return names
 
 
 def _find_cifar100(data_dir: Folder) -> Path | None:
-    """Returns where the files are."""
+    """Returns the folder of the files, or None."""
     tops = folders("cifar100", data_dir)
-    found = locate(LAYOUTS, [*tops, *(top / FOLDER for top in tops)])
-    return None if found is None else found[1]
+    located = locate(LAYOUTS, [*tops, *(top / FOLDER for top in tops)])
+    return None if located is None else located[1]
 
 
 ENTRY = SourceEntry(

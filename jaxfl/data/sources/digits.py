@@ -1,4 +1,4 @@
-"""scikit-learn's digits, embedded: what runs without any file."""
+"""Digits of scikit-learn, the embedded source that needs no download."""
 
 from importlib.metadata import distribution
 
@@ -14,11 +14,11 @@ def load(data_dir: Folder = None) -> Source:
     >>> source.inputs.shape, source.num_classes
     ((1797, 8, 8), 10)
     """
-    # The file of `sklearn.datasets.load_digits`; to import scikit-learn takes longer than a small run.
+    # The file of `sklearn.datasets.load_digits`; importing scikit-learn takes longer than a small run.
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     table = np.loadtxt(str(file), delimiter=",")
     images, labels = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8), table[:, -1].astype(np.int64)
-    # Standardised, because with pixels in 0..1 the clients' gradients are too alike to tell four rotations apart.
+    # Standardised, because with pixels in 0..1 the clients' gradients are too similar to separate four rotations.
     return Source("digits", images, labels, 10, mean=float(images.mean()), std=float(images.std()))
 
 

@@ -1,4 +1,4 @@
-"""Several domains in one source: two sources side by side, or a source and its negative."""
+"""Sources of two domains: two sources combined, or a source and its negative."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from jaxfl.data.sources.base import Source
 
 
 def combined(first: Source, second: Source) -> Source:
-    """Returns the examples of two sources as one, each with its domain, 0 or 1; the classes share their numbers.
+    """Returns the examples of two sources as one source with domains 0 and 1; classes have the same numbers in both.
 
     Raises:
         ValueError: the examples differ in shape, type or normalisation, or only one has an official test set.
@@ -19,26 +19,26 @@ def combined(first: Source, second: Source) -> Source:
     ((3594, 8, 8), [1797, 1797], ('digits', 'negative digits'))
     """
     traits = {
-        "images of one shape": lambda one: one.inputs.shape[1:],
-        "pixels of one type": lambda one: one.inputs.dtype,
-        "one normalisation": lambda one: tuple(
-            None if x is None else np.ravel(x).tolist() for x in (one.mean, one.std)
+        "images of one shape": lambda source: source.inputs.shape[1:],
+        "pixels of one type": lambda source: source.inputs.dtype,
+        "one normalisation": lambda source: tuple(
+            None if x is None else np.ravel(x).tolist() for x in (source.mean, source.std)
         ),
-        "an official test set, or neither": lambda one: one.test_inputs is not None,
+        "an official test set, or neither": lambda source: source.test_inputs is not None,
     }
-    for trait, of in traits.items():
-        if of(first) != of(second):
+    for trait, value_of in traits.items():
+        if value_of(first) != value_of(second):
             raise ValueError(
-                f"domains must have {trait}, got {first.name} ({of(first)}) and {second.name} ({of(second)}); choose "
-                "another source, or the negative."
+                f"domains must have {trait}, got {first.name} ({value_of(first)}) and {second.name} "
+                f"({value_of(second)}); choose another source, or the negative."
             )
 
     def join(field: str) -> np.ndarray | None:
-        parts = [getattr(one, field) for one in (first, second)]
+        parts = [getattr(source, field) for source in (first, second)]
         return None if parts[0] is None or parts[1] is None else np.concatenate(parts)
 
     def domains(field: str) -> np.ndarray | None:
-        parts = [getattr(one, field) for one in (first, second)]
+        parts = [getattr(source, field) for source in (first, second)]
         return None if parts[0] is None else np.repeat([0, 1], [len(part) for part in parts])
 
     return Source(

@@ -12,10 +12,10 @@ from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, folders
 
 ARCHIVE = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
 ARCHIVE_BYTES = 561_753_746
-HELP = f"unpack {ARCHIVE} and give its folder as data_dir"
+HELP = f"unpack {ARCHIVE} and pass its folder as data_dir"
 DIGITS = tuple(string.digits)
 BYCLASS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-# Small letters that look like their capitals are one class with them; these eleven are not.
+# Lower-case letters that look like their capitals are in one class with them, all but these eleven.
 MERGED = tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")
 
 
@@ -24,8 +24,8 @@ class EmnistSplit(NamedTuple):
 
     Attributes:
         class_names: one name per class, in the order of its mapping file.
-        counts: what it holds, for the table.
-        first_label: the number of the first class in its files.
+        counts: phrase for its content, for the table.
+        first_label: number of the first class in its files.
     """
 
     class_names: tuple[str, ...]
@@ -48,13 +48,13 @@ SPLITS = {
 def load(split: str, data_dir: Folder = None) -> Source:
     """Returns one split of EMNIST, `emnist-<split>`, with its official test set.
 
-    The four files `emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte[.gz]` are looked for in
-    `data_dir/emnist-<split>`, `data_dir/emnist`, `data_dir`, and in the folder `gzip` of each, as NIST's archive
-    unpacks. They hold every image transposed; here images are upright.
+    The four files `emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte[.gz]` are searched in
+    `data_dir/emnist-<split>`, `data_dir/emnist`, `data_dir`, and in the folder `gzip` of each, the folder of NIST's
+    archive. Their images are transposed; the returned images are upright.
 
     Args:
         split: a key of `SPLITS`.
-        data_dir: where the files are.
+        data_dir: folder of the files.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -98,13 +98,13 @@ def _file_stems(split: str, which: str) -> tuple[str, str]:
 
 
 def _emnist_folders(split: str, data_dir: Folder) -> list[Path]:
-    """Returns where to look, the best place first."""
-    own, top = folders(f"emnist-{split}", data_dir)
-    return [place / sub for place in (own, top / "emnist", top) for sub in ("", "gzip")]
+    """Returns the folders to search, in order."""
+    split_folder, top = folders(f"emnist-{split}", data_dir)
+    return [place / sub for place in (split_folder, top / "emnist", top) for sub in ("", "gzip")]
 
 
 def _require_emnist_file(stem: str, split: str, data_dir: Folder) -> Path:
-    """Returns the path of a file, or raises."""
+    """Returns the path of a file; raises FileNotFoundError if it is missing."""
     places = _emnist_folders(split, data_dir)
     path = idx.find(stem, places)
     if path is None:
@@ -115,7 +115,7 @@ def _require_emnist_file(stem: str, split: str, data_dir: Folder) -> Path:
 
 
 def _find_emnist(split: str, data_dir: Folder) -> Path | None:
-    """Returns where the four files are."""
+    """Returns the folder of the four files, or None."""
     paths = [
         idx.find(stem, _emnist_folders(split, data_dir))
         for which in ("train", "test")
@@ -125,7 +125,7 @@ def _find_emnist(split: str, data_dir: Folder) -> Path | None:
 
 
 def _split_entry(split: str) -> SourceEntry:
-    """Returns the row of one split."""
+    """Returns the registry row of one split."""
     digest = "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"
     return SourceEntry(
         functools.partial(load, split),

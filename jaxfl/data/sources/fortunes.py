@@ -1,7 +1,7 @@
-"""Fortunes: quotations and jokes in nine languages, as Debian packages them; a client is a collection of one language.
+"""Fortunes: quotations and jokes in nine languages from Debian's packages, by collections of one language.
 
-Either Debian's own files, texts with a line of one % between them, or `<language>.jsonl.gz`, one JSON object
-`{"collection": ..., "text": ...}` a line.
+The files are Debian's, texts separated by a line with one %, or `<language>.jsonl.gz` with one JSON object
+`{"collection": ..., "text": ...}` per line.
 """
 
 from pathlib import Path
@@ -12,52 +12,54 @@ from jaxfl.data import bounded
 from jaxfl.data.sources import text
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, folders, locate, require
 
-DEBIAN = Path("/usr/share/games/fortunes")  # where Debian's packages put them
-BESIDE = (".dat", ".u8")  # an index or a link with this ending lies beside every collection
+DEBIAN = Path("/usr/share/games/fortunes")  # folder of Debian's packages
+BESIDE = (".dat", ".u8")  # endings of an index or a link beside every collection
 LAYOUTS = {"jsonl": ("??.jsonl.gz",), "debian": ("??/*.[du][a8]*",)}
-TOP = {"brasil": "pt"}  # of the files that lie in no language's folder; the others are English
-BETWEEN = "\n%\n"  # two texts of a collection
+TOP = {"brasil": "pt"}  # language of files outside of the languages' folders; all others are English
+BETWEEN = "\n%\n"  # separates two texts of a collection
 HELP = (
     "apt-get install fortunes fortunes-de fortunes-es fortunes-it fortunes-pl fortunes-ru fortunes-cs fortunes-bg "
-    "fortunes-br, or give the folder of such files as data_dir"
+    "fortunes-br, or pass the folder of such files as data_dir"
 )
 
-Collections = dict[tuple[str, str], list[str]]  # by language and name, the texts
+Collections = dict[tuple[str, str], list[str]]  # texts by language and name
 
 
 def load(data_dir: Folder = None, *, length: int = 64, tokens: int = 192, languages: str = "") -> Source:
     """Returns the fortunes in windows of characters, labelled with the next characters.
 
-    Two layouts are read, in `data_dir` or `data_dir/fortunes`; Debian's own folder is looked into last:
+    Two layouts are read from `data_dir` or `data_dir/fortunes`; Debian's folder is searched last:
 
-    - `de.jsonl.gz` and so on, a file a language;
-    - Debian's, `de/witze` beside `de/witze.u8` or `de/witze.dat`; English lies at the top. Links, and the folder `off`,
-      which is for those who ask for it, are left out.
+    - `de.jsonl.gz` and so on, one file per language;
+    - Debian's, `de/witze` beside `de/witze.u8` or `de/witze.dat`; English is at the top. Links and the folder `off` of
+      offensive texts are left out.
 
-    The texts of a collection are one stream, with Debian's line of one % between them, cut into windows that do not
-    overlap. Windows of one text may be trained on and tested on.
+    The texts of a collection are one stream, separated by Debian's line with one %, and divided into windows that do
+    not overlap. A text may have training and test windows.
 
     Args:
-        data_dir: where the files are.
+        data_dir: folder of the files.
         length: T, characters of a window.
-        tokens: the most tokens of the vocabulary, the unknown one included; nine languages have 276 characters, of
+        tokens: largest size of the vocabulary, including the unknown token; nine languages have 276 characters, of
             which the 191 most frequent are all but 0.03 % of the text.
-        languages: which languages to take, with colons between them: `"de:pl"`; "" takes all that are there.
+        languages: languages separated by colons: `"de:pl"`; "" takes all existing languages.
 
     Raises:
-        FileNotFoundError: no files are there.
+        FileNotFoundError: there are no files.
         ValueError: a file is damaged, a language is missing, or a number is out of range.
     """
     for name, number, least in (("length", length, 1), ("tokens", tokens, 2)):
         if number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}.")
     layout, place = require("fortunes", LAYOUTS, _fortunes_folders(data_dir), HELP)
-    found = (_read_json_lines if layout == "jsonl" else _read_debian)(place)
-    there = sorted({language for language, _ in found})
-    wanted = sorted(set(filter(None, languages.split(":")))) or there
-    if missing := sorted(set(wanted) - set(there)):
-        raise ValueError(f"languages must be of those in {place}, {', '.join(there)}, got {missing[0]}; leave it out.")
-    streams = {who: BETWEEN.join(texts) for who, texts in sorted(found.items()) if who[0] in wanted}
+    collections = (_read_json_lines if layout == "jsonl" else _read_debian)(place)
+    existing = sorted({language for language, _ in collections})
+    wanted = sorted(set(filter(None, languages.split(":")))) or existing
+    if missing := sorted(set(wanted) - set(existing)):
+        raise ValueError(
+            f"languages must be among those in {place}, {', '.join(existing)}, got {missing[0]}; leave it out."
+        )
+    streams = {name: BETWEEN.join(texts) for name, texts in sorted(collections.items()) if name[0] in wanted}
     letters = text.Vocabulary.of(streams.values(), tokens)
     parts = [text.windows(letters.tokens(stream), length) for stream in streams.values()]
     rows = [len(x) for x, _ in parts]
@@ -75,35 +77,36 @@ def load(data_dir: Folder = None, *, length: int = 64, tokens: int = 192, langua
 
 
 def _fortunes_folders(data_dir: Folder) -> list[Path]:
-    """Returns where to look, the best place first."""
+    """Returns the folders to search, in order."""
     return [*folders("fortunes", data_dir), DEBIAN]
 
 
 def _read_json_lines(place: Path) -> Collections:
-    """Reads the files of all languages."""
-    found: Collections = {}
+    """Returns the collections of the files of all languages."""
+    collections: Collections = {}
     for path in sorted(place.glob(LAYOUTS["jsonl"][0])):
         try:
             lines = bounded.read_content(path).splitlines()
         except ValueError as error:
-            raise ValueError(f"{path} cannot be read ({error}); get it again.") from error
+            raise ValueError(f"{path} cannot be read ({error}); download it again.") from error
         for number, line in enumerate(lines, 1):
             try:
                 row = bounded.parse_json(line)
-                collection, words = row["collection"], row["text"]
-                if not isinstance(collection, str) or not isinstance(words, str):
+                collection, content = row["collection"], row["text"]
+                if not isinstance(collection, str) or not isinstance(content, str):
                     raise TypeError("collection and text must be texts")
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(
-                    f"{path}: line {number} must be an object with collection and text ({error}); get the file again."
+                    f"{path}: line {number} must be an object with collection and text ({error}); download the "
+                    "file again."
                 ) from error
-            found.setdefault((path.name[:2], collection), []).append(words)
-    return found
+            collections.setdefault((path.name[:2], collection), []).append(content)
+    return collections
 
 
 def _read_debian(place: Path) -> Collections:
-    """Reads the collections of Debian's folders."""
-    found: Collections = {}
+    """Returns the collections of Debian's folders."""
+    collections: Collections = {}
     for path in sorted([*place.glob("*"), *place.glob("??/*")]):
         index = [path.with_name(path.name + end) for end in BESIDE]
         if path.is_symlink() or not path.is_file() or path.suffix in BESIDE or not any(map(Path.exists, index)):
@@ -112,18 +115,18 @@ def _read_debian(place: Path) -> Collections:
         try:
             content = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} must be UTF-8, and is not ({error}); install the package again.") from error
-        texts = [one.strip("\n") for one in content.split(BETWEEN)]
-        texts = [one.removesuffix("\n%") for one in texts if one.strip("%\n ")]
+            raise ValueError(f"{path} must be UTF-8 text ({error}); install the package again.") from error
+        texts = [part.strip("\n") for part in content.split(BETWEEN)]
+        texts = [part.removesuffix("\n%") for part in texts if part.strip("%\n ")]
         if texts:
-            found.setdefault((language, path.name.removesuffix(".fortunes")), []).extend(texts)
-    return found
+            collections.setdefault((language, path.name.removesuffix(".fortunes")), []).extend(texts)
+    return collections
 
 
 def _find_fortunes(data_dir: Folder) -> Path | None:
-    """Returns the folder of the files."""
-    found = locate(LAYOUTS, _fortunes_folders(data_dir))
-    return None if found is None else found[1]
+    """Returns the folder of the files, or None."""
+    located = locate(LAYOUTS, _fortunes_folders(data_dir))
+    return None if located is None else located[1]
 
 
 ENTRY = SourceEntry(

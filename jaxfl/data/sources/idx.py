@@ -1,8 +1,8 @@
-"""The idx format of MNIST and its relatives, plain or gzip-compressed, read with complete validation.
+"""Reader of the idx format of MNIST and related data sets, plain or gzip-compressed, with complete validation.
 
-A file is two zero bytes, a type byte, the number of axes, one big-endian uint32 per axis, and the values, big-endian.
-Anything else is refused with the file's name, what was expected and what to do: a truncated download that loads is
-worse than one that does not.
+A file has two zero bytes, a type byte, the number of axes, one big-endian uint32 per axis, and big-endian values. All
+other files are refused with the file's name, the expected content and a remedy, so that a truncated download does not
+load.
 """
 
 import gzip
@@ -20,28 +20,28 @@ TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">
 
 
 def find(stem: str, folders: Sequence[Path]) -> Path | None:
-    """Returns the first file called `stem`, with or without `.gz`, in the folders, or None.
+    """Returns the first file `stem`, with or without `.gz`, in the folders, or None.
 
-    Some copies write `train-images.idx3-ubyte` for `train-images-idx3-ubyte`: both are found.
+    The variant `train-images.idx3-ubyte` of `train-images-idx3-ubyte` is found as well.
     """
     names = [name + end for name in (stem, stem.replace("-idx", ".idx")) for end in ("", ".gz")]
     return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
 
 
 def read(path: Path, *, num_axes: int, type_code: int = 0x08) -> np.ndarray:
-    """Reads one idx file.
+    """Returns the array of one idx file.
 
     Args:
-        path: the file; compression is told from its first bytes, not from its name.
-        num_axes: the axes that the file must have, 3 for images and 1 for labels.
-        type_code: the type that it must have: 0x08 is uint8, 0x0C is int32.
+        path: path of the file; its first bytes show whether it is compressed, not its name.
+        num_axes: required number of axes, 3 for images and 1 for labels.
+        type_code: required type: 0x08 is uint8, 0x0C is int32.
 
     Returns:
         A read-only array in the machine's byte order.
 
     Raises:
         ValueError: the file is a damaged gzip stream, not idx, of another type or number of axes, or has more or fewer
-            bytes than its header says.
+            bytes than its header declares.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ def read(path: Path, *, num_axes: int, type_code: int = 0x08) -> np.ndarray:
 
 
 def _read_values(path: Path, stream: Any, num_axes: int, type_code: int) -> np.ndarray:
-    """Reads header and values, and of the values no more than the header says, and one byte."""
+    """Returns the array of a stream; of the values at most one byte more is read than the header declares."""
     offset, dtype = 4 + 4 * num_axes, np.dtype(TYPES[type_code])
     content = stream.read(offset)
     expected = bytes([0, 0, type_code, num_axes])
@@ -71,10 +71,10 @@ def _read_values(path: Path, stream: Any, num_axes: int, type_code: int) -> np.n
             f"got 0x{content[:4].hex() or '(an empty file)'}; it is another file under this name, download it again."
         )
     if len(content) < offset:
-        raise ValueError(f"{path} ends inside its header ({len(content)} of {offset} bytes); download it again.")
+        raise ValueError(f"{path} must have a header of {offset} bytes, got {len(content)}; download it again.")
     shape = tuple(int(size) for size in np.frombuffer(content, ">u4", num_axes, 4))
     if not all(shape):
-        raise ValueError(f"{path} is empty: its header says {shape}; download it again.")
+        raise ValueError(f"{path} must have values, got an empty array of shape {shape}; download it again.")
     size = math.prod(shape) * dtype.itemsize
     bounded.check_unpacked_size(size, path.stat().st_size, f"{path}: ")
     content = stream.read(size + 1)
@@ -82,8 +82,8 @@ def _read_values(path: Path, stream: Any, num_axes: int, type_code: int) -> np.n
         fault = "is truncated" if len(content) < size else "has bytes after its end"
         more = "" if len(content) < size else " or more"
         raise ValueError(
-            f"{path} {fault}: its header says {shape}, {offset + size} bytes expected, {offset + len(content)}{more} "
-            "found; download it again."
+            f"{path} {fault}: its header declares {shape}, so it must have {offset + size} bytes, got "
+            f"{offset + len(content)}{more}; download it again."
         )
     values = np.frombuffer(content, dtype).reshape(shape)
     return values.astype(dtype.newbyteorder("="), copy=False)
@@ -92,18 +92,18 @@ def _read_values(path: Path, stream: Any, num_axes: int, type_code: int) -> np.n
 def read_pair(
     images_path: Path, labels_path: Path, num_classes: int, first_label: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a file of images and the file of their classes.
+    """Returns the images of a file, and their classes of another file.
 
     Args:
-        images_path, labels_path: the files.
+        images_path, labels_path: paths of the files.
         num_classes: L.
-        first_label: the number that the file gives to the first class.
+        first_label: number of the first class in the file.
 
     Returns:
         Images `[P, H, W]` and their classes `[P]`, from 0, both uint8.
 
     Raises:
-        ValueError: a file is damaged, the counts disagree, or a label is no class.
+        ValueError: a file is damaged, the counts disagree, or a label is not a class.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ def read_pair(
     wrong = labels[(labels < first_label) | (labels > last_label)]
     if len(wrong):
         raise ValueError(
-            f"{labels_path} must hold classes {first_label}..{last_label}, got {wrong[0]}; it is another data set "
+            f"{labels_path} must have classes {first_label}..{last_label}, got {wrong[0]}; it is another data set "
             "under this name."
         )
     return images, labels - np.uint8(first_label)

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: four idx files each, of the same names; and who wrote MNIST's digits, from QMNIST."""
+"""MNIST and Fashion-MNIST from four idx files of equal names each, and the writers of MNIST's digits from QMNIST."""
 
 import dataclasses
 import functools
@@ -9,24 +9,24 @@ import numpy as np
 from jaxfl.data.sources import idx
 from jaxfl.data.sources.base import Folder, Remote, Source, SourceEntry, folders
 
-MNIST_HELP = "get the four files from https://ossci-datasets.s3.amazonaws.com/mnist/ and give their folder as data_dir"
+MNIST_HELP = "get the four files from https://ossci-datasets.s3.amazonaws.com/mnist/ and pass their folder as data_dir"
 FASHION_HELP = (
     "apt-get install dataset-fashion-mnist, or get the four files from "
-    "https://github.com/zalandoresearch/fashion-mnist and give their folder as data_dir"
+    "https://github.com/zalandoresearch/fashion-mnist and pass their folder as data_dir"
 )
 QMNIST_HELP = "get it from https://github.com/facebookresearch/qmnist and put it beside MNIST's files"
 WRITERS = "qmnist-train-labels-idx2-int"
-# The files of both have the same names: taking one for the other would go unnoticed.
+# The files of both have the same names, so a confusion would not be noticed.
 FIRST_LABELS = {"mnist": (5, 0, 4, 1, 9, 2, 1, 3, 1, 4), "fashion-mnist": (9, 0, 0, 3, 0, 2, 7, 2, 5, 5)}
 CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
-FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts it
+FASHION_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # folder of Debian's package
 
 
 def mnist(data_dir: Folder = None) -> Source:
     """Returns MNIST from its four idx files in `data_dir` or `data_dir/mnist`; 60,000 + 10,000 images of 28 x 28.
 
-    Where QMNIST's labels lie beside them (`qmnist-train-labels-idx2-int.gz`), the 539 writers of the training images
-    are known, with their group: employees of the census bureau (HSF series 0) or students (series 4).
+    If QMNIST's labels are in the same folder (`qmnist-train-labels-idx2-int.gz`), the 539 writers of the training
+    images and their groups are known: employees of the census bureau (HSF series 0) or students (series 4).
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -65,13 +65,13 @@ def fashion_mnist(data_dir: Folder = None) -> Source:
 
 
 def _mnist_folders(name: str, data_dir: Folder) -> list[Path]:
-    """Returns where to look, the best place first."""
+    """Returns the folders to search, in order."""
     places = folders(name, data_dir)
     return [*places, FASHION_FOLDER] if name == "fashion-mnist" else places
 
 
 def _idx_source(name: str, places: list[Path], help: str) -> Source:
-    """Reads four idx files and checks them against each other."""
+    """Returns the source of four idx files, after checking them against each other."""
 
     def part(kind: str) -> tuple[np.ndarray, np.ndarray]:
         images_path, labels_path = (
@@ -92,14 +92,14 @@ def _idx_source(name: str, places: list[Path], help: str) -> Source:
 
 
 def _check_identity(name: str, path: Path, labels: np.ndarray) -> None:
-    """Raises if the labels are those of the other data set with the same file names."""
+    """Raises ValueError if the labels are those of the other data set with the same file names."""
     for other, first in FIRST_LABELS.items():
         if other != name and tuple(labels[:10].tolist()) == first:
-            raise ValueError(f"{path} must belong to {name}, and holds the labels of {other}; give another data_dir.")
+            raise ValueError(f"{path} must have the labels of {name}, got those of {other}; pass another data_dir.")
 
 
 def _require_mnist_file(stem: str, name: str, places: list[Path], help: str) -> Path:
-    """Returns the path of a file, or raises."""
+    """Returns the path of a file; raises FileNotFoundError if it is missing."""
     path = idx.find(stem, places)
     if path is None:
         raise FileNotFoundError(f"{name} needs {stem}[.gz]: not found in {' or '.join(map(str, places))}; {help}.")
@@ -107,7 +107,7 @@ def _require_mnist_file(stem: str, name: str, places: list[Path], help: str) -> 
 
 
 def _find_mnist(name: str, data_dir: Folder) -> Path | None:
-    """Returns where the four files are, if they are those of this data set."""
+    """Returns the folder of the four files of this data set, or None."""
     stems = [f"{kind}-{what}-ubyte" for kind in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
     paths = [idx.find(stem, _mnist_folders(name, data_dir)) for stem in stems]
     labels = paths[1]

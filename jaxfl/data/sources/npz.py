@@ -1,4 +1,4 @@
-"""Arrays in one `.npz` file: your own, or a whole `Source` that `save` wrote."""
+"""Sources in one `.npz` file: arrays of the user, or a complete `Source` written by `save`."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from jaxfl.data.sources import checks
 from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders
 
 NAMES = ("class", "group", "domain", "class_group")
-# What a file may hold beside the four arrays that have options, and their `test_` halves.
+# Optional arrays in addition to the four with options, and their `test_` variants.
 EXTRAS = (
     "mean",
     "std",
@@ -26,7 +26,7 @@ EXTRAS = (
     *(f"{key}_names" for key in NAMES),
 )
 
-# The arrays of a file that `save` wrote, and the fields of the source that they hold.
+# Arrays of a file written by `save`, and the fields of the source that they store.
 FIELDS = {
     "x": "inputs",
     "y": "labels",
@@ -49,60 +49,60 @@ def load(
 ) -> Source:
     """Returns the examples of one `.npz` file, whose path is given as `data_dir`.
 
-    Its arrays: `x [P, ...]` (uint8, float32 or float64; or other integers `[P, T]`, such as tokens) and `y [P]`
-    (integers from 0; or labels of another kind, such as floats to predict, see `jaxfl.data.labels`); and, if there are,
-    `client [P]` (who made the example), `group [P]` (the group of that client), `domain [P]` (what `hybrid` divides
-    by), `test_x`, `test_y`, `test_client`, `test_domain`, `mean`, `std`, `class_names`, and `group_names` and
-    `domain_names`, with which `group` and `domain` hold numbers from 0.
+    Its arrays are `x [P, ...]` (uint8, float32 or float64; or other integers `[P, T]`, such as tokens) and `y [P]`
+    (integers from 0; or labels of another kind, such as floats to predict, see `jaxfl.data.labels`). Optional arrays
+    are `client [P]` (maker of the example), `group [P]` (group of that client), `domain [P]` (for the skew `hybrid`),
+    `test_x`, `test_y`, `test_client`, `test_domain`, `mean`, `std`, `class_names`, and `group_names` and
+    `domain_names`, with which `group` and `domain` are numbers from 0.
 
     Args:
-        data_dir: the file.
-        image, label, client, group: what the file calls `x`, `y`, `client` and `group`; the official test set has the
+        data_dir: path of the file.
+        image, label, client, group: names of `x`, `y`, `client` and `group` in the file; the official test set has the
             same names after `test_`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not an npz file, holds Python objects, lacks an array, or the arrays disagree.
+        ValueError: the file is not an npz file, has Python objects, lacks an array, or the arrays disagree.
     """
     if data_dir is None or not Path(data_dir).is_file():
         got = "none was given" if data_dir is None else f"there is no file {data_dir}"
         if data_dir is not None and Path(data_dir).is_dir():
-            got = f"{data_dir} is a folder; name the file in it"
+            got = f"{data_dir} is a folder; pass the file in it"
         raise FileNotFoundError(f"npz needs data_dir, the path of an .npz file with arrays x and y: {got}.")
     path = Path(data_dir)
-    own = {"x": image, "y": label, "client": client, "group": group}
-    own |= {f"test_{key}": f"test_{own[key]}" for key in ("x", "y", "client")}
-    file, found = read(path, {*own.values(), *EXTRAS})
-    if not found:
-        raise ValueError(f"{path} must hold arrays x and y, and is empty; write it with np.savez(path, x=..., y=...).")
-    asked = {key for key, default in (("client", "client"), ("group", "group")) if own[key] != default}
-    tested = {"test_x", "test_y"} if {own["test_x"], own["test_y"], own["test_client"]} & set(file) else set()
-    # a test set of other names would be left out
-    tested |= {key for key in ("test_x", "test_y", "test_client") if key in found and own[key] not in file}
-    for key in sorted({"x", "y"} | asked | tested, key=list(own).index):
-        if own[key] not in file:
+    names = {"x": image, "y": label, "client": client, "group": group}
+    names |= {f"test_{key}": f"test_{names[key]}" for key in ("x", "y", "client")}
+    file, existing = read(path, {*names.values(), *EXTRAS})
+    if not existing:
+        raise ValueError(f"{path} must have arrays x and y, got none; write it with np.savez(path, x=..., y=...).")
+    required = {key for key, default in (("client", "client"), ("group", "group")) if names[key] != default}
+    tested = {"test_x", "test_y"} if {names["test_x"], names["test_y"], names["test_client"]} & set(file) else set()
+    # a test set of other names would be ignored
+    tested |= {key for key in ("test_x", "test_y", "test_client") if key in existing and names[key] not in file}
+    for key in sorted({"x", "y"} | required | tested, key=list(names).index):
+        if names[key] not in file:
             option = key.removeprefix("test_")
             option = {"x": "image", "y": "label"}.get(option, option)
             raise ValueError(
-                f"{path} must hold the array {own[key]}, found only {found}; set {option} to one of them, or add it "
+                f"{path} must have the array {names[key]}, got only {existing}; set {option} to one of them, or add it "
                 f"with np.savez."
             )
-    arrays = {key: file[name] for key, name in own.items() if name in file}
+    arrays = {key: file[name] for key, name in names.items() if name in file}
     arrays |= {key: file[key] for key in EXTRAS if key in file}
     try:
-        arrays = {key: np.char.decode(one) if one.dtype.kind == "S" else one for key, one in arrays.items()}
+        arrays = {key: np.char.decode(array) if array.dtype.kind == "S" else array for key, array in arrays.items()}
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must have its bytes in UTF-8 ({error}); write texts.") from error
-    return _source_from_arrays(path, arrays, own)
+        raise ValueError(f"{path} must have bytes in UTF-8 ({error}); write texts.") from error
+    return _source_from_arrays(path, arrays, names)
 
 
 def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]) -> Source:
-    """Makes a source of the arrays of a file, by the names that `save` gives them.
+    """Returns the source of the arrays of a file.
 
     Args:
         path: path of the file.
-        arrays: what it holds.
-        own: what the file calls them where it has other names, for the messages.
+        arrays: arrays by the names that `save` uses.
+        own: names of the arrays in the file, where they differ, for the messages.
     """
     for key in (f"{key}_names" for key in NAMES if f"{key}_names" in arrays):
         if arrays[key].ndim != 1:
@@ -115,7 +115,7 @@ def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], own: Mappi
         raise ValueError(f"{path}: {own.get('x', 'x')} must have at least one row, got shape {arrays['x'].shape}.")
     num_classes = checks.num_classes(path, arrays, own, len(names.get("class", ())))
     mean, std = (checks.normaliser(path, key, arrays[key]) if key in arrays else None for key in ("mean", "std"))
-    if arrays["x"].dtype == np.uint8 and origin is None:  # a file that `save` wrote says what it means
+    if arrays["x"].dtype == np.uint8 and origin is None:  # a file written by `save` states its normalisation
         mean, std = (0.0 if mean is None else mean), (255.0 if std is None else std)
     class_groups = arrays.get("class_group")
     if class_groups is not None and class_groups.shape != (num_classes,):
@@ -123,11 +123,11 @@ def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], own: Mappi
     for key in ("group", "domain", "class_group"):
         for column in (column for column in (key, f"test_{key}") if column in arrays and key in names):
             checks.check_numbers(path, own.get(column, column), arrays[column], f"{key}_names", len(names[key]))
-    for key, of in {"group": "client", "domain": "example", "test_domain": "example"}.items():
+    for key, owner in {"group": "client", "domain": "example", "test_domain": "example"}.items():
         if key in arrays and (arrays[key] != arrays[key]).any():
             raise ValueError(
-                f"{path}: {own.get(key, key)} must say the {key.removeprefix('test_')} of each {of}, got NaN; leave "
-                "the array out."
+                f"{path}: {own.get(key, key)} must have the {key.removeprefix('test_')} of each {owner}, got NaN; "
+                "leave the array out."
             )
     groups = arrays.get("group")
     if groups is not None and "group" not in names and origin is None:
@@ -161,38 +161,34 @@ def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], own: Mappi
 
 
 def read(path: Path, wanted: Collection[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Reads arrays of an npz file.
+    """Returns arrays of an npz file by name, and the names of all its arrays.
 
     Args:
-        path: the file.
-        wanted: names of arrays; those that the file does not hold are left out, others are not read.
-
-    Returns:
-        The arrays by name, and the names of all that the file holds.
+        path: path of the file.
+        wanted: names of the arrays to read, of which some may be missing in the file.
 
     Raises:
-        ValueError: it is no npz file, is damaged, holds Python objects, or unpacks to too much (`jaxfl.data.bounded`).
+        ValueError: the file is not an npz file, is damaged, has Python objects, or unpacks to too many bytes, see
+            `jaxfl.data.bounded`.
     """
     try:
         return bounded.read_arrays(path, wanted)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} must be an .npz file of plain arrays, and is not ({error}); write it with np.savez."
-        ) from error
+        raise ValueError(f"{path} must be an .npz file of plain arrays ({error}); write it with np.savez.") from error
 
 
 def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = None) -> None:
-    """Writes a source into one npz file, from which `load` makes an equal one; there is never half a file.
+    """Writes a source atomically into one npz file, from which `load` returns an equal one.
 
     Args:
-        source: what to write.
-        path: the file, replaced if it exists.
-        origin: `{"source": name, "options": {...}}`, what the examples were read from; `find_converted` compares it.
+        source: the source.
+        path: path of the file, which is replaced if it exists.
+        origin: `{"source": name, "options": {...}}`, the origin of the examples; `find_converted` compares it.
             None stands for the source's own name without options.
 
     Raises:
-        ValueError: a field holds Python objects or does not fit the others, the origin is not of that form, or the
-            source is still to be fitted to training rows.
+        ValueError: a field has Python objects or does not fit the others, the origin is not of that form, or the source
+            depends on training rows.
 
     >>> import tempfile
     >>> source = Source("two", np.zeros((2, 4, 4), np.uint8), np.array([0, 1]), 2, class_names=("no", "yes"))
@@ -207,8 +203,8 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
         raise ValueError(f"origin must have the keys source and options, got {sorted(origin)}.")
     if source.fit is not None:
         raise ValueError(
-            f"{source.name} cannot be written before it is dealt: it is scaled by the training rows. Save a federation "
-            "instead, into a folder."
+            f"{source.name} cannot be written, because it is scaled by the training rows of a federation; save a "
+            "federation into a folder instead."
         )
     if source.name != origin["source"]:
         origin = origin | {"name": source.name}
@@ -219,7 +215,7 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
     for key, array in arrays.items():
         if array.dtype.kind not in "biufSU":
             raise ValueError(f"{key} of {source.name} must be numbers or strings, got {array.dtype}; convert it first.")
-    _source_from_arrays(path, arrays, {})  # what could not be loaded must not be written
+    _source_from_arrays(path, arrays, {})  # raises an error for a file that could not be loaded
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -231,29 +227,29 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
 
 
 def find_converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> Path | None:
-    """Returns the file that `save` made of a source, or None if there is none; only its origin is read.
+    """Returns the path of the file that `save` wrote of a source, or None; only its origin is read.
 
     Args:
-        name: name of the source; the file is `<name>.npz`, where the source's own files would be.
+        name: name of the source; the file is `<name>.npz` in a folder of the source.
         data_dir: as for the source's loader.
-        options: all options of its loader, which must be those that the file was made with.
+        options: all options of its loader, which must equal those of the file.
 
     Raises:
-        ValueError: the file was made with other options, or is damaged.
+        ValueError: the file was written with other options, or is damaged.
     """
     for path in (folder / f"{name}.npz" for folder in folders(name, data_dir)):
         if not path.is_file():
             continue
         arrays, _ = read(path, ("origin",))
         origin = _parse_origin(path, arrays["origin"]) if arrays else {}
-        if origin.get("source") != name:  # others write files of these names, too
+        if origin.get("source") != name:  # other programs may write files of this name
             continue
-        asked, made = json.loads(json.dumps(dict(options))), origin["options"]
-        for key in sorted({*asked, *made}):
-            if key not in asked or key not in made or asked[key] != made[key]:
-                wanted, got = (repr(those[key]) if key in those else "(unset)" for those in (asked, made))
+        wanted, stored = json.loads(json.dumps(dict(options))), origin["options"]
+        for key in sorted({*wanted, *stored}):
+            if key not in wanted or key not in stored or wanted[key] != stored[key]:
+                needed, got = (repr(those[key]) if key in those else "(unset)" for those in (wanted, stored))
                 raise ValueError(
-                    f"{path} must have been converted with {key}={wanted}, got {key}={got}; set {key} to {got}, or "
+                    f"{path} must have been converted with {key}={needed}, got {key}={got}; set {key} to {got}, or "
                     f"convert {name} again, or move the file away."
                 )
         return path
@@ -261,14 +257,14 @@ def find_converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> P
 
 
 def _parse_origin(path: Path, text: np.ndarray) -> dict[str, Any]:
-    """Returns what `save` wrote into the array `origin`."""
+    """Returns the origin that `save` wrote into the array `origin`."""
     try:
         origin = bounded.parse_json(str(text))
         if not (isinstance(origin["source"], str) and isinstance(origin["options"], dict)):
-            raise TypeError("source must be a name and options a table")
+            raise TypeError("source must be a name and options an object")
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{path}: origin must be JSON with source and options ({error}); give that array another name."
+            f"{path}: origin must be JSON with source and options ({error}); rename that array."
         ) from error
     return origin
 

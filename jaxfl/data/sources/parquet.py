@@ -1,7 +1,7 @@
-"""Parquet files as Hugging Face's hub has them: images and labels in columns, a file or a folder of shards.
+"""Parquet files as on Hugging Face's hub: images and labels in columns of a file or of a folder of shards.
 
-An image is a file in a column of bytes (png, jpeg; alone or in `struct<bytes, path>`), or lists of numbers. Images are
-decoded batch by batch into one array that is allocated once.
+An image is the content of an image file in a column of bytes (png, jpeg; alone or in `struct<bytes, path>`), or lists
+of numbers. Images are decoded batch by batch into one array that is allocated once.
 """
 
 import io
@@ -18,17 +18,17 @@ from jaxfl.data import bounded
 from jaxfl.data.sources import shards
 from jaxfl.data.sources.base import Folder, Source, SourceEntry, warn_missing_classes
 
-# Pillow's modes of 8 bits, and what they are read as: [H, W] or [H, W, 3].
+# Pillow's modes of 8 bits, and the modes that they are converted to: [H, W] or [H, W, 3].
 MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
 
 
 def image_batches(where: str, start: int, column: Any) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the number of a row and the images `[rows, ...]` from there on, uint8 or float32.
+    """Yields pairs of a row number and the images `[rows, ...]` from this row on, uint8 or float32.
 
     Args:
-        where: the file and the column, for the messages.
-        start: the number of the first row.
-        column: files in bytes, `struct<bytes, path>`, or lists of numbers; uint8 is what is 0..255.
+        where: file and column, for the messages.
+        start: number of the first row.
+        column: image files as bytes, `struct<bytes, path>`, or lists of numbers; integers from 0 to 255 become uint8.
 
     Raises:
         ValueError: the column is of another type, or an image cannot be decoded or differs from the others in shape.
@@ -42,12 +42,14 @@ def image_batches(where: str, start: int, column: Any) -> Iterator[tuple[int, np
     if types.is_binary(kind) or types.is_large_binary(kind):
         for row, content in enumerate(column.to_pylist(), start):
             if content is None:
-                raise ValueError(f"{where}: row {row} has no bytes of an image; write the files into the column.")
+                raise ValueError(
+                    f"{where}: row {row} must have the bytes of an image, got none; write the files into the column."
+                )
             yield row, _decode_image(f"{where}: row {row}", content)[None]
     elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         yield start, _array_from_lists(f"{where}: rows from {start}", column)
     else:
-        raise ValueError(f"{where} must hold bytes, struct<bytes, path> or lists of numbers, got {kind}; set image.")
+        raise ValueError(f"{where} must have bytes, struct<bytes, path> or lists of numbers, got {kind}; set image.")
 
 
 def _decode_image(where: str, content: bytes) -> np.ndarray:
@@ -58,15 +60,13 @@ def _decode_image(where: str, content: bytes) -> np.ndarray:
         with Image.open(io.BytesIO(content)) as picture:
             mode, target = picture.mode, MODES.get(picture.mode)
             if target is not None:
-                # A palette may have transparent colours, which Pillow wants resolved first.
+                # A palette may have transparent colours, which Pillow must resolve first.
                 return np.asarray((picture.convert("RGBA") if mode == "P" else picture).convert(target))
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"{where} cannot be decoded as an image ({error}); leave it out or get the file again."
+            f"{where} must be an image that can be decoded ({error}); leave it out or download the file again."
         ) from error
-    raise ValueError(
-        f"{where} must be an image of 8 bits, got mode {mode}; convert it, modes {sorted(MODES)} are read."
-    )
+    raise ValueError(f"{where} must be an image of 8 bits, got mode {mode}; convert it to one of {sorted(MODES)}.")
 
 
 def _array_from_lists(where: str, column: Any) -> np.ndarray:
@@ -78,11 +78,13 @@ def _array_from_lists(where: str, column: Any) -> np.ndarray:
         fixed = types.is_fixed_size_list(column.type)
         sizes = [column.type.list_size] if fixed else np.unique(column.drop_null().value_lengths().to_numpy()).tolist()
         if column.null_count or len(sizes) != 1:
-            raise ValueError(f"{where}: images must have one shape, got sides of {sizes}; resize them to one.")
+            raise ValueError(f"{where}: images must have one shape, got sides of {sizes}; resize them.")
         shape.append(sizes[0])
         column = column.flatten()
     if column.null_count or not (types.is_integer(column.type) or types.is_floating(column.type)):
-        raise ValueError(f"{where} must hold lists of numbers, got {column.type}, {column.null_count} values missing.")
+        raise ValueError(
+            f"{where} must have lists of numbers, got {column.type} with {column.null_count} missing values."
+        )
     values = column.to_numpy(zero_copy_only=False).reshape(shape)
     if types.is_floating(column.type):
         return values.astype(np.float32)
@@ -95,9 +97,9 @@ def column_values(where: str, role: str, column: Any) -> np.ndarray:
     """Returns labels, makers or groups `[rows]`: integers or strings.
 
     Args:
-        where: the file and the column, for the messages.
-        role: what they are, the option that names the column.
-        column: integers, truth values, strings or a dictionary of them.
+        where: file and column, for the messages.
+        role: option that names the column, such as `"label"`.
+        column: integers, bools, strings or a dictionary of them.
 
     Raises:
         ValueError: the column is of another type.
@@ -121,15 +123,15 @@ def column_values(where: str, role: str, column: Any) -> np.ndarray:
 
 
 def readable(kind: Any) -> bool:
-    """Returns whether `column_values` reads columns of an Arrow type."""
+    """Returns whether `column_values` can read columns of an Arrow type."""
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    of_texts = types.is_string(kind) or types.is_large_string(kind)
-    return of_texts or types.is_boolean(kind) or types.is_integer(kind)
+    text = types.is_string(kind) or types.is_large_string(kind)
+    return text or types.is_boolean(kind) or types.is_integer(kind)
 
 
-BATCH = 256  # rows decoded at once
+BATCH = 256  # rows that are decoded at once
 CANDIDATES = {
     "image": ("image", "img", "x", "pixels", "pixel_values"),
     "label": ("label", "labels", "y", "character", "fine_label", "target"),
@@ -149,44 +151,48 @@ def load(
 ) -> Source:
     """Returns the examples of parquet files.
 
-    Files called `train-00000-of-00003.parquet` or `train.parquet` are those of a split, in the folder or in its one
-    folder of parquet files (`data/` on the hub); the split `test`, where there is one, is the official test set. A
-    single file, and files among which no split is named, are taken as they are.
+    Files such as `train-00000-of-00003.parquet` or `train.parquet` belong to a split, in the folder or in its only
+    folder of parquet files (`data/` on the hub). The split `test`, if it exists, is the official test set. A single
+    file, and files without names of splits, are all read.
 
     Args:
         data_dir: a file, or a folder.
-        image, label, client, group: names of columns; empty takes the first of `CANDIDATES` that is there, if any.
-            A detected group is ignored where it differs within a client, is of another type, or is missing in a row;
-            one that was asked for is refused.
+        image, label, client, group: names of columns; if empty, the first existing column of `CANDIDATES`, if any. A
+            detected group is ignored if it differs within a client, is of another type, or is missing in a row; a group
+            that the user names is then refused.
         split: the split to train on.
 
     Raises:
         FileNotFoundError: there is no parquet file, or a shard is missing.
-        ValueError: a file is damaged, a column missing or of another type, a value missing, or images differ in shape.
+        ValueError: a file is damaged, a column is missing or of another type, a value is missing, or images differ in
+            shape.
     """
     files = shards.files_in(data_dir)
     train_files, test_files = (
         (files, []) if files == [Path(data_dir or "")] else shards.select_splits(files, split, "test")
     )
     schema = _read_schema(train_files[0])
-    asked = {"image": image, "label": label, "client": client, "group": group}
-    columns = {role: _choose_column(train_files, schema.names, role, name) for role, name in asked.items()}
+    given = {"image": image, "label": label, "client": client, "group": group}
+    columns = {role: _choose_column(train_files, schema.names, role, name) for role, name in given.items()}
     train = _read_split(train_files, {role: name for role, name in columns.items() if name})
     test: dict[str, np.ndarray] = {}
     if test_files:
-        there = _read_schema(test_files[0]).names
+        existing = _read_schema(test_files[0]).names
         wanted = {role: name for role, name in columns.items() if role != "group" and name}
         for role in ("image", "label"):
-            _choose_column(test_files, there, role, wanted[role])
-        test = _read_split(test_files, {role: name for role, name in wanted.items() if name in there})
+            _choose_column(test_files, existing, role, wanted[role])
+        test = _read_split(test_files, {role: name for role, name in wanted.items() if name in existing})
         first, second = ((part["image"].dtype, part["image"].shape[1:]) for part in (train, test))
         if first != second:
-            raise ValueError(f"{test_files[0]}: test images are {second}, training images {first}; resize them.")
+            raise ValueError(
+                f"{test_files[0]}: test images must have the type and shape of training images, {first}, got "
+                f"{second}; resize them."
+            )
     names, num_classes = _number_classes(train_files[0], _class_names(schema, columns["label"]), train, test)
-    groups, group_names = _number_groups(train_files[0], train, columns["group"], asked=bool(group))
+    groups, group_names = _number_groups(train_files[0], train, columns["group"], required=bool(group))
     pixels = train["image"].dtype == np.uint8
     return Source(
-        Path(os.path.abspath(data_dir or "")).stem,  # of "." too
+        Path(os.path.abspath(data_dir or "")).stem,  # also for "."
         train["image"],
         train["label"],
         num_classes,
@@ -203,12 +209,12 @@ def load(
 
 
 def _damaged_file(path: Path, error: object) -> ValueError:
-    """Returns the error of a file that cannot be read."""
-    return ValueError(f"{path} is a damaged parquet file ({error}); get it again.")
+    """Returns the error for a file that cannot be read."""
+    return ValueError(f"{path} is a damaged parquet file ({error}); download it again.")
 
 
 def _read_schema(path: Path) -> Any:
-    """Returns the Arrow schema of a file that has the format's first and last bytes."""
+    """Returns the Arrow schema of a file, after checking the format's first and last bytes."""
     import pyarrow
     from pyarrow import parquet
 
@@ -220,37 +226,37 @@ def _read_schema(path: Path) -> Any:
     if first != shards.MAGIC:
         raise ValueError(f"{path} must start with {shards.MAGIC!r}, got {first!r}; it is another file under this name.")
     if last != shards.MAGIC or size < 12:
-        raise ValueError(f"{path} is truncated: it must end with {shards.MAGIC!r}, got {last!r}; get it again.")
+        raise ValueError(f"{path} must end with {shards.MAGIC!r}, got {last!r}; it is truncated, download it again.")
     try:
         return parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise _damaged_file(path, error) from error
 
 
-def _choose_column(files: Sequence[Path], found: Sequence[str], role: str, name: str) -> str:
-    """Returns the column of a role: the one that was asked for, or the first candidate; "" for no makers or groups."""
+def _choose_column(files: Sequence[Path], existing: Sequence[str], role: str, name: str) -> str:
+    """Returns the column of a role, the given one or the first candidate; "" if there are no makers or groups."""
     if name or role in ("image", "label"):
         candidates = (name,) if name else CANDIDATES[role]
-        column = next((candidate for candidate in candidates if candidate in found), None)
+        column = next((candidate for candidate in candidates if candidate in existing), None)
         if column is None:
             raise ValueError(
-                f"{files[0]} must have a column {' or '.join(candidates)}, found {list(found)}; set {role} to one of "
+                f"{files[0]} must have a column {' or '.join(candidates)}, got {list(existing)}; set {role} to one of "
                 "them."
             )
         return column
-    there = (one for one in CANDIDATES[role] if one in found)
-    return next((one for one in there if role != "group" or _is_complete_column(files, one)), "")
+    candidates = [candidate for candidate in CANDIDATES[role] if candidate in existing]
+    return next((column for column in candidates if role != "group" or _is_complete_column(files, column)), "")
 
 
 def _is_complete_column(files: Sequence[Path], column: str) -> bool:
-    """Returns whether a column that nobody asked for has an integer, a truth value or a text in every row."""
+    """Returns whether a detected column has an integer, a bool or a text in every row."""
     if not readable(_read_schema(files[0]).field(column).type):
         return False
     return not any(batch.column(0).null_count for path in files for _, batch in _row_batches(path, [column]))
 
 
 def _row_batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Yields the number of the first row, and the rows, of one batch after the other."""
+    """Yields the number of the first row and the rows of each batch."""
     import pyarrow
     from pyarrow import parquet
 
@@ -268,19 +274,21 @@ def _row_batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]
 
 
 def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Reads columns of all files of a split; the images into one array that is allocated once."""
+    """Returns columns of all files of a split by role; images are read into one array that is allocated once."""
     from pyarrow import parquet
 
     for path in files:
         for name in columns.values():
-            if name not in (found := _read_schema(path).names):
-                raise ValueError(f"{path} must have the column {name} of {files[0].name}, found {found}; get it again.")
+            if name not in (existing := _read_schema(path).names):
+                raise ValueError(
+                    f"{path} must have the column {name} of {files[0].name}, got {existing}; download it again."
+                )
     metadata, size = [parquet.read_metadata(path) for path in files], sum(path.stat().st_size for path in files)
-    said = sum(one.row_group(group).total_byte_size for one in metadata for group in range(one.num_row_groups))
-    bounded.check_unpacked_size(said, size, f"{files[0]}: ")
-    total, done = sum(one.num_rows for one in metadata), 0
+    declared = sum(each.row_group(group).total_byte_size for each in metadata for group in range(each.num_row_groups))
+    bounded.check_unpacked_size(declared, size, f"{files[0]}: ")
+    total, done = sum(each.num_rows for each in metadata), 0
     if not total:
-        raise ValueError(f"{files[0]} must have rows, got none; get it again.")
+        raise ValueError(f"{files[0]} must have rows, got none; download it again.")
     images: np.ndarray | None = None
     parts: dict[str, list[np.ndarray]] = {role: [] for role in columns if role != "image"}
     for path in files:
@@ -289,7 +297,7 @@ def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, 
                 column, where = batch.column(name), f"{path}, column {name}"
                 if column.null_count:
                     row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-                    raise ValueError(f"{where}: row {row} has no {role}; leave such rows out.")
+                    raise ValueError(f"{where}: row {row} must have a {role}, got none; leave such rows out.")
                 if role != "image":
                     parts[role].append(column_values(where, role, column))
                     continue
@@ -300,7 +308,7 @@ def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, 
                     if (pixels.dtype, pixels.shape[1:]) != (images.dtype, images.shape[1:]):
                         raise ValueError(
                             f"{where}: images must have one shape, got {images.shape[1:]} {images.dtype} first and "
-                            f"{pixels.shape[1:]} {pixels.dtype} in row {row}; resize them to one."
+                            f"{pixels.shape[1:]} {pixels.dtype} in row {row}; resize them."
                         )
                     images[done + row - start : done + row - start + len(pixels)] = pixels
             done += len(batch)
@@ -309,18 +317,18 @@ def _read_split(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, 
 
 
 def _class_names(schema: Any, column: str) -> tuple[str, ...]:
-    """Returns the names that the hub's metadata give a column's classes, or none."""
+    """Returns the names of a column's classes in the hub's metadata, or none."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(map(str, features[column].get("names") or ()))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ()  # other writers' metadata: names are a convenience
+        return ()  # metadata of other writers; names are optional
 
 
 def _number_classes(
     path: Path, names: tuple[str, ...], train: dict[str, np.ndarray], test: dict[str, np.ndarray]
 ) -> tuple[tuple[str, ...], int]:
-    """Numbers the labels of both parts in place, and returns the names and the number of classes."""
+    """Returns names and number of classes, and converts the labels of both parts in place to numbers."""
     parts = [part for part in (train, test) if part]
     if any(part["label"].dtype.kind == "U" for part in parts):
         names = tuple(np.unique(np.concatenate([part["label"].astype(str) for part in parts])).tolist())
@@ -329,7 +337,7 @@ def _number_classes(
     lowest = min(int(part["label"].min()) for part in parts)
     highest = max(int(part["label"].max()) for part in parts)
     if lowest < 0:
-        raise ValueError(f"{path}: labels must be 0 or more, got {lowest}; leave out rows without a known label.")
+        raise ValueError(f"{path}: labels must be 0 or more, got {lowest}; leave out rows of unknown labels.")
     if names and highest >= len(names):
         raise ValueError(f"{path}: labels must be below the {len(names)} classes of its metadata, got {highest}.")
     if not names:
@@ -339,24 +347,24 @@ def _number_classes(
 
 
 def _number_groups(
-    path: Path, train: Mapping[str, np.ndarray], column: str, *, asked: bool
+    path: Path, train: Mapping[str, np.ndarray], column: str, *, required: bool
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Returns the group of each row's client, and the names of the groups."""
     if not column:
         return None, ()
     names, groups = np.unique(train["group"], return_inverse=True)
-    fault = "no client is known: set client, too" if "client" not in train else ""
+    fault = "the clients are unknown: set client" if "client" not in train else ""
     if not fault:
         clients, first, client = np.unique(train["client"], return_index=True, return_inverse=True)
         if len(several := clients[client[groups[first][client] != groups]]):
-            fault = f"client {several[0]} is in two: set another column"
-    if fault and asked:
+            fault = f"client {several[0]} is in two groups: set another column"
+    if fault and required:
         raise ValueError(f"{path}: group {column} must be the same in all rows of a client; {fault}.")
     return (None, ()) if fault else (groups.astype(np.int32), tuple(map(str, names)))
 
 
 def _find_parquet(data_dir: Folder) -> Path | None:
-    """Returns the file or the folder if it holds parquet files."""
+    """Returns the file or the folder if it has parquet files, or None."""
     try:
         files = shards.files_in(data_dir)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""InstEval: 73,421 ratings of lectures at ETH Zurich, from lme4's table; regression, a client is a lecturer.
+"""InstEval: 73,421 ratings of lectures at ETH Zurich from lme4's table, for regression with lecturers as clients.
 
 Reference: Bates et al., "Fitting linear mixed-effects models using lme4", Journal of Statistical Software, 2015.
 """
@@ -9,7 +9,7 @@ from jaxfl.data.sources import columns, table
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry, folders, locate, require
 
 LAYOUTS = {"csv.gz": ("insteval.csv.gz",), "csv": ("insteval.csv",)}
-HELP = "write it in R with write.csv(lme4::InstEval, 'insteval.csv') and give its folder as data_dir"
+HELP = "write it in R with write.csv(lme4::InstEval, 'insteval.csv') and pass its folder as data_dir"
 COLUMNS = ("s", "d", "studage", "lectage", "service", "dept", "y")
 ROLES = table.Roles(target="y", client="d", group="dept", categories=("studage", "lectage", "service"), numbers=())
 
@@ -17,27 +17,27 @@ ROLES = table.Roles(target="y", client="d", group="dept", categories=("studage",
 def load(data_dir: Folder = None) -> Source:
     """Returns the ratings, from 1 (bad) to 5, from `insteval.csv` or `insteval.csv.gz` in `data_dir` or its `ratings`.
 
-    A client is a lecturer, 1,128 of them with 10 to 792 ratings. Predicted is a rating from what is known of the
-    occasion: the semesters that the student has studied (`studage`), those since the lecture (`lectage`), and whether
-    it is for students of another department (`service`). The group is the lecturer's department. It is the only group
-    that is known, and explains under 1 % of the variance; the lecturer explains 17 %.
+    A client is a lecturer; there are 1,128 with 10 to 792 ratings. The inputs are the number of semesters of the
+    student (`studage`), the number of semesters since the lecture (`lectage`), and whether the lecture is for students
+    of another department (`service`). The group is the lecturer's department, the only known group. It explains under 1
+    % of the variance; the lecturer explains 17 %.
 
     Raises:
         FileNotFoundError: the file is missing.
-        ValueError: it is damaged or another table.
+        ValueError: the file is damaged or another table.
     """
     layout, place = require("ratings", LAYOUTS, folders("ratings", data_dir), HELP)
     path = place / LAYOUTS[layout][0]
-    found = columns.read_names(path)
-    if missing := [name for name in COLUMNS if name not in found]:
-        raise ValueError(f"{path} must have the columns {', '.join(COLUMNS)}: {missing[0]} is missing; {HELP}.")
+    existing = columns.read_names(path)
+    if missing := [name for name in COLUMNS if name not in existing]:
+        raise ValueError(f"{path} must have the columns {', '.join(COLUMNS)}, but {missing[0]} is missing; {HELP}.")
     return table.read_source("ratings", path, ROLES, "number")
 
 
 def _find_ratings(data_dir: Folder) -> Path | None:
-    """Returns the folder of the file."""
-    found = locate(LAYOUTS, folders("ratings", data_dir))
-    return None if found is None else found[1]
+    """Returns the folder of the file, or None."""
+    located = locate(LAYOUTS, folders("ratings", data_dir))
+    return None if located is None else located[1]
 
 
 ENTRY = SourceEntry(

@@ -1,4 +1,4 @@
-"""A federation that was saved: no examples to cut, but clients with their rows; `jaxfl.data.stored` reads it."""
+"""Source entry of a saved federation, which has clients with their rows; `jaxfl.data.stored` reads it."""
 
 from pathlib import Path
 
@@ -8,19 +8,19 @@ NAME, HEADER = "saved", "federation.json"
 
 
 def load(data_dir: Folder = None) -> Source:
-    """Says what is missing.
+    """Raises the error for a missing federation.
 
     Raises:
-        FileNotFoundError: always.
+        FileNotFoundError: always; the message names the missing folder or file.
     """
-    where = "data_dir names no folder" if data_dir is None else f"{data_dir} holds no {HEADER}"
+    where = "data_dir was not given" if data_dir is None else f"{data_dir} has no {HEADER}"
     raise FileNotFoundError(
-        f"saved needs the folder of a federation, and {where}; jaxfl data NAME --save DIR writes one"
+        f"saved needs the folder of a federation, but {where}; jaxfl data NAME --save DIR writes one"
     )
 
 
 def find(data_dir: Folder) -> Path | None:
-    """Returns the folder, None where no federation is in it."""
+    """Returns the folder if it has a federation, or None."""
     return Path(data_dir) if data_dir is not None and (Path(data_dir) / HEADER).is_file() else None
 
 

@@ -1,4 +1,4 @@
-"""Shakespeare by speaking role, from LEAF's json files: 80 characters and the next one, of 1,129 roles.
+"""Shakespeare by speaking role from LEAF's json files: 80 characters and the next one, of 1,129 roles.
 
 Reference: Caldas et al., "LEAF: a benchmark for federated settings", 2018; McMahan et al., "Communication-efficient
 learning of deep networks from decentralized data", 2017.
@@ -15,17 +15,17 @@ from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry
 from jaxfl.schema import checked
 
 LENGTH = 80  # characters of a row
-# The characters that LEAF's reference models know.
+# The characters of LEAF's reference models.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LAYOUTS = {"leaf": ("all_data*.json",), "leaf-split": ("train/*.json", "test/*.json")}
 HELP = (
-    "run data/shakespeare/preprocess.sh of https://github.com/TalwalkarLab/leaf and give its folder data/shakespeare "
+    "run data/shakespeare/preprocess.sh of https://github.com/TalwalkarLab/leaf and pass its folder data/shakespeare "
     "as data_dir"
 )
 
 
 class _RoleCollector:
-    """Takes the rows of one file after the other."""
+    """Collects the rows of several files."""
 
     def __init__(self) -> None:
         self.inputs: list[np.ndarray] = []
@@ -35,10 +35,10 @@ class _RoleCollector:
         self._letters = text.Vocabulary(LETTERS)
 
     def add(self, path: Path, stride: int, targets: str) -> None:
-        """Takes the rows of all users of a file."""
+        """Adds the rows of all users of a file."""
         content = leaf.read_json(path)
         plays: Any = content.get("hierarchies")
-        if isinstance(plays, list) and len(plays) == len(content["users"]):  # LEAF's split by rows may keep too many
+        if isinstance(plays, list) and len(plays) == len(content["users"]):  # LEAF's split by rows may list too many
             self.plays |= dict(zip(map(str, content["users"]), map(str, plays), strict=True))
         for user, windows, following in leaf.pop_users(path, content, self.files, "texts", "characters"):
             self.files[user] = path
@@ -49,8 +49,10 @@ class _RoleCollector:
                             f"{path}: {name} must be texts of {length} characters, got {value!r} in row {row} of user "
                             f"{user!r}; it is another data set under this name."
                         )
-            kept = slice(None, None, stride)
-            stream = self._letters.tokens("".join(map("".join, zip(windows[kept], following[kept], strict=True))))
+            selected = slice(None, None, stride)
+            stream = self._letters.tokens(
+                "".join(map("".join, zip(windows[selected], following[selected], strict=True)))
+            )
             rows = stream.reshape(-1, LENGTH + 1)
             labels = np.full((len(rows), LENGTH), MASKED, np.int32)
             first = 0 if targets == "all" else LENGTH - 1
@@ -59,7 +61,7 @@ class _RoleCollector:
             self.labels.append(labels)
 
     def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns inputs and labels `[P, 80]` of all users, and who they are `[P]`."""
+        """Returns inputs and labels `[P, 80]` of all users, and the user of each row `[P]`."""
         names = np.repeat(list(self.files), [len(part) for part in self.inputs])
         return np.concatenate(self.inputs), np.concatenate(self.labels), names
 
@@ -72,19 +74,19 @@ def load(
     targets: Literal["last", "all"] = "last",
     stride: int = 1,
 ) -> Source:
-    """Returns Shakespeare by role, from `data_dir/shakespeare`, `data_dir`, or the folders that LEAF makes in them.
+    """Returns Shakespeare by role, from `data_dir/shakespeare`, `data_dir`, or LEAF's folders in them.
 
-    The layouts, by name, in the order in which they are looked for: `leaf`, `all_data*.json`, all rows of every role;
-    `leaf-split`, `train/*.json` and `test/*.json`. A role's true group is its play, where the files say it for all.
+    The layouts, by name, in the order of the search: `leaf`, `all_data*.json`, all rows of every role; `leaf-split`,
+    `train/*.json` and `test/*.json`. The true group of a role is its play, if the files have it for all roles.
 
-    LEAF's rows slide over each line of a role by one character, so that they overlap: of a random part of them, LEAF's
-    own test rows too, nearly all characters are in training rows. `stride=80` takes rows that share none.
+    LEAF's rows are windows that move by one character, so that they overlap: nearly all characters of random test rows,
+    and of LEAF's test rows, are in training rows. `stride=80` selects rows without common characters.
 
     Args:
-        data_dir: where the files are.
-        layout: `"auto"` takes the first that is there.
-        targets: `"last"` learns the character behind a row, as LEAF does; `"all"` every character but the first.
-        stride: every how many rows of a role are taken.
+        data_dir: folder of the files.
+        layout: `"auto"` is the first layout that exists.
+        targets: `"last"` predicts the character after a row, as in LEAF; `"all"` every character except the first.
+        stride: distance of the selected rows of a role.
 
     Raises:
         FileNotFoundError: files are missing.
@@ -93,9 +95,9 @@ def load(
     if stride < 1:
         raise ValueError(f"stride must be at least 1, got {stride}.")
     layouts = LAYOUTS if layout == "auto" else {layout: LAYOUTS[layout]}
-    found, place = require("shakespeare", layouts, leaf.places("shakespeare", data_dir), HELP)
+    existing, place = require("shakespeare", layouts, leaf.places("shakespeare", data_dir), HELP)
     parts = []
-    for pattern in LAYOUTS[found]:
+    for pattern in LAYOUTS[existing]:
         part = _RoleCollector()
         for path in leaf.sorted_files(place, pattern):
             part.add(path, stride, targets)
@@ -121,9 +123,9 @@ def load(
 
 
 def _find_shakespeare(data_dir: Folder) -> Path | None:
-    """Returns the folder of the files."""
-    found = locate(LAYOUTS, leaf.places("shakespeare", data_dir))
-    return None if found is None else found[1]
+    """Returns the folder of the files, or None."""
+    located = locate(LAYOUTS, leaf.places("shakespeare", data_dir))
+    return None if located is None else located[1]
 
 
 ENTRY = SourceEntry(

@@ -1,4 +1,4 @@
-"""Which files are parquet, and which of a folder are of which split, as Hugging Face's hub names them."""
+"""Parquet files of a folder and their splits, by the names of Hugging Face's hub."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxfl.data.sources.base import Folder
 
 MAGIC = b"PAR1"  # first and last bytes of a parquet file
-HELP = "give a .parquet file, or the folder of such files, as data_dir"
+HELP = "pass a .parquet file, or the folder of such files, as data_dir"
 SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 
@@ -23,14 +23,16 @@ def files_in(data_dir: Folder) -> list[Path]:
         return files
     below = sorted({path.parent for path in top.glob("*/*.parquet")})
     if len(below) > 1:
-        raise FileNotFoundError(f"{top} has parquet files in {[path.name for path in below]}; give one as data_dir.")
+        raise FileNotFoundError(
+            f"{top} must have parquet files in one folder, got {[path.name for path in below]}; pass one as data_dir."
+        )
     if not below:
         raise FileNotFoundError(f"parquet needs *.parquet or data/*.parquet: not found in {top}; {HELP}.")
     return sorted(below[0].glob("*.parquet"))
 
 
 def select_splits(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
-    """Returns the files of the split to train on and those of the split to test on, which may be none."""
+    """Returns the files of the training split, and the files of the test split, which may be empty."""
     splits: dict[str, list[Path]] = {}
     for path in files:
         shard = SHARD.fullmatch(path.stem)
@@ -47,16 +49,18 @@ def select_splits(files: Sequence[Path], *wanted: str) -> list[list[Path]]:
             continue
         if (count := len(splits[shard["split"]])) > int(shard["count"]):
             raise ValueError(
-                f"{path.parent} has {count} files of {shard['split']}, but {path.name} is one of "
-                f"{int(shard['count'])}; keep the files of one download alone."
+                f"{path.parent} must have {int(shard['count'])} files of {shard['split']}, as {path.name} states, got "
+                f"{count}; keep only the files of one download."
             )
         for number in range(int(shard["count"])):
             if not (other := path.with_name(f"{shard['split']}-{number:05}-of-{shard['count']}.parquet")).is_file():
-                raise FileNotFoundError(f"{other.name} is not among the files in {path.parent}; get the missing shard.")
+                raise FileNotFoundError(
+                    f"{other.name} is not among the files in {path.parent}; download the missing shard."
+                )
     return [splits[split], splits.get(test, []) if test != split else []]
 
 
 def is_parquet(path: Path) -> bool:
-    """Returns whether a file begins as parquet does."""
+    """Returns whether a file has the first bytes of parquet."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC

@@ -1,9 +1,9 @@
-"""Tables: a csv or parquet file with a row for each example, whose columns are named; scaled on training rows only.
+"""Tables in csv or parquet files with a row per example and named columns, scaled by training rows.
 
 Categories become one column of 0 and 1 each (scikit-learn's OneHotEncoder), numbers are standardised (StandardScaler).
-Both are fitted when the clients have been dealt their rows, to all training rows together: a test row never decides a
-mean, and a category that only test rows have is all zeros. (The rows of held-out clients and rows that are set apart
-for validation are training rows here. A real federation would add up sums and squares for the same numbers.)
+Both are fitted to all training rows after the partition: a mean does not depend on test rows, and a category that only
+test rows have becomes zeros. (The rows of held-out clients and validation rows are training rows here. A real
+federation would compute the same numbers from sums and squares of the clients.)
 """
 
 import datetime
@@ -18,20 +18,20 @@ from jaxfl.data.sources import columns as files
 from jaxfl.data.sources.base import WITHOUT_CLASSES, Folder, Source, SourceEntry
 from jaxfl.schema import checked, did_you_mean
 
-UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # what pandas calls a column without a name, such as a frame's index
+UNNAMED = r"Unnamed: \d+|__index_level_\d+__"  # names that pandas gives to columns without a name, such as an index
 TABLE_SKEWS = ("pathological", "dominant", "dirichlet", "shards", *WITHOUT_CLASSES)
 TargetKind = Literal["auto", "number", "class"]
 
 
 class Roles(NamedTuple):
-    """What the columns of a table are.
+    """Roles of the columns of a table.
 
     Attributes:
         target: the column to predict.
-        client: who made a row; "" is unknown.
-        group: the true group of that client; "" is unknown.
-        categories: features whose values are names.
-        numbers: features whose values are numbers.
+        client: column of the maker of a row; "" if unknown.
+        group: column of the true group of that client; "" if unknown.
+        categories: columns of features whose values are names.
+        numbers: columns of features whose values are numbers.
     """
 
     target: str
@@ -56,68 +56,71 @@ def load(
     """Returns the rows of one csv or parquet file, whose path is given as `data_dir`; csv may be compressed by gzip.
 
     Args:
-        data_dir: the file.
+        data_dir: path of the file.
         target: the column to predict.
-        client: the column that says whose a row is; "" where nobody knows, and a skew deals the rows.
-        group: the column of the clients' true group, for the metrics, where a client is who made its rows; "" is
-            unknown.
-        categories: columns of categories, with colons between them: `"city:trade"`.
-        numbers: columns of numbers, in the same way; "" is all columns that have a name and no other role. The numbers
-            of rows that pandas writes have none.
+        client: the column with the maker of each row; "" if unknown, for a skew that divides the rows.
+        group: the column of the clients' true group, for the metrics with a natural partition; "" if unknown.
+        categories: columns of categories, separated by colons: `"city:trade"`.
+        numbers: columns of numbers, separated by colons; "" is all columns with a name and without another role. The
+            row numbers that pandas writes have no name.
         target_kind: `"number"` is regression, `"class"` classification; `"auto"` is regression if all are numbers.
-        scale_target: whether numbers to predict are standardised, too, on training rows; losses and errors are then in
+        scale_target: whether numbers to predict are standardised on training rows; losses and errors are then in
             standard deviations.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, a column is missing or has two roles, or a value is missing or no number.
+        ValueError: the file is damaged, a column is missing or has two roles, or a value is missing or not a number.
     """
     if data_dir is None or not Path(data_dir).is_file():
         got = "none was given" if data_dir is None else f"there is no file {data_dir}"
         if data_dir is not None and Path(data_dir).is_dir():
-            got = f"{data_dir} is a folder; name the file in it"
+            got = f"{data_dir} is a folder; pass the file in it"
         raise FileNotFoundError(f"table needs data_dir, the path of a csv or parquet file with a header: {got}.")
     path = Path(data_dir)
     columns = files.read_names(path)
-    asked = Roles(target, client, group, _split_names(categories), _split_names(numbers))
+    given = Roles(target, client, group, _split_names(categories), _split_names(numbers))
     if not target:
-        raise ValueError(f"target must be the column to predict, one of {', '.join(columns)}; set target.")
-    used = [name for name in (target, client, group, *asked.categories, *asked.numbers) if name]
+        raise ValueError(f"target must be the column to predict, one of {', '.join(columns)}, got none; set target.")
+    used = [name for name in (target, client, group, *given.categories, *given.numbers) if name]
     for name in used:
         if name not in columns and "," in name:
-            raise ValueError(f"columns must have colons between them, got {name}; write {name.replace(',', ':')}.")
+            raise ValueError(f"columns must be separated by colons, got {name}; write {name.replace(',', ':')}.")
         if name not in columns:
             raise ValueError(
                 f"{path} must have the column {name}{did_you_mean(name, columns)} It has {', '.join(columns)}."
             )
         if used.count(name) > 1:
-            raise ValueError(f"{name} must have one role, got two; target, client and group are no features.")
+            raise ValueError(f"{name} must have one role, got two; target, client and group cannot be features.")
     rest = tuple(name for name in columns if name not in used and not re.fullmatch(UNNAMED, name))
-    roles = asked if numbers else asked._replace(numbers=rest)
+    roles = given if numbers else given._replace(numbers=rest)
     return read_source(path.name.split(".")[0], path, roles, target_kind, scale_target=scale_target)
 
 
 def read_source(
     name: str, path: Path, roles: Roles, target_kind: TargetKind = "auto", *, scale_target: bool = False
 ) -> Source:
-    """Returns the rows of a table as a source.
+    """Returns the source of a table.
 
     Args:
         name: name of the source.
         path: path of the file.
-        roles: what its columns are.
-        target_kind: what the target is.
+        roles: roles of its columns.
+        target_kind: kind of the target.
         scale_target: whether a number to predict is standardised.
     """
     if not roles.categories + roles.numbers:
-        raise ValueError(f"{path} must have columns to predict from; name them in categories or numbers.")
-    there = {one for part in roles for one in ((part,) if isinstance(part, str) else part) if one}
-    frame = files.read(path, sorted(there))
+        raise ValueError(f"{path} must have columns of features, got none; name them in categories or numbers.")
+    used = {name for role in roles for name in ((role,) if isinstance(role, str) else role) if name}
+    frame = files.read(path, sorted(used))
     if not len(frame[roles.target]):
         raise ValueError(f"{path} must have rows, got none.")
-    numbers = [_number_column(path, one, frame[one]) for one in roles.numbers]
-    codes = [np.unique(_text_column(path, one, frame[one]), return_inverse=True)[1] for one in roles.categories]
-    inputs = np.stack([*numbers, *codes], 1)  # float64 until it is scaled: of times since 1970, float32 keeps minutes
+    numbers = [_number_column(path, column, frame[column]) for column in roles.numbers]
+    codes = [
+        np.unique(_text_column(path, column, frame[column]), return_inverse=True)[1] for column in roles.categories
+    ]
+    inputs = np.stack(
+        [*numbers, *codes], 1
+    )  # float64 until it is scaled: float32 has a precision of minutes for times since 1970
     target = frame[roles.target]
     class_names: tuple[str, ...] = ()
     counts = (
@@ -128,9 +131,7 @@ def read_source(
         labels = labels if scale_target else labels.astype(np.float32)
     else:
         if scale_target:
-            raise ValueError(
-                f"{path}: scale_target needs numbers to predict, {roles.target} has classes; leave it out."
-            )
+            raise ValueError(f"{path}: scale_target must be left out for classes, but {roles.target} has classes.")
         names, labels = np.unique(_text_column(path, roles.target, target), return_inverse=True)
         class_names, num_classes = tuple(names.tolist()), len(names)
     groups, group_names = None, np.zeros(0, str)
@@ -152,13 +153,13 @@ def read_source(
 def scale_features(
     inputs: np.ndarray, labels: np.ndarray, rows: np.ndarray, *, count: int, scale_target: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs `[P, features]` and labels, scaled by what the training rows say.
+    """Returns inputs `[P, features]` and labels, scaled by statistics of the training rows.
 
     Args:
-        inputs: numbers, then numbers of categories `[P, columns]`.
+        inputs: columns of numbers, then columns of category numbers `[P, columns]`.
         labels: `[P]`.
-        rows: those to fit to.
-        count: how many columns are numbers.
+        rows: training rows, which determine the scale.
+        count: number of columns of numbers.
         scale_target: whether labels that are numbers are standardised.
 
     >>> inputs = np.array([[1.0, 0], [3.0, 1], [5.0, 2]], np.float32)
@@ -180,26 +181,26 @@ def scale_features(
 
 
 def _split_names(names: str) -> tuple[str, ...]:
-    """Returns the names between colons."""
+    """Returns names that are separated by colons."""
     return tuple(name for name in names.split(":") if name)
 
 
 def _parse_numbers(values: np.ndarray) -> tuple[np.ndarray, tuple[int, Any] | None]:
-    """Returns a column as numbers; and row and value of the first one that is no finite number."""
+    """Returns a column as numbers, and row and value of the first one that is not a finite number, or None."""
     import pandas
 
     numbers = np.asarray(pandas.to_numeric(pandas.Series(values), errors="coerce"), np.float64)
-    wrong = ~np.isfinite(numbers) | pandas.isna(values)  # a time that is missing is a number to `to_numeric`
+    wrong = ~np.isfinite(numbers) | pandas.isna(values)  # `to_numeric` converts a missing time to a number
     return numbers, (int(np.argmax(wrong)), values[np.argmax(wrong)]) if wrong.any() else None
 
 
 def _number_column(path: Path, name: str, values: np.ndarray, or_else: str = "") -> np.ndarray:
-    """Returns a column as numbers; what else there is to do where a value is none, or else to name it a category."""
+    """Returns a column as numbers; `or_else` is another remedy in the message than to name it a category."""
     numbers, wrong = _parse_numbers(values)
     if wrong is not None:
         row, value = wrong
-        of_words = isinstance(value, str | datetime.date) and value != ""
-        named = f", or {or_else or f'name {name} in categories'}" if of_words else ""
+        is_word = isinstance(value, str | datetime.date) and value != ""
+        named = f", or {or_else or f'name {name} in categories'}" if is_word else ""
         raise ValueError(
             f"{path}: {name} must be numbers, got {value!r} in row {row}; fill the value, leave the row out{named}."
         )
@@ -207,18 +208,19 @@ def _number_column(path: Path, name: str, values: np.ndarray, or_else: str = "")
 
 
 def _text_column(path: Path, name: str, values: np.ndarray) -> np.ndarray:
-    """Returns a column as texts."""
+    """Returns a column as texts; raises ValueError if a value is missing or a list."""
     import pandas
 
     if lists := [row for row, value in enumerate(values) if isinstance(value, list | dict | np.ndarray)]:
         raise ValueError(
             f"{path}: {name} must have a text or a number in each row, got a {type(values[lists[0]]).__name__} in row "
-            f"{lists[0]}; take another column."
+            f"{lists[0]}; use another column."
         )
     missing = pandas.isna(values) | (values.astype(str) == "")
     if missing.any():
         raise ValueError(
-            f"{path}: {name} has no value in row {int(np.argmax(missing))}; fill it, or leave the row out."
+            f"{path}: {name} must have a value in each row, got none in row {int(np.argmax(missing))}; fill it, or "
+            "leave the row out."
         )
     return values.astype(str)
 

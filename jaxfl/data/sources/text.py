@@ -1,7 +1,7 @@
-"""Texts as tokens: a vocabulary of characters that all clients share, and windows labelled with the next characters.
+"""Texts as tokens: a common vocabulary of characters, and windows labelled with the next characters.
 
-Token 0 is whatever the vocabulary does not have. The vocabulary is made of all texts, those that are tested on too: it
-is an agreement about numbers, from which nothing is learned.
+Token 0 stands for all characters outside of the vocabulary. The vocabulary is computed from all texts, including test
+texts: it only assigns numbers to characters.
 """
 
 import collections
@@ -19,7 +19,7 @@ class Vocabulary:
     """Characters and their numbers.
 
     Args:
-        letters: the characters, of which the first is token 1.
+        letters: characters; the first one is token 1.
 
     >>> letters = Vocabulary("ab c")
     >>> letters.tokens("cab?").tolist(), letters.size, letters.names
@@ -41,7 +41,7 @@ class Vocabulary:
 
         Args:
             texts: texts of all clients.
-            size: the most tokens, the unknown one included.
+            size: largest number of tokens, including the unknown one.
 
         >>> Vocabulary.of(["banana", "nab"], 3).names
         ('unknown', 'a', 'n')
@@ -61,14 +61,15 @@ class Vocabulary:
 
 
 def windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts tokens into windows that do not overlap.
+    """Returns tokens in windows that do not overlap, with the next tokens.
 
     Args:
         tokens: `[M]`.
         length: T.
 
     Returns:
-        Windows `[rows, T]` and their next tokens `[rows, T]`, int32. The last one is filled up: unknown, masked.
+        Windows `[rows, T]` and their next tokens `[rows, T]`, int32. The last window is padded with unknown and masked
+        tokens.
 
     >>> x, y = windows(np.array([1, 2, 3, 4, 5]), 3)
     >>> x.tolist(), y.tolist()

@@ -1,4 +1,4 @@
-"""What tensorflow-datasets has prepared: any data set of images of one shape with a class label, without TensorFlow."""
+"""Data sets prepared by tensorflow-datasets, with images of one shape and a class label; needs no TensorFlow."""
 
 import functools
 from pathlib import Path
@@ -8,46 +8,49 @@ import numpy as np
 
 from jaxfl.data.sources.base import Folder, Source, SourceEntry
 
-COARSE = "coarse_label"  # CIFAR-100's name for a feature that groups the classes
+COARSE = "coarse_label"  # name of CIFAR-100 for the feature with groups of classes
 
 
 def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
-    """Returns an image classification data set that tensorflow-datasets has prepared; needs no TensorFlow.
+    """Returns an image classification data set prepared by tensorflow-datasets; needs no TensorFlow.
 
-    Image and label are the data set's supervised keys, or its features `image` and `label`, or its only ones. A feature
-    `coarse_label` (CIFAR-100's) groups the classes.
+    Image and label are the supervised keys, or the features `image` and `label`, or the only features of their kind. A
+    feature `coarse_label` (CIFAR-100's) groups the classes.
 
     Args:
-        name: as `tfds.builder` takes it, e.g. `"kmnist"`, `"emnist/letters"`, `"mnist:3.0.1"`.
-        data_dir: where `download_and_prepare(file_format="array_record")` put it, or the prepared folder itself, that
-            with `dataset_info.json`; the library's default if None.
-        client: the feature that says who made an example, a number or a text; "" where there is none.
+        name: as for `tfds.builder`, e.g. `"kmnist"`, `"emnist/letters"`, `"mnist:3.0.1"`.
+        data_dir: folder of `download_and_prepare(file_format="array_record")`, or the prepared folder with
+            `dataset_info.json`; None is the library's default.
+        client: feature with the maker of an example, a number or a text; "" if there is none.
 
     Raises:
-        ValueError: no such data set, not prepared in a random-access format, damaged, or not images of one shape with a
-            label.
+        ValueError: the data set does not exist, is not prepared in a random-access format, is damaged, or does not have
+            images of one shape with a label.
     """
     try:
         builder = _builder(name, data_dir)
         known = builder.info.splits or ("train",)
         splits = {split: builder.as_data_source(split) for split in ("train", "test") if split in known}
-    except Exception as error:  # the library raises a dozen types, from a missing package to a missing file
+    except Exception as error:  # the library raises many types of errors, from a missing package to a missing file
         raise ValueError(
-            f"tfds:{name} cannot be read ({_first_line(error)}); prepare it where there is internet with "
-            f"tfds.builder({name!r}, file_format='array_record').download_and_prepare() and give its data_dir."
+            f"tfds:{name} cannot be read ({_first_line(error)}); prepare it on a machine with internet access by "
+            f"tfds.builder({name!r}, file_format='array_record').download_and_prepare() and pass its data_dir."
         ) from error
     features = dict(builder.info.features.items()) if hasattr(builder.info.features, "items") else {}
     if "train" not in splits:
-        raise ValueError(f"tfds:{name} must have a split train, found {list(known)}; choose another data set.")
+        raise ValueError(f"tfds:{name} must have a split train, got {list(known)}; choose another data set.")
     image, label = _feature_names(name, builder.info, features)
     if client and client not in features:
-        raise ValueError(f"tfds:{name} must have the feature {client}, found {sorted(features)}; set client to one.")
+        raise ValueError(
+            f"tfds:{name} must have the feature {client}, got {sorted(features)}; set client to one of them."
+        )
     coarse = COARSE if COARSE in features and label != COARSE else ""
     parts = {split: _read_examples(name, split, splits[split], image, label, client, coarse) for split in splits}
     train, test = parts["train"], parts.get("test", (None, None, None, None))
     if test[0] is not None and test[0].shape[1:] != train[0].shape[1:]:
         raise ValueError(
-            f"tfds:{name}: test images are {test[0].shape[1:]}, training images {train[0].shape[1:]}; resize to npz."
+            f"tfds:{name}: test images must have the shape of training images, {train[0].shape[1:]}, got "
+            f"{test[0].shape[1:]}; resize them and write an npz file."
         )
     highest = max(int(part[1].max()) for part in parts.values())
     num_classes = features[label].num_classes or highest + 1
@@ -73,32 +76,32 @@ def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
 
 
 def _builder(name: str, data_dir: Folder) -> Any:
-    """Returns the builder of a prepared folder, or the one of a name."""
+    """Returns the builder of a prepared folder, or of a name."""
     import tensorflow_datasets
 
     if data_dir is None or (folder := _prepared_folder(name, Path(data_dir).expanduser())) is None:
         return tensorflow_datasets.builder(name, data_dir=data_dir, file_format="array_record")
     builder: Any = tensorflow_datasets.builder_from_directory(folder)
-    info, asked = builder.info, name.partition(":")[0]
-    if asked not in (info.name, f"{info.name}/{info.config_name}"):
-        raise ValueError(f"{folder} holds {info.full_name}")
+    info, wanted = builder.info, name.partition(":")[0]
+    if wanted not in (info.name, f"{info.name}/{info.config_name}"):
+        raise ValueError(f"{folder} has {info.full_name}")
     return builder
 
 
 def _prepared_folder(name: str, top: Path) -> Path | None:
-    """Returns the folder that holds `dataset_info.json`: `top`, or that of the newest version of the name."""
+    """Returns the folder with `dataset_info.json`: `top`, or that of the newest version of the name; or None."""
     base, _, version = name.partition(":")
     folders = [top, top / base, *(path.parent for path in (top / base).glob(f"{version or '*'}/dataset_info.json"))]
-    found = [folder for folder in folders if (folder / "dataset_info.json").is_file()]
+    prepared = [folder for folder in folders if (folder / "dataset_info.json").is_file()]
 
     def newest(folder: Path) -> tuple[bool, list[int]]:
         return folder == top, [int(part) for part in folder.name.split(".") if part.isdigit()]
 
-    return max(found, key=newest, default=None)
+    return max(prepared, key=newest, default=None)
 
 
 def _feature_names(name: str, info: Any, features: dict[str, Any]) -> tuple[str, str]:
-    """Returns the names of the features that hold the image and the label."""
+    """Returns the names of the features with the image and the label."""
     from tensorflow_datasets import features as kinds
 
     images = sorted(key for key, feature in features.items() if isinstance(feature, kinds.Image))
@@ -110,8 +113,8 @@ def _feature_names(name: str, info: Any, features: dict[str, Any]) -> tuple[str,
     label = "label" if "label" in labels else labels[0] if len(labels) == 1 else None
     if image is None or label is None:
         raise ValueError(
-            f"tfds:{name} must have one feature of images and one of class labels, found images {images} and labels "
-            f"{labels} among {sorted(features)}; choose another data set, or write what you need to npz."
+            f"tfds:{name} must have one feature of images and one of class labels, got images {images} and labels "
+            f"{labels} among {sorted(features)}; choose another data set, or write the arrays to an npz file."
         )
     return image, label
 
@@ -119,14 +122,14 @@ def _feature_names(name: str, info: Any, features: dict[str, Any]) -> tuple[str,
 def _read_examples(
     name: str, split: str, examples: Any, image: str, label: str, client: str, coarse: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
-    """Reads a split into arrays that are allocated once: images, labels, who made them, and coarse labels."""
+    """Returns images, labels, makers and coarse labels of a split, in arrays that are allocated once."""
     images, labels = np.empty(0), np.empty(len(examples), np.int64)
     groups = np.zeros(len(examples), np.int32)
     makers: list[Any] = []
     for row in range(len(examples)):
         try:
             example = examples[row]
-        except Exception as error:  # as many types as there are codecs
+        except Exception as error:  # each codec raises other types
             raise ValueError(
                 f"tfds:{name} is damaged: row {row} of split {split} cannot be read ({_first_line(error)}); delete its "
                 f"folder and prepare it again."
@@ -139,7 +142,7 @@ def _read_examples(
         if pixels.shape != images.shape[1:]:
             raise ValueError(
                 f"tfds:{name} must have images of one shape, got {images.shape[1:]} and {pixels.shape} in row {row} of "
-                f"split {split}; resize to npz."
+                f"split {split}; resize them and write an npz file."
             )
         images[row], labels[row] = pixels, example[label]
         groups[row] = example[coarse] if coarse else 0
@@ -154,29 +157,31 @@ def _read_examples(
 
 
 def _class_groups(name: str, num_classes: int, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Returns the group of each class `[L]`, that of its rows; 0 for a class without rows.
+    """Returns the group of each class `[L]`, which all its rows have; 0 for a class without rows.
 
     Args:
         name: name of the data set.
         num_classes: L.
-        parts: of each split the labels, and the groups of the rows.
+        parts: labels and groups of the rows, for each split.
     """
     labels, groups = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    found = np.zeros(num_classes, np.int32)
-    found[labels] = groups
-    if (found[labels] != groups).any():
-        wrong = int(labels[np.argmax(found[labels] != groups)])
-        raise ValueError(f"tfds:{name}: {COARSE} must be the same in all rows of a class, class {wrong} has several.")
-    return found
+    group = np.zeros(num_classes, np.int32)
+    group[labels] = groups
+    if (group[labels] != groups).any():
+        wrong = int(labels[np.argmax(group[labels] != groups)])
+        raise ValueError(
+            f"tfds:{name}: {COARSE} must be the same in all rows of a class, got several for class {wrong}."
+        )
+    return group
 
 
 def _first_line(error: Exception) -> str:
-    """Returns what an error says, without its many lines of advice."""
+    """Returns the first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def entry(name: str) -> SourceEntry:
-    """Returns the row of a data set that tensorflow-datasets knows; whether it is prepared is seen when it is read."""
+    """Returns the registry row of a data set of tensorflow-datasets, without checking whether it is prepared."""
     return SourceEntry(
         functools.partial(load, name),
         find=lambda data_dir: None,

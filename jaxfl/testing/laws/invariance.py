@@ -150,7 +150,7 @@ def check_cohort_order(row: Row) -> None:
 
 def check_permuted_clients(row: Row) -> None:
     """Clients under other ids are served as before; batches are equal here because each client has one distinct row."""
-    compiled, data = case(row), _with_one_row_each(federation())
+    compiled, data = case(row), _with_copied_first_rows(federation())
     permutation = np.array([3, 0, 6, 1, 7, 5, 2, 4])  # new id -> old id
     moved = with_batch_width(data.subset(permutation))
     state, _ = compiled.run(data, small_cohort())
@@ -161,7 +161,7 @@ def check_permuted_clients(row: Row) -> None:
     assert_same_partition(other.cluster, state.cluster[permutation], law)
 
 
-def _with_one_row_each(data: FederatedData) -> FederatedData:
+def _with_copied_first_rows(data: FederatedData) -> FederatedData:
     """Returns the federation with each client's rows replaced by copies of its first row, labelled with its group."""
     inputs, labels = np.array(data.inputs), np.array(data.labels)
     for group, start, size in zip(np.asarray(data.group), data.train.start, data.train.size, strict=True):
