@@ -152,8 +152,8 @@ def check_floats(what: str, model: Params) -> None:
         if jnp.dtype(dtype).itemsize < 4:
             raise ValueError(
                 f"{what} must have parameters of float32 or float64, got {dtype} for {name or 'all of them'}: a server "
-                "adds up many models, which such numbers round away; leave param_dtype out or cast them, and let "
-                'clients compute in bfloat16 (compute="bfloat16").'
+                "sums many models, with too large rounding errors in this type; leave param_dtype out or cast them and "
+                'let clients compute in bfloat16 (compute="bfloat16").'
             )
 
 

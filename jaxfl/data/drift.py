@@ -114,38 +114,39 @@ def _absent_clients(able: np.ndarray, arrive: float, leave: float, seed: int) ->
     return absent
 
 
-def _swap_groups(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
-    """Returns the data and new fields in which the clients `who` exchange data, each with another group."""
+def _swap_groups(data: FederatedData, clients: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
+    """Returns the data and new fields in which the given clients exchange data, each with another group."""
     if data.group is None:
         raise ValueError(
             f"drift=swap must have data with known true groups, got {data.name!r}; use drift=new-group (for classes), "
             "a rotated, shifted or pathological data set, or the argument group of federate."
         )
     group = np.asarray(data.group)
-    members = np.bincount(group[who])
+    members = np.bincount(group[clients])
     most, rest = int(members.max()), int(members.sum() - members.max())
-    largest = who[group[who] == members.argmax()]
-    who = np.setdiff1d(who, largest[: max(0, most - rest)])  # there is no client to swap with for the others
-    if not len(who):
+    largest = clients[group[clients] == members.argmax()]
+    clients = np.setdiff1d(clients, largest[: max(0, most - rest)])  # there is no client to swap with for the others
+    if not len(clients):
         raise ValueError(
             "drift_share must select clients of at least two groups, got clients of one group; raise it, or use more "
             "clients."
         )
-    who = who[np.argsort(group[who], kind="stable")]
+    clients = clients[np.argsort(group[clients], kind="stable")]
     source = np.arange(data.num_clients)
-    source[who] = np.roll(who, min(most, rest))  # no group has more members, so no client gets data of its own group
+    # no group has more members, so no client gets data of its own group
+    source[clients] = np.roll(clients, min(most, rest))
     return data, _fields_from(data, source)
 
 
-def _rotate_further(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
-    """Returns the data and new fields in which the images of the clients `who` are rotated by a quarter turn."""
+def _rotate_further(data: FederatedData, clients: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
+    """Returns the data and new fields in which the images of the given clients are rotated by a quarter turn."""
     try:
         check_square(data.inputs)
     except ValueError as error:
         raise ValueError(f"drift=rotate: {error} Or use another drift.") from error
     rotation = np.zeros(data.num_clients, np.int32) if data.rotation is None else np.asarray(data.rotation)
     turned = rotation.copy()
-    turned[who] = (turned[who] + 1) % 4
+    turned[clients] = (turned[clients] + 1) % 4
     data = dataclasses.replace(data, rotation=rotation)
     if data.group is None:
         return data, {"rotation": turned}
@@ -181,8 +182,8 @@ def _groups_after_rotation(data: FederatedData, turned: np.ndarray) -> tuple[Fed
     return dataclasses.replace(data, group_names=tuple(names)), regrouped.astype(np.int32)
 
 
-def _new_group(data: FederatedData, who: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
-    """Returns the data and new fields in which the clients `who` have rows of one group with new labels."""
+def _new_group(data: FederatedData, clients: np.ndarray, seed: int) -> tuple[FederatedData, dict[str, Any]]:
+    """Returns the data and new fields in which the given clients have rows of one group with new labels."""
     check_classes("drift=new-group", data.labels, "use drift=swap for data with true groups, arrive or leave")
     shifts = np.zeros(data.num_clients, np.int32) if data.label_shift is None else np.asarray(data.label_shift)
     free = np.setdiff1d(np.arange(data.num_classes), shifts)
@@ -198,15 +199,15 @@ def _new_group(data: FederatedData, who: np.ndarray, seed: int) -> tuple[Federat
         trains = np.asarray(data.train.size) > 0
         trains &= True if data.held_out is None else ~np.asarray(data.held_out)
         chosen = host_rng(seed, "new-group").choice(np.unique(group[trains]))
-        source[who] = np.resize(np.flatnonzero(trains & (group == chosen)), len(who))
+        source[clients] = np.resize(np.flatnonzero(trains & (group == chosen)), len(clients))
         names = [
             *data.group_names,
             *(f"group {number}" for number in range(len(data.group_names), int(group.max()) + 1)),
         ]
         data, later = dataclasses.replace(data, group_names=(*names, "new")), _fields_from(data, source)
-        later["group"][who] = len(names)
+        later["group"][clients] = len(names)
     shifted = shifts.copy()
-    shifted[who] = free[0]
+    shifted[clients] = free[0]
     return data, later | {"label_shift": shifted}
 
 

@@ -78,18 +78,20 @@ class Windows:
         most = clients // self._parts
         widths = {name: max(_max_rows(ranges[name], most) for ranges in self._ranges) for name in self._splits}
         self._width = max(1, sum(widths.values()))  # rows of a device's part
-        nobody, begin, made = np.zeros(data.num_clients, np.int32), 0, {}
+        zeros, begin, window_splits = np.zeros(data.num_clients, np.int32), 0, {}
         for name in ("train", "test"):
             there = np.arange(begin, begin + widths.get(name, 0), dtype=np.int32)
             rows = np.concatenate([part * self._width + there for part in self._own]).astype(np.int32)
-            made[name] = replace(getattr(data, name), rows=self._sent(rows), start=nobody)
+            window_splits[name] = replace(getattr(data, name), rows=self._send(rows), start=zeros)
             begin += len(there)
-        pool = {name: self._sent(self._empty(getattr(data, name))) for name in ("inputs", "labels")}
+        pool = {name: self._send(self._zeros(getattr(data, name))) for name in ("inputs", "labels")}
         drift = data.drift
         for name in ("train", "test"):  # a window has the ranges of its round
             if drift is not None and getattr(drift, name) is not None:
                 drift = replace_field(drift, f"{name}.start", None)
-        self.blank = self._known(replace(self._data, **pool, **made, sharded=self._each is not None, drift=drift))
+        self.blank = self._replicate(
+            replace(self._data, **pool, **window_splits, sharded=self._each is not None, drift=drift)
+        )
 
     def of(self, ids: Sequence[int] | np.ndarray, real: np.ndarray | None = None, round: int = 0) -> FederatedData:
         """Returns the window of some clients on the devices; a client may occur several times, but only once as real.
@@ -102,7 +104,7 @@ class Windows:
         """
         ids, ranges = np.asarray(ids), self._ranges[self._drifts_at is not None and round >= self._drifts_at]
         real = np.ones(len(ids), bool) if real is None else real
-        inputs, labels = self._empty(self._data.inputs), self._empty(self._data.labels)
+        inputs, labels = self._zeros(self._data.inputs), self._zeros(self._data.labels)
         start = {name: np.zeros(self._data.num_clients, np.int32) for name in self._splits}
         for part, (members, wanted) in enumerate(
             zip(np.split(ids, self._parts), np.split(real, self._parts), strict=True)
@@ -118,24 +120,24 @@ class Windows:
                     take_rows(self._data.inputs, rows, out=inputs[place])
                     take_rows(self._data.labels, rows, out=labels[place])
                     begin += width
-        made = {
+        window_splits = {
             name: replace(getattr(self.blank, name), start=tree.placed(value, self._everywhere))
             for name, value in start.items()
         }
-        return replace(self.blank, inputs=self._sent(inputs), labels=self._sent(labels), **made)
+        return replace(self.blank, inputs=self._send(inputs), labels=self._send(labels), **window_splits)
 
-    def _empty(self, like: AnyArray) -> np.ndarray:
+    def _zeros(self, like: AnyArray) -> np.ndarray:
         """Returns zeros with the shape of the rows of this process's parts."""
         return np.zeros((len(self._own) * self._width, *like.shape[1:]), like.dtype)
 
-    def _sent(self, rows: np.ndarray) -> Array:
+    def _send(self, rows: np.ndarray) -> Array:
         """Returns the rows of this process's parts on its devices; without sharding, on all devices."""
         if self._each is None:
             return tree.placed(rows, self._everywhere)
         length = len(rows) // len(self._own) * self._parts
         return jax.make_array_from_process_local_data(self._each, rows, (length, *rows.shape[1:]))
 
-    def _known(self, window: FederatedData) -> FederatedData:
+    def _replicate(self, window: FederatedData) -> FederatedData:
         """Returns a window with all host arrays sent to all devices."""
         return jax.tree.map(
             lambda leaf: leaf if isinstance(leaf, jax.Array) else tree.placed(leaf, self._everywhere), window

@@ -101,9 +101,9 @@ def federation(num_groups: int = 2, ragged: bool = True, rows: int = 12) -> Fede
     data = clustered_linear(CLIENTS, num_groups, rows, FEATURES, CLASSES, ragged=ragged)
     pool, owned = 2 * CLIENTS * ROWS, CLIENTS * ROWS
     splits = {name: replace(split, rows=_pad_rows(split.rows, owned)) for name, split in _splits(data)}
-    nobody = np.zeros(CLIENTS, bool)  # an array in place of None: the same program as with held-out clients
+    none = np.zeros(CLIENTS, bool)  # an array in place of None: the same program as with held-out clients
     pools = {name: _pad_rows(getattr(data, name), pool) for name in POOL}
-    return with_batch_width(replace(data, **pools, **splits, held_out=nobody, group_names=()))
+    return with_batch_width(replace(data, **pools, **splits, held_out=none, group_names=()))
 
 
 def with_batch_width(data: FederatedData, rows: int = ROWS) -> FederatedData:

@@ -64,10 +64,10 @@ def entry(name: str) -> SourceEntry:
     if name in SOURCES:
         return SOURCES[name]
     check_name("source", name, names())
-    found = load_entry_point(GROUP, name)
-    if not isinstance(found, SourceEntry):
-        raise ValueError(f"source {name} must be a jaxfl.data.sources.SourceEntry, got a {type(found).__name__}.")
-    return found
+    loaded = load_entry_point(GROUP, name)
+    if not isinstance(loaded, SourceEntry):
+        raise ValueError(f"source {name} must be a jaxfl.data.sources.SourceEntry, got a {type(loaded).__name__}.")
+    return loaded
 
 
 def names() -> list[str]:
@@ -96,19 +96,19 @@ def load(name: str, data_dir: Folder = None, **options: Any) -> Source:
         data_dir: folder of its files.
         **options: keyword-only arguments of its loader.
     """
-    one, converted = (
+    source_entry, converted = (
         entry(name),
         npz.find_converted(name, data_dir, defaults(name) | options) if name in SOURCES else None,
     )
-    if converted is None or (_has_makers_file(one, data_dir) and "client" not in npz.read(converted, ())[1]):
-        return one.load(data_dir, **options)
+    if converted is None or (_has_makers_file(source_entry, data_dir) and "client" not in npz.read(converted, ())[1]):
+        return source_entry.load(data_dir, **options)
     return npz.load(converted)
 
 
-def _has_makers_file(one: SourceEntry, data_dir: Folder) -> bool:
+def _has_makers_file(source_entry: SourceEntry, data_dir: Folder) -> bool:
     """Returns whether a source's files exist, together with the file that names the makers."""
-    place = one.find(data_dir) if one.makers_file else None
-    return place is not None and any(place.glob(one.makers_file))
+    place = source_entry.find(data_dir) if source_entry.makers_file else None
+    return place is not None and any(place.glob(source_entry.makers_file))
 
 
 def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str | None:
@@ -124,13 +124,15 @@ def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str 
     """
     if name == "digits":
         return "embedded"
-    one = entry(name)
+    source_entry = entry(name)
     try:
-        place = npz.find_converted(name, data_dir, defaults(name)) if not (makers and one.makers_file) else None
-    except ValueError:  # converted with other options, or damaged: `load` says which
+        place = (
+            npz.find_converted(name, data_dir, defaults(name)) if not (makers and source_entry.makers_file) else None
+        )
+    except ValueError:  # converted with other options, or damaged: `load` raises the error
         place = None
-    place = place or one.find(data_dir)
-    if place is None or (makers and one.makers_file and not any(place.glob(one.makers_file))):
+    place = place or source_entry.find(data_dir)
+    if place is None or (makers and source_entry.makers_file and not any(place.glob(source_entry.makers_file))):
         return None
     return str(place)
 

@@ -192,8 +192,8 @@ def require(name: str, layouts: Layouts, places: Sequence[Path], remedy: str) ->
         FileNotFoundError: no layout is complete; the message names the first missing file of the most complete layout,
             the searched folders, and the remedy.
     """
-    if (found := locate(layouts, places)) is not None:
-        return found
+    if (located := locate(layouts, places)) is not None:
+        return located
 
     def missing(patterns: Sequence[str], place: Path) -> list[str]:
         return [pattern for pattern in patterns if not any(place.glob(pattern))]

@@ -73,7 +73,7 @@ def load(data_dir: Folder = None, *, target: str = "Smiling", min_images: int = 
             f"{paths[IDENTITIES]}, got {min_images}; lower it."
         )
     keep = counts[person] >= min_images
-    names = [name for name, kept in zip(labels, keep, strict=True) if kept]
+    names = [name for name, enough in zip(labels, keep, strict=True) if enough]
     _check_images(paths[IMAGES], names)
     words = target.replace("_", " ").lower()
     return Source(
@@ -219,8 +219,8 @@ def _decode_images(folder: Path, names: list[str], size: int) -> np.ndarray:
 
 def _find_celeba(data_dir: Folder) -> Path | None:
     """Returns the folder of the files, without checking the images; None if a file is missing."""
-    for top, found in zip(folders("celeba", data_dir), _files_by_folder(data_dir), strict=True):
-        if len(found) == len(INNER):
+    for top, paths in zip(folders("celeba", data_dir), _files_by_folder(data_dir), strict=True):
+        if len(paths) == len(INNER):
             return top
     return None
 

@@ -10,35 +10,39 @@ from jaxfl.data.labels import are_flags, prepare_labels
 from jaxfl.data.sources.base import warn_missing_classes
 
 
-def check_rows(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], *, prefix: str = "") -> None:
+def check_rows(
+    path: Path, arrays: Mapping[str, np.ndarray], file_names: Mapping[str, str], *, prefix: str = ""
+) -> None:
     """Raises ValueError unless examples, labels and columns fit each other.
 
     Args:
         path: path of the file, for the messages.
         arrays: `x`, `y` and any of `client`, `group`, `domain`, each after the prefix.
-        own: names of the arrays in the file, where they differ.
+        file_names: names of the arrays in the file, where they differ.
         prefix: `"test_"` for the official test set, which must have the type of the training examples.
     """
     images = arrays.get(f"{prefix}x")
     if images is not None and not images.shape:
-        raise ValueError(f"{path}: {own.get(f'{prefix}x', f'{prefix}x')} must be [P, ...], a row for each example.")
+        raise ValueError(
+            f"{path}: {file_names.get(f'{prefix}x', f'{prefix}x')} must be [P, ...], a row for each example."
+        )
     for column in (f"{prefix}{key}" for key in ("y", "client", "group", "domain") if f"{prefix}{key}" in arrays):
-        values, name = arrays[column], own.get(column, column)
+        values, name = arrays[column], file_names.get(column, column)
         if images is None:
             raise ValueError(f"{path}: {name} must be left out, because there are no examples of a test set.")
         if column.endswith("y"):
-            _check_label_column(path, name, values, len(images), own.get(f"{prefix}x", "x"))
+            _check_label_column(path, name, values, len(images), file_names.get(f"{prefix}x", "x"))
         elif values.shape != (len(images),):
             raise ValueError(
-                f"{path}: {name} must be [{len(images)}], one entry for each row of {own.get(f'{prefix}x', 'x')}, got "
+                f"{path}: {name} must be [{len(images)}], an entry per row of {file_names.get(f'{prefix}x', 'x')}, got "
                 f"shape {values.shape}."
             )
     if images is None:
         return
-    name, first = own.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
+    name, first = file_names.get(f"{prefix}x", f"{prefix}x"), arrays["x"]
     check_input_type(f"{path}: {name}", images)
     if (images.dtype, images.shape[1:]) != (first.dtype, first.shape[1:]):
-        raise ValueError(f"{path}: {name} must have the type of {own.get('x', 'x')} and its shape of a row.")
+        raise ValueError(f"{path}: {name} must have the type of {file_names.get('x', 'x')} and its shape of a row.")
 
 
 def _check_label_column(path: Path, name: str, values: np.ndarray, count: int, inputs: str) -> None:
@@ -58,22 +62,24 @@ def _check_label_column(path: Path, name: str, values: np.ndarray, count: int, i
         raise ValueError(f"{path}: {name} must be classes from 0, got {values.min()}; number them from 0.")
 
 
-def num_classes(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str], named: int) -> int:
+def num_classes(path: Path, arrays: Mapping[str, np.ndarray], file_names: Mapping[str, str], named: int) -> int:
     """Returns L of the labels of a file, as the file states it or as the labels need it.
 
     Args:
         path: path of the file.
         arrays: `x`, `y`, maybe `test_x`, `test_y` and `num_classes`; checked by `check_rows`.
-        own: names of the arrays in the file, where they differ.
+        file_names: names of the arrays in the file, where they differ.
         named: number of class names in the file.
 
     Raises:
         ValueError: labels are outside of the classes, or of two kinds.
     """
-    name = own.get("y", "y")
+    name = file_names.get("y", "y")
     labels = {key: arrays[key] for key in ("y", "test_y") if key in arrays}
     if len({(part.dtype.kind in "iu", part.dtype.kind == "b", part.shape[1:]) for part in labels.values()}) > 1:
-        raise ValueError(f"{path}: {own.get('test_y', 'test_y')} must have the type of {name} and its shape of a row.")
+        raise ValueError(
+            f"{path}: {file_names.get('test_y', 'test_y')} must have the type of {name} and its shape of a row."
+        )
     known = stated_num_classes(path, arrays["num_classes"]) if "num_classes" in arrays else named
     if named and named != known:
         raise ValueError(f"{path}: class_names must have num_classes ({known}) names, got {named}.")

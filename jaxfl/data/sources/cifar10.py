@@ -169,12 +169,12 @@ def _read_sheets(place: Path) -> CifarArrays:
 def _read_label_file(path: Path) -> dict[str, np.ndarray]:
     """Returns the arrays of the file of labels."""
     try:
-        arrays, found = bounded.read_arrays(path, ("train_y", "test_y", "names"))
+        arrays, existing = bounded.read_arrays(path, ("train_y", "test_y", "names"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} must be an .npz file of plain arrays ({error}); copy it again.") from error
     for key in ("train_y", "test_y"):
         if key not in arrays:
-            raise ValueError(f"{path} must have the array {key}, got only {sorted(found)}; add it with np.savez.")
+            raise ValueError(f"{path} must have the array {key}, got only {sorted(existing)}; add it with np.savez.")
     return arrays
 
 

@@ -96,24 +96,26 @@ def load(
     return _source_from_arrays(path, arrays, names)
 
 
-def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], own: Mapping[str, str]) -> Source:
+def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], file_names: Mapping[str, str]) -> Source:
     """Returns the source of the arrays of a file.
 
     Args:
         path: path of the file.
         arrays: arrays by the names that `save` uses.
-        own: names of the arrays in the file, where they differ, for the messages.
+        file_names: names of the arrays in the file, where they differ, for the messages.
     """
     for key in (f"{key}_names" for key in NAMES if f"{key}_names" in arrays):
         if arrays[key].ndim != 1:
             raise ValueError(f"{path}: {key} must be a list of names, got shape {arrays[key].shape}.")
     names = {key: tuple(map(str, arrays[f"{key}_names"])) for key in NAMES if f"{key}_names" in arrays}
     origin = _parse_origin(path, arrays["origin"]) if "origin" in arrays else None
-    checks.check_rows(path, arrays, own)
-    checks.check_rows(path, arrays, own, prefix="test_")
+    checks.check_rows(path, arrays, file_names)
+    checks.check_rows(path, arrays, file_names, prefix="test_")
     if not len(arrays["x"]):
-        raise ValueError(f"{path}: {own.get('x', 'x')} must have at least one row, got shape {arrays['x'].shape}.")
-    num_classes = checks.num_classes(path, arrays, own, len(names.get("class", ())))
+        raise ValueError(
+            f"{path}: {file_names.get('x', 'x')} must have at least one row, got shape {arrays['x'].shape}."
+        )
+    num_classes = checks.num_classes(path, arrays, file_names, len(names.get("class", ())))
     mean, std = (checks.normaliser(path, key, arrays[key]) if key in arrays else None for key in ("mean", "std"))
     if arrays["x"].dtype == np.uint8 and origin is None:  # a file written by `save` states its normalisation
         mean, std = (0.0 if mean is None else mean), (255.0 if std is None else std)
@@ -122,12 +124,12 @@ def _source_from_arrays(path: Path, arrays: Mapping[str, np.ndarray], own: Mappi
         raise ValueError(f"{path}: class_group must be [{num_classes}], one for each class, got {class_groups.shape}.")
     for key in ("group", "domain", "class_group"):
         for column in (column for column in (key, f"test_{key}") if column in arrays and key in names):
-            checks.check_numbers(path, own.get(column, column), arrays[column], f"{key}_names", len(names[key]))
+            checks.check_numbers(path, file_names.get(column, column), arrays[column], f"{key}_names", len(names[key]))
     for key, owner in {"group": "client", "domain": "example", "test_domain": "example"}.items():
         if key in arrays and (arrays[key] != arrays[key]).any():
             raise ValueError(
-                f"{path}: {own.get(key, key)} must have the {key.removeprefix('test_')} of each {owner}, got NaN; "
-                "leave the array out."
+                f"{path}: {file_names.get(key, key)} must have the {key.removeprefix('test_')} of each {owner}, got "
+                "NaN; leave the array out."
             )
     groups = arrays.get("group")
     if groups is not None and "group" not in names and origin is None:

@@ -55,8 +55,8 @@ def check_empty_client(row: Row) -> None:
     """A client without training rows changes nothing for the others, and is served a finite model."""
     compiled, data = case(row), federation()
     state, info = compiled.run(data, small_cohort())
-    everybody = small_cohort()
-    without = replace(everybody, mask=everybody.mask & (everybody.ids != EMPTY))
+    cohort = small_cohort()
+    without = replace(cohort, mask=cohort.mask & (cohort.ids != EMPTY))
     others = [i for i in range(data.num_clients) if i != EMPTY]
     law = "a client without rows must change nothing"
     other, _ = compiled.run(data, without)
@@ -93,7 +93,7 @@ def check_assign(row: Row) -> None:
     )
     for i in (COHORT[0], HELD_OUT[0]):
         alone = compiled.assign(jax.random.key(0), state, data, small_cohort([i])).cluster[i]
-        law = f"assign must give a client the same cluster whoever else is assigned: client {i} alone is given {alone}"
+        law = f"assign must give a client the same cluster regardless of the others: client {i} alone is given {alone}"
         assert alone == new.cluster[i], f"{law}, with all others {new.cluster[i]}"
     count, reported = len(np.unique(new.cluster)), int(info.num_clusters)
     assert count > 1 or reported < 2, (

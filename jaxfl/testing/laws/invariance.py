@@ -54,16 +54,16 @@ def _check_combined(compiled: Case, law: str, alone: Callable[[], Any]) -> None:
     """Checks chunks, several devices and wider batches in one run, because compilation takes long.
 
     Args:
-        one: the method.
+        compiled: the method.
         law: the law that is checked.
         alone: returns the state with the change of this law only; called to find out whether it is the cause.
     """
-    wanted, found = compiled.run(federation(), small_cohort())[0], _run_combined(compiled)[1]
+    wanted, combined = compiled.run(federation(), small_cohort())[0], _run_combined(compiled)[1]
     try:
-        assert_close(found, wanted, "")
+        assert_close(combined, wanted, "")
     except AssertionError:
         assert_close(alone(), wanted, law)
-        assert_close(found, wanted, "chunks, devices and padding rows together must change nothing")
+        assert_close(combined, wanted, "chunks, devices and padding rows together must change nothing")
 
 
 def _run_combined(compiled: Case) -> tuple[Cohort, Any, Any]:
@@ -118,16 +118,16 @@ def check_nobody(row: Row) -> None:
     """
     compiled, data = case(row), federation()
     before, _ = compiled.run(data, small_cohort())
-    nobody = small_cohort(())
-    after, _ = compiled.run(data, nobody, rounds=1, start=before)
+    empty = small_cohort(())
+    after, _ = compiled.run(data, empty, rounds=1, start=before)
     assert int(after.round) == int(before.round) + 1, "a round with an empty cohort must be counted"
     # at any depth: the state of a method may contain that of another method
-    kept, left = ({p: x for p, x in leaves(s).items() if p.rpartition("/")[2] != "round"} for s in (after, before))
-    assert_equal(kept, left, "a round with an empty cohort must change only the round number")
+    new, old = ({p: x for p, x in leaves(s).items() if p.rpartition("/")[2] != "round"} for s in (after, before))
+    assert_equal(new, old, "a round with an empty cohort must change only the round number")
     inputs, start = np.array(data.inputs), data.train.start[SICK]
     inputs[data.train.rows[start : start + data.train.size[SICK]]] = np.nan
     sick = replace(data, inputs=inputs)
-    without, _ = compiled.run(sick, nobody, rounds=1, start=before)
+    without, _ = compiled.run(sick, empty, rounds=1, start=before)
     others = np.delete(np.arange(data.num_clients), SICK)  # the client of NaN may search for another model, and fail
     for client, name in ((EMPTY, "without rows"), (SICK, "of NaN")):
         alone, _ = compiled.run(sick, small_cohort((client,)), rounds=1, start=before)
