@@ -44,7 +44,7 @@ def softmax_task(scale: float = 0.3) -> Task:
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(model, batch)), batch.y[:, None], 1)[:, 0]
         return masked_mean(-chosen, batch.mask)
 
-    return Task(init, loss, logits, mix=contract.of_classes)
+    return Task(init, loss, logits, mix=contract.mix_classes)
 
 
 def quadratic_task() -> Task:
@@ -61,7 +61,7 @@ def quadratic_task() -> Task:
     def logits(model, batch: Batch):
         return batch.x[:, :2] * model["w"][None, :2]
 
-    return Task(init, loss, logits, mix=contract.of_classes)
+    return Task(init, loss, logits, mix=contract.mix_classes)
 
 
 def quadratic_gradient(w, x, y):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxfl import engine
 from jaxfl.models.fast import convolution
-from jaxfl.models.fast import rows_last as turned
+from jaxfl.models.fast import rows_last as rows_last_forms
 
 STEPS = 4
 # (batch, side, channels, side of the kernel, outputs, padding, is it a first layer)
@@ -98,9 +98,9 @@ def milliseconds(
     return min(processor), min(clock)
 
 
-def rows_last(inputs: jax.Array, kernel: jax.Array, padding: convolution.Pairs) -> jax.Array:
-    """The convolution of images that are turned for it, see `jaxfl.models.fast.rows_last`."""
-    return turned.convolution(inputs.transpose(turned.AXES), kernel, padding)
+def rows_last(inputs: jax.Array, kernel: jax.Array, padding: convolution.Padding) -> jax.Array:
+    """Returns the convolution of images that lie with their rows last for it, see `jaxfl.models.fast.rows_last`."""
+    return rows_last_forms.convolution(inputs.transpose(rows_last_forms.ROWS_LAST_AXES), kernel, padding)
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--library", action="store_true", help="convolutions as XLA's library makes them")
     jit = jax.jit if parser.parse_args().library else engine.jit
-    forms = {"turned": rows_last, "slices": convolution.as_product, "by hand": convolution.alone}
+    forms = {"rows last": rows_last, "slices": convolution.as_product, "by hand": convolution.one_client_convolution}
     names = "".join(f" {name:>13}" for name in (*forms, "squares"))
     print(f"{'processor / clock, ms':<45} {'forward and gradient':<71} forward")
     print(f"{'shape':<45}" + f"{names}   {'chosen':<10}" * 2)
@@ -131,7 +131,7 @@ def main() -> None:
             wins = convolution.slices_win(inputs.shape, kernel.shape, pads, gradient=gradient)
             others = convolution.squares_win(inputs.shape, kernel.shape, pads, gradient=gradient)
             rest = "slices" if wins else "squares" if others else "by hand"
-            chosen = "turned" if outputs < convolution.FEW else rest
+            chosen = "rows last" if outputs < convolution.FEW_OUTPUTS else rest
             line += f"   {chosen:<10}"
         print(line, flush=True)
 

@@ -28,7 +28,7 @@ def main() -> None:
             keys = jax.random.split(jax.random.key(0))
             inputs = jax.random.normal(keys[0], (rows, depth))
             kernel = 0.05 * jax.random.normal(keys[1], (depth, outputs))
-            chosen = "by hand" if products.chosen(rows, depth, outputs) is form else "usual"
+            chosen = "by hand" if products.product_form(rows, depth, outputs) is form else "usual"
             line = f"{f'{rows} x {depth}, {outputs}':<22}"
             for gradient in (True, False):
                 usual, own = (  # the processor's time

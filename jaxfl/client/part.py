@@ -12,7 +12,7 @@ from jaxfl import tree
 from jaxfl.client.training import Train, local_train
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Task
-from jaxfl.tasks.contract import averages_of, dense_of, with_loss
+from jaxfl.tasks.contract import averages_of, dense_layers_of, with_loss
 from jaxfl.typing import Array, Key, Params
 
 
@@ -66,7 +66,7 @@ def of_part(task: Task, rest: Params) -> Task:
         return lambda part, *others: loss(tree.combine(part, rest), *others)
 
     still = set(tree.names(rest))
-    dense, averages = dense_of(task), averages_of(task)
+    dense, averages = dense_layers_of(task), averages_of(task)
     if dense is not None:
         first, inner = (tuple(name for name in names if name not in still) for names in (dense.first, dense.inner))
         dense = dense._replace(first=first, inner=inner, loss=whole(dense.loss)) if first + inner else None

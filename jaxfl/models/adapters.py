@@ -23,20 +23,20 @@ from flax import linen as nn
 from flax import nnx
 
 from jaxfl import tree
-from jaxfl.models.fast.inspection import results_of
+from jaxfl.models.fast.inspection import program_results
 from jaxfl.typing import Array, Key, Params
 
-PADDING = (
+PADDING_MESSAGE = (
     "module keeps running averages, which padding rows must not be part of; give __call__ an argument mask, and pass "
     "mask=mask[:, None] (as many axes as the rows have) to its BatchNorm layers."
 )
-SWITCHED = (
+MODE_MESSAGE = (
     "module must bring its running averages up to date while clients train, and use them in a test; give __call__ an "
     "argument train: bool, and pass nn.BatchNorm(use_running_average=not train)"
 )
 
 
-def check(
+def check_running_averages(
     averages: Callable[[Params, Array, Array, Key | None], list[Array]],
     init: Callable[[Key], Params],
     x: Array,
@@ -57,25 +57,25 @@ def check(
         ValueError: the averages are brought up to date in a test, or not in training, or with padding.
     """
     if not masked:
-        raise ValueError(PADDING)
+        raise ValueError(PADDING_MESSAGE)
     model = jax.eval_shape(init, jax.random.key(0))
     for key in (None, jax.random.key(0)):
         try:
-            results = results_of(lambda model, x, mask, key=key: averages(model, x, mask, key), model, x, mask)
+            results = program_results(lambda model, x, mask, key=key: averages(model, x, mask, key), model, x, mask)
         except flax.errors.ModifyScopeVariableError as error:
-            raise ValueError(f"{SWITCHED} ({error}).") from error
+            raise ValueError(f"{MODE_MESSAGE} ({error}).") from error
         unchanged = [one.unchanged for one in results]
         if (any(unchanged) and key is not None) or (not all(unchanged) and key is None):
-            raise ValueError(f"{SWITCHED}.")
+            raise ValueError(f"{MODE_MESSAGE}.")
         rows = len(jax.tree.leaves(model))  # the position of x among the arguments; the mask follows
         if any(rows in one.depends_on and rows + 1 not in one.depends_on for one in results):
-            raise ValueError(PADDING)
+            raise ValueError(PADDING_MESSAGE)
     # made of the mask a layer's averages are behind another layer, too, that leaves padding out in its place
-    if len(results) > 2 and _with_padding(averages, init, x):
-        raise ValueError(PADDING)
+    if len(results) > 2 and _reads_padding(averages, init, x):
+        raise ValueError(PADDING_MESSAGE)
 
 
-def _with_padding(averages: Callable[..., list[Array]], init: Callable[[Key], Params], x: Array) -> bool:
+def _reads_padding(averages: Callable[..., list[Array]], init: Callable[[Key], Params], x: Array) -> bool:
     """Returns whether what stands in a padding row makes a difference to some average, by a batch of three rows."""
 
     @jax.jit
@@ -92,50 +92,56 @@ def _with_padding(averages: Callable[..., list[Array]], init: Callable[[Key], Pa
 
 
 # `(usual, args, kwargs, context) -> outputs`, as flax.linen has it: the context knows the module and the method's name.
-Spy = Callable[[Callable[..., Any], Any, Any, Any], Any]
-LAYERS = (nnx.Dropout, nnx.Embed, nnx.MultiHeadAttention)
-_SPY: ContextVar[Spy | None] = ContextVar("spy", default=None)
+CallObserver = Callable[[Callable[..., Any], Any, Any, Any], Any]
+OBSERVED_LAYERS = (nnx.Dropout, nnx.Embed, nnx.MultiHeadAttention)
+_OBSERVER: ContextVar[CallObserver | None] = ContextVar("spy", default=None)
 
 
 @contextlib.contextmanager
-def watched(spy: Spy) -> Iterator[None]:
-    """Lets a spy see the calls of all layers of flax.linen, and of `LAYERS` of flax.nnx; in this thread alone."""
-    token = _SPY.set(spy)
+def observed_calls(observer: CallObserver) -> Iterator[None]:
+    """Shows an observer all calls of layers of flax.linen and of `OBSERVED_LAYERS` of flax.nnx, in this thread alone."""
+    token = _OBSERVER.set(observer)
     try:
-        with nn.intercept_methods(spy):
+        with nn.intercept_methods(observer):
             yield
     finally:
-        _SPY.reset(token)
+        _OBSERVER.reset(token)
 
 
-def tell_of_calls(module: nnx.Module) -> None:
-    """Makes a module's layers tell of their calls, if somebody watches."""
-    if _SPY.get() is None:
+def observe_layers(module: nnx.Module) -> None:
+    """Makes the calls of a module's layers go through the observer, if there is one."""
+    if _OBSERVER.get() is None:
         return
     for _, layer in nnx.iter_graph(module):
-        if isinstance(layer, LAYERS):
-            layer.__class__ = _telling(type(layer))
+        if isinstance(layer, OBSERVED_LAYERS):
+            layer.__class__ = _observed_class(type(layer))
 
 
 @functools.cache  # JAX keeps every class of flax.nnx in a table
-def _telling(layer: type) -> type:
-    """Returns the class of a layer whose calls go through the spy."""
+def _observed_class(layer: type) -> type:
+    """Returns a layer's class, but its calls go through the observer."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        spy, usual = _SPY.get(), types.MethodType(layer.__call__, self)
+        observer, usual = _OBSERVER.get(), types.MethodType(layer.__call__, self)
         context = types.SimpleNamespace(module=self, method_name="__call__")
-        return usual(*args, **kwargs) if spy is None else spy(usual, args, kwargs, context)
+        return usual(*args, **kwargs) if observer is None else observer(usual, args, kwargs, context)
 
     return type(layer.__name__, (layer,), {"__call__": call})
 
 
 # How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
-TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
-STATS = "batch_stats"  # flax.linen's name of running averages
-BOTH = "a client's model is its parameters and the running averages of batch normalisation"
+MODE_ARGUMENTS = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
+BATCH_STATS = "batch_stats"  # flax.linen's name of running averages
+MODEL_PARTS = "a client's model is its parameters and the running averages of batch normalisation"
 
 
-class Batch(Protocol):
+class NetworkInputs(Protocol):
     """What a network sees of a batch, which `jaxfl.data.Batch` is."""
 
     @property
@@ -149,7 +155,7 @@ class Batch(Protocol):
         ...
 
 
-class Made(Protocol):
+class ModuleFactory(Protocol):
     """What makes a module of flax.nnx: its class, or a function."""
 
     def __call__(self, *, rngs: nnx.Rngs) -> nnx.Module:
@@ -157,7 +163,7 @@ class Made(Protocol):
         ...
 
 
-class Running(NamedTuple):
+class RunningAverages(NamedTuple):
     """Running averages of a network: leaves of its model that no gradient moves, kept for tests.
 
     Attributes:
@@ -166,7 +172,7 @@ class Running(NamedTuple):
     """
 
     names: frozenset[str]
-    apply: Callable[[Params, Batch, Key | None], tuple[Array, Params]]
+    apply: Callable[[Params, NetworkInputs, Key | None], tuple[Array, Params]]
 
 
 class Functions(NamedTuple):
@@ -188,23 +194,23 @@ class Functions(NamedTuple):
     """
 
     init: Callable[[Key], Params]
-    apply: Callable[[Params, Batch, Key | None], Array]
-    running: Running | None = None
+    apply: Callable[[Params, NetworkInputs, Key | None], Array]
+    running: RunningAverages | None = None
 
 
 @runtime_checkable
 class Composed(Protocol):
     """A network that is made of another one, such as `jaxfl.models.lora` makes."""
 
-    def functions(self, example: Batch) -> Functions:
+    def functions(self, example: NetworkInputs) -> Functions:
         """Returns its two functions, for rows like an example `[1, ...]`."""
         ...
 
 
-Network = nn.Module | Made | Functions | Composed
+Network = nn.Module | ModuleFactory | Functions | Composed
 
 
-def functions_of(network: Network, example: Batch) -> Functions:
+def functions_of(network: Network, example: NetworkInputs) -> Functions:
     """Returns the two functions of a network.
 
     Args:
@@ -220,7 +226,7 @@ def functions_of(network: Network, example: Batch) -> Functions:
         _check_arguments(network)
         return network
     if isinstance(network, nn.Module):
-        return _linen(network, example)
+        return _linen_functions(network, example)
     if isinstance(network, Composed):
         return network.functions(example)
     if isinstance(network, nnx.Module):
@@ -232,7 +238,7 @@ def functions_of(network: Network, example: Batch) -> Functions:
     made = network.func if isinstance(network, functools.partial) else network
     of_class = isinstance(made, type) and issubclass(made, nnx.Module)
     if of_class or (callable(network) and "rngs" in inspect.signature(network).parameters):
-        return _nnx(network, example)
+        return _nnx_functions(network, example)
     if isinstance(network, type) and issubclass(network, nn.Module):
         raise ValueError(f"module must be an instance, got the class {network.__name__}; give {network.__name__}(...).")
     raise ValueError(
@@ -256,72 +262,77 @@ def _check_arguments(network: Functions) -> None:
             pass
 
 
-def _given(accepted: Mapping[str, Any], batch: Batch, train: bool) -> dict[str, Any]:
+def _mode_arguments(accepted: Mapping[str, Any], batch: NetworkInputs, train: bool) -> dict[str, Any]:
     """Returns the arguments that a module's `__call__` takes, beside the rows."""
-    values = {name: value == train for name, value in TRAINING.items()} | {"mask": batch.mask}
+    values = {name: value == train for name, value in MODE_ARGUMENTS.items()} | {"mask": batch.mask}
     return {name: value for name, value in values.items() if name in accepted}
 
 
-def _linen(module: nn.Module, example: Batch) -> Functions:
+def _linen_functions(module: nn.Module, example: NetworkInputs) -> Functions:
     """Returns the functions of a module that keeps its parameters apart."""
     accepted = inspect.signature(module.__call__).parameters
 
     def variables(key: Key) -> Any:
-        return module.init(key, example.x, **_given(accepted, example, False))
+        return module.init(key, example.x, **_mode_arguments(accepted, example, False))
 
     found = jax.eval_shape(variables, jax.random.key(0))
-    if not {"params"} <= set(found) <= {"params", STATS}:
-        raise ValueError(f"module must keep no other variables, got {sorted(found)}; {BOTH}.")
-    names = frozenset(tree.names(found.get(STATS, {})))
+    if not {"params"} <= set(found) <= {"params", BATCH_STATS}:
+        raise ValueError(f"module must keep no other variables, got {sorted(found)}; {MODEL_PARTS}.")
+    names = frozenset(tree.names(found.get(BATCH_STATS, {})))
     if not names:
 
-        def apply(model: Params, batch: Batch, key: Key | None) -> Array:
+        def apply(model: Params, batch: NetworkInputs, key: Key | None) -> Array:
             rngs = {} if key is None else {"dropout": key}
-            outputs = module.apply({"params": model}, batch.x, rngs=rngs, **_given(accepted, batch, key is not None))
+            outputs = module.apply(
+                {"params": model}, batch.x, rngs=rngs, **_mode_arguments(accepted, batch, key is not None)
+            )
             return jnp.asarray(outputs)
 
         return Functions(lambda key: variables(key)["params"], apply)
 
-    def together(model: Params, batch: Batch, key: Key | None) -> tuple[Array, Params]:
-        given, rngs = _given(accepted, batch, key is not None), {} if key is None else {"dropout": key}
-        parts = {"params": _part(model, names, inside=False), STATS: _part(model, names, inside=True)}
+    def together(model: Params, batch: NetworkInputs, key: Key | None) -> tuple[Array, Params]:
+        given, rngs = _mode_arguments(accepted, batch, key is not None), {} if key is None else {"dropout": key}
+        parts = {
+            "params": _select_leaves(model, names, inside=False),
+            BATCH_STATS: _select_leaves(model, names, inside=True),
+        }
         if key is None:
             return jnp.asarray(module.apply(parts, batch.x, **given)), model
-        outputs, after = module.apply(parts, batch.x, rngs=rngs, mutable=[STATS], **given)
-        return jnp.asarray(outputs), _merged(parts["params"], after[STATS])
+        outputs, after = module.apply(parts, batch.x, rngs=rngs, mutable=[BATCH_STATS], **given)
+        return jnp.asarray(outputs), _merge(parts["params"], after[BATCH_STATS])
 
     def init(key: Key) -> Params:
         made = variables(key)
-        return _merged(made["params"], made[STATS])
+        return _merge(made["params"], made[BATCH_STATS])
 
-    return _checked(init, together, names, example, accepted)
+    return _running_functions(init, together, names, example, accepted)
 
 
-def _part(model: Params, names: frozenset[str], prefix: str = "", *, inside: bool) -> Params:
+def _select_leaves(model: Params, names: frozenset[str], prefix: str = "", *, inside: bool) -> Params:
     """Returns the leaves of nested dictionaries that are among the names, or those that are not."""
     found = {}
     for name, node in model.items():
         if isinstance(node, Mapping):
-            if below := _part(node, names, f"{prefix}{name}/", inside=inside):
+            if below := _select_leaves(node, names, f"{prefix}{name}/", inside=inside):
                 found[name] = below
         elif (f"{prefix}{name}" in names) == inside:
             found[name] = node
     return found
 
 
-def _merged(one: Params, other: Params) -> Params:
+def _merge(one: Params, other: Params) -> Params:
     """Returns nested dictionaries in one: a layer has its averages behind its parameters."""
     merged = dict(one)
     for name, node in other.items():
-        merged[name] = _merged(merged.get(name, {}), node) if isinstance(node, Mapping) else node
+        merged[name] = _merge(merged.get(name, {}), node) if isinstance(node, Mapping) else node
     return merged
 
 
-def _checked(
+def _running_functions(
     init: Callable[[Key], Params],
-    together: Callable[[Params, Batch, Key | None], tuple[Array, Params]],
+    together: Callable[[Params, NetworkInputs, Key | None], tuple[Array, Params]],
     names: frozenset[str],
-    example: Batch,
+    example: NetworkInputs,
     accepted: Mapping[str, Any],
 ) -> Functions:
     """Returns the functions of a network with running averages.
@@ -335,11 +346,11 @@ def _checked(
         after = together(model, batch, key)[1]
         return [leaf for name, leaf in zip(tree.names(after), jax.tree.leaves(after), strict=True) if name in names]
 
-    check(averages, init, example.x, example.mask, masked="mask" in accepted)
-    return Functions(init, lambda model, batch, key: together(model, batch, key)[0], Running(names, together))
+    check_running_averages(averages, init, example.x, example.mask, masked="mask" in accepted)
+    return Functions(init, lambda model, batch, key: together(model, batch, key)[0], RunningAverages(names, together))
 
 
-def _nnx(make: Made, example: Batch) -> Functions:
+def _nnx_functions(make: ModuleFactory, example: NetworkInputs) -> Functions:
     """Returns the functions of a module that is made anew for each key; inside `apply` it is put together again."""
 
     def parts(key: Key) -> tuple[nnx.Module, Any, Any, Any]:
@@ -361,24 +372,24 @@ def _nnx(make: Made, example: Batch) -> Functions:
     structure, model_state, rest, accepted = kept[0]
     others = {type(one).__name__ for _, one in nnx.to_flat_state(rest) if not isinstance(one, nnx.RngState)}
     if others:
-        raise ValueError(f"module must keep no other variables, got {sorted(others)}; {BOTH}.")
+        raise ValueError(f"module must keep no other variables, got {sorted(others)}; {MODEL_PARTS}.")
     flat = nnx.to_flat_state(model_state)
     names = frozenset("/".join(map(str, path)) for path, one in flat if isinstance(one, nnx.BatchStat))
 
-    def together(model: Params, batch: Batch, key: Key | None) -> tuple[Array, Params]:
+    def together(model: Params, batch: NetworkInputs, key: Key | None) -> tuple[Array, Params]:
         keys = jax.random.key(0) if key is None else key
-        streams = nnx.map_state(lambda path, one: one.replace(_stream(path, one, keys)), rest)
-        values = nnx.map_state(lambda path, one: one.replace(_at(model, path)), model_state)
+        streams = nnx.map_state(lambda path, one: one.replace(_stream_state(path, one, keys)), rest)
+        values = nnx.map_state(lambda path, one: one.replace(_leaf_at(model, path)), model_state)
         module = nnx.merge(structure, values, streams)
         module.eval() if key is None else module.train()
-        tell_of_calls(module)
-        outputs = jnp.asarray(module(batch.x, **_given(accepted, batch, key is not None)))
+        observe_layers(module)
+        outputs = jnp.asarray(module(batch.x, **_mode_arguments(accepted, batch, key is not None)))
         if not names:
             return outputs, model
         return outputs, _in_order(module, nnx.to_pure_dict(nnx.state(module, (nnx.Param, nnx.BatchStat))))
 
     if names:
-        return _checked(init, together, names, example, accepted)
+        return _running_functions(init, together, names, example, accepted)
     return Functions(init, lambda model, batch, key: together(model, batch, key)[0])
 
 
@@ -392,14 +403,14 @@ def _in_order(node: Any, values: Any) -> Any:
     return {str(name): _in_order(children[name], values[name]) for name in names}
 
 
-def _at(model: Params, path: tuple) -> Array:
+def _leaf_at(model: Params, path: tuple) -> Array:
     """Returns the array of a model at a path of flax.nnx."""
     for name in path:
         model = model[str(name)]
     return model
 
 
-def _stream(path: tuple, one: Any, key: Key) -> Any:
+def _stream_state(path: tuple, one: Any, key: Key) -> Any:
     """Returns the state of a stream of random numbers: its own key, from which nothing was drawn."""
     if isinstance(one, nnx.RngCount):
         return jnp.zeros((), jnp.uint32)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxfl.models.fast.convolution import NUMBERS
+from jaxfl.models.fast.convolution import AXIS_ORDER
 from jaxfl.schema import checked
 from jaxfl.typing import Array, Key
 
@@ -110,7 +110,7 @@ class Conv(nn.Module):
                 f"kernel_size must be at most the input's height and width {inputs.shape[1:3]} with padding 'VALID', "
                 f"got {self.kernel_size}; use larger images, a smaller kernel, padding='SAME' or another network."
             )
-        outputs = jax.lax.conv_general_dilated(inputs, kernel, (1, 1), self.padding, dimension_numbers=NUMBERS)
+        outputs = jax.lax.conv_general_dilated(inputs, kernel, (1, 1), self.padding, dimension_numbers=AXIS_ORDER)
         return outputs + bias.reshape(1, 1, 1, -1)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from flax import linen as nn
 
 from jaxfl import tree
-from jaxfl.models.adapters import Batch, Functions, Network, functions_of
+from jaxfl.models.adapters import Functions, Network, NetworkInputs, functions_of
 from jaxfl.schema import checked
 from jaxfl.typing import Array, Key, Params
 
@@ -41,7 +41,7 @@ class Lora(NamedTuple):
     alpha: float
     layers: str | tuple[str, ...]
 
-    def functions(self, example: Batch) -> Functions:
+    def functions(self, example: NetworkInputs) -> Functions:
         """Returns the two functions of the network, whose model are the adapters.
 
         Args:
@@ -97,7 +97,7 @@ class Lora(NamedTuple):
         chosen = jax.tree.leaves(tree.matching(self.base, self.layers))
         for name, leaf, yes in zip(tree.names(self.base), jax.tree.leaves(self.base), chosen, strict=True):
             if yes and np.ndim(leaf) > 1:
-                rows, columns = _sides(np.shape(leaf))
+                rows, columns = _matrix_sides(np.shape(leaf))
                 key, own = jax.random.split(key)
                 rank = min(self.rank, rows, columns)
                 down = jax.random.normal(own, (rows, rank), leaf.dtype) / math.sqrt(rows)
@@ -155,19 +155,19 @@ def lora(
     if isinstance(base, Mapping) and isinstance(base.get("params"), Mapping) and isinstance(module, nn.Module):
         raise ValueError(f'base must be the parameters alone, got the variables {sorted(base)}; give base["params"].')
     tree.check_floats("base", base)
-    base = _by_text(base)
+    base = _with_text_names(base)
     made = Lora(module, base, rank, float(rank if alpha is None else alpha), layers)
     if not jax.eval_shape(made._init, jax.random.key(0)):
         raise ValueError(f"layers must name a kernel, got {layers!r}, and all that it names are vectors.")
     return made
 
 
-def _by_text(node: Any) -> Any:
+def _with_text_names(node: Any) -> Any:
     """Returns nested dictionaries with text as names: flax.nnx counts the layers of a list."""
-    return {str(name): _by_text(below) for name, below in node.items()} if isinstance(node, Mapping) else node
+    return {str(name): _with_text_names(below) for name, below in node.items()} if isinstance(node, Mapping) else node
 
 
-def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+def _matrix_sides(shape: tuple[int, ...]) -> tuple[int, int]:
     """Returns rows and columns of the matrix that is nearest to a square.
 
     >>> _sides((64, 4, 16)), _sides((3, 3, 8, 16))

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl import tree
-from jaxfl.models.adapters import Functions, Running
+from jaxfl.models.adapters import Functions, RunningAverages
 from jaxfl.models.fast.inspection import product_types
 from jaxfl.typing import Array, Key, Params
 
 Compute = Literal["float32", "bfloat16"]
 
 
-def lowered(part: Params, but: frozenset[str] = frozenset()) -> Params:
+def to_bfloat16(part: Params, but: frozenset[str] = frozenset()) -> Params:
     """Returns a tree with its floats in bfloat16; those of some names stay as they are.
 
     >>> [leaf.dtype.name for leaf in jax.tree.leaves(lowered({"tokens": jnp.ones(2, int), "w": jnp.ones(2)}))]
@@ -44,7 +44,7 @@ def check_products(fn: Callable[..., Any], *args: Any) -> None:
         )
 
 
-def with_whole_outputs(network: Functions) -> Functions:
+def with_float32_outputs(network: Functions) -> Functions:
     """Returns a network whose outputs are never in half precision, whatever it computes in: nor are losses of them.
 
     A sum of losses in bfloat16 stops at 256 times the next one, and one in float16 is infinite from 65,504 on.
@@ -66,7 +66,7 @@ def with_whole_outputs(network: Functions) -> Functions:
         outputs, after = running.apply(model, batch, key)
         return widened(outputs), after
 
-    return Functions(network.init, apply, Running(running.names, together))
+    return Functions(network.init, apply, RunningAverages(running.names, together))
 
 
 def in_bfloat16(network: Functions) -> Functions:
@@ -79,14 +79,16 @@ def in_bfloat16(network: Functions) -> Functions:
     names = frozenset() if running is None else running.names
 
     def apply(model: Params, batch: Any, key: Key | None) -> Array:
-        model = lowered(model) if key is None else lowered(model, names)  # in a test the averages stay as they are
-        return network.apply(model, batch._replace(x=lowered(batch.x)), key)
+        model = (
+            to_bfloat16(model) if key is None else to_bfloat16(model, names)
+        )  # in a test the averages stay as they are
+        return network.apply(model, batch._replace(x=to_bfloat16(batch.x)), key)
 
     if running is None:
         return Functions(network.init, apply)
 
     def together(model: Params, batch: Any, key: Key | None) -> tuple[Array, Params]:
-        outputs, after = running.apply(lowered(model, names), batch._replace(x=lowered(batch.x)), key)
+        outputs, after = running.apply(to_bfloat16(model, names), batch._replace(x=to_bfloat16(batch.x)), key)
         return outputs, jax.tree.map(lambda new, old: new.astype(old.dtype), after, model)
 
-    return Functions(network.init, apply, Running(names, together))
+    return Functions(network.init, apply, RunningAverages(names, together))

@@ -68,9 +68,10 @@ def load_weights(path: str | os.PathLike, like: Params) -> Params:
     for name, leaf in wanted.items():
         if name not in held:
             near = did_you_mean(name, held)
-            raise ValueError(f"{path} must have the parameter {name} {_kind(leaf)}, and has none{near}")
-        if (got := _kind(held[name])) != _kind(leaf):
-            raise ValueError(f"{name} must be {_kind(leaf)}, is {got} in {path}; take the network of that file.")
+            raise ValueError(f"{path} must have the parameter {name} {_type_and_shape(leaf)}, and has none{near}")
+        if (got := _type_and_shape(held[name])) != _type_and_shape(leaf):
+            wanted_shape = _type_and_shape(leaf)
+            raise ValueError(f"{name} must be {wanted_shape}, is {got} in {path}; take the network of that file.")
     if more := sorted(set(held) - set(wanted)):
         raise ValueError(
             f"{path} has the parameter {more[0]}, and the network has none{did_you_mean(more[0], wanted)} Leave it out."
@@ -78,6 +79,6 @@ def load_weights(path: str | os.PathLike, like: Params) -> Params:
     return jax.tree.unflatten(jax.tree.structure(like), [held[name] for name in wanted])
 
 
-def _kind(leaf: np.ndarray) -> str:
+def _type_and_shape(leaf: np.ndarray) -> str:
     """Returns type and shape of an array, as messages say them."""
     return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"

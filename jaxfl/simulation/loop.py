@@ -137,7 +137,7 @@ class RunState:
             compile_seconds=self._program.compile_seconds,
             lower_is_better=list(prepared.method.task.metrics.lower),
             factored=self._program.factored,
-            fast_forms=rewriting.in_words(prepared.method.task.fast.replaced),
+            fast_forms=rewriting.phrase(prepared.method.task.fast.replaced),
             chunk=(prepared.lane if seeds > 1 else prepared.plan).chunk,
             devices=min(devices, seeds) if seeds > 1 else devices,
             processes=jax.process_count(),

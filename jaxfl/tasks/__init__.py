@@ -18,7 +18,7 @@ from jaxfl.tasks.contract import (
 )
 from jaxfl.tasks.kinds import TASKS, classification, multilabel, next_token, regression, start_from, supervised
 from jaxfl.tasks.metrics import ACCURACY, Metrics
-from jaxfl.tasks.mixture import for_each, mixture, together
+from jaxfl.tasks.mixture import for_each, mixture, stacked_task
 
 __all__ = [
     "ACCURACY",
@@ -41,6 +41,6 @@ __all__ = [
     "start_from",
     "supervised",
     "without_averages",
-    "together",
+    "stacked_task",
     "without_dropout",
 ]

@@ -19,27 +19,29 @@ from jaxfl.typing import Array, Key, Params
 Mix = Callable[[Array, Array], Array]  # (outputs [K, B, ...], log pi [K]) -> [B, ...]
 
 
-def of_classes(outputs: Array, log_weights: Array) -> Array:
+def mix_classes(outputs: Array, log_weights: Array) -> Array:
     """Returns log sum_m pi_m softmax(h_m), of logits `[K, B, ..., L]`: logits of the mixture.
 
     >>> logits = jnp.log(jnp.array([[[0.9, 0.1]], [[0.1, 0.9]]]))
     >>> (100 * jnp.exp(of_classes(logits, jnp.log(jnp.array([0.75, 0.25]))))).round().tolist()
     [[70.0, 30.0]]
     """
-    return _mixed(jax.nn.log_softmax(outputs), log_weights)
+    return _log_mixture(jax.nn.log_softmax(outputs), log_weights)
 
 
-def of_labels(outputs: Array, log_weights: Array) -> Array:
+def mix_labels(outputs: Array, log_weights: Array) -> Array:
     """Returns the logit of sum_m pi_m sigmoid(h_m), of logits `[K, B, L]`."""
-    return _mixed(jax.nn.log_sigmoid(outputs), log_weights) - _mixed(jax.nn.log_sigmoid(-outputs), log_weights)
+    return _log_mixture(jax.nn.log_sigmoid(outputs), log_weights) - _log_mixture(
+        jax.nn.log_sigmoid(-outputs), log_weights
+    )
 
 
-def of_targets(outputs: Array, log_weights: Array) -> Array:
+def mix_targets(outputs: Array, log_weights: Array) -> Array:
     """Returns sum_m pi_m h_m, of numbers `[K, B, L]`: the mean of the mixture."""
     return (tree.along(jnp.exp(log_weights), outputs) * outputs).sum(0)
 
 
-def _mixed(logarithms: Array, log_weights: Array) -> Array:
+def _log_mixture(logarithms: Array, log_weights: Array) -> Array:
     return jax.nn.logsumexp(tree.along(log_weights, logarithms) + logarithms, 0)
 
 
@@ -80,7 +82,7 @@ class Averages(NamedTuple):
         return jax.tree.unflatten(jax.tree.structure(model), flags)
 
 
-class Rows(NamedTuple):
+class RowSpec(NamedTuple):
     """What the rows of a federation are."""
 
     inputs: tuple[int, ...]  # the shape of one
@@ -153,7 +155,7 @@ class Task(NamedTuple):
     averages: Averages | None = None
     losses: Loss | None = None
     mix: Mix | None = None
-    rows: Rows | None = None
+    rows: RowSpec | None = None
     made_for: Loss | None = None
     whole: bool = False
     fast: FastForms = FastForms()
@@ -171,7 +173,7 @@ def outputs_and_loss(task: Task) -> Callable[[Params, Batch], tuple[Array, Array
     return lambda model, batch: (task.outputs(model, batch), task.loss(model, batch, None))
 
 
-def dense_of(task: Task) -> DenseLayers | None:
+def dense_layers_of(task: Task) -> DenseLayers | None:
     """Returns the dense layers of a task whose loss is theirs."""
     return task.fast.dense if task.made_for in (None, task.loss) else None
 
@@ -180,7 +182,7 @@ def averages_of(task: Task) -> Averages | None:
     """Returns a task's running averages beside the loss that it has now."""
     if task.averages is None or task.made_for in (None, task.loss):
         return task.averages
-    return task.averages._replace(loss=moving(task.averages, task.loss))
+    return task.averages._replace(loss=with_moving_averages(task.averages, task.loss))
 
 
 def with_loss(task: Task, loss: Loss, averages: Averages | None) -> Task:
@@ -239,7 +241,7 @@ def without_dropout(task: Task) -> Task:
         del key
         return task.loss(model, batch, None)
 
-    dense = dense_of(task)
+    dense = dense_layers_of(task)
     if dense is not None:
         with_products = dense.loss
         dense = dense._replace(loss=lambda model, batch, key, products: with_products(model, batch, None, products))
@@ -258,15 +260,17 @@ def without_dropout(task: Task) -> Task:
 
 
 @jax.custom_vjp
-def moved(before: Array, after: Array) -> Array:
+def assigned_by_gradient(before: Array, after: Array) -> Array:
     """Returns 0; the gradient with respect to `before` is `after`: how an average is brought up to date."""
     return jnp.zeros((), before.dtype)
 
 
-moved.defvjp(lambda before, after: (moved(before, after), after), lambda after, _: (after, jnp.zeros_like(after)))
+assigned_by_gradient.defvjp(
+    lambda before, after: (assigned_by_gradient(before, after), after), lambda after, _: (after, jnp.zeros_like(after))
+)
 
 
-def moving(
+def with_moving_averages(
     averages: Averages, loss: Loss, over: Callable[[Callable[[Params], Array], Params], Array] | None = None
 ) -> Loss:
     """Returns the loss, but the gradients of running averages are the values that they get in training.
@@ -307,9 +311,9 @@ def masked_mean(values: Array, mask: Array) -> Array:
     return jnp.where(mask, values, 0).sum() / jnp.maximum(mask.sum(), 1).astype(values.dtype)
 
 
-def rows_of(data: FederatedData) -> Rows:
+def row_spec(data: FederatedData) -> RowSpec:
     """Returns what the rows of a federation are."""
-    return Rows(data.input_shape, data.kind, data.num_classes)
+    return RowSpec(data.input_shape, data.kind, data.num_classes)
 
 
 def check_learns(task: Task, data: FederatedData) -> None:
@@ -319,7 +323,7 @@ def check_learns(task: Task, data: FederatedData) -> None:
         task: what is learned.
         data: what it is to be learned from; fewer classes than the task has may do.
     """
-    made, here = task.rows, rows_of(data)
+    made, here = task.rows, row_spec(data)
     if made is not None and (made[:2] != here[:2] or made.num_classes < here.num_classes):
         raise ValueError(
             f"data must be of the rows that the method's task was made for, {made}, got {here}; make the task from "

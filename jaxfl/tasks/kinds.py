@@ -18,7 +18,7 @@ from jaxfl.schema import checked
 from jaxfl.tasks import contract
 from jaxfl.tasks.contract import Task
 from jaxfl.tasks.metrics import ACCURACY, LABELS, TOKENS, Metrics, of_targets
-from jaxfl.tasks.networks import Losses, of_network
+from jaxfl.tasks.networks import RowLosses, network_task
 from jaxfl.typing import Array, Key, Params
 
 
@@ -93,8 +93,8 @@ def classification(
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)  # [B]
 
     what = f"one logit for each of the {data.num_classes} classes"
-    outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.of_classes}
-    return of_network(module, data, losses, ACCURACY, fast_forms=fast_forms, compute=compute, **outputs)
+    outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.mix_classes}
+    return network_task(module, data, losses, ACCURACY, fast_forms=fast_forms, compute=compute, **outputs)
 
 
 @checked
@@ -129,8 +129,8 @@ def regression(module: Network, data: FederatedData, *, fast_forms: bool = True,
     labels = np.asarray(data.labels, np.float64).reshape(len(data.labels), -1)
     center = labels.mean(0) if len(labels) else np.zeros(data.num_classes)
     what = f"one number for each of the {data.num_classes} targets"
-    outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.of_targets}
-    return of_network(module, data, losses, of_targets(center), fast_forms=fast_forms, compute=compute, **outputs)
+    outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.mix_targets}
+    return network_task(module, data, losses, of_targets(center), fast_forms=fast_forms, compute=compute, **outputs)
 
 
 @checked
@@ -154,8 +154,8 @@ def multilabel(module: Network, data: FederatedData, *, fast_forms: bool = True,
         return optax.sigmoid_binary_cross_entropy(outputs, batch.y.astype(outputs.dtype)).mean(1)
 
     what = f"one logit for each of the {data.num_classes} labels"
-    outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.of_labels}
-    return of_network(module, data, losses, LABELS, fast_forms=fast_forms, compute=compute, **outputs)
+    outputs = {"shape": (data.num_classes,), "what": what, "mix": contract.mix_labels}
+    return network_task(module, data, losses, LABELS, fast_forms=fast_forms, compute=compute, **outputs)
 
 
 @checked
@@ -188,15 +188,15 @@ def next_token(module: Network, data: FederatedData, *, fast_forms: bool = True,
 
     shape = (data.labels.shape[1], data.num_classes)
     what = f"logits of shape {shape}, one for each position and token,"
-    outputs = {"shape": shape, "what": what, "mix": contract.of_classes}
-    return of_network(module, data, losses, TOKENS, fast_forms=fast_forms, compute=compute, **outputs)
+    outputs = {"shape": shape, "what": what, "mix": contract.mix_classes}
+    return network_task(module, data, losses, TOKENS, fast_forms=fast_forms, compute=compute, **outputs)
 
 
 @checked
 def supervised(
     module: Network,
     data: FederatedData,
-    losses: Losses,
+    losses: RowLosses,
     metrics: Metrics,
     *,
     fast_forms: bool = True,
@@ -227,7 +227,7 @@ def supervised(
     >>> sorted(name for name in result.summary if name.endswith("parity"))[:3]
     ['macro_parity', 'micro_parity', 'p10_parity']
     """
-    return of_network(module, data, losses, metrics, fast_forms=fast_forms, compute=compute)
+    return network_task(module, data, losses, metrics, fast_forms=fast_forms, compute=compute)
 
 
 # What a federation is for, by the kind of its labels.

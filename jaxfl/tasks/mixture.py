@@ -8,7 +8,17 @@ import jax.numpy as jnp
 
 from jaxfl.data.clients import Batch
 from jaxfl.random import Stream, key_for
-from jaxfl.tasks.contract import Averages, Loss, Task, averages_of, masked_mean, moved, moving, row_losses, with_loss
+from jaxfl.tasks.contract import (
+    Averages,
+    Loss,
+    Task,
+    assigned_by_gradient,
+    averages_of,
+    masked_mean,
+    row_losses,
+    with_loss,
+    with_moving_averages,
+)
 from jaxfl.typing import Array, Key, Params
 
 
@@ -25,7 +35,7 @@ def for_each(task: Task, fn: Callable[[Params], Any], models: Params) -> Any:
     return jax.lax.map(fn, models) if task.fast.replaced else jax.vmap(fn)(models)
 
 
-def together(task: Task, loss: Loss) -> Task:
+def stacked_task(task: Task, loss: Loss) -> Task:
     """Returns the task for training K models `[K, ...]` of a task as one, under a loss of all of them.
 
     Running averages of batch normalisation go on in each model, by the rows of the batch, whatever the loss makes of
@@ -37,7 +47,7 @@ def together(task: Task, loss: Loss) -> Task:
     """
     averages = averages_of(task)
     if averages is not None:
-        of_all = moving(averages, loss, lambda fn, models: for_each(task, fn, models).sum())
+        of_all = with_moving_averages(averages, loss, lambda fn, models: for_each(task, fn, models).sum())
         averages = averages._replace(loss=of_all)
     return with_loss(task, loss, averages)
 
@@ -90,12 +100,12 @@ def mixture(task: Task, count: int) -> Task:
     names, learning, running = frozenset[str](), loss, averages_of(task)
     if running is not None:
         names = frozenset(f"learners/{name}" for name in running.names)
-        learning = moving(running, loss, lambda fn, model: for_each(task, fn, model["learners"]).sum())
+        learning = with_moving_averages(running, loss, lambda fn, model: for_each(task, fn, model["learners"]).sum())
 
     def staying(model: Params, batch: Batch, key: Key | None = None) -> Array:
         found, weights = learning(model, batch, key), model["log_weights"]
         # an average gets the value that it has: a leaf without a gradient would be moved by weight decay
-        return found + moved(weights, jax.lax.stop_gradient(weights)).astype(found.dtype)
+        return found + assigned_by_gradient(weights, jax.lax.stop_gradient(weights)).astype(found.dtype)
 
     averages = Averages(names | {"log_weights"}, staying)
     return with_loss(task, loss, averages)._replace(init=init, losses=losses, outputs=outputs)

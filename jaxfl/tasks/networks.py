@@ -12,10 +12,10 @@ from flax import nnx
 
 from jaxfl import tree
 from jaxfl.data.clients import Batch, FederatedData
-from jaxfl.models.adapters import TRAINING, Network, Running, functions_of, watched
+from jaxfl.models.adapters import MODE_ARGUMENTS, Network, RunningAverages, functions_of, observed_calls
 from jaxfl.models.fast import dense_layers, rewriting
 from jaxfl.models.fast.inspection import reads_argument
-from jaxfl.models.precision import Compute, check_products, in_bfloat16, with_whole_outputs
+from jaxfl.models.precision import Compute, check_products, in_bfloat16, with_float32_outputs
 from jaxfl.tasks.contract import (
     Averages,
     DenseLayers,
@@ -24,21 +24,21 @@ from jaxfl.tasks.contract import (
     OnePass,
     Products,
     Task,
+    assigned_by_gradient,
     masked_mean,
-    moved,
-    rows_of,
+    row_spec,
 )
 from jaxfl.tasks.metrics import Metrics
 from jaxfl.typing import Array, Key, Params
 
-Losses = Callable[[Array, Batch], Array]
-EMBEDS = (nn.Embed, nnx.Embed)
+RowLosses = Callable[[Array, Batch], Array]
+EMBEDDINGS = (nn.Embed, nnx.Embed)
 
 
-def of_network(
+def network_task(
     module: Network,
     data: FederatedData,
-    losses: Losses,
+    losses: RowLosses,
     metrics: Metrics,
     *,
     fast_forms: bool = True,
@@ -60,16 +60,16 @@ def of_network(
         what: is to be returned, for the message.
         mix: of the outputs of several models, or None.
     """
-    example = example_of(data)
+    example = example_batch(data)
     functions = functions_of(module, example)
     functions = in_bfloat16(functions) if compute == "bfloat16" else functions
-    init, apply, running = with_whole_outputs(functions)
+    init, apply, running = with_float32_outputs(functions)
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
         return masked_mean(row_losses(model, batch, key), batch.mask)
 
     def row_losses(model: Params, batch: Batch, key: Key | None = None) -> Array:
-        return losses(forward(_fixed(model, averages), batch, key), batch)
+        return losses(forward(_without_average_gradients(model, averages), batch, key), batch)
 
     def mean_loss(outputs: Array, batch: Batch) -> Array:
         return masked_mean(losses(outputs, batch), batch.mask)
@@ -92,7 +92,7 @@ def of_network(
     each = jax.eval_shape(losses, outputs, example)
     if each.shape != (1,):
         raise ValueError(f"losses must return one loss for each row [B], got shape {each.shape} for one row.")
-    several = _rows(example, 3)  # 3: not 1
+    several = _row_shapes(example, 3)  # 3: not 1
     counts = jax.eval_shape(lambda model, rows: metrics.counts(apply(model, rows, None), rows), model, several)
     if wrong := [leaf.shape for leaf in jax.tree.leaves(counts) if leaf.shape[:1] != (3,)]:
         raise ValueError(
@@ -103,7 +103,7 @@ def of_network(
     forward = rewriting.in_fast_forms(apply) if forms else apply
     replaced = tuple((kind, count) for kind, count in forms if kind != rewriting.PRODUCT)
     dense = _dense_layers(apply, mean_loss, model, example) if fast_forms and running is None else None
-    averages = None if running is None else _averages(running, mean_loss, fast=bool(forms))
+    averages = None if running is None else _training_averages(running, mean_loss, fast=bool(forms))
 
     def alone(model: Params, batch: Batch) -> Any:
         return forward(model, batch, None)
@@ -122,7 +122,7 @@ def of_network(
         averages=averages,
         losses=row_losses,
         mix=mix,
-        rows=rows_of(data),
+        rows=row_spec(data),
         made_for=loss,
         whole=looks_around or in_training or running is not None,
         fast=FastForms(
@@ -143,22 +143,26 @@ def _reads_mask(apply: Callable[..., Any], model: Params, example: Batch, key: K
     return reads_argument(run, example.mask, model)
 
 
-def _averages(running: Running, mean_loss: Callable[[Array, Batch], Array], *, fast: bool) -> Averages:
+def _training_averages(running: RunningAverages, mean_loss: Callable[[Array, Batch], Array], *, fast: bool) -> Averages:
     """Returns how training brings running averages up to date: as the gradients of their leaves."""
     together = rewriting.in_fast_forms(running.apply) if fast else running.apply
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
-        outputs, after = together(_fixed(model, averages), batch, key)
+        outputs, after = together(_without_average_gradients(model, averages), batch, key)
         found, kept = mean_loss(outputs, batch), averages.chosen(model)
         for chosen, before, value in zip(*map(jax.tree.leaves, (kept, model, after)), strict=True):
-            found = found + moved(before, jax.lax.stop_gradient(value)).astype(found.dtype) if chosen else found
+            found = (
+                found + assigned_by_gradient(before, jax.lax.stop_gradient(value)).astype(found.dtype)
+                if chosen
+                else found
+            )
         return found
 
     averages = Averages(running.names, loss)
     return averages
 
 
-def _fixed(model: Params, averages: Averages | None) -> Params:
+def _without_average_gradients(model: Params, averages: Averages | None) -> Params:
     """Returns the model, whose running averages no gradient goes through."""
     if averages is None:
         return model
@@ -167,14 +171,14 @@ def _fixed(model: Params, averages: Averages | None) -> Params:
     )
 
 
-def example_of(data: FederatedData) -> Batch:
+def example_batch(data: FederatedData) -> Batch:
     """Returns a batch of one row of zeros, made on the host, where that is no program."""
     dtype = jax.dtypes.canonicalize_dtype(data.inputs.dtype if data.std is None else data.std.dtype)
     labels = np.zeros((1, *data.labels.shape[1:]), jax.dtypes.canonicalize_dtype(data.labels.dtype))
     return Batch(*map(jnp.asarray, (np.zeros((1, *data.input_shape), dtype), labels, np.ones(1, bool))))
 
 
-def _rows(example: Batch, count: int) -> Batch:
+def _row_shapes(example: Batch, count: int) -> Batch:
     """Returns the shapes of so many rows."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), example)
 
@@ -185,7 +189,11 @@ def _dense_layers(
     """Returns the dense layers that a network has both in training and in a test; None if there are none."""
     keys, names, fast = (None, jax.random.key(0)), tree.names(model), rewriting.in_fast_forms(apply)
     # of two numbers of rows: an array of the model's own, or of positions, may have as many as the one
-    found = [dense_layers.find(apply, model, _rows(example, count), key) for count in (3, 5) for key in keys]
+    found = [
+        dense_layers.find_dense_kernels(apply, model, _row_shapes(example, count), key)
+        for count in (3, 5)
+        for key in keys
+    ]
     always = set.intersection(*(set(one.first) for one in found))  # dropout before it makes it an inner one
     both = set.intersection(*(set(one.first + one.inner) for one in found))
     first, inner = sorted(always), sorted(both - always)
@@ -223,10 +231,10 @@ def _check_layers(
     pixels = data.inputs.dtype == np.uint8 or not np.issubdtype(data.inputs.dtype, np.integer)
     tokens = 0 if pixels else int(data.inputs.max(initial=-1)) + 1
 
-    def spy(train: bool):
+    def observer(train: bool):
         def call(usual, args, kwargs, context):
             module = context.module
-            if isinstance(module, EMBEDS) and args and args[0] is example.x and module.num_embeddings < tokens:
+            if isinstance(module, EMBEDDINGS) and args and args[0] is example.x and module.num_embeddings < tokens:
                 raise ValueError(
                     f"module must have an embedding for each of the {tokens} tokens of {data.name}, got "
                     f"{module.num_embeddings}; give CharRNN or Transformer vocabulary={tokens}, and a network of your "
@@ -240,8 +248,8 @@ def _check_layers(
                     raise ValueError(
                         f"module must have its dropout on while clients train and off while they are tested, got "
                         f"{type(module).__name__} that is {'off in training' if train else 'on in a test'}; give "
-                        f"__call__ an argument train: bool (or {', '.join(list(TRAINING)[1:])}) and pass it on, for "
-                        f"example nn.Dropout(0.5, deterministic=not train){own}."
+                        f"__call__ an argument train: bool (or {', '.join(list(MODE_ARGUMENTS)[1:])}) and pass it on, "
+                        f"for example nn.Dropout(0.5, deterministic=not train){own}."
                     )
             return usual(*args, **kwargs)
 
@@ -249,5 +257,5 @@ def _check_layers(
 
     for train in (True, False):
         key = jax.random.key(0) if train else None
-        with watched(spy(train)):
+        with observed_calls(observer(train)):
             jax.eval_shape(lambda model, key=key: apply(model, example, key), model)

@@ -69,7 +69,7 @@ def linear_task() -> Task:
         del key
         return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits(model, batch), batch.y), batch.mask)
 
-    return Task(init, loss, logits, mix=contract.of_classes)
+    return Task(init, loss, logits, mix=contract.mix_classes)
 
 
 def case(row: Row, batch_size: int | None = 4) -> Case:

@@ -23,7 +23,7 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.apfl import joint_task
 from jaxfl.methods.parts.vectors import last_layer
 from jaxfl.methods.perfedavg import meta_task
-from jaxfl.tasks import for_each, mixture, row_losses, together
+from jaxfl.tasks import for_each, mixture, row_losses, stacked_task
 from jaxfl.testing.compare import assert_close
 from tests.messages import mentions
 from tests.problems import compiled
@@ -304,7 +304,7 @@ def test_running_averages_go_on_beside_a_loss_that_is_replaced(data, key, batch)
 
     @jax.jit
     def slopes(model):
-        both = together(none, lambda models, batch, key=None: 0 * models["head"]["bias"].sum())
+        both = stacked_task(none, lambda models, batch, key=None: 0 * models["head"]["bias"].sum())
         parts = (meta_task(none, 0.1, "first", 1), joint_task(none, True), both, of_part(none, head))
         models = (model, pair, jax.tree.map(lambda leaf: leaf[None], model), norm)
         return jax.grad(task.averages.loss)(model, batch, key), [
@@ -337,7 +337,7 @@ def test_running_averages_of_a_mixture_are_those_of_each_learner(data, key, batc
     @jax.jit
     def slopes(models):
         alone = jax.vmap(lambda model: jax.grad(task.averages.loss)(model, batch, key))(models)
-        joint = jax.grad(together(task, weighted).averages.loss)(models, batch, key)
+        joint = jax.grad(stacked_task(task, weighted).averages.loss)(models, batch, key)
         served = {"learners": models, "log_weights": jnp.zeros(2)}
         mixed = jax.grad(mixture(task, 2).averages.loss)(served, batch, key)
         return alone, joint, jax.grad(weighted)(models, batch, key), mixed["learners"]

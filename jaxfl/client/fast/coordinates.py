@@ -40,7 +40,7 @@ from jaxfl.client.fast.optimizer_programs import Program
 from jaxfl.data.clients import Batch
 from jaxfl.models.fast.products import times
 from jaxfl.tasks import DenseLayers, Task
-from jaxfl.tasks.contract import dense_of
+from jaxfl.tasks.contract import dense_layers_of
 from jaxfl.typing import Array, Key, Params
 
 Product = Callable[[Array], Array]
@@ -265,7 +265,7 @@ def factor(
         steps: of an epoch: one, of all rows, or more, of a mini-batch each.
         filled: share of the rows that usual training would take.
     """
-    dense = dense_of(task)
+    dense = dense_layers_of(task)
     if dense is None:
         return "no dense layer is known" if task.fast.dense is None else "the loss has been replaced"
     alike = {name: value for name, value in extra.items() if tree_like(value, model)}

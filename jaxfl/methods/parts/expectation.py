@@ -14,7 +14,7 @@ from jaxfl.client.passes import fold_rows
 from jaxfl.client.training import local_train
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods.base import takes_part
-from jaxfl.tasks import Task, for_each, masked_mean, row_losses, together
+from jaxfl.tasks import Task, for_each, masked_mean, row_losses, stacked_task
 from jaxfl.typing import Array, Key, Params
 
 WeightStep = Callable[[Params, Array, FederatedData, Array], Array]
@@ -94,6 +94,6 @@ def maximisation(
             q = responsibilities(losses_of(learners, batch, None), log_weights)  # nothing in it is trained
             return masked_mean((q * losses_of(models, batch, key)).sum(0), batch.mask)
 
-        return local_train(together(task, loss), optimizer, **local)(key, learners, data, client)
+        return local_train(stacked_task(task, loss), optimizer, **local)(key, learners, data, client)
 
     return train

@@ -53,15 +53,15 @@ def winograd(inputs: Array, kernel: Array) -> Array:
     down, across = (-(-side // 2) for side in sides)  # squares of outputs; the last ones reach into zeros
     inputs = jnp.pad(inputs, [(0, 0), *((0, side % 2) for side in sides), (0, 0)])
     pairs = inputs.reshape(-1, down + 1, 2, across + 1, 2, inputs.shape[3])
-    squares = [_of_pairs(rows, 2) for rows in _of_pairs(pairs, 1)]  # 4 x 4 of [B, down, across, ci]
-    kernels = [_of_kernel(rows) for rows in _of_kernel(kernel)]  # 4 x 4 of [ci, co]
-    products = [list(map(_product, *both)) for both in zip(squares, kernels, strict=True)]
-    columns = [_outputs(column) for column in zip(*products, strict=True)]  # 4 x 2 of [B, down, across, co]
-    outputs = jnp.stack([jnp.stack(_outputs(row), 3) for row in zip(*columns, strict=True)], 2)
+    squares = [_pair_sums(rows, 2) for rows in _pair_sums(pairs, 1)]  # 4 x 4 of [B, down, across, ci]
+    kernels = [_kernel_sums(rows) for rows in _kernel_sums(kernel)]  # 4 x 4 of [ci, co]
+    products = [list(map(_square_product, *both)) for both in zip(squares, kernels, strict=True)]
+    columns = [_pair_of_outputs(column) for column in zip(*products, strict=True)]  # 4 x 2 of [B, down, across, co]
+    outputs = jnp.stack([jnp.stack(_pair_of_outputs(row), 3) for row in zip(*columns, strict=True)], 2)
     return outputs.reshape(-1, 2 * down, 2 * across, kernel.shape[3])[:, : sides[0], : sides[1]]
 
 
-def _of_pairs(pairs: Array, axis: int) -> tuple[Array, Array, Array, Array]:
+def _pair_sums(pairs: Array, axis: int) -> tuple[Array, Array, Array, Array]:
     """Returns the four sums of a pair of neighbours and the next pair, along an axis of pairs `[..., n, 2, ...]`."""
     first, second = (jax.lax.index_in_dim(pairs, place, axis + 1, keepdims=False) for place in (0, 1))
     count = pairs.shape[axis] - 1
@@ -70,33 +70,33 @@ def _of_pairs(pairs: Array, axis: int) -> tuple[Array, Array, Array, Array]:
     return a - c, b + c, c - b, b - d
 
 
-def _of_kernel(kernel: Array) -> tuple[Array, Array, Array, Array]:
+def _kernel_sums(kernel: Array) -> tuple[Array, Array, Array, Array]:
     """Returns the four sums of the three places of a kernel, `[3, ...]`."""
     ends, middle = kernel[0] + kernel[2], kernel[1]
     return kernel[0], (ends + middle) / 2, (ends - middle) / 2, kernel[2]
 
 
-def _outputs(products: Sequence[Array]) -> tuple[Array, Array]:
+def _pair_of_outputs(products: Sequence[Array]) -> tuple[Array, Array]:
     """Returns two outputs of four products."""
     a, b, c, d = products
     return a + b + c, b - c - d
 
 
-def _product(inputs: Array, kernel: Array) -> Array:
+def _square_product(inputs: Array, kernel: Array) -> Array:
     flat = inputs.reshape(-1, inputs.shape[-1]) @ kernel  # on two axes a product is faster on a CPU
     return flat.reshape(*inputs.shape[:-1], -1)
 
 
-Pairs = Sequence[tuple[int, int]]  # before and behind, for each spatial axis
-NUMBERS = ("NHWC", "HWIO", "NHWC")
-SMALL, SMALLER = 1 << 22, 1 << 20  # numbers: 16 and 4 MB
-FEW = 16  # outputs
+Padding = Sequence[tuple[int, int]]  # before and behind, for each spatial axis
+AXIS_ORDER = ("NHWC", "HWIO", "NHWC")
+SMALL_ARRAY, SMALLER_ARRAY = 1 << 22, 1 << 20  # numbers: 16 and 4 MB
+FEW_OUTPUTS = 16  # outputs
 
 
 def convolution(
     inputs: Array,
     kernel: Array,
-    padding: Pairs,
+    padding: Padding,
     strides: Sequence[int] = (1, 1),
     dilation: Sequence[int] = (1, 1),
 ) -> Array:
@@ -119,13 +119,13 @@ def convolution(
     steps, holes = tuple(strides), tuple(dilation)
     if steps == holes == (1, 1):
         if not slices_win(inputs.shape, kernel.shape, pads):
-            return alone(inputs, kernel, pads)
+            return one_client_convolution(inputs, kernel, pads)
         if not slices_win(inputs.shape, kernel.shape, pads, gradient=False):
             return trained_as_product(inputs, kernel, pads)
     return as_product(inputs, kernel, pads, steps, holes)
 
 
-def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs, *, gradient: bool = True) -> bool:
+def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Padding, *, gradient: bool = True) -> bool:
     """Returns whether slices are the faster form for one client at a time on a CPU.
 
     Read off fifty shapes, in a loop, forward and gradient (`experiments.speed.convolutions` has 29): slices win where
@@ -136,13 +136,13 @@ def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs,
     if squares_win(inputs, kernel, padding, gradient=gradient):
         return False
     height, width, channels, outputs = kernel
-    sides = _sides(inputs, kernel, padding)
+    sides = _output_sides(inputs, kernel, padding)
     numbers = inputs[0] * sides[0] * sides[1] * height * width * channels
-    small = gradient and numbers < (SMALL if channels < 8 else SMALLER)
-    return small or outputs < FEW or min(sides) < 6 or height * width == 1
+    small = gradient and numbers < (SMALL_ARRAY if channels < 8 else SMALLER_ARRAY)
+    return small or outputs < FEW_OUTPUTS or min(sides) < 6 or height * width == 1
 
 
-def squares_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs, *, gradient: bool = True) -> bool:
+def squares_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Padding, *, gradient: bool = True) -> bool:
     """Returns whether squares of outputs are the fastest form for one client at a time on a CPU.
 
     Read off the same shapes as `slices_win`: squares win where there are channels enough that fewer products outweigh
@@ -150,13 +150,13 @@ def squares_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs
     """
     if kernel[:2] != (3, 3) or jax.default_backend() != "cpu":
         return False
-    down, across = (-(-side // 2) for side in _sides(inputs, kernel, padding))
+    down, across = (-(-side // 2) for side in _output_sides(inputs, kernel, padding))
     squares = inputs[0] * down * across
     many = min(kernel[2:]) >= 32 and sum(kernel[2:]) >= 80 and squares >= 64
-    return many and (gradient or 16 * squares * kernel[2] < SMALL)
+    return many and (gradient or 16 * squares * kernel[2] < SMALL_ARRAY)
 
 
-def _sides(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs) -> tuple[int, int]:
+def _output_sides(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Padding) -> tuple[int, int]:
     """Returns H' and W'."""
     height, width = (inputs[1 + i] + sum(padding[i]) - kernel[i] + 1 for i in (0, 1))
     return height, width
@@ -165,7 +165,7 @@ def _sides(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pairs) -> 
 def shifted_slices(
     inputs: Array,
     size: Sequence[int],
-    padding: Pairs,
+    padding: Padding,
     strides: Sequence[int] = (1, 1),
     dilation: Sequence[int] = (1, 1),
 ) -> Array:
@@ -198,7 +198,7 @@ def shifted_slices(
 
 
 def as_product(
-    inputs: Array, kernel: Array, padding: Pairs, strides: Sequence[int] = (1, 1), dilation: Sequence[int] = (1, 1)
+    inputs: Array, kernel: Array, padding: Padding, strides: Sequence[int] = (1, 1), dilation: Sequence[int] = (1, 1)
 ) -> Array:
     """The convolution as shifted slices times a matrix."""
     patches = shifted_slices(inputs, kernel.shape[:2], padding, strides, dilation)
@@ -208,14 +208,14 @@ def as_product(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def alone(inputs: Array, kernel: Array, padding: tuple[tuple[int, int], ...]) -> Array:
+def one_client_convolution(inputs: Array, kernel: Array, padding: tuple[tuple[int, int], ...]) -> Array:
     """The convolution of one client at a time; mapped over kernels it turns into slices, over inputs into one."""
 
     @jax.custom_batching.custom_vmap
     def forward(inputs: Array, kernel: Array) -> Array:
         if squares_win(inputs.shape, kernel.shape, padding, gradient=False):
             return as_squares(inputs, kernel, padding)
-        return _plain(inputs, kernel, padding)
+        return _lax_convolution(inputs, kernel, padding)
 
     @forward.def_vmap
     def mapped(size: int, batched: list[bool], inputs: Array, kernel: Array) -> tuple[Array, bool]:
@@ -237,15 +237,15 @@ def _gradients(
     @jax.custom_batching.custom_vmap
     def backward(inputs: Array, kernel: Array, gradient: Array) -> tuple[Array, Array]:
         if jax.default_backend() != "cpu":
-            return _plain_gradients(inputs, kernel, gradient, padding)
+            return _lax_gradients(inputs, kernel, gradient, padding)
         if squares_win(inputs.shape, kernel.shape, padding):
             return jax.vjp(functools.partial(as_squares, padding=padding), inputs, kernel)[1](gradient)
         rest = [
             (size - 1 - before, size - 1 - behind)
             for size, (before, behind) in zip(kernel.shape[:2], padding, strict=True)
         ]
-        by_input = _plain(gradient, kernel[::-1, ::-1].swapaxes(2, 3), rest)
-        turned = _plain(inputs.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3), padding)
+        by_input = _lax_convolution(gradient, kernel[::-1, ::-1].swapaxes(2, 3), rest)
+        turned = _lax_convolution(inputs.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3), padding)
         return by_input, turned.transpose(1, 2, 0, 3)
 
     @backward.def_vmap
@@ -258,35 +258,35 @@ def _gradients(
     return backward(inputs, kernel, gradient)
 
 
-def as_squares(inputs: Array, kernel: Array, padding: Pairs) -> Array:
+def as_squares(inputs: Array, kernel: Array, padding: Padding) -> Array:
     """The convolution of a 3 x 3 kernel by squares of 2 x 2 outputs."""
     wide = inputs.dtype if inputs.dtype.itemsize >= 4 else jnp.float32  # sums of narrower numbers would be rounded
     outputs = winograd(padded(inputs, (1, 2), padding, 0).astype(wide), kernel.astype(wide))
     return outputs.astype(inputs.dtype)
 
 
-def _plain(inputs: Array, kernel: Array, padding: Pairs) -> Array:
-    return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=NUMBERS)
+def _lax_convolution(inputs: Array, kernel: Array, padding: Padding) -> Array:
+    return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=AXIS_ORDER)
 
 
-def _plain_gradients(inputs: Array, kernel: Array, gradient: Array, padding: Pairs) -> tuple[Array, Array]:
-    return jax.vjp(lambda x, k: _plain(x, k, padding), inputs, kernel)[1](gradient)
+def _lax_gradients(inputs: Array, kernel: Array, gradient: Array, padding: Padding) -> tuple[Array, Array]:
+    return jax.vjp(lambda x, k: _lax_convolution(x, k, padding), inputs, kernel)[1](gradient)
 
 
-alone.defvjp(
-    lambda inputs, kernel, padding: (alone(inputs, kernel, padding), (inputs, kernel)),
+one_client_convolution.defvjp(
+    lambda inputs, kernel, padding: (one_client_convolution(inputs, kernel, padding), (inputs, kernel)),
     lambda padding, saved, gradient: _gradients(*saved, gradient, padding),
 )
 _gradients.defvjp(
     lambda *values: (_gradients(*values), values[:3]),
-    lambda padding, saved, slopes: jax.vjp(functools.partial(_plain_gradients, padding=padding), *saved)[1](slopes),
+    lambda padding, saved, slopes: jax.vjp(functools.partial(_lax_gradients, padding=padding), *saved)[1](slopes),
 )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def trained_as_product(inputs: Array, kernel: Array, padding: tuple[tuple[int, int], ...]) -> Array:
-    """The convolution as shifted slices times a matrix where its gradient is taken, and as `alone` where it is not."""
-    return alone(inputs, kernel, padding)
+    """The convolution as shifted slices times a matrix where a gradient is taken, else `one_client_convolution`."""
+    return one_client_convolution(inputs, kernel, padding)
 
 
 trained_as_product.defvjp(
@@ -295,7 +295,7 @@ trained_as_product.defvjp(
 )
 
 
-def max_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs) -> Array:
+def max_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Padding) -> Array:
     """Returns the maximum over windows; windows may overlap, over any axes.
 
     Args:
@@ -319,12 +319,12 @@ def max_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], paddi
     return _pooled(larger, inputs, window, strides, padding, -jnp.inf)
 
 
-def sum_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs) -> Array:
+def sum_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Padding) -> Array:
     """Returns the sum over windows, as `max_pool` does the maximum, with zeros around."""
     return _pooled(jnp.add, inputs, window, strides, padding, 0)
 
 
-def _pooled(join, inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Pairs, around) -> Array:
+def _pooled(join, inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Padding, around) -> Array:
     """Joins the places of every window, one axis after the other from the last: of a tie the first place wins."""
     for axis in reversed(range(inputs.ndim)):
         size, step = window[axis], strides[axis]
@@ -343,7 +343,7 @@ def _pooled(join, inputs: Array, window: Sequence[int], strides: Sequence[int], 
     return inputs
 
 
-def padded(inputs: Array, axes: Sequence[int], padding: Pairs, value) -> Array:
+def padded(inputs: Array, axes: Sequence[int], padding: Padding, value) -> Array:
     """Pads some axes; negative numbers crop."""
     edges = [(0, 0, 0)] * inputs.ndim
     for axis, (before, behind) in zip(axes, padding, strict=True):

@@ -21,7 +21,7 @@ SAME = "same"  # a constant
 EVEN = "even"  # a constant with equal rows
 ROWS = "rows"  # its i-th row is made of the i-th row of the inputs alone
 OTHER = "other"
-Known = int | str
+Origin = int | str
 
 ELEMENTWISE = {
     *("abs", "add", "and", "ceil", "clamp", "convert_element_type", "copy", "cos", "div", "eq", "exp", "exp2", "expm1"),
@@ -32,14 +32,14 @@ ELEMENTWISE = {
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min")
 
 
-class Found(NamedTuple):
+class DenseKernels(NamedTuple):
     """Places of kernels among the leaves of a model."""
 
     first: tuple[int, ...]
     inner: tuple[int, ...]
 
 
-def find(fn: Callable[..., Any], model: Params, inputs: Any, *others: Any) -> Found:
+def find_dense_kernels(fn: Callable[..., Any], model: Params, inputs: Any, *others: Any) -> DenseKernels:
     """Returns the dense layers of `fn(model, inputs, *others)`.
 
     Only for this number of rows: what has as many rows by chance (a query of three rows, a sequence of one position)
@@ -64,14 +64,16 @@ def find(fn: Callable[..., Any], model: Params, inputs: Any, *others: Any) -> Fo
     leaves, rows = len(jax.tree.leaves(model)), jax.tree.leaves(inputs)[0].shape[0]
     uses: dict[int, list[str]] = collections.defaultdict(list)
     rest = len(program.jaxpr.invars) - leaves - 1
-    for known in _follow(program, [*range(leaves), ROWS, *[OTHER] * rest], uses, rows):
+    for known in _follow_origins(program, [*range(leaves), ROWS, *[OTHER] * rest], uses, rows):
         if isinstance(known, int):
             uses[known].append("a result")
     once = {place: use[0] for place, use in sorted(uses.items()) if len(use) == 1}
-    return Found(*(tuple(place for place, use in once.items() if use == kind) for kind in Found._fields))
+    return DenseKernels(*(tuple(place for place, use in once.items() if use == kind) for kind in DenseKernels._fields))
 
 
-def _follow(program: core.ClosedJaxpr, given: Sequence[Known], uses: dict[int, list[str]], rows: int) -> list[Known]:
+def _follow_origins(
+    program: core.ClosedJaxpr, given: Sequence[Origin], uses: dict[int, list[str]], rows: int
+) -> list[Origin]:
     """Returns what is known of a program's results for so many rows.
 
     It notes in `uses` what the model's leaves are used for.
@@ -79,7 +81,7 @@ def _follow(program: core.ClosedJaxpr, given: Sequence[Known], uses: dict[int, l
     jaxpr = program.jaxpr
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*[SAME] * len(jaxpr.constvars), *given], strict=True))
 
-    def of(atom: Any) -> Known:
+    def of(atom: Any) -> Origin:
         aval: Any = atom.aval
         found = SAME if isinstance(atom, core.Literal) else known[atom]
         return EVEN if found == SAME and not aval.shape else found
@@ -87,7 +89,9 @@ def _follow(program: core.ClosedJaxpr, given: Sequence[Known], uses: dict[int, l
     for equation in jaxpr.eqns:
         arguments = [of(atom) for atom in equation.invars]
         if equation.primitive.name in INLINE:
-            results = _follow(equation.params.get("jaxpr") or equation.params["call_jaxpr"], arguments, uses, rows)
+            results = _follow_origins(
+                equation.params.get("jaxpr") or equation.params["call_jaxpr"], arguments, uses, rows
+            )
         elif _is_dense(equation, arguments, rows):
             uses[int(arguments[1])].append("first" if arguments[0] == ROWS else "inner")
             results = [OTHER]
@@ -95,12 +99,12 @@ def _follow(program: core.ClosedJaxpr, given: Sequence[Known], uses: dict[int, l
             for argument in arguments:
                 if isinstance(argument, int):
                     uses[argument].append("another")
-            results = [_result(equation, arguments)] * len(equation.outvars)
+            results = [_result_origin(equation, arguments)] * len(equation.outvars)
         known.update(zip(equation.outvars, results, strict=True))
     return [of(atom) for atom in jaxpr.outvars]
 
 
-def _is_dense(equation: core.JaxprEqn, given: Sequence[Known], rows: int) -> bool:
+def _is_dense(equation: core.JaxprEqn, given: Sequence[Origin], rows: int) -> bool:
     """Returns whether an equation multiplies so many rows with a leaf of the model, as a dense layer does."""
     if not is_dense(equation) or isinstance(given[0], int) or not isinstance(given[1], int):
         return False
@@ -108,14 +112,14 @@ def _is_dense(equation: core.JaxprEqn, given: Sequence[Known], rows: int) -> boo
     return multiplied.shape[0] == rows
 
 
-def _result(equation: core.JaxprEqn, given: Sequence[Known]) -> Known:
+def _result_origin(equation: core.JaxprEqn, given: Sequence[Origin]) -> Origin:
     """Returns what is known of the result of one operation."""
     if set(given) <= {SAME, EVEN}:
-        return EVEN if _keeps_rows(equation) and EVEN in given and SAME not in given else _spread(equation)
+        return EVEN if _keeps_rows(equation) and EVEN in given and SAME not in given else _constant_origin(equation)
     return ROWS if set(given) <= {EVEN, ROWS} and _keeps_rows(equation) else OTHER
 
 
-def _spread(equation: core.JaxprEqn) -> Known:
+def _constant_origin(equation: core.JaxprEqn) -> Origin:
     """Returns what is known of a constant that is made of constants."""
     name, params = equation.primitive.name, equation.params
     source: Any = equation.invars[0].aval if equation.invars else None

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from jaxfl.models.fast.rewriting import INLINE, programs_of
+from jaxfl.models.fast.rewriting import INLINE, inner_programs
 
 
-class Result(NamedTuple):
+class ProgramResult(NamedTuple):
     """How a leaf of a function's results depends on the leaves of its arguments.
 
     Attributes:
@@ -21,7 +21,7 @@ class Result(NamedTuple):
     depends_on: frozenset[int]
 
 
-def results_of(fn: Callable[..., Any], *args: Any) -> list[Result]:
+def program_results(fn: Callable[..., Any], *args: Any) -> list[ProgramResult]:
     """Returns how each leaf of `fn(*args)` depends on the leaves of `args`, arrays or their shapes.
 
     >>> import jax.numpy as jnp
@@ -36,7 +36,7 @@ def results_of(fn: Callable[..., Any], *args: Any) -> list[Result]:
 
     for equation in program.eqns:
         known.update(dict.fromkeys(equation.outvars, frozenset().union(*map(of, equation.invars))))
-    return [Result(out in program.invars, of(out)) for out in program.outvars]
+    return [ProgramResult(out in program.invars, of(out)) for out in program.outvars]
 
 
 def reads_argument(fn: Callable[..., Any], argument: Any, *others: Any) -> bool:
@@ -60,8 +60,8 @@ def _reads(program: core.Jaxpr, variable: Any) -> bool:
         places = [place for place, atom in enumerate(equation.invars) if atom is variable]
         if not places:
             continue
-        inner = programs_of(equation.params) if equation.primitive.name in INLINE else []
-        if not inner or any(_reads(one, one.invars[place]) for one in map(_opened, inner) for place in places):
+        inner = inner_programs(equation.params) if equation.primitive.name in INLINE else []
+        if not inner or any(_reads(one, one.invars[place]) for one in map(_open_program, inner) for place in places):
             return True
     return False
 
@@ -73,17 +73,17 @@ def product_types(fn: Callable[..., Any], *args: Any) -> set[Any]:
     >>> [one.name for one in product_types(lambda x: (x @ x).astype(jnp.float16), jnp.ones((2, 2), jnp.float32))]
     ['float32']
     """
-    return set(_product_types(jax.make_jaxpr(fn)(*args).jaxpr))
+    return set(_types_in_products(jax.make_jaxpr(fn)(*args).jaxpr))
 
 
-def _product_types(program: core.Jaxpr) -> Iterator[Any]:
+def _types_in_products(program: core.Jaxpr) -> Iterator[Any]:
     for equation in program.eqns:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             avals: list[Any] = [atom.aval for atom in equation.invars]
             yield from (aval.dtype for aval in avals)
-        for part in programs_of(equation.params):
-            yield from _product_types(_opened(part))
+        for part in inner_programs(equation.params):
+            yield from _types_in_products(_open_program(part))
 
 
-def _opened(program: core.ClosedJaxpr | core.Jaxpr) -> core.Jaxpr:
+def _open_program(program: core.ClosedJaxpr | core.Jaxpr) -> core.Jaxpr:
     return program.jaxpr if isinstance(program, core.ClosedJaxpr) else program

@@ -17,22 +17,22 @@ import jax.numpy as jnp
 
 from jaxfl.typing import Array
 
-Form = Callable[[Array, Array], Array]
+ProductForm = Callable[[Array, Array], Array]
 LANES = 16  # columns that a kernel is filled up to a multiple of; with up to four outputs that is slower
-MOST, DEEP = 32, 128  # a narrow kernel: at most so many outputs of at least so many inputs
-FEWEST = 1 << 16  # multiplications, with fewer of which nothing is gained
-LARGE = 1 << 19  # numbers of a large kernel: 2 MB, the second-level cache of a core
-SIDES = 512, 256  # inputs and outputs that it has at least
+NARROW_OUTPUTS, NARROW_INPUTS = 32, 128  # a narrow kernel: at most so many outputs of at least so many inputs
+FEWEST_MULTIPLICATIONS = 1 << 16  # multiplications, with fewer of which nothing is gained
+LARGE_KERNEL = 1 << 19  # numbers of a large kernel: 2 MB, the second-level cache of a core
+LARGE_SIDES = 512, 256  # inputs and outputs that it has at least
 
 
 def is_narrow(inputs: int, outputs: int) -> bool:
     """Returns whether a kernel of such sides has few outputs."""
-    return 0 < outputs <= MOST and inputs >= DEEP
+    return 0 < outputs <= NARROW_OUTPUTS and inputs >= NARROW_INPUTS
 
 
 def is_large(inputs: int, outputs: int) -> bool:
     """Returns whether a kernel of such sides is one that no cache holds."""
-    return inputs >= SIDES[0] and outputs >= SIDES[1] and inputs * outputs >= LARGE
+    return inputs >= LARGE_SIDES[0] and outputs >= LARGE_SIDES[1] and inputs * outputs >= LARGE_KERNEL
 
 
 def may_pay(inputs: int, outputs: int) -> bool:
@@ -54,18 +54,18 @@ def times(inputs: Array, kernel: Array) -> Array:
     [128.0, 128.0, 128.0]
     """
     (rows, depth), outputs = inputs.shape, kernel.shape[1]
-    form = chosen(rows, depth, outputs) if may_pay(depth, outputs) else jnp.matmul
+    form = product_form(rows, depth, outputs) if may_pay(depth, outputs) else jnp.matmul
     return form(inputs, kernel)
 
 
-def chosen(rows: int, inputs: int, outputs: int) -> Form:
+def product_form(rows: int, inputs: int, outputs: int) -> ProductForm:
     """Returns the form for so many rows."""
-    if is_narrow(inputs, outputs) and outputs <= 2 * rows and rows * inputs * outputs >= FEWEST:
+    if is_narrow(inputs, outputs) and outputs <= 2 * rows and rows * inputs * outputs >= FEWEST_MULTIPLICATIONS:
         return narrow
     return large if is_large(inputs, outputs) and rows > 1 else jnp.matmul
 
 
-def _alone(form: Form, usual: Form) -> Form:
+def _unless_mapped(form: ProductForm, usual: ProductForm) -> ProductForm:
     """Returns `form` where it is not mapped, and `usual` where it is."""
     alone = jax.custom_batching.custom_vmap(form)
 
@@ -76,7 +76,7 @@ def _alone(form: Form, usual: Form) -> Form:
     return alone
 
 
-def _transposed(inputs: Array, gradient: Array) -> Array:
+def _transposed_product(inputs: Array, gradient: Array) -> Array:
     # without the barrier XLA makes of it the product whose result need not be transposed
     return jax.lax.optimization_barrier(gradient.T @ inputs).T
 
@@ -84,10 +84,10 @@ def _transposed(inputs: Array, gradient: Array) -> Array:
 @jax.custom_vjp
 def _kernel_gradient(inputs: Array, gradient: Array) -> Array:
     """Returns the gradient of a narrow kernel `[d, h]` from that of the products `[B, h]`."""
-    return _alone(_transposed, lambda inputs, gradient: inputs.T @ gradient)(inputs, gradient)
+    return _unless_mapped(_transposed_product, lambda inputs, gradient: inputs.T @ gradient)(inputs, gradient)
 
 
-def _filled(inputs: Array, kernel: Array) -> Array:
+def _padded_product(inputs: Array, kernel: Array) -> Array:
     outputs = kernel.shape[1]
     spare = -outputs % LANES if outputs > 4 else 0
     return (inputs @ jnp.pad(kernel, ((0, 0), (0, spare))))[:, :outputs]
@@ -96,10 +96,10 @@ def _filled(inputs: Array, kernel: Array) -> Array:
 @jax.custom_vjp
 def narrow(inputs: Array, kernel: Array) -> Array:
     """Returns the product with a kernel of few outputs in its own form, whatever the shapes."""
-    return _alone(_filled, jnp.matmul)(inputs, kernel)
+    return _unless_mapped(_padded_product, jnp.matmul)(inputs, kernel)
 
 
-def _by_columns(inputs: Array, kernel: Array) -> Array:
+def _column_product(inputs: Array, kernel: Array) -> Array:
     # of rows that lie transposed, which the barrier keeps so, XLA's library makes no product
     columns = jax.lax.optimization_barrier(inputs.T)
     return jax.lax.dot_general(columns, kernel, (((0,), (0,)), ((), ())))
@@ -108,7 +108,7 @@ def _by_columns(inputs: Array, kernel: Array) -> Array:
 @jax.custom_vjp
 def large(inputs: Array, kernel: Array) -> Array:
     """Returns the product with a large kernel in its own form, whatever the shapes."""
-    return _alone(_by_columns, jnp.matmul)(inputs, kernel)
+    return _unless_mapped(_column_product, jnp.matmul)(inputs, kernel)
 
 
 # Gradients of gradients are the usual products: a function that says how it is mapped has none.

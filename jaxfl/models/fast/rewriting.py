@@ -24,8 +24,8 @@ from jaxfl.models.fast.products import may_pay, times
 from jaxfl.typing import Array
 
 INLINE = ("jit", "pjit", "closed_call", "core_call")  # programs that are opened
-Product = Callable[[Array], Array]
-NOTHING: Mapping[int, Product] = {}
+ProductFunction = Callable[[Array], Array]
+NO_PRODUCTS: Mapping[int, ProductFunction] = {}
 PRODUCT = "product"
 LOOPS = ("scan", "while", "cond", "checkpoint", "remat", "remat2")  # programs whose insides are replaced
 
@@ -38,7 +38,7 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Returns:
         `(*args, products=None)` like `fn`. `products` has what is taken in place of a matrix product: `x -> x W` by the
-        place of W among the leaves of the arguments, for those that `dense_layers.find` finds.
+        place of W among the leaves of the arguments, for those that `dense_layers.find_dense_kernels` finds.
 
     >>> import jax.numpy as jnp
     >>> from flax import linen as nn
@@ -48,11 +48,11 @@ def in_fast_forms(fn: Callable[..., Any]) -> Callable[..., Any]:
     (False, [5.0, 7.0, 13.0, 15.0])
     """
 
-    def fast(*args: Any, products: Mapping[int, Product] | None = None) -> Any:
+    def fast(*args: Any, products: Mapping[int, ProductFunction] | None = None) -> Any:
         program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         values = jax.tree.leaves(args)
         results = _evaluate(program, values, {id(values[place]): taken for place, taken in (products or {}).items()})
-        return jax.tree.unflatten(jax.tree.structure(shapes), map(rows_last.plain, results))
+        return jax.tree.unflatten(jax.tree.structure(shapes), map(rows_last.rows_first, results))
 
     return fast
 
@@ -69,7 +69,7 @@ def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ..
     >>> replaceable(lambda x: nn.max_pool(x, (2, 2), (2, 2)), jnp.ones((2, 4, 4, 1)))
     (('max pooling', 1),)
     """
-    return tuple(sorted(_found(jax.make_jaxpr(fn)(*args)).items()))
+    return tuple(sorted(_count_replaceable(jax.make_jaxpr(fn)(*args)).items()))
 
 
 def widest(fn: Callable[..., Any], model: Any, rows: Any) -> int:
@@ -93,7 +93,7 @@ def widest(fn: Callable[..., Any], model: Any, rows: Any) -> int:
     return largest
 
 
-def in_words(replaced: Sequence[tuple[str, int]]) -> str:
+def phrase(replaced: Sequence[tuple[str, int]]) -> str:
     """Returns what was replaced, for a summary.
 
     >>> in_words([("convolution", 2), ("max pooling", 1)]), in_words([])
@@ -103,25 +103,25 @@ def in_words(replaced: Sequence[tuple[str, int]]) -> str:
     return ", ".join(parts) or "nothing to replace"
 
 
-def _found(program: core.ClosedJaxpr | core.Jaxpr) -> collections.Counter[str]:
+def _count_replaceable(program: core.ClosedJaxpr | core.Jaxpr) -> collections.Counter[str]:
     """Returns what can be replaced of a program, inside its loops too."""
     found: collections.Counter[str] = collections.Counter()
     for equation in (program.jaxpr if isinstance(program, core.ClosedJaxpr) else program).eqns:
-        if (kind := _kind(equation)) is not None:
+        if (kind := _replacement_kind(equation)) is not None:
             found[kind] += 1
         elif equation.primitive.name in INLINE + LOOPS:
-            for part in programs_of(equation.params):
-                found += _found(part)
+            for part in inner_programs(equation.params):
+                found += _count_replaceable(part)
     return found
 
 
-def programs_of(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Jaxpr]:
+def inner_programs(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Jaxpr]:
     """Returns the programs among an equation's parameters."""
     values = [one for value in params.values() for one in (value if isinstance(value, tuple) else (value,))]
     return [one for one in values if isinstance(one, core.ClosedJaxpr | core.Jaxpr)]
 
 
-def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, Product] = NOTHING) -> list[Any]:
+def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, ProductFunction] = NO_PRODUCTS) -> list[Any]:
     """Runs a program in fast forms; `products` are by the identity of the array multiplied with.
 
     Arrays that are given or returned may be `turned.Turned`.
@@ -133,46 +133,52 @@ def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, Produc
         return atom.val if isinstance(atom, core.Literal) else known[atom]
 
     for equation in jaxpr.eqns:
-        given, name, kind = [read(atom) for atom in equation.invars], equation.primitive.name, _kind(equation)
-        inner = programs_of(equation.params) if name in INLINE + LOOPS else []
-        worthwhile = any(map(_found, inner))
+        given, name, kind = (
+            [read(atom) for atom in equation.invars],
+            equation.primitive.name,
+            _replacement_kind(equation),
+        )
+        inner = inner_programs(equation.params) if name in INLINE + LOOPS else []
+        worthwhile = any(map(_count_replaceable, inner))
         taken = [products[id(value)] for value in given if id(value) in products]
-        opened = worthwhile or taken or any(isinstance(value, rows_last.Turned) for value in given)
-        if (images := rows_last.result(equation, kind, given)) is not None:
+        opened = worthwhile or taken or any(isinstance(value, rows_last.RowsLast) for value in given)
+        if (images := rows_last.rows_last_result(equation, kind, given)) is not None:
             results = [images]
         elif opened and name in INLINE and len(inner) == 1:
             results = _evaluate(inner[0], given, products)
         else:
-            given = list(map(rows_last.plain, given))
+            given = list(map(rows_last.rows_first, given))
             if name == "dot_general" and taken:
                 results = [taken[0](given[0])]
             elif kind is not None:
                 results = [REPLACEMENTS[kind](equation, *given)]
             else:
-                params = {key: _replaced(value) for key, value in equation.params.items()} if worthwhile else None
-                results = rows_last.as_it_is(equation if params is None else equation.replace(params=params), given)
+                params = (
+                    {key: _rewrite_parameter(value) for key, value in equation.params.items()} if worthwhile else None
+                )
+                results = rows_last.run_equation(equation if params is None else equation.replace(params=params), given)
         known.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _replaced(value: Any) -> Any:
+def _rewrite_parameter(value: Any) -> Any:
     """Returns a parameter of a loop with the programs in it rewritten."""
     if isinstance(value, tuple):
-        return tuple(map(_replaced, value))
+        return tuple(map(_rewrite_parameter, value))
     if isinstance(value, core.Jaxpr):  # of a checkpoint: without constants, so it must stay without
-        closed = _rewritten(core.ClosedJaxpr(value, ()))
+        closed = _rewrite_program(core.ClosedJaxpr(value, ()))
         return value if closed.consts else closed.jaxpr
-    return _rewritten(value) if isinstance(value, core.ClosedJaxpr) else value
+    return _rewrite_program(value) if isinstance(value, core.ClosedJaxpr) else value
 
 
-def _rewritten(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+def _rewrite_program(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """Returns the program in fast forms, with the same arguments and results."""
     avals: list[Any] = [variable.aval for variable in program.jaxpr.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
-    return jax.make_jaxpr(lambda *values: list(map(rows_last.plain, _evaluate(program, values))))(*shapes)
+    return jax.make_jaxpr(lambda *values: list(map(rows_last.rows_first, _evaluate(program, values))))(*shapes)
 
 
-def _kind(equation: core.JaxprEqn) -> str | None:
+def _replacement_kind(equation: core.JaxprEqn) -> str | None:
     """Returns what is replaced in place of an equation, or None where it stays."""
     params, name = equation.params, equation.primitive.name
     avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
@@ -200,7 +206,7 @@ def is_dense(equation: core.JaxprEqn) -> bool:
     return plain and all(aval.ndim == 2 for aval in avals) and len({aval.dtype for aval in avals}) == 1
 
 
-def _convolution(equation: core.JaxprEqn, inputs: Array, kernel: Array) -> Array:
+def _fast_convolution(equation: core.JaxprEqn, inputs: Array, kernel: Array) -> Array:
     """Brings the axes into the order of `operations.convolution`, and back."""
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -220,14 +226,14 @@ def _convolution(equation: core.JaxprEqn, inputs: Array, kernel: Array) -> Array
     return outputs.transpose(order)
 
 
-def _pooling(pool: Callable[..., Array], equation: core.JaxprEqn, inputs: Array) -> Array:
+def _fast_pooling(pool: Callable[..., Array], equation: core.JaxprEqn, inputs: Array) -> Array:
     params = equation.params
     return pool(inputs, params["window_dimensions"], params["window_strides"], params["padding"])
 
 
 REPLACEMENTS: dict[str, Callable[..., Array]] = {
     PRODUCT: lambda equation, inputs, kernel: times(inputs, kernel),
-    "convolution": _convolution,
-    "max pooling": functools.partial(_pooling, convolution.max_pool),
-    "sum pooling": functools.partial(_pooling, convolution.sum_pool),
+    "convolution": _fast_convolution,
+    "max pooling": functools.partial(_fast_pooling, convolution.max_pool),
+    "sum pooling": functools.partial(_fast_pooling, convolution.sum_pool),
 }

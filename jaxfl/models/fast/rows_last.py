@@ -19,11 +19,11 @@ from jax.extend import core
 from jaxfl.models.fast import convolution as forms
 from jaxfl.typing import Array
 
-AXES = (3, 1, 2, 0)  # turns images, and turns them back
-AS_FLAX = ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # [B, H, W, ci], [kh, kw, ci, co], [B, H', W', co]
-POOLS = {"reduce_window_max": forms.max_pool, "reduce_window_sum": forms.sum_pool}
+ROWS_LAST_AXES = (3, 1, 2, 0)  # turns images, and turns them back
+FLAX_AXES = ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # [B, H, W, ci], [kh, kw, ci, co], [B, H', W', co]
+POOLINGS = {"reduce_window_max": forms.max_pool, "reduce_window_sum": forms.sum_pool}
 # primitives that treat each number alone, and have no parameter that says where it lies
-ALONE = {
+ELEMENTWISE = {
     *("add", "sub", "mul", "div", "neg", "abs", "sign", "max", "min", "pow", "integer_pow", "square", "sqrt", "rsqrt"),
     *("exp", "exp2", "expm1", "log", "log1p", "erf", "tanh", "logistic"),
     *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "is_finite", "select_n"),
@@ -31,22 +31,22 @@ ALONE = {
 }
 
 
-class Turned(NamedTuple):
+class RowsLast(NamedTuple):
     """Images `[B, H, W, C]`, kept as `[C, H, W, B]`."""
 
     images: Array
 
 
-def plain(value: Any) -> Any:
+def rows_first(value: Any) -> Any:
     """Returns images as they are in the program; whatever is not turned stays.
 
     >>> plain(Turned(jnp.ones((3, 8, 8, 20)))).shape
     (20, 8, 8, 3)
     """
-    return value.images.transpose(AXES) if isinstance(value, Turned) else value
+    return value.images.transpose(ROWS_LAST_AXES) if isinstance(value, RowsLast) else value
 
 
-def result(equation: core.JaxprEqn, kind: str | None, given: list[Any]) -> Turned | None:
+def rows_last_result(equation: core.JaxprEqn, kind: str | None, given: list[Any]) -> RowsLast | None:
     """Returns what an equation makes of turned images, or None where it is to be computed as it is.
 
     Args:
@@ -55,33 +55,38 @@ def result(equation: core.JaxprEqn, kind: str | None, given: list[Any]) -> Turne
         given: what it is given, turned or not.
     """
     if kind == "convolution":
-        if not _takes(equation, given[0]):
+        if not _pays(equation, given[0]):
             return None
         params = equation.params
-        return Turned(
+        return RowsLast(
             convolution(
-                _turned(given[0]), plain(given[1]), params["padding"], params["window_strides"], params["rhs_dilation"]
+                _images(given[0]),
+                rows_first(given[1]),
+                params["padding"],
+                params["window_strides"],
+                params["rhs_dilation"],
             )
         )
-    if not any(isinstance(value, Turned) for value in given):
+    if not any(isinstance(value, RowsLast) for value in given):
         return None
     name = equation.primitive.name
-    if name in POOLS and kind is not None:
+    if name in POOLINGS and kind is not None:
         sizes, steps, padding = (
-            [equation.params[key][axis] for axis in AXES] for key in ("window_dimensions", "window_strides", "padding")
+            [equation.params[key][axis] for axis in ROWS_LAST_AXES]
+            for key in ("window_dimensions", "window_strides", "padding")
         )
-        return Turned(POOLS[name](given[0].images, sizes, steps, padding))
-    if name in ALONE:
-        return Turned(equation.primitive.bind(*map(_turned, given), **equation.params))
+        return RowsLast(POOLINGS[name](given[0].images, sizes, steps, padding))
+    if name in ELEMENTWISE:
+        return RowsLast(equation.primitive.bind(*map(_images, given), **equation.params))
     if is_relu(equation):
-        return Turned(jax.nn.relu(given[0].images))
+        return RowsLast(jax.nn.relu(given[0].images))
     return None
 
 
 def convolution(
     images: Array,
     kernel: Array,
-    padding: forms.Pairs,
+    padding: forms.Padding,
     strides: Sequence[int] = (1, 1),
     dilation: Sequence[int] = (1, 1),
 ) -> Array:
@@ -120,10 +125,10 @@ def is_relu(equation: core.JaxprEqn) -> bool:
     def program(fn: Callable[[Array], Array]) -> str:
         return str(jax.make_jaxpr(lambda *values: (fn(values[0]), jax.jvp(fn, values[:1], values[1:])))(shape, shape))
 
-    return program(lambda x: as_it_is(equation, [x])[0]) == program(jax.nn.relu)
+    return program(lambda x: run_equation(equation, [x])[0]) == program(jax.nn.relu)
 
 
-def as_it_is(equation: core.JaxprEqn, given: Sequence[Any]) -> list[Any]:
+def run_equation(equation: core.JaxprEqn, given: Sequence[Any]) -> list[Any]:
     """Runs one equation."""
     params = equation.primitive.get_bind_params(equation.params)
     functions, params = params if isinstance(params, tuple) else ((), params)  # a pair until jax 0.9
@@ -131,7 +136,7 @@ def as_it_is(equation: core.JaxprEqn, given: Sequence[Any]) -> list[Any]:
     return results if equation.primitive.multiple_results else [results]
 
 
-def _takes(equation: core.JaxprEqn, inputs: Any) -> bool:
+def _pays(equation: core.JaxprEqn, inputs: Any) -> bool:
     """Returns whether a convolution is computed on turned images.
 
     With 16 outputs and more it is so only if the images lie turned already, and slices are the form for them as well:
@@ -139,18 +144,18 @@ def _takes(equation: core.JaxprEqn, inputs: Any) -> bool:
     """
     params = equation.params
     numbers = params["dimension_numbers"]
-    if jax.default_backend() != "cpu" or (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) != AS_FLAX:
+    if jax.default_backend() != "cpu" or (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) != FLAX_AXES:
         return False
     avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
     images, kernel, outputs = (aval.shape for aval in avals)
-    if 0 in outputs or outputs[3] < forms.FEW:
+    if 0 in outputs or outputs[3] < forms.FEW_OUTPUTS:
         return 0 not in outputs
     apart = {*params["window_strides"], *params["rhs_dilation"]} != {1}
-    return isinstance(inputs, Turned) and (apart or forms.slices_win(images, kernel, params["padding"]))
+    return isinstance(inputs, RowsLast) and (apart or forms.slices_win(images, kernel, params["padding"]))
 
 
-def _turned(value: Any) -> Any:
+def _images(value: Any) -> Any:
     """Returns images turned, and a number as it is."""
-    if isinstance(value, Turned):
+    if isinstance(value, RowsLast):
         return value.images
-    return value.transpose(AXES) if jnp.ndim(value) else value
+    return value.transpose(ROWS_LAST_AXES) if jnp.ndim(value) else value

@@ -82,7 +82,7 @@ def test_the_form_for_one_client_is_the_same_however_it_is_mapped(name, mapped):
     )
 
     def theirs(inputs, kernel):
-        return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=convolution.NUMBERS)
+        return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=convolution.AXIS_ORDER)
 
     both = gradients(in_fast_forms(theirs)), gradients(theirs)
     if mapped != "nothing":
@@ -118,7 +118,7 @@ def test_a_convolution_is_slices_only_where_its_gradient_is_taken(mapped):
     ]
 
     def theirs(inputs, kernel):
-        return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=convolution.NUMBERS)
+        return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=convolution.AXIS_ORDER)
 
     ours = in_fast_forms(theirs)
     forms = [(ours, theirs), (gradients(ours), gradients(theirs))]
@@ -143,7 +143,7 @@ def test_gradients_of_a_convolution_have_gradients(shape, outputs, side, mapped)
     inputs, kernel = images(0, *shape), images(1, side, side, shape[-1], outputs)
 
     def theirs(kernel):
-        return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), "SAME", dimension_numbers=convolution.NUMBERS)
+        return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), "SAME", dimension_numbers=convolution.AXIS_ORDER)
 
     def curvature(form):
         def slope(kernel):
@@ -206,7 +206,7 @@ def test_what_cannot_be_replaced_stays_correct():
 def test_a_convolution_of_a_precision_of_its_own_stays():
     def network(x, precision):
         return jax.lax.conv_general_dilated(
-            x, jnp.ones((3, 3, 1, 4)), (1, 1), "SAME", dimension_numbers=convolution.NUMBERS, precision=precision
+            x, jnp.ones((3, 3, 1, 4)), (1, 1), "SAME", dimension_numbers=convolution.AXIS_ORDER, precision=precision
         )
 
     images = jnp.ones((2, 6, 6, 1))

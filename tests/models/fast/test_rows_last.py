@@ -118,7 +118,7 @@ def test_a_number_keeps_its_place_where_it_is_not_an_image():
     """Scalars are not turned, nor is what was never an image."""
 
     def network(x, kernel, level):
-        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=convolution.NUMBERS)
+        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=convolution.AXIS_ORDER)
         return jnp.maximum(x, level) * 2, kernel + level
 
     given = images(0, 3, 5, 6, 2), images(1, 2, 2, 2, 7), 0.25
@@ -127,5 +127,5 @@ def test_a_number_keeps_its_place_where_it_is_not_an_image():
 
 def test_turning_twice_is_nothing():
     inputs = jnp.asarray(images(0, 2, 3, 4, 5))
-    assert (rows_last.plain(rows_last.Turned(inputs.transpose(rows_last.AXES))) == inputs).all()
-    np.testing.assert_array_equal(rows_last.plain(inputs), inputs)
+    assert (rows_last.rows_first(rows_last.RowsLast(inputs.transpose(rows_last.ROWS_LAST_AXES))) == inputs).all()
+    np.testing.assert_array_equal(rows_last.rows_first(inputs), inputs)
