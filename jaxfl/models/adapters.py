@@ -99,7 +99,7 @@ _OBSERVER: ContextVar[CallObserver | None] = ContextVar("spy", default=None)
 
 @contextlib.contextmanager
 def observed_calls(observer: CallObserver) -> Iterator[None]:
-    """Shows an observer all calls of layers of flax.linen and of `OBSERVED_LAYERS` of flax.nnx, in this thread alone."""
+    """Shows an observer the calls of layers of flax.linen, and of `OBSERVED_LAYERS` of flax.nnx, in this thread."""
     token = _OBSERVER.set(observer)
     try:
         with nn.intercept_methods(observer):

@@ -170,7 +170,7 @@ def _with_text_names(node: Any) -> Any:
 def _matrix_sides(shape: tuple[int, ...]) -> tuple[int, int]:
     """Returns rows and columns of the matrix that is nearest to a square.
 
-    >>> _sides((64, 4, 16)), _sides((3, 3, 8, 16))
+    >>> _matrix_sides((64, 4, 16)), _matrix_sides((3, 3, 8, 16))
     ((64, 64), (72, 16))
     """
     cuts = [(math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in range(1, len(shape))]

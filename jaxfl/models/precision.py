@@ -17,7 +17,7 @@ Compute = Literal["float32", "bfloat16"]
 def to_bfloat16(part: Params, but: frozenset[str] = frozenset()) -> Params:
     """Returns a tree with its floats in bfloat16; those of some names stay as they are.
 
-    >>> [leaf.dtype.name for leaf in jax.tree.leaves(lowered({"tokens": jnp.ones(2, int), "w": jnp.ones(2)}))]
+    >>> [leaf.dtype.name for leaf in jax.tree.leaves(to_bfloat16({"tokens": jnp.ones(2, int), "w": jnp.ones(2)}))]
     ['int32', 'bfloat16']
     """
     names = iter(tree.names(part))

@@ -23,7 +23,7 @@ def mix_classes(outputs: Array, log_weights: Array) -> Array:
     """Returns log sum_m pi_m softmax(h_m), of logits `[K, B, ..., L]`: logits of the mixture.
 
     >>> logits = jnp.log(jnp.array([[[0.9, 0.1]], [[0.1, 0.9]]]))
-    >>> (100 * jnp.exp(of_classes(logits, jnp.log(jnp.array([0.75, 0.25]))))).round().tolist()
+    >>> (100 * jnp.exp(mix_classes(logits, jnp.log(jnp.array([0.75, 0.25]))))).round().tolist()
     [[70.0, 30.0]]
     """
     return _log_mixture(jax.nn.log_softmax(outputs), log_weights)

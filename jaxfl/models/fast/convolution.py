@@ -46,7 +46,7 @@ def winograd(inputs: Array, kernel: Array) -> Array:
     Returns:
         `[B, H - 2, W - 2, co]`.
 
-    >>> convolution(jnp.ones((1, 4, 5, 1)), jnp.ones((3, 3, 1, 2)))[0, :, :, 0].tolist()
+    >>> winograd(jnp.ones((1, 4, 5, 1)), jnp.ones((3, 3, 1, 2)))[0, :, :, 0].tolist()
     [[9.0, 9.0, 9.0], [9.0, 9.0, 9.0]]
     """
     sides = [side - 2 for side in inputs.shape[1:3]]

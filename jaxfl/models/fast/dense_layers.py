@@ -52,13 +52,13 @@ def find_dense_kernels(fn: Callable[..., Any], model: Params, inputs: Any, *othe
         *others: what else it is given: a mask, keys.
 
     >>> import jax.numpy as jnp
-    >>> kernels = {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 2))}
-    >>> find(lambda model, x: jnp.tanh(x.reshape(5, -1) / 255 @ model["a"]) @ model["b"], kernels, jnp.ones((5, 2, 2)))
-    Found(first=(0,), inner=(1,))
-    >>> find(lambda model, x: (x - x.mean(0, keepdims=True)) @ model["a"] @ model["b"], kernels, jnp.ones((5, 4)))
-    Found(first=(), inner=(0, 1))
-    >>> find(lambda model, x: x @ model["a"] @ model["a"].T, kernels, jnp.ones((5, 4)))
-    Found(first=(), inner=())
+    >>> kernels, rows = {"a": jnp.ones((4, 3)), "b": jnp.ones((3, 2))}, jnp.ones((5, 4))
+    >>> find_dense_kernels(lambda model, x: jnp.tanh(x / 255 @ model["a"]) @ model["b"], kernels, rows)
+    DenseKernels(first=(0,), inner=(1,))
+    >>> find_dense_kernels(lambda model, x: (x - x.mean(0, keepdims=True)) @ model["a"] @ model["b"], kernels, rows)
+    DenseKernels(first=(), inner=(0, 1))
+    >>> find_dense_kernels(lambda model, x: x @ model["a"] @ model["a"].T, kernels, rows)
+    DenseKernels(first=(), inner=())
     """
     program = jax.make_jaxpr(fn)(model, inputs, *others)
     leaves, rows = len(jax.tree.leaves(model)), jax.tree.leaves(inputs)[0].shape[0]

@@ -96,7 +96,7 @@ def widest(fn: Callable[..., Any], model: Any, rows: Any) -> int:
 def phrase(replaced: Sequence[tuple[str, int]]) -> str:
     """Returns what was replaced, for a summary.
 
-    >>> in_words([("convolution", 2), ("max pooling", 1)]), in_words([])
+    >>> phrase([("convolution", 2), ("max pooling", 1)]), phrase([])
     ('2 convolutions, 1 max pooling', 'nothing to replace')
     """
     parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in replaced]

@@ -40,7 +40,7 @@ class RowsLast(NamedTuple):
 def rows_first(value: Any) -> Any:
     """Returns images as they are in the program; whatever is not turned stays.
 
-    >>> plain(Turned(jnp.ones((3, 8, 8, 20)))).shape
+    >>> rows_first(RowsLast(jnp.ones((3, 8, 8, 20)))).shape
     (20, 8, 8, 3)
     """
     return value.images.transpose(ROWS_LAST_AXES) if isinstance(value, RowsLast) else value
