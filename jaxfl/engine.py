@@ -185,20 +185,20 @@ def _over_device(
         elif chunk == size:
             sums, results = step(sums, parts)
         else:
-            sums, results = jax.lax.scan(step, sums, _split(parts, chunk))
-            results = _join(results)
+            sums, results = jax.lax.scan(step, sums, _split_axis(parts, chunk))
+            results = _join_axes(results)
         kept, after, in_coordinates = results
         return (sums, coordinate_sums.add(kernel_sums, in_coordinates), write(own, mask, ids, after)), kept
 
     size = _group_size(work, own, mask.shape[0], chunk)
-    parts = _split((mask, xs), size)
+    parts = _split_axis((mask, xs), size)
     sums = jax.tree.map(aggregate.empty_total, work.sums, is_leaf=aggregate.is_contribution)
     carry = (sums, coordinate_sums.empty_sums(work), own)
     if size == mask.shape[0]:
         (sums, kernel_sums, own), kept = group(carry, tree.take(parts, 0))
     else:
         (sums, kernel_sums, own), kept = jax.lax.scan(group, carry, parts)
-        kept = _join(kept)
+        kept = _join_axes(kept)
     return coordinate_sums.with_kernels(work, sums, kernel_sums), kept, own
 
 
@@ -214,12 +214,12 @@ def _group_size(work: ClientWork, own: Params | None, count: int, chunk: int) ->
     return max(size for size in range(chunk, max(most, chunk) + 1, chunk) if count % size == 0)
 
 
-def _split(stacked: Any, size: int) -> Any:
+def _split_axis(stacked: Any, size: int) -> Any:
     """Returns `[C, ...]` as `[C / size, size, ...]`."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), stacked)
 
 
-def _join(divided: Any) -> Any:
+def _join_axes(divided: Any) -> Any:
     """Returns `[G, S, ...]` as `[G * S, ...]`."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), divided)
 

@@ -27,7 +27,7 @@ from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.typing import AnyArray, Array, Key
 
-MANY = 1 << 16  # clients above which a lot for each of them would take longer than many a round
+MOST_DRAWS = 1 << 16  # clients above which a lot for each of them would take longer than many a round
 
 Sampler = Callable[[Key, Array, FederatedData, int, Plan], Cohort]
 Pattern = Literal["always", "diurnal", "random"]
@@ -119,12 +119,14 @@ def uniform(root: Key, round: Array, data: FederatedData, size: int, plan: Plan 
     """
     if size == data.num_clients:
         return Cohort.of(jnp.arange(size), plan)
-    if data.num_clients <= max(MANY, 8 * size):
-        return Cohort.of(jnp.sort(_lots(root, round, data, size)[1]), plan)
-    return Cohort.of(_different_ones(root, round, data, size), plan)
+    if data.num_clients <= max(MOST_DRAWS, 8 * size):
+        return Cohort.of(jnp.sort(_highest_draws(root, round, data, size)[1]), plan)
+    return Cohort.of(_distinct_draws(root, round, data, size), plan)
 
 
-def cohort_of(sampler: Sampler, root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
+def draw_cohort(
+    sampler: Sampler, root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()
+) -> Cohort:
     """Returns the cohort that a sampler draws, with padding in the place of whoever does not take part in this round.
 
     Where clients arrive or leave there may be fewer than `size` who do, and a sampler fills its cohort with others:
@@ -191,7 +193,7 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
 
         return dataclasses.replace(cohort, mask=cohort.mask & ~jax.vmap(fails)(cohort.ids))
 
-    return _called(f"dropouts({share}, {name_of(sampler)})", draw)
+    return _named(f"dropouts({share}, {sampler_name(sampler)})", draw)
 
 
 @checked
@@ -243,19 +245,19 @@ def availability(
     def draw(root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()) -> Cohort:
         # what a client is like is drawn once for the whole run
         habit = jax.random.uniform(key_for(root, Stream.HABIT), (data.num_clients,), jnp.float32)
-        lots, ids = _lots(root, round, data, size, available(root, round, habit))
+        lots, ids = _highest_draws(root, round, data, size, available(root, round, habit))
         order = jnp.argsort(ids)
         return dataclasses.replace(Cohort.of(ids[order], plan), mask=lots[order] >= 0)
 
-    return _called(f"availability({pattern}, {words})", draw)
+    return _named(f"availability({pattern}, {words})", draw)
 
 
-def name_of(sampler: Callable[..., Any]) -> str:
+def sampler_name(sampler: Callable[..., Any]) -> str:
     """Returns the name that a run is known by, so that it is not resumed under another sampler.
 
     It is the `__name__`; of a partial without one, that of its function, and its arguments; of another object its repr.
 
-    >>> name_of(dropouts(0.3)), name_of(functools.partial(uniform, plan=Plan(chunk=4)))
+    >>> sampler_name(dropouts(0.3)), sampler_name(functools.partial(uniform, plan=Plan(chunk=4)))
     ('dropouts(0.3, uniform)', 'uniform(plan=Plan(chunk=4, mesh=None))')
     """
     if hasattr(sampler, "__name__"):
@@ -264,13 +266,13 @@ def name_of(sampler: Callable[..., Any]) -> str:
         return repr(sampler)
 
     def shown(value: Any) -> str:
-        return name_of(value) if callable(value) else repr(value)
+        return sampler_name(value) if callable(value) else repr(value)
 
     given = [*map(shown, sampler.args), *(f"{name}={shown(one)}" for name, one in sorted(sampler.keywords.items()))]
-    return f"{name_of(sampler.func)}({', '.join(given)})"
+    return f"{sampler_name(sampler.func)}({', '.join(given)})"
 
 
-def _lots(
+def _highest_draws(
     root: Key, round: Array, data: FederatedData, size: int, available: Array | None = None
 ) -> tuple[Array, Array]:
     """Returns the `size` highest lots of all clients and whose they are; below 0 for who is absent or held out."""
@@ -282,7 +284,7 @@ def _lots(
     return jax.lax.top_k(lots, size)
 
 
-def _different_ones(root: Key, round: Array, data: FederatedData, size: int) -> Array:
+def _distinct_draws(root: Key, round: Array, data: FederatedData, size: int) -> Array:
     """Returns the first `size` different clients of a sequence of independent draws, in ascending order.
 
     The sequence ends after three cohorts. Where too few of it are different, since most are held out, lots are drawn:
@@ -297,11 +299,13 @@ def _different_ones(root: Key, round: Array, data: FederatedData, size: int) -> 
     drawn = jnp.cumsum(new)
     different = jnp.sort(jnp.where(new & (drawn <= size), ids, data.num_clients))[:size]
     return jax.lax.cond(
-        drawn[-1] >= size, lambda: different, lambda: jnp.sort(_lots(root, round, data, size)[1]).astype(ids.dtype)
+        drawn[-1] >= size,
+        lambda: different,
+        lambda: jnp.sort(_highest_draws(root, round, data, size)[1]).astype(ids.dtype),
     )
 
 
-def _called(name: str, sampler: Sampler) -> Sampler:
+def _named(name: str, sampler: Sampler) -> Sampler:
     """Returns the sampler under a name."""
     sampler.__name__ = name
     return sampler

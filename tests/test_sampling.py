@@ -19,7 +19,7 @@ from jaxfl.data.drift import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods import fedavg
 from jaxfl.random import Stream, key_for
-from jaxfl.sampling import availability, cohort_of, cohort_size, dropouts, name_of, uniform
+from jaxfl.sampling import availability, cohort_size, draw_cohort, dropouts, sampler_name, uniform
 from tests.messages import mentions
 
 DATA = clustered_linear(10, rows=2)
@@ -102,7 +102,7 @@ def test_of_a_million_clients_all_are_as_likely(key):
 
 def test_of_a_million_the_first_different_ones_are_taken(key, monkeypatch):
     """Every pair is as likely where draws are often the same: of 17 clients two."""
-    monkeypatch.setattr(sampling, "MANY", 0)
+    monkeypatch.setattr(sampling, "MOST_DRAWS", 0)
     few, rounds = clustered_linear(17, rows=2), 8000
     ids = np.asarray(jax.jit(jax.vmap(lambda r: uniform(key, r, few, 2).ids))(jnp.arange(rounds)))
     together = np.zeros((17, 17))
@@ -130,7 +130,7 @@ def test_held_out_clients_fill_no_cohort_where_others_arrive_or_leave(name, chan
     for now in data.phases:
         there = set(np.flatnonzero(~np.asarray(now.held_out)).tolist())
         for round in range(20):
-            cohort = cohort_of(SAMPLERS[name], key, jnp.int32(round), now, size)
+            cohort = draw_cohort(SAMPLERS[name], key, jnp.int32(round), now, size)
             trained = np.asarray(cohort.ids)[np.asarray(cohort.mask)].tolist()
             assert len(trained) == len(set(trained)) and set(trained) <= there
             assert name != "uniform" or set(trained) == there
@@ -188,7 +188,7 @@ def test_those_who_fail_are_those_who_would_be_late(share, key):
     np.testing.assert_array_equal(ids, plain)
 
     def epochs_of(round, client):
-        return conduct.epochs_of(key_for(key, Stream.BATCHES, round, client), data, 5)
+        return conduct.epoch_count(key_for(key, Stream.BATCHES, round, client), data, 5)
 
     epochs = jax.jit(jax.vmap(jax.vmap(epochs_of, (None, 0))))(np.arange(len(ids)), ids)
     np.testing.assert_array_equal(mask, np.asarray(epochs) == 5)
@@ -264,9 +264,9 @@ def test_bad_samplers_are_named(make, message):
 
 
 def test_samplers_are_told_apart_by_name():
-    assert dropouts(0.0) is uniform and availability() is uniform and name_of(uniform) == "uniform"
-    assert name_of(SAMPLERS["both"]) == "dropouts(0.4, availability(random, lowest=0.1))"
-    assert name_of(availability("diurnal", period=10)) != name_of(availability("diurnal", period=11))
+    assert dropouts(0.0) is uniform and availability() is uniform and sampler_name(uniform) == "uniform"
+    assert sampler_name(SAMPLERS["both"]) == "dropouts(0.4, availability(random, lowest=0.1))"
+    assert sampler_name(availability("diurnal", period=10)) != sampler_name(availability("diurnal", period=11))
 
 
 class Drawing:
@@ -286,7 +286,7 @@ def test_a_run_is_resumed_under_a_sampler_made_anew(tmp_path):
 
         return functools.partial(drawn, within=dropouts(0.1), power=power)
 
-    assert name_of(mine(2)) == "drawn(power=2, within=dropouts(0.1, uniform))"
+    assert sampler_name(mine(2)) == "drawn(power=2, within=dropouts(0.1, uniform))"
     jaxfl.run(method, DATA, rounds=1, sampler=mine(), **seen)
     assert jaxfl.run(method, DATA, rounds=2, sampler=mine(), resume=True, **seen).summary["rounds"] == 2
     with pytest.raises(ValueError, match=mentions("sampler", "power=1", "power=2")):
@@ -338,7 +338,7 @@ def test_a_sampler_of_ones_own(key):
         return Cohort.of(jnp.arange(size), plan)
 
     ids, mask = drawn(dropouts(0.5, first), key)
-    assert (ids == np.arange(4)[None]).all() and not mask.all() and name_of(first) == "first"
+    assert (ids == np.arange(4)[None]).all() and not mask.all() and sampler_name(first) == "first"
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
@@ -358,5 +358,5 @@ def test_the_plan_is_the_run_s_whatever_a_sampler_passes_on():
     def mine(key, round, data, size, plan):
         return Cohort.of(jnp.arange(size))
 
-    cohort = sampling.cohort_of(mine, jax.random.key(0), jnp.int32(0), clustered_linear(4), 3, Plan(chunk=2))
+    cohort = sampling.draw_cohort(mine, jax.random.key(0), jnp.int32(0), clustered_linear(4), 3, Plan(chunk=2))
     assert cohort.plan == Plan(chunk=2)

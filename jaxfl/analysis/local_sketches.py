@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxfl import engine
-from jaxfl.client.conduct import honest
+from jaxfl.client.conduct import without_conditions
 from jaxfl.clustering.distances import cosine
 from jaxfl.cohort import Cohort, PlanChoice, resolve_plan
 from jaxfl.data.clients import FederatedData
@@ -67,7 +67,7 @@ def client_similarity(result: TrainedRun, *, clients: int | None = 400, size: in
     anchor = task.init(key_for(key, Stream.INIT))  # that of the run
     plan = resolve_plan("auto", anchor, len(chosen))._replace(mesh=None)  # the data lie on one device
     sent = represent(task, optax.sgd(1.0), size=size)
-    psi = np.array(represent_clients(sent, key, anchor, honest(result.data.subset(chosen)), plan))  # [M, d]
+    psi = np.array(represent_clients(sent, key, anchor, without_conditions(result.data.subset(chosen)), plan))  # [M, d]
     psi[~psi.any(1)] = np.nan  # similar to nobody is not the same as at right angles to everybody
     return ClientSimilarity(np.asarray(cosine(psi)), chosen)
 

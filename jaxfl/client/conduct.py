@@ -19,7 +19,7 @@ def is_late(key: Key, share: Array | float) -> Array:
     return jax.random.uniform(key_for(key, Stream.STRAGGLE), (), jnp.float32) < share
 
 
-def epochs_of(key: Key, data: FederatedData, local_epochs: int) -> int | Array:
+def epoch_count(key: Key, data: FederatedData, local_epochs: int) -> int | Array:
     """Returns how many of E = `local_epochs` a client trains for: E itself where nobody straggles, else `[]` int32."""
     if data.stragglers is None:
         return local_epochs
@@ -27,13 +27,13 @@ def epochs_of(key: Key, data: FederatedData, local_epochs: int) -> int | Array:
     return jnp.where(is_late(key, data.stragglers), fewer, jnp.int32(local_epochs))
 
 
-def honest(data: FederatedData) -> FederatedData:
+def without_conditions(data: FederatedData) -> FederatedData:
     """Returns the federation in which nobody is late or attacks: for what is no part of a round."""
     own = dataclasses.replace(data.train, flipped=None)
     return dataclasses.replace(data, train=own, stragglers=None, attack=None)
 
 
-def unsent(key: Key, data: FederatedData) -> FederatedData:
+def for_unsent_training(key: Key, data: FederatedData) -> FederatedData:
     """Returns the federation for a client's training of which nothing is sent, before that of which something is.
 
     Nobody sends anything else then, and who is late in the one is late in the other.
@@ -46,13 +46,13 @@ def unsent(key: Key, data: FederatedData) -> FederatedData:
     return dataclasses.replace(data, stragglers=late, attack=None)
 
 
-def paced(updates: Params, rate: Array | None) -> Params:
+def scale_updates(updates: Params, rate: Array | None) -> Params:
     """Returns an optimiser's updates times the round's rate `[]`; as they are where there is none.
 
     The last thing that is done to them: a factor that stays the same from the first step on is one of the learning
     rate.
 
-    >>> paced({"w": jnp.array([2.0])}, jnp.float32(0.5))["w"].tolist()
+    >>> scale_updates({"w": jnp.array([2.0])}, jnp.float32(0.5))["w"].tolist()
     [1.0]
     """
     if rate is None:
@@ -60,7 +60,7 @@ def paced(updates: Params, rate: Array | None) -> Params:
     return jax.tree.map(lambda leaf: leaf * rate.astype(leaf.dtype), updates)
 
 
-def sent_model(key: Key, start: Params, trained: Params, data: FederatedData, client: Array) -> Params:
+def perturb_model(key: Key, start: Params, trained: Params, data: FederatedData, client: Array) -> Params:
     """Returns what a client sends after training: `trained`, or what an attacker makes of it."""
     attack = data.attack
     if attack is None or attack.kind == "label-flip":
@@ -70,7 +70,7 @@ def sent_model(key: Key, start: Params, trained: Params, data: FederatedData, cl
         return jax.tree.map(lambda a, b: a - attack.scale.astype(a.dtype) * (b - a), start, trained)
 
     def gaussian() -> Params:
-        return jax.tree.map(lambda a, z: a + z, start, _noise(key, start, attack))
+        return jax.tree.map(lambda a, z: a + z, start, _attack_noise(key, start, attack))
 
     change = {"sign-flip": sign_flip, "gaussian": gaussian}[attack.kind]
     # a client without rows has made no step, and sends none
@@ -78,7 +78,7 @@ def sent_model(key: Key, start: Params, trained: Params, data: FederatedData, cl
     return jax.lax.cond(attacks, change, lambda: trained)
 
 
-def sent_gradient(key: Key, gradient: Params, data: FederatedData, client: Array) -> Params:
+def perturb_gradient(key: Key, gradient: Params, data: FederatedData, client: Array) -> Params:
     """Returns what a client sends of its gradient: the gradient, or what an attacker makes of it."""
     attack = data.attack
     if attack is None or attack.kind == "label-flip":
@@ -88,14 +88,14 @@ def sent_gradient(key: Key, gradient: Params, data: FederatedData, client: Array
         return jax.tree.map(lambda leaf: -attack.scale.astype(leaf.dtype) * leaf, gradient)
 
     def gaussian() -> Params:
-        return _noise(key, gradient, attack)
+        return _attack_noise(key, gradient, attack)
 
     change = {"sign-flip": sign_flip, "gaussian": gaussian}[attack.kind]
     attacks = attack.attacker[client] & (data.train.size[client] > 0)
     return jax.lax.cond(attacks, change, lambda: gradient)
 
 
-def _noise(key: Key, like: Params, attack: Attack) -> Params:
+def _attack_noise(key: Key, like: Params, attack: Attack) -> Params:
     """Returns `scale * z` in the shapes of a model, every leaf at an address of its own."""
     leaves, structure = jax.tree.flatten(like)
     noise = [

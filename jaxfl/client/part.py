@@ -43,14 +43,14 @@ def train_part(
 
     def train(key: Key, model: Params, data: FederatedData, client: Array) -> tuple[Params, Array]:
         part, rest = tree.partition(model, chosen)
-        own = local_train(of_part(task, rest), optimizer, local_epochs=local_epochs, batch_size=batch_size)
+        own = local_train(part_task(task, rest), optimizer, local_epochs=local_epochs, batch_size=batch_size)
         trained, loss = own(key, part, data, client)
         return tree.combine(trained, rest), loss
 
     return train
 
 
-def of_part(task: Task, rest: Params) -> Task:
+def part_task(task: Task, rest: Params) -> Task:
     """Returns the task of learning the other leaves of a model; its losses are functions of these alone.
 
     Args:
@@ -58,7 +58,7 @@ def of_part(task: Task, rest: Params) -> Task:
         rest: the leaves that stay, None where the others are; arrays or traced.
 
     >>> task = Task(lambda key: {"a": 1.0, "b": 2.0}, lambda model, batch, key: model["a"] * model["b"], lambda *_: 0)
-    >>> float(of_part(task, {"a": None, "b": 2.0}).loss({"a": 3.0, "b": None}, None, None))
+    >>> float(part_task(task, {"a": None, "b": 2.0}).loss({"a": 3.0, "b": None}, None, None))
     6.0
     """
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxfl import tree
 from jaxfl.client import conduct
-from jaxfl.client.steps import rows_of
+from jaxfl.client.steps import row_count
 from jaxfl.data.clients import Batch, FederatedData, Split
 from jaxfl.random import Stream, key_for
 from jaxfl.tasks import Task, for_each
@@ -17,13 +17,13 @@ from jaxfl.typing import Array, Key, Params
 # Rows taken at once where a whole split is passed over (full-batch gradients, losses, evaluation). Splits of at most
 # this many rows are one masked batch; longer ones are walked through in as many blocks as the client needs, so that one
 # client of 5,000 rows does not make 300 clients of 100 rows pay for 5,000.
-BLOCK = 256
+BLOCK_ROWS = 256
 # On a CPU a layer of a convolutional network finds in a core's cache what the last one made, or waits for memory:
 # a row of 1,000 takes up to four times as long as one of 16. A block reads the model once, so that it may be as large.
-CACHE, FEWEST = 1 << 21, 16  # bytes; rows, of which fewer make thin products
+LAYER_CACHE_BYTES, FEWEST_ROWS = 1 << 21, 16  # bytes; rows, of which fewer make thin products
 
 
-def rows_at_once(task: Task, model: Params, most: int = BLOCK) -> int:
+def rows_at_once(task: Task, model: Params, most: int = BLOCK_ROWS) -> int:
     """Returns how many rows a pass takes at once: `most`, or fewer of a convolutional network's.
 
     Args:
@@ -33,10 +33,10 @@ def rows_at_once(task: Task, model: Params, most: int = BLOCK) -> int:
     """
     if jax.default_backend() != "cpu" or not task.fast.widest:
         return most
-    return min(most, max(FEWEST, max(CACHE, tree.num_bytes(model)) // task.fast.widest))
+    return min(most, max(FEWEST_ROWS, max(LAYER_CACHE_BYTES, tree.num_bytes(model)) // task.fast.widest))
 
 
-def rows_of_a_gradient(task: Task, model: Params, most: int) -> int:
+def gradient_rows(task: Task, model: Params, most: int) -> int:
     """Returns `rows_at_once`; but all with batch normalisation, whose gradient is of a batch and not of its rows."""
     return 2**31 - 1 if task.whole else rows_at_once(task, model, most)
 
@@ -47,7 +47,7 @@ def fold_rows(
     data: FederatedData,
     split: Split,
     client: Array,
-    block: int = BLOCK,
+    block: int = BLOCK_ROWS,
 ) -> Params:
     """Folds `step` over all rows of a client, in blocks of at most `block` rows.
 
@@ -67,18 +67,18 @@ def fold_rows(
     if split.max_size <= block:
         return step(carry, data.batch(split, client, jnp.arange(split.max_size, dtype=jnp.int32)))
     block = -(-split.max_size // -(-split.max_size // block))  # 300 rows are two blocks of 150, not of 256
-    rows = rows_of(data, client) if split is data.train else split.size[client]
+    rows = row_count(data, client) if split is data.train else split.size[client]
     blocks = -(-rows // block)
     positions = jnp.arange(block, dtype=jnp.int32)
     return jax.lax.fori_loop(0, blocks, lambda i, c: step(c, data.batch(split, client, i * block + positions)), carry)
 
 
-def mean_loss(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedData, Array], Array]:
+def mean_loss(task: Task, *, block: int = BLOCK_ROWS) -> Callable[[Params, FederatedData, Array], Array]:
     """Returns `(model, data, client) -> []`: the model's mean loss on the client's training rows; 0 without rows."""
-    return _mean_loss(task.loss, lambda model: rows_at_once(task, model, block))
+    return _mean_over_rows(task.loss, lambda model: rows_at_once(task, model, block))
 
 
-def mean_losses(task: Task, *, block: int = BLOCK) -> Callable[[Params, FederatedData, Array], Array]:
+def mean_losses(task: Task, *, block: int = BLOCK_ROWS) -> Callable[[Params, FederatedData, Array], Array]:
     """Returns `(models [K, ...], data, client) -> [K]`, as `mean_loss`: rows are made ready once for all models."""
 
     def losses(models: Params, batch: Batch, key: Key | None) -> Array:
@@ -87,10 +87,10 @@ def mean_losses(task: Task, *, block: int = BLOCK) -> Callable[[Params, Federate
     def rows(models: Params) -> int:
         return rows_at_once(task, jax.eval_shape(lambda: tree.take(models, 0)), block)
 
-    return _mean_loss(losses, rows)
+    return _mean_over_rows(losses, rows)
 
 
-def _mean_loss(
+def _mean_over_rows(
     loss: Callable[..., Array], rows: Callable[[Params], int]
 ) -> Callable[[Params, FederatedData, Array], Array]:
     """Returns the mean over a client's training rows of a batch's loss, or losses; so many rows at once."""
@@ -107,26 +107,26 @@ def _mean_loss(
     return run
 
 
-def full_gradient(task: Task, *, block: int = BLOCK) -> Callable[..., tuple[Array, Params]]:
+def full_gradient(task: Task, *, block: int = BLOCK_ROWS) -> Callable[..., tuple[Array, Params]]:
     """Returns `(model, data, client, key) -> (loss, gradient)` of the mean loss over all of a client's training rows.
 
     A client without rows has loss 0 and gradient 0. An attacker's gradient is what it sends in its place. The key is
     the client's of this round: of dropout (which `tasks.without_dropout` switches off) and of an attacker's noise.
     """
-    gradient_of = true_gradient(task, block)
+    gradient_of = unperturbed_gradient(task, block)
 
     def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
         loss, gradient = gradient_of(model, data, client, key)
-        return loss, conduct.sent_gradient(key, gradient, data, client)
+        return loss, conduct.perturb_gradient(key, gradient, data, client)
 
     return run
 
 
-def true_gradient(task: Task, block: int) -> Callable[..., tuple[Array, Params]]:
+def unperturbed_gradient(task: Task, block: int) -> Callable[..., tuple[Array, Params]]:
     """Returns `full_gradient` as it is computed, whoever the client is."""
 
     def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
-        at_once = rows_of_a_gradient(task, model, block)
+        at_once = gradient_rows(task, model, block)
         if data.train.max_size <= at_once:
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
             return jax.value_and_grad(task.loss)(model, batch, key)

@@ -12,7 +12,7 @@ import optax
 
 from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.fast.optimizer_programs import Program
+from jaxfl.client.fast.optimizer_programs import OptimizerProgram
 from jaxfl.data.clients import FederatedData
 from jaxfl.tasks import Task, without_averages
 from jaxfl.typing import Array, Key, Params
@@ -20,7 +20,7 @@ from jaxfl.typing import Array, Key, Params
 Displacement = Callable[[Array, Array | None], Params]
 
 
-def steps_of(key: Key, data: FederatedData, client: Array, local_epochs: int, batch_size: int | None) -> Array:
+def step_count(key: Key, data: FederatedData, client: Array, local_epochs: int, batch_size: int | None) -> Array:
     """Returns how many steps a client's local training makes `[]` int32, a straggler's too; 0 without rows.
 
     Args:
@@ -32,19 +32,19 @@ def steps_of(key: Key, data: FederatedData, client: Array, local_epochs: int, ba
 
     >>> from jaxfl.data import synthetic
     >>> data = synthetic.clustered_linear(num_clients=4, num_groups=2, rows=5)
-    >>> [int(steps_of(jax.random.key(0), data, jnp.int32(0), 3, size)) for size in (None, 2)]
+    >>> [int(step_count(jax.random.key(0), data, jnp.int32(0), 3, size)) for size in (None, 2)]
     [3, 9]
     """
     return jnp.asarray(trip_count(key, data, client, local_epochs, batch_size), jnp.int32)
 
 
 def trip_count(key: Key, data: FederatedData, client: Array, local_epochs: int, batch_size: int | None) -> int | Array:
-    """Returns `steps_of`, as a number where all clients make as many."""
+    """Returns `step_count`, as a number where all clients make as many."""
     in_one = max(data.train.max_size, 1) if batch_size is None else min(batch_size, max(data.train.max_size, 1))
-    return -(-rows_of(data, client) // in_one) * conduct.epochs_of(key, data, local_epochs)
+    return -(-row_count(data, client) // in_one) * conduct.epoch_count(key, data, local_epochs)
 
 
-def rows_of(data: FederatedData, client: Array) -> int | Array:
+def row_count(data: FederatedData, client: Array) -> int | Array:
     """Returns how many training rows a client has; where all have as many, a number that compilers know.
 
     A loop of so many steps needs no look at who is done. On a GPU the host waits for no answer after each step, and
@@ -52,7 +52,7 @@ def rows_of(data: FederatedData, client: Array) -> int | Array:
     it is not faster: logistic models side by side took a tenth more.
 
     >>> from jaxfl.data import load
-    >>> int(rows_of(load("rotated-digits", num_clients=4, rows_per_client=20), jnp.int32(3)))
+    >>> int(row_count(load("rotated-digits", num_clients=4, rows_per_client=20), jnp.int32(3)))
     20
     """
     return data.train.max_size if data.filled == 1 and jax.default_backend() != "cpu" else data.train.size[client]
@@ -87,7 +87,7 @@ def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: f
     model = jax.eval_shape(task.init, jax.random.key(0))
     # as many axes as the model's arrays: rates of their own for kernels and biases go by them
     small = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1,) * leaf.ndim, leaf.dtype), model)
-    if _check_adds(optimizer, model).written != _check_adds(optimizer, small).written:
+    if _check_linear(optimizer, model).written != _check_linear(optimizer, small).written:
         raise ValueError(
             "optimizer must treat an array alike whatever its size, got one that looks at shapes: its steps are read "
             "off one number for each array; choose arrays by their names or their number of axes."
@@ -102,7 +102,7 @@ def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: f
             gradient = pulled.update(one, optax.EmptyState(), place, anchor=start)[0]
             # at `start`, where weight decay is nothing
             updates, state = optimizer.update(gradient, state, start, anchor=start, correction=start)
-            return optax.apply_updates(place, conduct.paced(updates, rate)), state
+            return optax.apply_updates(place, conduct.scale_updates(updates, rate)), state
 
         place, _ = jax.lax.fori_loop(0, steps, step, (start, optimizer.init(start)))
         return jax.tree.map(lambda leaf: -leaf.reshape(()), place)
@@ -110,14 +110,14 @@ def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: f
     return run
 
 
-def mean_slope(change: Params, displaced: Params) -> Params:
+def mean_gradient(change: Params, displaced: Params) -> Params:
     """Returns a change of a model divided by how far its steps go; as it is where they go nowhere."""
     return jax.tree.map(lambda leaf, far: leaf / jnp.where(far > 0, far, 1), change, displaced)
 
 
-def _check_adds(optimizer: optax.GradientTransformationExtraArgs, model: Params) -> Program:
+def _check_linear(optimizer: optax.GradientTransformationExtraArgs, model: Params) -> OptimizerProgram:
     """Returns an optimiser's program; raises ValueError if it does anything to a gradient but add and scale."""
-    program = Program.of(optimizer, model, {"anchor": model, "correction": model}, {})
+    program = OptimizerProgram.of(optimizer, model, {"anchor": model, "correction": model}, {})
     if not all(program.follows(position) for position in range(program.leaves)):
         raise ValueError(
             "optimizer must only add and scale gradients, as SGD does with momentum, weight decay and schedules, got "

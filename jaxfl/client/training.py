@@ -18,9 +18,9 @@ import optax
 from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.fast import coordinates
-from jaxfl.client.fast.coordinates import Form
-from jaxfl.client.passes import BLOCK, batch_shape, rows_of_a_gradient, true_gradient
-from jaxfl.client.steps import rows_of, trip_count
+from jaxfl.client.fast.coordinates import TrainingForm
+from jaxfl.client.passes import BLOCK_ROWS, batch_shape, gradient_rows, unperturbed_gradient
+from jaxfl.client.steps import row_count, trip_count
 from jaxfl.data.clients import FederatedData
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import check_type
@@ -28,7 +28,7 @@ from jaxfl.tasks import Averages, Task, without_averages
 from jaxfl.tasks.contract import averages_of
 from jaxfl.typing import Array, Key, Params
 
-LONGEST = 1024  # rows that a client has ready, and as many products of each with the others: 4 MB
+MOST_READY_ROWS = 1024  # rows that a client has ready, and as many products of each with the others: 4 MB
 
 Train = Callable[..., tuple[Params, Array]]
 Descend = Callable[[Params, optax.OptState, Params, dict, Array | None], tuple[Params, optax.OptState]]
@@ -40,7 +40,7 @@ def local_train(
     *,
     local_epochs: int,
     batch_size: int | None,
-    block: int = BLOCK,
+    block: int = BLOCK_ROWS,
 ) -> Train:
     """Returns a client's local training.
 
@@ -50,7 +50,7 @@ def local_train(
         local_epochs: E, passes over the client's rows; a straggler makes fewer.
         batch_size: B, rows of a step, reshuffled in every epoch; None takes all rows at once: one full-batch step an
             epoch.
-        block: rows taken at once in a full-batch pass, see `BLOCK`.
+        block: rows taken at once in a full-batch pass, see `BLOCK_ROWS`.
 
     Returns:
         `(key, model, data, client, **extra) -> (model, loss)`: `key` is the client's key of this round, `extra` goes to
@@ -68,16 +68,16 @@ def local_train(
         raise ValueError(f"local_epochs must be below 2^31, got {local_epochs}; 5 is usual.")
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}; None takes all of a client's rows at once.")
-    optimizer = explained(optimizer)
+    optimizer = checked_optimizer(optimizer)
     averages = averages_of(task)
-    descend = descent(optimizer, averages)
+    descend = descent_step(optimizer, averages)
     task = task if averages is None else task._replace(loss=averages.loss)
     if batch_size is None:
         return _full_batch(task, optimizer, descend, local_epochs, block)
     return _mini_batches(task, optimizer, descend, local_epochs, batch_size, block)
 
 
-def explained(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def checked_optimizer(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Returns an optimiser that says so where it needs more than a step has: a loss, a key, or a model of its own."""
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -103,7 +103,7 @@ def explained(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages | None) -> Descend:
+def descent_step(optimizer: optax.GradientTransformationExtraArgs, averages: Averages | None) -> Descend:
     """Returns `(model, state, gradient, extra, rate) -> (model, state)`, one step.
 
     Running averages get new values, and the optimiser sees none of them: a pull or a decay of theirs would be in the
@@ -111,9 +111,9 @@ def descent(optimizer: optax.GradientTransformationExtraArgs, averages: Averages
     """
 
     def descend(model, state, gradient, extra, rate):
-        gradient = _after_all(gradient) if jax.default_backend() == "cpu" else gradient
+        gradient = _order_updates(gradient) if jax.default_backend() == "cpu" else gradient
         updates, state = optimizer.update(gradient, state, model, **extra)
-        return optax.apply_updates(model, conduct.paced(updates, rate)), state
+        return optax.apply_updates(model, conduct.scale_updates(updates, rate)), state
 
     if averages is None:
         return descend
@@ -137,20 +137,20 @@ def _full_batch(
     """Returns `local_train` with a step of all rows per epoch."""
 
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
-        epochs = conduct.epochs_of(key, data, local_epochs)
+        epochs = conduct.epoch_count(key, data, local_epochs)
         # without rows no step is made: momentum and proximal terms would move the model at gradient zero
         steps = trip_count(key, data, client, local_epochs, None)
-        shorter: Form | str = f"a client may have more than {block} rows"
-        if filled := _filled(data, data.train.max_size, block):  # the same rows in every step: made ready once
+        shorter: TrainingForm | str = f"a client may have more than {block} rows"
+        if filled := _filled_share(data, data.train.max_size, block):  # the same rows in every step: made ready once
             batch = data.batch(data.train, client, jnp.arange(data.train.max_size, dtype=jnp.int32))
-            shorter = coordinates.factor(task, optimizer, model, batch, extra, local_epochs, filled=filled)
+            shorter = coordinates.in_coordinates(task, optimizer, model, batch, extra, local_epochs, filled=filled)
 
         def gradient(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
-            if filled and data.train.max_size <= rows_of_a_gradient(task, model, block):
+            if filled and data.train.max_size <= gradient_rows(task, model, block):
                 return *jax.value_and_grad(task.loss)(model, batch, key), memory
-            return *true_gradient(task, block)(model, data, client, key), memory
+            return *unperturbed_gradient(task, block)(model, data, client, key), memory
 
-        form = coordinates.choose(shorter, Form(model, extra, gradient))
+        form = coordinates.choose(shorter, TrainingForm(model, extra, gradient))
 
         def epoch(index: Array, carry):
             model, state, memory, total = carry
@@ -161,7 +161,7 @@ def _full_batch(
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
         carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype))
         trained, _, memory, total = jax.lax.fori_loop(0, steps, epoch, carry)
-        sent = conduct.sent_model(key, model, form.restore(trained, memory), data, client)
+        sent = conduct.perturb_model(key, model, form.restore(trained, memory), data, client)
         return sent, total / jnp.asarray(epochs).astype(dtype)
 
     return train
@@ -178,7 +178,7 @@ def _mini_batches(
     """Returns `local_train` with a step per mini-batch."""
 
     def train(key: Key, model: Params, data: FederatedData, client: Array, **extra) -> tuple[Params, Array]:
-        size = rows_of(data, client)
+        size = row_count(data, client)
         width = min(batch_size, max(data.train.max_size, 1))
         slots = -(-max(data.train.max_size, 1) // width) * width  # the longest client, rounded up to whole batches
 
@@ -187,7 +187,7 @@ def _mini_batches(
             return *jax.value_and_grad(task.loss)(model, batch, key), memory
 
         usual, shorter = of_pool, f"a client may have more than {block} rows"
-        if filled := _filled(data, slots, block):
+        if filled := _filled_share(data, slots, block):
             rows = data.batch(data.train, client, jnp.arange(slots, dtype=jnp.int32))
 
             def of_rows(model: Params, memory: Any, key: Key, positions: Any) -> tuple[Array, Params, Any]:
@@ -196,10 +196,10 @@ def _mini_batches(
             # on a GPU rows that many clients have ready are four times what their pixels are, to be read in every step
             if slots <= block and (jax.default_backend() == "cpu" or data.tilt is not None):
                 usual = of_rows  # made ready once
-            shorter = coordinates.factor(
+            shorter = coordinates.in_coordinates(
                 task, optimizer, model, rows, extra, local_epochs, slots // width, filled=filled
             )
-        form = coordinates.choose(shorter, Form(model, extra, usual))
+        form = coordinates.choose(shorter, TrainingForm(model, extra, usual))
 
         def epoch(carry, index: Array):
             # real rows sort first in a random order, padding after them
@@ -223,19 +223,19 @@ def _mini_batches(
 
         dtype = jax.eval_shape(task.loss, model, batch_shape(data), key).dtype
         carry = (form.model, optimizer.init(form.model), form.memory, jnp.zeros((), dtype))
-        epochs = conduct.epochs_of(key, data, local_epochs)
+        epochs = conduct.epoch_count(key, data, local_epochs)
         if isinstance(epochs, int):
             (trained, _, memory, total), _ = jax.lax.scan(epoch, carry, jnp.arange(epochs))
         else:
             carry = jax.lax.fori_loop(0, epochs, lambda index, carry: epoch(carry, index)[0], carry)
             trained, _, memory, total = carry
-        sent = conduct.sent_model(key, model, form.restore(trained, memory), data, client)
+        sent = conduct.perturb_model(key, model, form.restore(trained, memory), data, client)
         return sent, total / (epochs * jnp.maximum(size, 1)).astype(dtype)
 
     return train
 
 
-def _filled(data: FederatedData, places: int, block: int) -> float:
+def _filled_share(data: FederatedData, places: int, block: int) -> float:
     """Returns the share of so many places for a client's rows that is filled; 0 where coordinates are not tried.
 
     They take all places of all clients, where more than a block is otherwise walked through as far as there are rows.
@@ -243,10 +243,10 @@ def _filled(data: FederatedData, places: int, block: int) -> float:
     """
     if places <= block:
         return 1.0
-    return data.filled if places <= LONGEST else 0.0
+    return data.filled if places <= MOST_READY_ROWS else 0.0
 
 
-def _after_all(gradient: Params) -> Params:
+def _order_updates(gradient: Params) -> Params:
     """Returns the gradient, each leaf of which waits for all the others.
 
     XLA updates a weight in place only if nothing can read it later. The product that carries the gradient below a layer

@@ -26,7 +26,7 @@ from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import full_gradient
-from jaxfl.client.training import Train, explained, local_train
+from jaxfl.client.training import Train, checked_optimizer, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -220,7 +220,7 @@ def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: ag
         ValueError: an option is out of range.
     """
     check_trains(task, "fedsgd")
-    optimizer = explained(optimizer)
+    optimizer = checked_optimizer(optimizer)
     gradient_of = full_gradient(task)
 
     def round(key: Key, state: AveragingState, data: FederatedData, cohort: Cohort) -> tuple[AveragingState, Info]:
@@ -235,7 +235,7 @@ def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: ag
             aggregate.mean(total, empty=jax.tree.map(lambda g: jnp.zeros_like(g)[None], state.model)), 0
         )
         updates, _ = optimizer.update(gradient, optimizer.init(state.model), state.model)
-        moved = optax.apply_updates(state.model, conduct.paced(updates, data.rate))
+        moved = optax.apply_updates(state.model, conduct.scale_updates(updates, data.rate))
         model = tree.where(total.weight[0] > 0, moved, state.model)  # weight decay alone must not move it
         zero = jnp.zeros(cohort.ids.shape, jnp.int32)
         seen = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=gradient, down=model)

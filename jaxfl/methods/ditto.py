@@ -234,7 +234,7 @@ def best_step(candidates: Sequence[optax.GradientTransformation]) -> optax.Gradi
             return steps[0]
         if judge is None:
             raise ValueError("judge must be passed to the update: the loss that a step is chosen by.")
-        losses = jnp.stack([judge(optax.apply_updates(params, conduct.paced(step, rate))) for step, _ in steps])
+        losses = jnp.stack([judge(optax.apply_updates(params, conduct.scale_updates(step, rate))) for step, _ in steps])
         best = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses))
         return jax.tree.map(lambda *leaves: jnp.stack(leaves)[best], *steps)
 

@@ -29,7 +29,7 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.steps import displacement, mean_slope, steps_of
+from jaxfl.client.steps import displacement, mean_gradient, step_count
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -95,9 +95,9 @@ def fednova(
         key, state, data = shared
         client_key = key_for(key, Stream.BATCHES, state.round, client)
         trained, loss = train(client_key, state.model, data, client, anchor=state.model)
-        steps = steps_of(client_key, data, client, local_epochs, batch_size)
+        steps = step_count(client_key, data, client, local_epochs, batch_size)
         far = displaced(steps, data.rate)
-        change = mean_slope(optax.tree.sub(state.model, trained), far)
+        change = mean_gradient(optax.tree.sub(state.model, trained), far)
         if counts:
             far = jax.tree.map(lambda eta: eta * steps.astype(eta.dtype), displaced(jnp.int32(1), data.rate))
         # running averages make no steps: their mean is FedAvg's

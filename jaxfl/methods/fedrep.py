@@ -78,7 +78,7 @@ def fedrep(
     of_base = train_part(task, optimizer, others, local_epochs=local_epochs, batch_size=batch_size)
 
     def train(key: Key, model: Params, data: FederatedData, client: Array) -> tuple[Params, Array]:
-        model, _ = of_head(key_for(key, Stream.HEADS), model, conduct.unsent(key, data), client)
+        model, _ = of_head(key_for(key, Stream.HEADS), model, conduct.for_unsent_training(key, data), client)
         return of_base(key, model, data, client)
 
     return partial_averaging(task, train, chosen, weighting=weighting, server_optimizer=server_optimizer)

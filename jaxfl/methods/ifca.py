@@ -31,7 +31,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client import conduct
 from jaxfl.client.passes import full_gradient
-from jaxfl.client.training import Train, explained, local_train
+from jaxfl.client.training import Train, checked_optimizer, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.engine import over_clients
@@ -205,7 +205,7 @@ def model_step(server_optimizer: optax.GradientTransformation | None, pooled: Ca
 
 def gradient_step(optimizer: optax.GradientTransformation, pooled: Callable[[Params, Params], Params]):
     """Returns the server's step of Option I: `(state, total, data) -> (models [K, ...], server)`."""
-    optimizer = explained(optimizer)
+    optimizer = checked_optimizer(optimizer)
 
     def step(state: IFCAState, total: aggregate.Total, data: FederatedData) -> tuple[Params, optax.OptState]:
         nothing = jax.tree.map(jnp.zeros_like, total.values)
@@ -213,7 +213,7 @@ def gradient_step(optimizer: optax.GradientTransformation, pooled: Callable[[Par
 
         def descend(model: Params, gradient: Params) -> Params:
             updates, _ = optimizer.update(gradient, optimizer.init(model), model)
-            return optax.apply_updates(model, conduct.paced(updates, data.rate))
+            return optax.apply_updates(model, conduct.scale_updates(updates, data.rate))
 
         moved, filled = jax.vmap(descend)(state.models, gradients), total.weight > 0
         # weight decay alone must not move an empty cluster, but for layers that all share

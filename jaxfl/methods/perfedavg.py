@@ -45,7 +45,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client.passes import BLOCK
+from jaxfl.client.passes import BLOCK_ROWS
 from jaxfl.client.training import local_train
 from jaxfl.data.clients import Batch
 from jaxfl.methods.averaging import averaging
@@ -103,7 +103,7 @@ def perfedavg(
     parts = 1 if batch_size is None else 2 if order == "first" else 3
     meta = meta_task(task, adaptation_rate, order, parts)
     # a block of a client's rows would adapt to that block, see `adapted` too
-    block = 2**31 if batch_size is None else BLOCK
+    block = 2**31 if batch_size is None else BLOCK_ROWS
     train = local_train(meta, optimizer, local_epochs=local_epochs, batch_size=batch_size, block=block)
     return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer)
 

@@ -32,8 +32,8 @@ import optax
 
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.passes import BLOCK
-from jaxfl.client.training import descent, explained, local_train
+from jaxfl.client.passes import BLOCK_ROWS
+from jaxfl.client.training import checked_optimizer, descent_step, local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import Batch, FederatedData
 from jaxfl.methods import base
@@ -112,7 +112,7 @@ def pfedme(
     inner = optax.chain(proximal_pull(proximal_weight), optax.add_decayed_weights(rule["decay"]), optimizer)
     enveloped = envelope(task, inner, proximal_weight, inner_steps, warm_start=rule["warm_start"])
     # the proximal point of all rows is not a mean of those of some
-    block = 2**31 if batch_size is None else BLOCK
+    block = 2**31 if batch_size is None else BLOCK_ROWS
     outer = optax.sgd(outer_rate)
     train = local_train(enveloped, outer, local_epochs=local_epochs, batch_size=batch_size, block=block)
 
@@ -161,8 +161,8 @@ def envelope(
     """
     averages = averages_of(task)
     of_theta = task.loss if averages is None else averages.loss
-    inner = explained(inner)
-    descend = descent(inner, averages)
+    inner = checked_optimizer(inner)
+    descend = descent_step(inner, averages)
 
     def solve(model: Params, batch: Batch, key: Key | None) -> tuple[Array, Params]:
         anchor = model["w"]

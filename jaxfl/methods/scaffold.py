@@ -30,7 +30,7 @@ import optax
 from jaxfl import tree
 from jaxfl.client.corrections import gradient_correction
 from jaxfl.client.passes import full_gradient
-from jaxfl.client.steps import displacement, mean_slope, steps_of
+from jaxfl.client.steps import displacement, mean_gradient, step_count
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
@@ -120,8 +120,8 @@ def scaffold(
             apart = key_for(client_key, Stream.ATTACK)  # an attacker's noise is another than that of the model
             new = gradient_of(model, data, client, apart)[1]
         else:
-            far = displaced(steps_of(client_key, data, client, local_epochs, batch_size), data.rate)
-            slope = mean_slope(optax.tree.sub(model, trained), far)
+            far = displaced(step_count(client_key, data, client, local_epochs, batch_size), data.rate)
+            slope = mean_gradient(optax.tree.sub(model, trained), far)
             met = optax.tree.sub(slope, correction)
             new = jax.tree.map(lambda s, after, before: jnp.where(s > 0, after, before), far, met, own)
         sent = trained, optax.tree.sub(new, own)

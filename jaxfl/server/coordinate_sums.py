@@ -76,7 +76,7 @@ def client_work(fn: Callable[..., tuple], shared: Any, *example: Any) -> ClientW
         found = _in_coordinates(work, shared, *example) if summed and coordinates.USED in decided else None
     if found is None or not found.places:
         return ClientWork(fn, shapes[0], [], [])
-    coordinates.repeat(decided)  # the function is not called again, and nothing decided again
+    coordinates.report(decided)  # the function is not called again, and nothing decided again
     return found
 
 

@@ -244,7 +244,7 @@ def lower(
     with coordinates.decisions() as told:
         lowered = program.advance.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
     program.told = told or program.told  # nothing is told of what JAX has traced before
-    coordinates.repeat(program.told)
+    coordinates.report(program.told)
     return lowered
 
 
@@ -267,7 +267,7 @@ def draw_cohort(sampler: Sampler, key: Key, round: Array, data: FederatedData, s
         size: clients of a cohort.
         plan: chunk and devices.
     """
-    return engine.by_size(data, sampling.cohort_of(sampler, key, round, data, size, plan))
+    return engine.by_size(data, sampling.draw_cohort(sampler, key, round, data, size, plan))
 
 
 def one_round(

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.steps import displacement, steps_of
+from jaxfl.client.steps import displacement, step_count
 from jaxfl.client.training import local_train
 from jaxfl.data import conditions
 from jaxfl.tasks import Averages, Task, masked_mean
@@ -53,7 +53,7 @@ def test_training_goes_as_far(optimizer, pull, batch_size, key):
 
     def on_client(client):
         own = jax.random.fold_in(key, client)
-        steps = steps_of(own, data, client, EPOCHS, batch_size)
+        steps = step_count(own, data, client, EPOCHS, batch_size)
         trained, _ = train(own, start, data, client, anchor=start)
         return steps, far(steps, data.rate), jax.tree.map(lambda leaf: -leaf[0], trained)
 

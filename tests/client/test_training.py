@@ -12,7 +12,15 @@ import jaxfl
 from jaxfl import methods
 from jaxfl.client import conduct, passes, training
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.passes import CACHE, FEWEST, fold_rows, full_gradient, mean_loss, mean_losses, rows_at_once
+from jaxfl.client.passes import (
+    FEWEST_ROWS,
+    LAYER_CACHE_BYTES,
+    fold_rows,
+    full_gradient,
+    mean_loss,
+    mean_losses,
+    rows_at_once,
+)
 from jaxfl.client.training import local_train
 from jaxfl.data import conditions
 from jaxfl.data.clients import Batch
@@ -66,19 +74,20 @@ def test_blocks_do_not_matter_to_losses_and_gradients(block, key):
 
 
 def test_a_pass_takes_rows_of_a_convolutional_network_as_they_fit_a_cache():
-    small, large = ({"w": jax.ShapeDtypeStruct((size,), jnp.float32)} for size in (1, CACHE))  # 4 bytes a number
+    # 4 bytes a number
+    small, large = ({"w": jax.ShapeDtypeStruct((size,), jnp.float32)} for size in (1, LAYER_CACHE_BYTES))
     found = [
         rows_at_once(SOFTMAX._replace(fast=SOFTMAX.fast._replace(widest=widest)), model, 256)
         for model in (small, large)
-        for widest in (0, 100, CACHE // 20, CACHE)
+        for widest in (0, 100, LAYER_CACHE_BYTES // 20, LAYER_CACHE_BYTES)
     ]
-    assert found == [256, 256, 20, FEWEST, 256, 256, 80, FEWEST]
+    assert found == [256, 256, 20, FEWEST_ROWS, 256, 256, 80, FEWEST_ROWS]
 
 
 def test_losses_are_the_same_when_few_rows_are_taken_at_once(key, monkeypatch):
-    monkeypatch.setattr(passes, "FEWEST", 3)  # of up to eight rows
+    monkeypatch.setattr(passes, "FEWEST_ROWS", 3)  # of up to eight rows
     data, models = jax.device_put(DATA), jax.vmap(QUADRATIC.init)(jax.random.split(key, 2))
-    wide = QUADRATIC._replace(fast=QUADRATIC.fast._replace(widest=CACHE))
+    wide = QUADRATIC._replace(fast=QUADRATIC.fast._replace(widest=LAYER_CACHE_BYTES))
     few, whole = (on_every_client(lambda i, t=task: mean_losses(t)(models, data, i)) for task in (wide, QUADRATIC))
     close(few, whole)
     first = jax.tree.map(lambda leaf: leaf[0], models)
@@ -86,9 +95,9 @@ def test_losses_are_the_same_when_few_rows_are_taken_at_once(key, monkeypatch):
 
 
 def test_a_gradient_of_batch_statistics_is_not_taken_of_few_rows():
-    wide = SOFTMAX._replace(fast=SOFTMAX.fast._replace(widest=CACHE))
-    few, every = (passes.rows_of_a_gradient(task, {}, 256) for task in (wide, wide._replace(whole=True)))
-    assert few == FEWEST and every > 10**9
+    wide = SOFTMAX._replace(fast=SOFTMAX.fast._replace(widest=LAYER_CACHE_BYTES))
+    few, every = (passes.gradient_rows(task, {}, 256) for task in (wide, wide._replace(whole=True)))
+    assert few == FEWEST_ROWS and every > 10**9
 
 
 def test_every_block_of_a_gradient_drops_units_of_its_own(key):
@@ -139,7 +148,7 @@ def test_stragglers_make_the_first_of_their_epochs(batch_size, block, key):
 
     def run(client):
         own = key_for(key, Stream.BATCHES, 0, client)
-        return train(own, start, data, client), conduct.epochs_of(own, data, 6)
+        return train(own, start, data, client), conduct.epoch_count(own, data, 6)
 
     (trained, loss), counts = on_every_client(run)
     assert 6 in counts and len(set(counts.tolist())) > 2

@@ -140,7 +140,7 @@ def test_corrections_sum_to_zero(weighting, power, key):
 
 
 def test_an_attackers_noise_is_its_gradient_in_both_exchanges_and_another_in_every_round(monkeypatch, key):
-    monkeypatch.setattr(conduct, "sent_model", lambda key, start, trained, data, client: trained)
+    monkeypatch.setattr(conduct, "perturb_model", lambda key, start, trained, data, client: trained)
     data = conditions.attack(DATA, "gaussian", 0.3)
     method = compiled(methods.feddane(TASK, along_the_correction(2), local_epochs=1))
     state = method.init(key, data)

@@ -147,7 +147,7 @@ def test_who_is_late_is_late_in_both_phases(key):
     late = [bool(conduct.is_late(one, data.stragglers)) for one in keys]
     assert len(set(late)) == 2
     for one, expected in zip(keys, late, strict=True):
-        first = conduct.unsent(one, data)
+        first = conduct.for_unsent_training(one, data)
         assert bool(conduct.is_late(key_for(one, Stream.HEADS), first.stragglers)) == expected
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 import jaxfl
 from jaxfl import tree
 from jaxfl.client.corrections import proximal_pull
-from jaxfl.client.part import of_part
+from jaxfl.client.part import part_task
 from jaxfl.client.passes import mean_losses
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort
@@ -305,7 +305,7 @@ def test_running_averages_go_on_beside_a_loss_that_is_replaced(data, key, batch)
     @jax.jit
     def slopes(model):
         both = stacked_task(none, lambda models, batch, key=None: 0 * models["head"]["bias"].sum())
-        parts = (meta_task(none, 0.1, "first", 1), joint_task(none, True), both, of_part(none, head))
+        parts = (meta_task(none, 0.1, "first", 1), joint_task(none, True), both, part_task(none, head))
         models = (model, pair, jax.tree.map(lambda leaf: leaf[None], model), norm)
         return jax.grad(task.averages.loss)(model, batch, key), [
             jax.grad(part.averages.loss)(one, batch, key) for part, one in zip(parts, models, strict=True)

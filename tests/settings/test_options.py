@@ -234,7 +234,7 @@ def test_the_defaults_are_those_of_the_function(name):
 )
 def test_samplers_are_chosen(items, name):
     settings = options.route("fedavg", "rotated-digits", items)
-    assert sampling.name_of(options.sampler(settings)) == name
+    assert sampling.sampler_name(options.sampler(settings)) == name
 
 
 def test_attackers_are_options_of_every_data_set():

@@ -76,7 +76,7 @@ def test_clients_are_sampled_and_tested_while_they_are_there(straight):
 @pytest.mark.parametrize("size", [3, 7, 8])
 def test_no_sampler_draws_who_is_not_there(sampler, size):
     for round, now in zip((0, 3), MOVING.phases, strict=True):
-        cohort = sampling.cohort_of(sampler, jax.random.key(0), np.int32(round), now, size)
+        cohort = sampling.draw_cohort(sampler, jax.random.key(0), np.int32(round), now, size)
         drawn = np.asarray(cohort.ids)[np.asarray(cohort.mask)]
         assert not now.absent[drawn].any() and len({*np.asarray(cohort.ids).tolist()}) == size
         assert sampler is not sampling.uniform or len(drawn) == min(size, (~now.absent).sum())

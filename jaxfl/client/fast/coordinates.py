@@ -36,19 +36,19 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl import tree
-from jaxfl.client.fast.optimizer_programs import Program
+from jaxfl.client.fast.optimizer_programs import OptimizerProgram
 from jaxfl.data.clients import Batch
 from jaxfl.models.fast.products import times
+from jaxfl.models.fast.rewriting import ProductFunction
 from jaxfl.tasks import DenseLayers, Task
 from jaxfl.tasks.contract import dense_layers_of
 from jaxfl.typing import Array, Key, Params
 
-Product = Callable[[Array], Array]
 KERNEL_PROGRAM = "make_kernel"  # the program that makes W, found by this name in `jaxfl.server.coordinate_sums`
 USED = "yes"  # the decision that a local training is one in coordinates; another says why not
 
 
-class Seen(NamedTuple):
+class LayerInputs(NamedTuple):
     """What an inner layer has seen.
 
     Attributes:
@@ -60,7 +60,7 @@ class Seen(NamedTuple):
     products: list[Array]
 
 
-class Memory(NamedTuple):
+class StepMemory(NamedTuple):
     """What the steps of a training keep for its inner layers.
 
     Attributes:
@@ -69,18 +69,18 @@ class Memory(NamedTuple):
     """
 
     step: Array | int
-    seen: dict[str, Seen]
+    seen: dict[str, LayerInputs]
 
-    def after(self, seen: dict[str, Seen]) -> "Memory":
+    def after(self, seen: dict[str, LayerInputs]) -> "StepMemory":
         """Returns it after a step in which the layers have seen so many rows."""
 
         def put(kept: Array, new: Array) -> Array:
             return jax.lax.dynamic_update_slice(kept, new, (self.step * len(new), 0))
 
-        return Memory(self.step + 1, jax.tree.map(put, self.seen, seen))
+        return StepMemory(self.step + 1, jax.tree.map(put, self.seen, seen))
 
 
-class First(NamedTuple):
+class FirstKernel(NamedTuple):
     """Of a layer that sees the client's rows themselves: X is known, and the same in every step.
 
     Attributes:
@@ -100,7 +100,7 @@ class First(NamedTuple):
     gram: Array
 
     @classmethod
-    def of(cls, name: str, position: int, kernels: list[Array], rows: Array) -> "First":
+    def of(cls, name: str, position: int, kernels: list[Array], rows: Array) -> "FirstKernel":
         """Returns the kernel, with the products that all steps share."""
         return cls(name, position, kernels, rows, [times(rows, one) for one in kernels], _gram(rows, len(kernels)))
 
@@ -114,14 +114,14 @@ class First(NamedTuple):
         gram, products = self.gram, self.products
         if positions is not None:
             gram, products = tree.take((gram, products), positions)
-        return gram @ leaf + _scaled(self, leaf, products)
+        return gram @ leaf + _scaled_products(self, leaf, products)
 
-    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Seen]) -> Product:
+    def product(self, known: Array, leaf: Array, memory: StepMemory, seen: dict[str, LayerInputs]) -> ProductFunction:
         """Returns what is taken in place of `x -> x W`."""
         del leaf, memory, seen
         return lambda x: known
 
-    def gradient(self, slope: Array, leaf: Array, positions: Array | None, memory: Memory) -> Array:
+    def gradient(self, slope: Array, leaf: Array, positions: Array | None, memory: StepMemory) -> Array:
         """Returns the gradient `[m + k, h]` from that of the products `[B, h]`."""
         del memory
         if positions is None:
@@ -129,7 +129,7 @@ class First(NamedTuple):
         return jnp.zeros_like(leaf).at[positions].set(slope, unique_indices=True)
 
 
-class Inner(NamedTuple):
+class InnerKernel(NamedTuple):
     """Of a layer that sees what others make of the rows: every step adds its B rows to X.
 
     Attributes:
@@ -147,10 +147,10 @@ class Inner(NamedTuple):
     count: int
 
     @property
-    def empty(self) -> Seen:
+    def empty(self) -> LayerInputs:
         """What is seen before the first step."""
         (inputs, outputs), dtype = self.kernels[0].shape, self.kernels[0].dtype
-        return Seen(
+        return LayerInputs(
             jnp.zeros((self.count, inputs), dtype), [jnp.zeros((self.count, outputs), dtype)] * len(self.kernels)
         )
 
@@ -159,36 +159,36 @@ class Inner(NamedTuple):
         del positions
         return jnp.zeros((self.width, leaf.shape[1]), leaf.dtype)
 
-    def product(self, known: Array, leaf: Array, memory: Memory, seen: dict[str, Seen]) -> Product:
+    def product(self, known: Array, leaf: Array, memory: StepMemory, seen: dict[str, LayerInputs]) -> ProductFunction:
         """Returns what is taken in place of `x -> x W`; it leaves in `seen` what the layer sees."""
 
         def of(x: Array) -> Array:
             products = [times(x, one) for one in self.kernels]
-            seen[self.name] = Seen(x, products)
+            seen[self.name] = LayerInputs(x, products)
             before = memory.seen[self.name].rows
-            return known + (x @ before.T) @ leaf[: self.count] + _scaled(self, leaf, products)
+            return known + (x @ before.T) @ leaf[: self.count] + _scaled_products(self, leaf, products)
 
         return of
 
-    def gradient(self, slope: Array, leaf: Array, positions: Array | None, memory: Memory) -> Array:
+    def gradient(self, slope: Array, leaf: Array, positions: Array | None, memory: StepMemory) -> Array:
         """Returns the gradient `[m + k, h]` from that of the products `[B, h]`."""
         del positions
         return jax.lax.dynamic_update_slice(jnp.zeros_like(leaf), slope, (memory.step * self.width, 0))
 
 
-Kernel = First | Inner
+Kernel = FirstKernel | InnerKernel
 
 
-def coordinates(kernel: Kernel, one: Array) -> Array:
+def kernel_coordinates(kernel: Kernel, one: Array) -> Array:
     """Returns the coordinates `[m + k, h]` of one of its kernels W_i; of another, which nobody uses, zeros."""
     nothing = jnp.zeros((kernel.count + len(kernel.kernels), one.shape[1]), one.dtype)
     found = [index for index, other in enumerate(kernel.kernels) if other is one]
     return nothing.at[kernel.count + found[0]].set(1) if found else nothing
 
 
-def restored(kernel: Kernel, leaf: Array, memory: Memory) -> Array:
+def full_kernel(kernel: Kernel, leaf: Array, memory: StepMemory) -> Array:
     """Returns W `[d, h]`."""
-    if isinstance(kernel, First):
+    if isinstance(kernel, FirstKernel):
         return make_kernel(kernel.rows, kernel.gram, leaf, kernel.kernels, kernel.products)
     rows, products = memory.seen[kernel.name]
     return make_kernel(rows, _gram(rows, len(products)), leaf, kernel.kernels, products)
@@ -215,16 +215,16 @@ def _gram(rows: Array, kernels: int) -> Array:
     return jnp.pad(rows @ rows.T, ((0, 0), (0, kernels)))
 
 
-def _scaled(kernel: Kernel, leaf: Array, products: Sequence[Array]) -> Array:
+def _scaled_products(kernel: Kernel, leaf: Array, products: Sequence[Array]) -> Array:
     """Returns the sum of what the kernels W_i come to, each times its factors."""
     return sum((leaf[kernel.count + i][None, :] * one for i, one in enumerate(products)), jnp.zeros((), leaf.dtype))
 
 
-PASS = 8  # multiplications that fit into the time in which a step reads and writes a number of the kernel
-LARGE = 1 << 22  # numbers of a kernel that no cache holds: 16 MB
+PASS_COST = 8  # multiplications that fit into the time in which a step reads and writes a number of the kernel
+UNCACHED_SIZE = 1 << 22  # numbers of a kernel that no cache holds: 16 MB
 
 
-class Form(NamedTuple):
+class TrainingForm(NamedTuple):
     """How a client trains: in coordinates, or as usual.
 
     Attributes:
@@ -238,12 +238,12 @@ class Form(NamedTuple):
 
     model: Params
     extra: dict[str, Any]
-    loss_and_gradient: Callable[[Params, Memory, Key, Array | None], tuple[Array, Params, Memory]]
-    memory: Memory = Memory(0, {})
-    restore: Callable[[Params, Memory], Params] = lambda model, memory: model
+    loss_and_gradient: Callable[[Params, StepMemory, Key, Array | None], tuple[Array, Params, StepMemory]]
+    memory: StepMemory = StepMemory(0, {})
+    restore: Callable[[Params, StepMemory], Params] = lambda model, memory: model
 
 
-def factor(
+def in_coordinates(
     task: Task,
     optimizer: optax.GradientTransformationExtraArgs,
     model: Params,
@@ -252,7 +252,7 @@ def factor(
     epochs: int,
     steps: int = 1,
     filled: float = 1.0,
-) -> Form | str:
+) -> TrainingForm | str:
     """Returns the same training in coordinates; or why not, where it would not be the same or not be faster.
 
     Args:
@@ -270,8 +270,8 @@ def factor(
         return "no dense layer is known" if task.fast.dense is None else "the loss has been replaced"
     alike = {name: value for name, value in extra.items() if tree_like(value, model)}
     others = {name: value for name, value in extra.items() if name not in alike}
-    program = Program.of(optimizer, model, alike, others)
-    work = functools.partial(_kernel, epochs=epochs, steps=steps, filled=filled)
+    program = OptimizerProgram.of(optimizer, model, alike, others)
+    work = functools.partial(_kernel_or_reason, epochs=epochs, steps=steps, filled=filled)
     found = [work(name, dense, program, model, batch, alike) for name in dense.first + dense.inner]
     kernels = [kernel for kernel in found if not isinstance(kernel, str)]
     if not kernels:
@@ -288,19 +288,21 @@ def factor(
         return [leaves[kernel.position] for kernel in kernels]
 
     def turn(model: Params) -> Params:
-        return replace(model, [coordinates(kernel, leaf) for kernel, leaf in zip(kernels, own(model), strict=True)])
+        return replace(
+            model, [kernel_coordinates(kernel, leaf) for kernel, leaf in zip(kernels, own(model), strict=True)]
+        )
 
     start, turned = turn(model), {name: turn(value) for name, value in alike.items()}
-    if Program.of(optimizer, start, turned, others).written != program.written:
+    if OptimizerProgram.of(optimizer, start, turned, others).written != program.written:
         return "the optimiser looks at shapes"
     usual = own(model)
 
-    def loss_and_gradient(model: Params, memory: Memory, key: Key, positions: Array | None = None):
+    def loss_and_gradient(model: Params, memory: StepMemory, key: Key, positions: Array | None = None):
         leaves = own(model)
         part = batch if positions is None else tree.take(batch, positions)
 
-        def loss(model: Params, known: list[Array]) -> tuple[Array, dict[str, Seen]]:
-            seen: dict[str, Seen] = {}
+        def loss(model: Params, known: list[Array]) -> tuple[Array, dict[str, LayerInputs]]:
+            seen: dict[str, LayerInputs] = {}
             products = {
                 kernel.name: kernel.product(one, leaf, memory, seen)
                 for kernel, one, leaf in zip(kernels, known, leaves, strict=True)
@@ -316,18 +318,18 @@ def factor(
         ]
         return value, replace(gradient, placed), memory.after(seen)
 
-    def restore(model: Params, memory: Memory) -> Params:
+    def restore(model: Params, memory: StepMemory) -> Params:
         leaves = zip(kernels, own(model), strict=True)
-        return replace(model, [restored(kernel, leaf, memory) for kernel, leaf in leaves])
+        return replace(model, [full_kernel(kernel, leaf, memory) for kernel, leaf in leaves])
 
-    empty = {kernel.name: kernel.empty for kernel in kernels if isinstance(kernel, Inner)}
-    return Form(start, {**others, **turned}, loss_and_gradient, Memory(0, empty), restore)
+    empty = {kernel.name: kernel.empty for kernel in kernels if isinstance(kernel, InnerKernel)}
+    return TrainingForm(start, {**others, **turned}, loss_and_gradient, StepMemory(0, empty), restore)
 
 
-def _kernel(
+def _kernel_or_reason(
     name: str,
     dense: DenseLayers,
-    program: Program,
+    program: OptimizerProgram,
     model: Params,
     batch: Batch,
     alike: dict[str, Params],
@@ -336,12 +338,12 @@ def _kernel(
     steps: int,
     filled: float,
 ) -> Kernel | str:
-    """Returns one of the kernels in coordinates, or why it is not worth it; the arguments are those of `factor`."""
+    """Returns one of the kernels in coordinates, or the reason against it; arguments as for `in_coordinates`."""
     position = tree.names(model).index(name)
     kernel, count = jax.tree.leaves(model)[position], batch.mask.shape[0]
     (inputs, outputs), first = kernel.shape, name in dense.first
     dear = f"no faster with {count} rows of {inputs} numbers and {epochs * steps} steps"
-    pays = functools.partial(_pays, filled=filled) if first else _inner_pays
+    pays = functools.partial(_first_pays, filled=filled) if first else _inner_pays
     if not pays(count, inputs, outputs, epochs, steps, kernels=1):
         return dear
     if not program.follows(position):
@@ -351,7 +353,7 @@ def _kernel(
     if not pays(count, inputs, outputs, epochs, steps, kernels=len(kernels)):
         return dear
     if not first:
-        return Inner(name, position, kernels, count // steps, epochs * count)
+        return InnerKernel(name, position, kernels, count // steps, epochs * count)
     rows: list[Array] = []
 
     def product(x: Array) -> Array:
@@ -360,7 +362,7 @@ def _kernel(
 
     # a first layer's rows do not depend on the key; but without one it is a test, before which they may be others
     dense.loss(model, batch, jax.random.key(0), {name: product})
-    return First.of(name, position, kernels, rows[0])
+    return FirstKernel.of(name, position, kernels, rows[0])
 
 
 _decisions: ContextVar[list[str] | None] = ContextVar("decisions", default=None)
@@ -370,7 +372,7 @@ _decisions: ContextVar[list[str] | None] = ContextVar("decisions", default=None)
 def decisions() -> Iterator[list[str]]:
     """Gives a list that fills with the decision for each local training, while programs are traced inside.
 
-    >>> usual = Form({}, {}, lambda *arguments: arguments)
+    >>> usual = TrainingForm({}, {}, lambda *arguments: arguments)
     >>> with decisions() as decided:
     ...     form = choose("no dense layer is known", usual)
     >>> form is usual, phrase(decided)
@@ -384,13 +386,13 @@ def decisions() -> Iterator[list[str]]:
         _decisions.reset(token)
 
 
-def choose(shorter: Form | str, usual: Form) -> Form:
+def choose(shorter: TrainingForm | str, usual: TrainingForm) -> TrainingForm:
     """Returns the shorter form, or the usual one where there is only a reason; it is one of the `decisions`."""
-    repeat([f"no: {shorter}" if isinstance(shorter, str) else USED])
+    report([f"no: {shorter}" if isinstance(shorter, str) else USED])
     return usual if isinstance(shorter, str) else shorter
 
 
-def repeat(decided: Sequence[str]) -> None:
+def report(decided: Sequence[str]) -> None:
     """Adds decisions to those of the surrounding `decisions`: a program that is used once more is not traced again."""
     if (surrounding := _decisions.get()) is not None:
         surrounding.extend(decided)
@@ -417,10 +419,10 @@ def tree_like(value: Any, model: Params) -> bool:
     )
 
 
-def _pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, *, kernels: int, filled: float) -> bool:
+def _first_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, *, kernels: int, filled: float) -> bool:
     """Returns whether coordinates take less work, per row and output of the layer; a pass over a kernel is work too."""
-    usual = 2 * epochs * inputs + PASS * epochs * steps * inputs / max(rows, 1)  # x W and x^T g
-    factored = (kernels + 1) * inputs + epochs * rows + rows * inputs / outputs + PASS * epochs * steps
+    usual = 2 * epochs * inputs + PASS_COST * epochs * steps * inputs / max(rows, 1)  # x W and x^T g
+    factored = (kernels + 1) * inputs + epochs * rows + rows * inputs / outputs + PASS_COST * epochs * steps
     return rows > 0 and factored < filled * usual
 
 
@@ -431,8 +433,8 @@ def _inner_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, *
     gradients, and passes over more kernels. LEAF's network gains 18 % in a loop of its steps alone (d = 3136,
     h = 2048, 5 steps of 20 rows, two cores); with d = 12544 and h = 128, within the caches, 6 % are lost.
     """
-    if jax.default_backend() != "cpu" or inputs * outputs < LARGE:
+    if jax.default_backend() != "cpu" or inputs * outputs < UNCACHED_SIZE:
         return False
     width = rows / steps
-    added = 2 * width * epochs * rows * (inputs + outputs) + (kernels - 1) * (2 * width + PASS) * inputs * outputs
-    return added < PASS * inputs * outputs
+    added = 2 * width * epochs * rows * (inputs + outputs) + (kernels - 1) * (2 * width + PASS_COST) * inputs * outputs
+    return added < PASS_COST * inputs * outputs

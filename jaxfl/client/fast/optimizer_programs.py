@@ -18,7 +18,7 @@ from jax.extend import core
 from jaxfl.typing import Params
 
 
-class Kind(enum.IntEnum):
+class ValueKind(enum.IntEnum):
     """What is known of a number or array in an optimiser's program, with regard to one leaf of the model."""
 
     ZERO = 0
@@ -28,7 +28,7 @@ class Kind(enum.IntEnum):
     MIXED = 4  # all else
 
 
-class Program(NamedTuple):
+class OptimizerProgram(NamedTuple):
     """An optimiser's program for the leaves of a model: how its state starts, and one step."""
 
     init: core.ClosedJaxpr  # model -> state
@@ -43,7 +43,7 @@ class Program(NamedTuple):
         model: Params,
         alike: dict[str, Params],
         others: dict[str, Any],
-    ) -> "Program":
+    ) -> "OptimizerProgram":
         """Reads the program; `alike` are the extra arguments that are trees like the model, `others` all others."""
         names = tuple(alike)
 
@@ -62,20 +62,23 @@ class Program(NamedTuple):
 
         >>> import jax.numpy as jnp
         >>> model, momentum = {"w": jnp.ones((3, 2))}, optax.sgd(0.1, momentum=0.9)
-        >>> clipped = optax.chain(optax.clip(1.0), momentum)
-        >>> [Program.of(optax.with_extra_args_support(o), model, {}, {}).follows(0) for o in (momentum, clipped)]
+        >>> both = map(optax.with_extra_args_support, (momentum, optax.chain(optax.clip(1.0), momentum)))
+        >>> [OptimizerProgram.of(optimizer, model, {}, {}).follows(0) for optimizer in both]
         [True, False]
         """
-        own = [Kind.COMBINED if leaf == position else Kind.FREE for leaf in range(self.leaves)]
-        state = _kinds(self.init, own)
+        own = [ValueKind.COMBINED if leaf == position else ValueKind.FREE for leaf in range(self.leaves)]
+        state = _result_kinds(self.init, own)
         while True:
-            after = _kinds(self.step, [*own, *state, *own, *own * len(self.extras)])
-            model, joined = after[: self.leaves], list(map(_join, state, after[self.leaves :]))
+            after = _result_kinds(self.step, [*own, *state, *own, *own * len(self.extras)])
+            model, joined = after[: self.leaves], list(map(_join_kinds, state, after[self.leaves :]))
             if joined == state:
                 break
             state = joined
         others = model[:position] + model[position + 1 :]
-        return model[position] in (Kind.ZERO, Kind.COMBINED) and max(others, default=Kind.ZERO) <= Kind.FREE
+        return (
+            model[position] in (ValueKind.ZERO, ValueKind.COMBINED)
+            and max(others, default=ValueKind.ZERO) <= ValueKind.FREE
+        )
 
     def used(self, position: int) -> list[str]:
         """Returns the names of the extras whose leaf at `position` has a part in the step."""
@@ -87,72 +90,72 @@ class Program(NamedTuple):
     @property
     def written(self) -> list[Any]:
         """The operations and the numbers written in them, without shapes."""
-        return [_written(part.jaxpr) for part in (self.init, self.step)]
+        return [_operations(part.jaxpr) for part in (self.init, self.step)]
 
 
-CALLS = ("jit", "pjit", "closed_call")  # programs within a program
+CALL_PRIMITIVES = ("jit", "pjit", "closed_call")  # programs within a program
 
 
-def _kinds(program: core.ClosedJaxpr, given: Sequence[Kind]) -> list[Kind]:
+def _result_kinds(program: core.ClosedJaxpr, given: Sequence[ValueKind]) -> list[ValueKind]:
     """Returns the kinds of a program's results from those of its arguments."""
     jaxpr = program.jaxpr
-    constants = [Kind.UNIFORM if np.size(value) == 1 else Kind.FREE for value in program.consts]
+    constants = [ValueKind.UNIFORM if np.size(value) == 1 else ValueKind.FREE for value in program.consts]
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *given], strict=True))
 
-    def kind(atom: Any) -> Kind:
+    def kind(atom: Any) -> ValueKind:
         if isinstance(atom, core.Literal):
-            return Kind.ZERO if np.all(atom.val == 0) else Kind.UNIFORM
+            return ValueKind.ZERO if np.all(atom.val == 0) else ValueKind.UNIFORM
         return known[atom]
 
     for equation in jaxpr.eqns:
         arguments = [kind(atom) for atom in equation.invars]
-        if equation.primitive.name in CALLS:
-            results = _kinds(equation.params["jaxpr"], arguments)
+        if equation.primitive.name in CALL_PRIMITIVES:
+            results = _result_kinds(equation.params["jaxpr"], arguments)
         else:
-            results = [_result(equation, arguments, out) for out in equation.outvars]
+            results = [_operation_kind(equation, arguments, out) for out in equation.outvars]
         known.update(zip(equation.outvars, results, strict=True))
     return [kind(atom) for atom in jaxpr.outvars]
 
 
-def _result(equation: core.JaxprEqn, given: list[Kind], out: Any) -> Kind:
+def _operation_kind(equation: core.JaxprEqn, given: list[ValueKind], out: Any) -> ValueKind:
     """Returns the kind of one operation's result."""
     name = equation.primitive.name
-    if max(given, default=Kind.FREE) <= Kind.FREE:
-        if name in ("mul", "div") and Kind.ZERO in given[: 1 if name == "div" else 2]:
-            return Kind.ZERO
+    if max(given, default=ValueKind.FREE) <= ValueKind.FREE:
+        if name in ("mul", "div") and ValueKind.ZERO in given[: 1 if name == "div" else 2]:
+            return ValueKind.ZERO
         alike = name in ("add", "sub", "neg", "copy", "convert_element_type", "broadcast_in_dim")
-        kind = max(given) if alike else Kind.FREE
-        return min(kind, Kind.UNIFORM) if math.prod(out.aval.shape) == 1 else kind
+        kind = max(given) if alike else ValueKind.FREE
+        return min(kind, ValueKind.UNIFORM) if math.prod(out.aval.shape) == 1 else kind
     source: Any = equation.invars[0].aval
-    added = all(kind in (Kind.ZERO, Kind.COMBINED) for kind in given[1:])  # all but the first
+    added = all(kind in (ValueKind.ZERO, ValueKind.COMBINED) for kind in given[1:])  # all but the first
     combined = {
-        "add": lambda: added and given[0] in (Kind.ZERO, Kind.COMBINED),
-        "add_any": lambda: added and given[0] in (Kind.ZERO, Kind.COMBINED),
-        "sub": lambda: added and given[0] in (Kind.ZERO, Kind.COMBINED),
-        "mul": lambda: min(given) <= Kind.UNIFORM and max(given) == Kind.COMBINED,
-        "div": lambda: given[0] == Kind.COMBINED and given[1] <= Kind.UNIFORM,
-        "select_n": lambda: added and given[0] <= Kind.UNIFORM,  # the first is what selects
-        "convert_element_type": lambda: given[0] == Kind.COMBINED and source.dtype == out.aval.dtype,
-        "copy": lambda: given[0] == Kind.COMBINED,
-        "neg": lambda: given[0] == Kind.COMBINED,
+        "add": lambda: added and given[0] in (ValueKind.ZERO, ValueKind.COMBINED),
+        "add_any": lambda: added and given[0] in (ValueKind.ZERO, ValueKind.COMBINED),
+        "sub": lambda: added and given[0] in (ValueKind.ZERO, ValueKind.COMBINED),
+        "mul": lambda: min(given) <= ValueKind.UNIFORM and max(given) == ValueKind.COMBINED,
+        "div": lambda: given[0] == ValueKind.COMBINED and given[1] <= ValueKind.UNIFORM,
+        "select_n": lambda: added and given[0] <= ValueKind.UNIFORM,  # the first is what selects
+        "convert_element_type": lambda: given[0] == ValueKind.COMBINED and source.dtype == out.aval.dtype,
+        "copy": lambda: given[0] == ValueKind.COMBINED,
+        "neg": lambda: given[0] == ValueKind.COMBINED,
     }
-    return Kind.COMBINED if name in combined and combined[name]() else Kind.MIXED
+    return ValueKind.COMBINED if name in combined and combined[name]() else ValueKind.MIXED
 
 
-def _join(one: Kind, other: Kind) -> Kind:
+def _join_kinds(one: ValueKind, other: ValueKind) -> ValueKind:
     """Returns the kind of what may be of either."""
     low, high = sorted((one, other))
-    return high if low in (high, Kind.ZERO) or high <= Kind.FREE else Kind.MIXED
+    return high if low in (high, ValueKind.ZERO) or high <= ValueKind.FREE else ValueKind.MIXED
 
 
-def _written(jaxpr: core.Jaxpr) -> list[Any]:
+def _operations(jaxpr: core.Jaxpr) -> list[Any]:
     """Returns a program's operations, the numbers written in it, and those that sums make of sizes."""
     return [
         (
             equation.primitive.name,
             [np.asarray(atom.val).tolist() for atom in equation.invars if isinstance(atom, core.Literal)],
             [_size(atom) for atom in equation.invars] if equation.primitive.name.startswith("reduce_") else None,
-            _written(equation.params["jaxpr"].jaxpr) if equation.primitive.name in CALLS else None,
+            _operations(equation.params["jaxpr"].jaxpr) if equation.primitive.name in CALL_PRIMITIVES else None,
         )
         for equation in jaxpr.eqns
     ]

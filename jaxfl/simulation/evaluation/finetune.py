@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 import optax
 
 from jaxfl import tree
-from jaxfl.client.conduct import honest
+from jaxfl.client.conduct import without_conditions
 from jaxfl.client.training import local_train
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
@@ -64,9 +64,9 @@ def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, A
 
     def run(key: Key, state: Any, data: FederatedData, client: Array) -> tuple[Params, Array]:
         served = tree.take(method.client_params(state, client[None]), 0)
-        trained: Params = train(key_for(key, Stream.FINETUNE, state.round, client), served, honest(data), client)[
-            0
-        ]  # conditions are of rounds: this is none
+        # the conditions of a federation are those of rounds, and this is none
+        own_key, steady = key_for(key, Stream.FINETUNE, state.round, client), without_conditions(data)
+        trained: Params = train(own_key, served, steady, client)[0]
         finite = tree.is_finite(trained)
         return tree.where(finite, trained, served), finite
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxfl import engine
-from jaxfl.client.passes import BLOCK
+from jaxfl.client.passes import BLOCK_ROWS
 from jaxfl.cohort import Plan
 from jaxfl.data.clients import Batch, FederatedData, Split, array_fields
 from jaxfl.methods.base import Method
@@ -50,8 +50,8 @@ def predict(task: Task, model: Params, data: FederatedData, inputs: ArrayLike) -
     if kind.kind in "iu" and rows.size and not np.iinfo(kind).min <= rows.min() <= rows.max() <= np.iinfo(kind).max:
         raise ValueError(f"inputs must be {kind} as the run's are, got numbers from {rows.min()} to {rows.max()}.")
     outputs, found = _outputs(task), []
-    for at in range(0, max(len(rows), 1), BLOCK):
-        block = rows[at : at + BLOCK]
+    for at in range(0, max(len(rows), 1), BLOCK_ROWS):
+        block = rows[at : at + BLOCK_ROWS]
         padding = (1 << (len(block) - 1).bit_length()) - len(block)  # or every number of rows would be compiled for
         filled = np.concatenate([block, np.zeros((padding, *block.shape[1:]), block.dtype)])
         found.append(np.asarray(outputs(model, _batch(data, filled)))[: len(block)])

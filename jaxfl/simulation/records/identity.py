@@ -35,7 +35,7 @@ def check_config(config: Mapping[str, Any] | None) -> None:
 
 def check_named(sampler: Sampler) -> None:
     """Raises ValueError if another process would know a sampler by another name, and could not resume a run of it."""
-    if re.search(r" at 0x[0-9a-fA-F]+", name := sampling.name_of(sampler)):
+    if re.search(r" at 0x[0-9a-fA-F]+", name := sampling.sampler_name(sampler)):
         raise ValueError(
             f"sampler must have a name to be known by in checkpoint_dir, got {name}, an address in memory; set its "
             "__name__ to a word that says what it draws."
@@ -63,7 +63,7 @@ def identity_of(
     """
     identity = {**config, "seed": seed, "cohort": size, "data": fingerprint(data), FIELDS: fields_of(data)}
     if sampler is not sampling.uniform:
-        identity["sampler"] = sampling.name_of(sampler)
+        identity["sampler"] = sampling.sampler_name(sampler)
     if finetune is not None:
         identity["finetune"] = {"epochs": finetune.epochs, "batch_size": finetune.batch_size}
     return identity

@@ -15,7 +15,7 @@ from jaxfl import classification, footprint, methods, models, run, tree
 from jaxfl.client import training
 from jaxfl.client.corrections import gradient_correction, proximal_pull
 from jaxfl.client.fast import coordinates, optimizer_programs
-from jaxfl.client.passes import BLOCK
+from jaxfl.client.passes import BLOCK_ROWS
 from jaxfl.client.training import local_train
 from jaxfl.cohort import Cohort, Plan
 from jaxfl.data import conditions, federate
@@ -119,7 +119,7 @@ def extras(optimizer_name, key):
     return {"anchor": anchor, "correction": correction} if optimizer_name == "pull to two" else {"anchor": anchor}
 
 
-def trained(task, optimizer, data, key, epochs=4, batch_size=None, block=BLOCK, **extra):
+def trained(task, optimizer, data, key, epochs=4, batch_size=None, block=BLOCK_ROWS, **extra):
     """What all clients make of one model, and their losses; mapped, as in a chunk."""
     train = local_train(task, optimizer, local_epochs=epochs, batch_size=batch_size, block=block)
     start = initial(key)
@@ -133,14 +133,14 @@ def trained(task, optimizer, data, key, epochs=4, batch_size=None, block=BLOCK, 
 @pytest.fixture
 def used(monkeypatch):
     """Whether training was in coordinates, one entry for each time it was decided."""
-    decisions, factor = [], coordinates.factor
+    decisions, factor = [], coordinates.in_coordinates
 
     def watched(*args, **options):
         found = factor(*args, **options)
         decisions.append(not isinstance(found, str))
         return found
 
-    monkeypatch.setattr(coordinates, "factor", watched)
+    monkeypatch.setattr(coordinates, "in_coordinates", watched)
     return decisions
 
 
@@ -182,7 +182,7 @@ def test_it_is_the_same_with_more_rows_than_a_block(batch_size, key, used, float
     ],
 )
 def test_few_do_not_make_the_others_pay(filled, longest, why, key, monkeypatch, float64):
-    monkeypatch.setattr(training, "LONGEST", longest)
+    monkeypatch.setattr(training, "MOST_READY_ROWS", longest)
     with coordinates.decisions() as told:
         jax.eval_shape(lambda: trained(TASK, SGD, replace(federation(), filled=filled), key, block=3))
     assert told == [f"no: {why}"]
@@ -197,8 +197,10 @@ def of_conditions():
 @pytest.mark.parametrize(("name", "batch_size"), [("nesterov", None), ("pull to two", 3), ("ditto's pull", 3)])
 def test_inner_layers_are_the_same(name, batch_size, key, monkeypatch, float64):
     monkeypatch.setattr(coordinates, "_inner_pays", lambda *sizes, kernels: True)
-    made, turn = [], coordinates.coordinates
-    monkeypatch.setattr(coordinates, "coordinates", lambda kernel, one: made.append(kernel.name) or turn(kernel, one))
+    made, turn = [], coordinates.kernel_coordinates
+    monkeypatch.setattr(
+        coordinates, "kernel_coordinates", lambda kernel, one: made.append(kernel.name) or turn(kernel, one)
+    )
     extra = extras(name, key) | {"batch_size": batch_size}
     fast, usual = (trained(task, LINEAR[name], of_conditions(), key, **extra) for task in (TASK, PLAIN))
     assert made[:2] == ["w", "c"]
@@ -229,7 +231,7 @@ def follows(optimizer, key):
     model = TASK.init(key)
     others = {"pull_scale": jnp.float32(2), "judge": lambda model: sum(leaf.sum() for leaf in jax.tree.leaves(model))}
     alike = {"anchor": model, "correction": model}
-    program = optimizer_programs.Program.of(optax.with_extra_args_support(optimizer), model, alike, others)
+    program = optimizer_programs.OptimizerProgram.of(optax.with_extra_args_support(optimizer), model, alike, others)
     return program.follows(tree.names(model).index("w"))
 
 
@@ -278,9 +280,9 @@ def test_elsewhere_training_is_the_usual_one(optimizer, epochs, why, key, used, 
 
 def test_an_unused_anchor_costs_nothing(key):
     model = TASK.init(key)
-    program = optimizer_programs.Program.of(optax.with_extra_args_support(SGD), model, {"anchor": model}, {})
+    program = optimizer_programs.OptimizerProgram.of(optax.with_extra_args_support(SGD), model, {"anchor": model}, {})
     assert program.used(tree.names(model).index("w")) == []
-    pulled = optimizer_programs.Program.of(LINEAR["pull"], model, {"anchor": model}, {})
+    pulled = optimizer_programs.OptimizerProgram.of(LINEAR["pull"], model, {"anchor": model}, {})
     assert pulled.used(tree.names(model).index("w")) == ["anchor"]
 
 
