@@ -56,6 +56,16 @@ def test_dirichlet_alpha_is_the_skew():
     assert largest_share(1000.0) < 0.15 < 0.3 < largest_share(0.1)
 
 
+def test_dirichlet_shares_have_the_variance_of_their_distribution():
+    """Var = (1/N)(1 - 1/N) / (N alpha + 1): alpha is of each client, and not divided among them."""
+    classes, rows, clients, alpha = 200, 200, 10, 0.5
+    parts = partition.dirichlet(np.repeat(np.arange(classes), rows), clients, alpha=alpha, seed=0)
+    labels = np.repeat(np.arange(classes), rows)
+    shares = np.stack([np.bincount(labels[part], minlength=classes) for part in parts]) / rows  # [N, classes]
+    variance = np.mean((shares - 1 / clients) ** 2)
+    np.testing.assert_allclose(variance, 0.1 * 0.9 / (clients * alpha + 1), rtol=0.2)  # 200 classes: error of 7 %
+
+
 @few
 @given(labels=labelled, members=st.integers(1, 6), seed=seeds)
 def test_pathological_groups_have_their_own_classes_and_all_of_their_rows(labels, members, seed):

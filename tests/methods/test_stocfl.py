@@ -384,6 +384,18 @@ def test_nothing_is_dropped_beside_running_averages(key):
     np.testing.assert_array_equal(one, other)
 
 
+def test_clients_with_the_same_rows_draw_batches_of_their_own(key):
+    """Their displacements differ by the order of the batches; their gradients do not."""
+    rng, rows = np.random.default_rng(0), [np.arange(8)] * 2
+    inputs, labels = rng.normal(size=(8, 4)).astype(np.float32), np.arange(8) % 3
+    data = jaxfl.data.federate(inputs, labels, rows, rows, num_classes=3)
+    task = classification(models.Logistic(num_classes=3), data)
+    for kind, equal in (("gradient", True), ("displacement", False)):
+        represented = representation.represent(task, optax.sgd(RATE), kind=kind, epochs=1, batch_size=2)
+        one, other = representation.represent_clients(represented, key, task.init(key), data)
+        assert np.array_equal(one, other) == equal
+
+
 @pytest.mark.rotating
 def test_copies_join_and_a_stranger_opens_a_cluster_with_the_closest_model(trained, key):
     method, state, _ = trained

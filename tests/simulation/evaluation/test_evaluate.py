@@ -147,6 +147,8 @@ def test_clusters_are_scored_against_groups_of_clients_that_have_one(key):
     assert 0 < who.sum() < CLIENTS - data.held_out.sum(), "some clients must have no cluster for this to say something"
     np.testing.assert_allclose(got["ari"], sk.adjusted_rand_score(data.group[who], cluster[who]), atol=1e-12)
     np.testing.assert_allclose(got["nmi"], sk.normalized_mutual_info_score(data.group[who], cluster[who]), atol=1e-12)
+    largest = sk.cluster.contingency_matrix(data.group[who], cluster[who]).max(0)  # group of each cluster
+    assert got["purity"] == pytest.approx(largest.sum() / who.sum())
     assert got["num_clusters"] == len(set(cluster[who].tolist()))
     unknown = evaluate.evaluator(METHOD, replace(data, group=None))(key, state).metrics
     assert unknown["ari"] is unknown["nmi"] is unknown["purity"] is None
@@ -176,7 +178,9 @@ def test_spread_is_of_the_worst_tenth():
     accuracy = np.linspace(0, 1, 41)
     got = metrics.spread(accuracy)
     assert got["worst_decile_accuracy"] == pytest.approx(accuracy[:4].mean())
-    assert got["p10_accuracy"] == pytest.approx(0.1) and got["std_accuracy"] == pytest.approx(accuracy.std())
+    for percent in (5, 10, 50, 90):
+        assert got[f"p{percent}_accuracy"] == pytest.approx(percent / 100)
+    assert got["std_accuracy"] == pytest.approx(accuracy.std())
 
 
 def test_attackers_are_apart():

@@ -181,7 +181,7 @@ def write(kept, *values, ids=(0, 1, 2, 3)):
 
 
 def test_what_a_checkpoint_names_is_not_written_again_and_places_are_used_again(tmp_path):
-    kept, everybody = kept_in(tmp_path), np.arange(4)
+    kept, everybody, older = kept_in(tmp_path), np.arange(4), None
     for turn in range(9):
         write(kept, *range(4 * turn, 4 * turn + 4))
         with host_rows.saving(kept) as index:
@@ -191,6 +191,10 @@ def test_what_a_checkpoint_names_is_not_written_again_and_places_are_used_again(
         assert kept.take(everybody)["w"].ravel().tolist() == [-4, 4 * turn + 1, 4 * turn + 2, -3]
         before = KeptRows(named, tmp_path).take(everybody)["w"].ravel().tolist()
         assert before == [*range(4 * turn, 4 * turn + 4)], "what a killed run would go on with"
+        if older is not None:
+            before = KeptRows(older, tmp_path).take(everybody)["w"].ravel().tolist()
+            assert before == [*range(4 * turn - 4, 4 * turn)], "the checkpoint before, where the newest is damaged"
+        older = named
     assert (tmp_path / host_rows.NAME).stat().st_size <= 3 * 4 * kept.row_bytes  # two checkpoints, and what is new
 
 
