@@ -10,7 +10,7 @@ from jaxfl.analysis.local_sketches import ClientSimilarity, Sketches, client_sim
 from jaxfl.analysis.thresholds import threshold_sweep
 from jaxfl.cohort import Plan
 from jaxfl.jobs.job import run_named
-from jaxfl.jobs.kept import KeptRun, load
+from jaxfl.jobs.loaded import LoadedRun, load
 from jaxfl.methods.parts import matching
 from jaxfl.methods.scheduled import scheduled
 from jaxfl.methods.stocfl.representation import represent
@@ -49,7 +49,7 @@ __all__ = [
     "Event",
     "FineTune",
     "History",
-    "KeptRun",
+    "LoadedRun",
     "LayerProfile",
     "Mapped",
     "Metrics",

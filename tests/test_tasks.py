@@ -16,7 +16,7 @@ from jaxfl.client.passes import rows_at_once
 from jaxfl.data import federate
 from jaxfl.data.clients import Batch
 from jaxfl.models import layers
-from jaxfl.simulation.evaluation.evaluate import evaluator, totals_of
+from jaxfl.simulation.evaluation.evaluate import client_totals, evaluator
 from jaxfl.simulation.evaluation.metrics import Totals, summarise
 from jaxfl.tasks import ACCURACY, TASKS, Metrics, mixture, row_losses, without_dropout
 from jaxfl.tasks.metrics import of_targets
@@ -405,7 +405,7 @@ def test_a_test_goes_through_the_network_once_and_has_what_was_replaced():
     )
 
     def totals(task, model):
-        return totals_of(jaxfl.methods.fedavg(task, optax.sgd(0.1)), model, FLOATS.on_device(None), jnp.int32(0))
+        return client_totals(jaxfl.methods.fedavg(task, optax.sgd(0.1)), model, FLOATS.on_device(None), jnp.int32(0))
 
     assert str(jax.make_jaxpr(lambda model: totals(task, model))(model)).count("dot_general") == 1
     straight = totals(task, model)

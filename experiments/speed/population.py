@@ -44,10 +44,10 @@ from jaxfl import sampling, tree
 from jaxfl.data import FederatedData, Split, stored
 from jaxfl.data.synthetic import prototypes
 from jaxfl.methods import Method
-from jaxfl.simulation.host.streaming import Stream
+from jaxfl.simulation.host.streaming import RowStream
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.program import peak_bytes
-from jaxfl.simulation.rounds import KeptRounds, Rounds
+from jaxfl.simulation.rounds import HostRounds, Rounds
 
 ROWS, TESTED, TEST_POOL = 50, 10, 10_000
 PART = 1 << 24  # row numbers written at once
@@ -176,10 +176,10 @@ def in_turns(options: Any, cohort: int, method_name: str) -> dict[str, Any]:
     for name, data in (("streamed", saved), ("resident", few)):
         method = method_of(method_name, options.network, data)
         prepared = Prepared.of(method, data, cohort, resident=True)
-        stream = Stream(data, key, cohort, prepared.plan, sampling.uniform, total) if name == "streamed" else None
+        stream = RowStream(data, key, cohort, prepared.plan, sampling.uniform, total) if name == "streamed" else None
         rows = data.on_device() if stream is None else stream.blank
         if stream is not None and method.per_client is not None:
-            program: Rounds = KeptRounds(prepared, key, sampling.uniform, stream, None)
+            program: Rounds = HostRounds(prepared, key, sampling.uniform, stream, None)
         else:
             program = Rounds(prepared, key, rows, sampling.uniform, stream)
         sides[name] = [program, program.start()]

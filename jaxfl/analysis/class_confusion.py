@@ -1,4 +1,4 @@
-"""Which classes are taken for which, cluster by cluster."""
+"""Confusion matrices of a classification, one for each cluster."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ from jaxfl.typing import Array
 
 
 class ClassConfusion(NamedTuple):
-    """Test rows by cluster, class and what they are taken for, see `class_confusion`."""
+    """Test rows by cluster, true class and predicted class, see `class_confusion`."""
 
     counts: np.ndarray  # [K, L, L] int64: of cluster k, rows of class i that are taken for class j
     cluster: np.ndarray  # [K] slots of the models; -1 for clients that have none
@@ -49,7 +49,7 @@ def class_confusion(result: TrainedRun) -> ClassConfusion:
         got = "one without its method" if method is None else f"one whose metrics are {', '.join(run.values)}"
         raise ValueError(f"result must be of a classification (jaxfl.classification), got {got}.")
     number = data.num_classes
-    counted = method._replace(task=method.task._replace(metrics=_pairs(number)))
+    counted = method._replace(task=method.task._replace(metrics=_pair_metrics(number)))
     tested = np.flatnonzero(run.rows) if "eval_clients" in run.metrics else None
     prepared = Prepared.of(method, data, data.num_clients if tested is None else len(tested))._replace(method=counted)
     (rows,) = prepared.place([data])
@@ -60,18 +60,18 @@ def class_confusion(result: TrainedRun) -> ClassConfusion:
     who = found.rows > 0
     for kind in (data.held_out, None if data.attack is None else data.attack.attacker):
         who = who if kind is None else who & ~np.asarray(kind)
-    pairs = np.stack([found.values[_name(*pair)] for pair in np.ndindex(number, number)], 1)[who].astype(np.int64)
+    pairs = np.stack([found.values[_pair_name(*pair)] for pair in np.ndindex(number, number)], 1)[who].astype(np.int64)
     clusters, place = np.unique(found.cluster[who], return_inverse=True)
     counts = np.zeros((len(clusters), number * number), np.int64)
     np.add.at(counts, place, pairs)
     return ClassConfusion(counts.reshape(-1, number, number), clusters)
 
 
-def _name(truth: int, guess: int) -> str:
+def _pair_name(truth: int, guess: int) -> str:
     return f"{truth} as {guess}"
 
 
-def _pairs(number: int) -> Metrics:
+def _pair_metrics(number: int) -> Metrics:
     """Returns metrics that are the entries of a client's confusion matrix."""
 
     def counts(outputs: Array, batch: Batch) -> Array:
@@ -79,6 +79,6 @@ def _pairs(number: int) -> Metrics:
         return jax.nn.one_hot(pair, number * number, dtype=bool)
 
     def values(sums: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return {_name(*divmod(pair, number)): sums[:, pair] for pair in range(math.prod(sums.shape[1:]))}
+        return {_pair_name(*divmod(pair, number)): sums[:, pair] for pair in range(math.prod(sums.shape[1:]))}
 
     return Metrics(counts, values, pooled=False)

@@ -1,4 +1,4 @@
-"""Which layers of a network tell the true groups of clients apart: LayerCFL's measurement, before any clustering.
+"""The layer profile of a network: LayerCFL's measurement of which layers separate the true groups of clients.
 
 All clients train one global model by FedAvg. After every round, the clients' local models and their updates are
 compared layer by layer, by cosine and by Euclidean distance, and a gap says of each layer whether the true groups can
@@ -44,7 +44,7 @@ MEMORY = 16 << 30  # bytes taken for granted where the device does not say how m
 
 
 class LayerProfile(NamedTuple):
-    """How similar N clients are after each of R rounds, by each of L layers.
+    """Similarities of N clients after each of R rounds, by each of L layers.
 
     Attributes:
         layers: names `[L]` in the order of the network: kinds by the alphabet (`Conv` before `Dense`), each by number;
@@ -147,7 +147,7 @@ def layer_profile(
     """
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     shapes = jax.eval_shape(task.init, jax.random.key(0))
-    _check(data, shapes, rounds, distances)
+    _check_profile(data, shapes, rounds, distances)
     key = jax.random.key(check_seed(seed))
     plan = resolve_plan(plan, shapes, data.num_clients)
 
@@ -167,14 +167,16 @@ def layer_profile(
         state, (loss, models) = advance(key, state, data, everybody)
         ends = jax.tree.leaves(models)
         of_layers = [
-            jax.tree.map(np.asarray, _compare([ends[p] for p in places], [start[p] for p in places], tuple(distances)))
+            jax.tree.map(
+                np.asarray, _compare_layer([ends[p] for p in places], [start[p] for p in places], tuple(distances))
+            )
             for places in layers.values()
         ]
         del models, ends  # one such stack at a time
         for name in distances:
             one = [found[name] for found, _ in of_layers]
             norms = np.stack([lengths[name.startswith("delta")] for _, lengths in of_layers])  # [L - 1, N]
-            matrices[name].append(np.stack([*one, _together(name, np.stack(one), norms)]))
+            matrices[name].append(np.stack([*one, _combine_layers(name, np.stack(one), norms)]))
         losses.append(np.asarray(loss)[taking_part].mean())
         if callback is not None:
             callback(round + 1)
@@ -220,7 +222,9 @@ def _round(method: Method, key: Key, state: Any, data: FederatedData, everybody:
 
 
 @functools.partial(jax.jit, static_argnames="names")
-def _compare(sent: list[Array], start: list[Array], names: tuple[str, ...]) -> tuple[dict[str, Array], list[Array]]:
+def _compare_layer(
+    sent: list[Array], start: list[Array], names: tuple[str, ...]
+) -> tuple[dict[str, Array], list[Array]]:
     """Returns the matrices `[N, N]` of one layer, and the norms `[N]` of its weights and of its updates.
 
     Args:
@@ -241,7 +245,7 @@ def _compare(sent: list[Array], start: list[Array], names: tuple[str, ...]) -> t
     return found, [jnp.linalg.norm(rows, axis=1) for rows in points]
 
 
-def _together(name: str, matrices: np.ndarray, norms: np.ndarray) -> np.ndarray:
+def _combine_layers(name: str, matrices: np.ndarray, norms: np.ndarray) -> np.ndarray:
     """Returns the matrix of all layers together: squared distances add up, and so do inner products.
 
     Args:
@@ -260,7 +264,7 @@ def _together(name: str, matrices: np.ndarray, norms: np.ndarray) -> np.ndarray:
     return np.clip(cosines, -1, 1).astype(np.float32)
 
 
-def _check(data: FederatedData, shapes: Params, rounds: int, distances: Sequence[str]) -> None:
+def _check_profile(data: FederatedData, shapes: Params, rounds: int, distances: Sequence[str]) -> None:
     if data.group is None:
         raise ValueError(
             "data.group must hold the true groups, got None: a gap asks which clients belong together; give "

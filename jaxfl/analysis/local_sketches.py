@@ -1,4 +1,4 @@
-"""What the clients' own models look like, side by side: a short vector for each, never a stack of models."""
+"""Sketches of the clients' local models, and cosines between their gradients: a short vector for each client."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from jaxfl.methods.stocfl.representation import represent, represent_clients
 from jaxfl.random import Stream, host_rng, key_for
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.finetune import FineTune, trainer
-from jaxfl.simulation.evaluation.metrics import known
-from jaxfl.simulation.host.rows import at_hand, shapes_whole
+from jaxfl.simulation.evaluation.metrics import cluster_is_known
+from jaxfl.simulation.host.rows import full_shapes, with_resident_rows
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.result import TrainedRun
 from jaxfl.typing import Array, Key
@@ -60,7 +60,7 @@ def client_similarity(result: TrainedRun, *, clients: int | None = 400, size: in
         raise ValueError("result must know its method, got one without it; take that of jaxfl.run or jaxfl.load.")
     if clients is not None and clients < 2:
         raise ValueError(f"clients must be at least 2, got {clients}; None takes all.")
-    able = np.flatnonzero((np.asarray(result.data.train.size) > 0) & known(result.evaluation, result.data))
+    able = np.flatnonzero((np.asarray(result.data.train.size) > 0) & cluster_is_known(result.evaluation, result.data))
     chosen = host_rng(result.seed, "client similarity").permutation(able)[:clients]
     chosen = np.sort(chosen).astype(np.int32)
     task, key = result.method.task, jax.random.key(result.seed)
@@ -92,7 +92,7 @@ def local_sketches(
     seed: int = 0,
     plan: PlanChoice = "auto",
 ) -> Sketches:
-    """Returns what clients' local models are after a run: each trains, on its own rows, the model that it is served.
+    """Returns sketches of the local models after a run: each client trains its served model on its own rows.
 
     These are the models that `jaxfl.run(..., finetune=train)` tests after its last round, number for number: the same
     start, the same batches, nobody late, nobody sending anything else. A model longer than `size` is kept as a sketch
@@ -127,16 +127,16 @@ def local_sketches(
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}; the error of a distance is about 1 / sqrt(size).")
     data, state, key = result.data, result.state, jax.random.key(result.seed)
-    chosen = _choose(data, clients, seed)
+    chosen = _choose_clients(data, clients, seed)
     ids, place = np.unique(chosen, return_inverse=True)
     prepared = Prepared.of(method, data, len(ids), plan=plan, resident=True)
     expected, plan = prepared.shapes, prepared.plan
-    if jax.tree.structure(expected) != jax.tree.structure(shapes_whole(state)):
+    if jax.tree.structure(expected) != jax.tree.structure(full_shapes(state)):
         raise ValueError(
             f"result must be of a run of this method, whose state is {type(expected).__name__}, "
             f"got {type(state).__name__}; pass the method that was given to jaxfl.run."
         )
-    state = at_hand(state, ids, None)
+    state = with_resident_rows(state, ids, None)
     learn = trainer(method, train)
 
     def client(shared: Any, client: Array) -> tuple[tuple, tuple[Array, Array]]:
@@ -156,7 +156,7 @@ def local_sketches(
     return Sketches(points[place], chosen, cluster[place], trained[place])
 
 
-def _choose(data: FederatedData, clients: int | Sequence[int] | np.ndarray | None, seed: int) -> np.ndarray:
+def _choose_clients(data: FederatedData, clients: int | Sequence[int] | np.ndarray | None, seed: int) -> np.ndarray:
     """Returns ids `[M]` int32.
 
     Raises:

@@ -1,6 +1,6 @@
-"""How fast rounds are on this machine: `scaling` measures them along one axis, each point in a process of its own."""
+"""Speed of rounds on this machine: `scaling` measures them along one axis, each point in a separate process."""
 
-from jaxfl.bench.axes import AXES, Point
+from jaxfl.bench.axes import AXES, ScalingPoint
 from jaxfl.bench.scaling import Scaling, Step, scaling
 
-__all__ = ["AXES", "Point", "Scaling", "Step", "scaling"]
+__all__ = ["AXES", "ScalingPoint", "Scaling", "Step", "scaling"]

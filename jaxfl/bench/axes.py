@@ -1,4 +1,4 @@
-"""What can be made larger, one thing at a time, and what stays as it is meanwhile.
+"""The axes of a scaling measurement, and the points on them.
 
 The work is FedAvg's, or another method's, of a network 784-H-10 on synthetic rows: each client has 50, seen once in
 batches of 10. Unless its axis is measured, a hundred of a thousand clients take part in a round.
@@ -15,8 +15,8 @@ START = 6.0  # seconds: about what a process takes to import JAX and to compile
 RATE = 15e9  # operations a second and core: a guess, told before anything is measured
 
 
-class Point(NamedTuple):
-    """One point: everything that its process is told.
+class ScalingPoint(NamedTuple):
+    """One point of a scaling measurement: all parameters of its process.
 
     Attributes:
         method: a name that `jaxfl.settings.methods.row` knows.
@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
     @property
     def gflop(self) -> float:
-        """10^9 operations of a round's local training, two for a multiplication and an addition.
+        """Local training of a round in GFLOP; a multiplication and an addition are two operations.
 
         The forward pass, and the gradients of weights and inputs of both layers, but for the inputs of the first. What
         a method does beside it (choosing among models, clustering, inner steps, epochs of a head) is not counted.
@@ -53,7 +53,7 @@ class Point(NamedTuple):
 
     @property
     def expected_seconds(self) -> float:
-        """A guess at what it takes, for the line that is said before anything is known."""
+        """An estimate of the seconds that the point takes, for the progress line before anything is measured."""
         product = 0.1  # seconds, in turn with each round
         return START + (self.rounds + 1) * (product + self.gflop * 1e9 / (RATE * (self.cores or 2)))
 
@@ -62,7 +62,7 @@ class Axis(NamedTuple):
     """One axis.
 
     Attributes:
-        field: of `Point`.
+        field: of `ScalingPoint`.
         label: of the axis of a picture.
         values: where none are given; empty where the machine decides.
         ideal: the slope that one would wish for: seconds grow like the value to this power.
@@ -123,7 +123,7 @@ def points(
     options: dict[str, Any] | None = None,
     hidden: int = 200,
     rounds: int = 10,
-) -> list[Point]:
+) -> list[ScalingPoint]:
     """Returns the points of an axis.
 
     Args:
@@ -158,5 +158,5 @@ def points(
         population = max(population, *values)
     if over == "population":
         cohort = min(cohort, *values)
-    base = Point(method, chosen, cohort, population, hidden, rounds)
+    base = ScalingPoint(method, chosen, cohort, population, hidden, rounds)
     return [base._replace(**{AXES[over].field: value}) for value in values]

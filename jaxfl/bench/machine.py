@@ -1,4 +1,4 @@
-"""What a machine can do, to set beside what a program does on it, and how times are told."""
+"""Limits and facts of a machine, and summaries of times."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ def matrix_product(size: int) -> Callable[[], float]:
 
 
 def keep_memory() -> None:
-    """Tells glibc to keep freed memory, or what runs in turn gives its memory back and takes it again.
+    """Sets glibc to keep freed memory; programs that run in turn would otherwise free and allocate it again.
 
     It brings W6 of `experiments/speed` nearer to what each side takes alone (without it, in turn: 1.8 and 1.5 times
     that); in some runs the sides still slow each other down.
@@ -47,7 +47,7 @@ def spread_of(values: list[float]) -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """Returns what it is measured on, ready for JSON: versions, device, cores, and what else they do (`load`)."""
+    """Returns the machine, ready for JSON: versions, device, cores and their load by other programs."""
     device = jax.devices()[0]
     versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
     return {

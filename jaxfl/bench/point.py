@@ -1,4 +1,4 @@
-"""One point, measured in this process: `python -m jaxfl.bench.point POINT`, the point as JSON.
+"""Measurement of one point in this process: `python -m jaxfl.bench.point POINT`, the point as JSON.
 
 It answers on its standard output, a JSON line each: `{"round": 3}` while it goes on, and at the end `{"found": ...}`,
 `{"refused": ...}` (its numbers cannot be), or `{"failed": ...}` (it was too much for the machine). Without a point it
@@ -17,7 +17,7 @@ import optax
 
 from jaxfl import sampling
 from jaxfl.bench import machine
-from jaxfl.bench.axes import CLASSES, INPUTS, ROWS, Point
+from jaxfl.bench.axes import CLASSES, INPUTS, ROWS, ScalingPoint
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.synthetic import prototypes
 from jaxfl.methods.base import Method
@@ -27,7 +27,7 @@ from jaxfl.simulation.devices import use_cores
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.program import peak_bytes
 from jaxfl.simulation.rounds import Rounds
-from jaxfl.simulation.seeds import RoundsInLanes, seeds_per_program
+from jaxfl.simulation.seeds import LaneRounds, seeds_per_program
 from jaxfl.tasks import classification
 
 LEARNING_RATE = 0.05
@@ -35,8 +35,8 @@ SIZE = {"cpu": 2048}  # of the matrix product
 LARGE = 8192  # the same, where smaller ones do not keep the device busy
 
 
-def measure(point: Point, tell: Callable[[int], None] = lambda round: None) -> dict[str, Any]:
-    """Returns what a point takes, ready for JSON; what it takes in memory is the peak of this process.
+def measure(point: ScalingPoint, tell: Callable[[int], None] = lambda round: None) -> dict[str, Any]:
+    """Returns the measurements of a point, ready for JSON; its memory is the peak of this process.
 
     Rounds are those of `jaxfl.run`, one a call, and the machine's matrix product is timed in turn with them.
 
@@ -48,7 +48,7 @@ def measure(point: Point, tell: Callable[[int], None] = lambda round: None) -> d
     data = prototypes(point.population, ROWS, (INPUTS,), CLASSES)
     task = classification(MLP((point.hidden,), CLASSES), data)
     method = methods.make(point.method, task, optax.sgd(LEARNING_RATE), **point.options)
-    programs = _programs(point, method, data)
+    programs = _start_programs(point, method, data)
     states, done = [state for _, state in programs], 0
 
     def one_round() -> float:
@@ -90,46 +90,46 @@ def measure(point: Point, tell: Callable[[int], None] = lambda round: None) -> d
     }
 
 
-def _programs(point: Point, method: Method, data: FederatedData) -> list[tuple[Rounds, Any]]:
-    """Returns the programs of all seeds and the states they start from: as many in a program as in `jaxfl.run`."""
+def _start_programs(point: ScalingPoint, method: Method, data: FederatedData) -> list[tuple[Rounds, Any]]:
+    """Returns the programs of all seeds and their first states, with as many seeds per program as in `jaxfl.run`."""
     prepared = Prepared.of(method, data, point.cohort, devices=point.devices, resident=True, seeds=point.seeds)
     (rows,) = prepared.place([data.in_programs()])
     most, found = seeds_per_program(point.seeds), []
     for first in range(0, point.seeds, most):
         seeds = list(range(first, min(first + most, point.seeds)))
         if len(seeds) > 1:
-            program = RoundsInLanes(prepared, seeds, [rows] * len(seeds), sampling.uniform)
+            program = LaneRounds(prepared, seeds, [rows] * len(seeds), sampling.uniform)
         else:
             program = Rounds(prepared, jax.random.key(first), rows, sampling.uniform)
         found.append((program, program.start([None] * len(seeds))))
     return found
 
 
-def here() -> dict[str, Any]:
-    """Returns what the machine is, and how many devices it has."""
+def machine_facts() -> dict[str, Any]:
+    """Returns the facts of the machine, and its number of devices."""
     return {**machine.facts(), "devices": jax.local_device_count()}
 
 
-def _answer(**words: Any) -> None:
+def _print_line(**words: Any) -> None:
     print(json.dumps(words), flush=True)
 
 
 def main(arguments: list[str]) -> int:
-    """Measures the point that is given; returns 1 where it failed."""
-    point = Point(**json.loads(arguments[0])) if arguments else None
+    """Measures the point of the arguments and returns the exit code, 1 where it failed."""
+    point = ScalingPoint(**json.loads(arguments[0])) if arguments else None
     if point is not None and point.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: point.cores])  # before JAX starts its threads
     use_cores(None if point is None else point.cores)
     try:
         if point is None:
-            _answer(found=here())
+            _print_line(found=machine_facts())
         else:
-            _answer(found={**measure(point, lambda round: _answer(round=round)), "machine": machine.facts()})
+            _print_line(found={**measure(point, lambda round: _print_line(round=round)), "machine": machine.facts()})
     except (ValueError, TypeError) as error:
-        _answer(refused=str(error))
+        _print_line(refused=str(error))
         return 1
     except Exception as error:  # whatever it is, the other points go on
-        _answer(failed=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        _print_line(failed=" ".join(f"{type(error).__name__}: {error}".split())[:500])
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""How seconds a round grow along one axis: the points one after another, each in a process of its own.
+"""Measurement of the seconds of a round along one axis; each point runs in a separate process.
 
 So the peak of the memory is that of one point, and one that is too much for the machine takes no other with it.
 """
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl.bench import axes
-from jaxfl.bench.axes import AXES, Point
+from jaxfl.bench.axes import AXES, ScalingPoint
 from jaxfl.schema import checked
 
 BUSY = 1.5  # processes a core: these measurements alone want all cores
 
 
 class Step(NamedTuple):
-    """What is told while the points are measured.
+    """Progress of a measurement: the argument of `tell`.
 
     Attributes:
         over: the axis.
@@ -34,25 +34,25 @@ class Step(NamedTuple):
 
     over: str
     values: list[int]
-    points: list[Point]
+    points: list[ScalingPoint]
     index: int
     round: int
     found: list[dict[str, Any]]
 
     @property
     def share(self) -> float:
-        """How much of the expected time has gone, from 0 to 1."""
+        """The part of the expected time that has passed, from 0 to 1."""
         seconds = [point.expected_seconds for point in self.points]
         begun = [*seconds, 0.0][self.index] * self.round / self.points[0].rounds
         return (sum(seconds[: self.index]) + begun) / sum(seconds)
 
 
 class Scaling(NamedTuple):
-    """What was measured along an axis; `_asdict()` is ready for JSON, and `Scaling(**record)` reads it back.
+    """Measurements along an axis; `_asdict()` is ready for JSON, and `Scaling(**record)` reads it back.
 
     Attributes:
         over: a key of `jaxfl.bench.AXES`.
-        work: what is the same at all points, by the names of `Point`.
+        work: what is the same at all points, by the names of `ScalingPoint`.
         points: for each its `value` and what `jaxfl.bench.point.measure` found, or the `error` that took its place.
         slope: of log seconds by log value; None of fewer than two points.
         machine: versions, device, cores, and the largest `load` (processes that wanted a core, in the minute before).
@@ -83,7 +83,7 @@ class Scaling(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """What is to be said of other programs that ran meanwhile; empty where there were none."""
+        """A warning about other programs that ran during the measurement; empty where there were none."""
         load, cores = self.machine.get("load", 0), self.machine.get("cores", 1)
         if load < BUSY * cores:
             return ""
@@ -160,8 +160,8 @@ def slope(points: Sequence[dict[str, Any]]) -> float | None:
     return round(float(np.polyfit(x, y, 1)[0]), 6)
 
 
-def _points(over: str, values: Sequence[int] | None, **work: Any) -> list[Point]:
-    """Returns the points; the devices that there are decide about those of this axis."""
+def _points(over: str, values: Sequence[int] | None, **work: Any) -> list[ScalingPoint]:
+    """Returns the points; for the axis of devices, those that this machine has."""
     if over != "devices":
         return axes.points(over, tuple(AXES[over].values if values is None else values) if over in AXES else (), **work)
     axes.points(over, (1,), **work)  # refuses what it can before a process is started
@@ -175,13 +175,13 @@ def _points(over: str, values: Sequence[int] | None, **work: Any) -> list[Point]
     return [point._replace(cores=point.devices) if alone else point for point in points]
 
 
-def _measured(point: Point) -> Iterator[dict[str, Any]]:
-    """Yields the answers of a point's process; the last one is found, refused or failed."""
+def _measured(point: ScalingPoint) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a point's process; the last one has the key `found`, `refused` or `failed`."""
     return _process(json.dumps(point._asdict()))
 
 
 def _process(*arguments: str) -> Iterator[dict[str, Any]]:
-    """Yields the answers of `jaxfl.bench.point` in a process of its own; one that is killed has failed."""
+    """Yields the lines of `jaxfl.bench.point` in a separate process; a killed process has failed."""
     command, last = [sys.executable, "-m", "jaxfl.bench.point", *arguments], {}
     with (
         tempfile.TemporaryFile("w+") as told,
@@ -201,7 +201,7 @@ def _process(*arguments: str) -> Iterator[dict[str, Any]]:
 
 
 def _why(code: int, told: str) -> str:
-    """Returns why a process left no answer.
+    """Returns the reason why a process has written no result.
 
     >>> _why(-9, ""), _why(1, "Traceback ...\\nOSError: disk full\\n")
     ('killed by the system (signal 9), which happens where memory runs out', 'OSError: disk full')
@@ -213,7 +213,7 @@ def _why(code: int, told: str) -> str:
 
 
 def _last(answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the last answer.
+    """Returns the last line of a process.
 
     Raises:
         OSError: the process failed.

@@ -9,15 +9,15 @@ from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 import jaxfl
-from jaxfl.analysis import kept
+from jaxfl.analysis import finished
 from jaxfl.analysis.comparison import Comparison, compare
-from jaxfl.analysis.kept import Kept
+from jaxfl.analysis.finished import FinishedRun
 from jaxfl.cli import page
 from jaxfl.cli.run_page import PAGE, command_line, format_cell
 from jaxfl.cli.tables.console import print_table, stderr, stdout
 from jaxfl.files import write_text
 from jaxfl.jobs.job import DPI
-from jaxfl.jobs.kept import KeptRun
+from jaxfl.jobs.loaded import LoadedRun
 from jaxfl.plots import style
 from jaxfl.plots.curves import curves
 
@@ -27,14 +27,14 @@ TABLE_NOTE = (
     "the same seed, which have the same clients, initial models and cohorts; p is of the paired t-test. A click on the "
     "name of a column sorts the table."
 )
-RunsBySetting = Mapping[str, Sequence[Kept]]
+RunsBySetting = Mapping[str, Sequence[FinishedRun]]
 
 
 def write_page(settings: RunsBySetting, found: Comparison, unfinished: Sequence[Path], path: Path) -> None:
     """Writes the page of a comparison.
 
     Args:
-        settings: runs by setting, from `jaxfl.analysis.kept.read`.
+        settings: runs by setting, from `jaxfl.analysis.finished.read_runs`.
         found: the comparison of the settings.
         unfinished: folders that are left out.
         path: of the page.
@@ -64,7 +64,7 @@ def write_page(settings: RunsBySetting, found: Comparison, unfinished: Sequence[
         write_text(path, page.html(title, blocks, Path(folder)))
 
 
-def _runs_sentence(runs: Sequence[Kept]) -> str:
+def _runs_sentence(runs: Sequence[FinishedRun]) -> str:
     """Returns a sentence with the number of runs, the devices and the versions."""
     devices = dict.fromkeys(str(run.summary.get("device", "")) for run in runs)
     versions = dict.fromkeys(
@@ -74,7 +74,7 @@ def _runs_sentence(runs: Sequence[Kept]) -> str:
     return f"{style.count(len(runs), 'run')}; {', '.join([*devices, f'jaxfl {jaxfl.__version__}', *versions])}; {made}."
 
 
-def _curve_pictures(found: Comparison, runs: Sequence[Kept], folder: Path) -> list[page.Picture]:
+def _curve_pictures(found: Comparison, runs: Sequence[FinishedRun], folder: Path) -> list[page.Picture]:
     """Draws the curves of the metrics that all runs have, into a folder; returns the pictures."""
     pictures = []
     for metric in dict.fromkeys((found.metric, *CURVE_METRICS)):
@@ -120,7 +120,7 @@ def _command_rows(settings: RunsBySetting) -> list[list[str]]:
     rows = []
     for name, line in settings.items():
         with contextlib.suppress(ValueError, KeyError):
-            rows.append([name, page.Code(command_line(KeptRun(line[0].path).job, line[0].summary["rounds"]))])
+            rows.append([name, page.Code(command_line(LoadedRun(line[0].path).job, line[0].summary["rounds"]))])
     return rows
 
 
@@ -150,8 +150,8 @@ def compare_runs(
         columns: of the table, `NAME,NAME,...`; None shows all.
 
     Raises:
-        ValueError: a file cannot be written, or is of two of them; or as `jaxfl.analysis.kept.read`, `compare` and
-            `row_labels`.
+        ValueError: a file cannot be written, or is of two of them; or as `jaxfl.analysis.finished.read_runs`, `compare`
+            and `row_labels`.
     """
     asked: dict[Path, str] = {}
     for option, path in {**files, "plot": plot, "html": html}.items():
@@ -189,7 +189,7 @@ def print_comparison(
     columns: str | None = None,
 ) -> Comparison:
     """Prints the table of the finished runs in some folders, writes a page of them if asked, returns the comparison."""
-    settings, unfinished = kept.read(folders)
+    settings, unfinished = finished.read_runs(folders)
     settings = dict(zip(row_labels(list(settings), labels), settings.values(), strict=True))
     shown = None if columns is None else [name.strip().lower() for name in columns.split(",") if name.strip()]
     found = compare(settings, metric=metric, target=target, columns=shown)

@@ -12,7 +12,7 @@ from jaxfl.cli import run_page, signals, tables
 from jaxfl.cli.tables.console import print_table, progress_message, stderr, stdout
 from jaxfl.data.clients import FederatedData
 from jaxfl.jobs import job
-from jaxfl.jobs.job import Job, across, with_others
+from jaxfl.jobs.job import Job, add_saved_summaries, summarise_seeds
 from jaxfl.random import check_seed_or_seeds
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import REQUIRED, Option, check_name, quoted
@@ -22,7 +22,7 @@ from jaxfl.simulation.callbacks import EarlyStopping, ProgressBar, TimeLimit
 from jaxfl.simulation.evaluation.metrics import main_metric
 from jaxfl.simulation.interrupts import Stopped
 from jaxfl.simulation.progress import Diverged
-from jaxfl.simulation.result import RECOVERED, Callback, Event, Result, leaving
+from jaxfl.simulation.result import RECOVERED, Callback, Event, Result, exit_callbacks
 from jaxfl.simulation.seeds import seeds_per_program
 from jaxfl.simulation.spec import share_equal_arrays
 
@@ -92,7 +92,7 @@ def run(
     if seeds is not None:
         folders = {number: None if out is None else out / f"seed-{number}" for number in parse_seeds(seeds)}
         jobs = [jobs[0]._replace(seed=number, out=folder) for number, folder in folders.items()]
-        job.check_seeds_of(jobs)
+        job.check_jobs(jobs)
     else:
         job.check(jobs[0])
     callbacks = callback_factory(log, stop_early, time_limit, jobs)
@@ -121,7 +121,7 @@ def callback_factory(
         check_name("log", name, LOGGERS)
         if name in FOLDER_LOGGERS and jobs[0].out is None:
             raise ValueError(f"log={name} writes into the folder of the run; add --out DIR.")
-        loggers.check(name)
+        loggers.check_installed(name)
     limit = None if time_limit is None else parse_duration(time_limit)
     if stop_early is not None and stop_early < 1:
         raise ValueError(f"stop_early must be at least 1 evaluation, got {stop_early}; leave it out to run all rounds.")
@@ -148,7 +148,7 @@ class _SeedLoggers:
 
     def __exit__(self, *reason: Any) -> None:
         """Closes the loggers of all seeds."""
-        leaving(list(self._loggers.values())).__exit__(*reason)
+        exit_callbacks(list(self._loggers.values())).__exit__(*reason)
 
 
 def _created_at_first_event(create: Callable[[], Callback]) -> Callback:
@@ -264,7 +264,7 @@ def _run_program(
         with contextlib.nullcontext() if quiet else bar:
             shared[:] = [job.Tools.of(first, data[0], *shared)]
             if len(jobs) > 1:
-                outcomes = job.execute_together(jobs, data, callbacks, *shared)
+                outcomes = job.execute_jobs(jobs, data, callbacks, *shared)
             else:
                 outcomes = [_execute_or_diverge(first, data[0], callbacks, *shared)]
     except Stopped as stopped:
@@ -376,8 +376,8 @@ def print_results(
         html: whether pages were written.
     """
     if finished := [summary for summary in summaries if summary is not None]:
-        finished = with_others(jobs, finished) if several else finished
-        title, head, rows, caption = tables.results_table(finished, across(finished, out) if several else None)
+        finished = add_saved_summaries(jobs, finished) if several else finished
+        title, head, rows, caption = tables.results_table(finished, summarise_seeds(finished, out) if several else None)
         print(title)
         print_table(stdout(), head, rows, named=several)
         if caption:

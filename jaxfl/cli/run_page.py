@@ -40,7 +40,7 @@ def write_run_page(result: Result, job: jobs.Job) -> None:
     """
     if job.out is None or not processes.first():
         return
-    with RunDirectory(job.out, "out").told("all but the page is kept"):
+    with RunDirectory(job.out, "out").name_disk_errors("all but the page is kept"):
         summary = result.summary
         metrics = {name: value for name, value in result.evaluation.metrics.items() if name != "clusters"}
         title = f"{summary['method']} on {summary['data']}"

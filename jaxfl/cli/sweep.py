@@ -266,7 +266,7 @@ def sweep(
     given = {name: value for name, value in given.items() if value is not None}
     settings = _jobs_by_setting(asked | given, merge_values(wanted, parse_values(items)), data_dir, out)
     for jobs in settings.values():
-        job.check_seeds_of(jobs)
+        job.check_jobs(jobs)
     complete, refused = [], []
     for name, jobs in settings.items():
         try:
@@ -368,5 +368,5 @@ def _run_missing(name: str, jobs: Sequence[job.Job], quiet: bool, html: bool) ->
     folder = _setting_folder(jobs)
     # without new runs the summary may be missing, where the process was killed before it was written
     if summaries and (missing or RunDirectory(folder).summary() is None):
-        job.across(job.with_others(jobs, summaries), folder)
+        job.summarise_seeds(job.add_saved_summaries(jobs, summaries), folder)
     return len(summaries) == len(jobs)

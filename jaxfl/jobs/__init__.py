@@ -1,1 +1,1 @@
-"""Runs that are kept: begun by names, on the command line or in Python, and given back by either."""
+"""Runs that are defined by names and options and have a folder; the command line and Python start and resume them."""

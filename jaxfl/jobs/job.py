@@ -1,4 +1,4 @@
-"""A run with a directory of its own: what was asked for, what came of it, and the pictures.
+"""Jobs: runs that are defined by names and options, and the files that they write into their folder.
 
 The directory holds `config.json` (before anything is computed; beside it copies of a user's files of
 Python), `history.jsonl`, `clusters.jsonl` and the checkpoints (while it runs),
@@ -38,14 +38,14 @@ from jaxfl.simulation.schedule import Schedule, check_checkpoints
 
 CLIENTS = "clients.csv"
 # of a summary
-TIMES = ("seconds_per_round", "total_seconds", "compile_seconds", "evaluation_seconds", "saving_seconds")
-DATA = "data_checksum"  # in a config, and among the options of a summary
+TIME_COLUMNS = ("seconds_per_round", "total_seconds", "compile_seconds", "evaluation_seconds", "saving_seconds")
+DATA_CHECKSUM = "data_checksum"  # in a config, and among the options of a summary
 PICTURES = ("convergence.png", "clusters.png")
 DPI = 150  # of these
 
 
 class Job(NamedTuple):
-    """Everything that a run is."""
+    """A run by names: settings, rounds, cohort, seed and folder."""
 
     settings: options.Settings
     rounds: int
@@ -70,36 +70,36 @@ class Job(NamedTuple):
 
     @property
     def of_its_data(self) -> bool:
-        """Whether it is made of its data, and not of their shapes alone: a task of one's own may look at them."""
+        """Whether the task is built from the data's values, as a user's own may be, and not from their shapes alone."""
         return user_code.is_address(self.settings.run.get("task"))
 
     def directory(self) -> RunDirectory | None:
-        """Returns where the run is kept, if it is."""
+        """Returns the folder of the run, None without one."""
         return directory_at(self.out, resume=self.resume, argument="out")
 
     def begun(self) -> bool:
-        """Returns whether something of the run is kept."""
-        return self.out is not None and bool(RunDirectory(self.out).held())
+        """Returns whether the folder has files of the run."""
+        return self.out is not None and bool(RunDirectory(self.out).files())
 
     def done(self) -> dict[str, Any] | None:
-        """Returns the summary that is kept of the whole run; None if it has not ended."""
+        """Returns the summary of the run in the folder; None if it has not finished all rounds."""
         summary = None if self.out is None else RunDirectory(self.out).summary()
         return summary if summary is not None and summary.get("rounds") == self.rounds else None
 
     def evaluated(self) -> int | None:
-        """Returns the rounds between evaluations of what is kept of the run; None if nothing is."""
+        """Returns the rounds between evaluations of the run in the folder; None if there is no run."""
         config = None if self.out is None else RunDirectory(self.out).config()
         return None if config is None else Schedule.of(self.rounds, config.get("eval_every")).eval_every
 
     def identity(self) -> dict[str, Any]:
-        """Returns what the numbers depend on: rounds may be added, and where the data lie does not matter.
+        """Returns all that the numbers depend on; not the rounds, which may be added, nor the folder of the data.
 
-        A run that goes on is called what it was when it began: options that are younger, and have their defaults, are
-        left out, and those that have been removed since have their old defaults.
+        A resumed run keeps its first identity: options that are newer and have their defaults are left out, and options
+        that have been removed since have their old defaults.
         """
         identity = {**self.settings.complete(), "cohort": self.cohort, "seed": self.seed}
         if own := user_files(self.settings.data_name, self.data_dir, self.settings.data.get("other")):
-            identity[DATA] = checksum(own)
+            identity[DATA_CHECKSUM] = checksum(own)
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
         began = processes.by_first(RunDirectory(self.out).config) if self.resume and self.out is not None else None
         if began is None:
@@ -107,15 +107,15 @@ class Job(NamedTuple):
         defaults = json.loads(json.dumps(self.settings.defaults()))
         identity |= removed_in(self.settings.method_name, began)
         younger = {name for name, value in defaults.items() if name not in began and identity[name] == value}
-        if DATA not in began:  # of an older version
-            younger.add(DATA)
-        elif DATA not in identity:  # the files are gone: whoever has the data can go on
-            identity[DATA] = began[DATA]
+        if DATA_CHECKSUM not in began:  # of an older version
+            younger.add(DATA_CHECKSUM)
+        elif DATA_CHECKSUM not in identity:  # the files are gone: whoever has the data can go on
+            identity[DATA_CHECKSUM] = began[DATA_CHECKSUM]
         return {name: value for name, value in identity.items() if name not in younger}
 
 
 def check(job: Job) -> None:
-    """Raises what can be said before anything is loaded.
+    """Checks all that can be checked before anything is loaded.
 
     Raises:
         ValueError: a number is out of range, or the directory holds another run, one that has made more rounds, or
@@ -151,13 +151,13 @@ def check(job: Job) -> None:
 
 def _seeds_in(directory: RunDirectory) -> list[str]:
     """Returns the folders of the runs of several seeds in a directory that holds no run of its own."""
-    if directory.held_of_its_own():
+    if directory.own_files():
         return []
     return sorted(path.parent.name for path in directory.path.glob(f"seed-*/{HISTORY}"))
 
 
 class Tools(NamedTuple):
-    """What a run is made with, beside its data; several seeds that share it share the compiled program.
+    """Objects that are built from a job's names; several seeds that share them share the compiled program.
 
     Attributes:
         method: the method.
@@ -173,7 +173,9 @@ class Tools(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, data: FederatedData, others: "Tools | None" = None) -> "Tools":
-        """Returns those of a job; or `others`, of a job that differs in its seed alone, where they suit the data."""
+        """Returns the objects of a job; or `others`, those of a job that differs only in its seed, where they suit the
+        data.
+        """
         suits = shapes_of(data.in_programs())
         if others is not None and others.suits == suits and not job.of_its_data:
             return others
@@ -182,7 +184,7 @@ class Tools(NamedTuple):
 
 
 def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = (), tools: Tools | None = None) -> Result:
-    """Runs a job on its data, and writes its directory.
+    """Runs a job and writes its folder; returns the result.
 
     Args:
         job: checked by `check`.
@@ -194,17 +196,17 @@ def execute(job: Job, data: FederatedData, callbacks: Sequence[Callback] = (), t
         The result, its summary completed with the method and all options.
     """
     tools = Tools.of(job, data, tools)
-    with _directories([job]):
+    with _write_configs([job]):
         result = run(
             tools.method, data, seed=job.seed, checkpoint_dir=job.out, callbacks=callbacks, **_arguments(job, tools)
         )
-        return _finished(job, result)
+        return _write_result(job, result)
 
 
-def execute_together(
+def execute_jobs(
     jobs: Sequence[Job], data: Sequence[FederatedData], callbacks: Sequence[Callback], tools: Tools
 ) -> list[Result | Diverged]:
-    """Runs jobs that differ in their seed alone, as `jaxfl.run` does with `seeds`, and writes their directories.
+    """Runs jobs that differ only in their seeds, as `jaxfl.run` does with `seeds`, and writes their folders.
 
     Args:
         jobs: checked by `check`; their directories, if any, are `seed-S` of one.
@@ -217,7 +219,7 @@ def execute_together(
     """
     first = jobs[0]
     out = None if first.out is None else first.out.parent
-    with _directories(jobs):
+    with _write_configs(jobs):
         try:
             found: Sequence[Any] = run(
                 tools.method,
@@ -229,7 +231,9 @@ def execute_together(
             )
         except Diverged as error:
             found = error.outcomes
-        return [_finished(job, one) if isinstance(one, Result) else one for job, one in zip(jobs, found, strict=True)]
+        return [
+            _write_result(job, one) if isinstance(one, Result) else one for job, one in zip(jobs, found, strict=True)
+        ]
 
 
 def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
@@ -252,27 +256,27 @@ def _arguments(job: Job, tools: Tools) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _directories(jobs: Sequence[Job]) -> Iterator[None]:
-    """Keeps the directories of jobs, where they have some, for them, and writes their configs.
+def _write_configs(jobs: Sequence[Job]) -> Iterator[None]:
+    """Locks the folders of jobs and writes their configs.
 
-    A run that ends before it has saved anything, as one that is refused does, leaves an older config as it was.
+    If a run ends before it has saved anything, for example because it is refused, an older config is restored.
     """
     with contextlib.ExitStack() as stack:
         for job in jobs:
             if directory := job.directory():
-                stack.enter_context(directory.alone())
+                stack.enter_context(directory.locked())
                 stack.enter_context(directory.configured(job.config()))
                 for path in job.settings.files().values() if processes.first() else ():
-                    with directory.told("nothing was begun"):
+                    with directory.name_disk_errors("nothing was begun"):
                         keep_copy(path, directory.path)  # of a run that is held, the file is as it was: it was checked
         yield
 
 
-def _finished(job: Job, result: Result) -> Result:
-    """Returns the result with a complete summary, after it was written with the pictures."""
+def _write_result(job: Job, result: Result) -> Result:
+    """Writes summary, clients and pictures; returns the result with the complete summary."""
     complete = job.settings.complete()
-    if job.out is not None and DATA in (began := processes.by_first(RunDirectory(job.out).config) or {}):
-        complete[DATA] = began[DATA]  # of what was read: the file may be another by now
+    if job.out is not None and DATA_CHECKSUM in (began := processes.by_first(RunDirectory(job.out).config) or {}):
+        complete[DATA_CHECKSUM] = began[DATA_CHECKSUM]  # of what was read: the file may be another by now
     names = {"method": complete.pop("method"), "data": complete.pop("data")}
     summary = {**names, **result.summary, "options": complete, "rounds_asked": job.rounds, "data": result.data.name}
     result = result._replace(summary=summary)
@@ -280,13 +284,13 @@ def _finished(job: Job, result: Result) -> Result:
         return result
     before = directory.summary() or {}
     if summary["seconds_per_round"] is None and before.get("rounds") == summary["rounds"]:  # no round was left to make
-        summary |= {name: before[name] for name in TIMES if name in before}
+        summary |= {name: before[name] for name in TIME_COLUMNS if name in before}
     try:
         if processes.first():
-            with directory.told("all but the list of clients is kept"):
+            with directory.name_disk_errors("all but the list of clients is kept"):
                 write_text(directory.path / CLIENTS, result.clients().to_csv(index=False))
             for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
-                with directory.told("all but the pictures is kept"):
+                with directory.name_disk_errors("all but the pictures is kept"):
                     draw(result).savefig(directory.path / name, dpi=DPI)
     except Exception:  # what cannot be drawn takes nothing of the run
         directory.write_summary(summary)
@@ -310,7 +314,7 @@ def run_named(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
-    """Runs what names say, as `jaxfl run` does, and keeps what it keeps: either goes on with the other's runs.
+    """Runs a method by its name, as `jaxfl run` does, with the same files: either can resume the other's runs.
 
     Args:
         method: a method's name, or `FILE.py:NAME`.
@@ -332,9 +336,9 @@ def run_named(
     """
     if out == "":
         raise ValueError('out must be a folder, got ""; "." is the current one, None keeps nothing.')
-    settings = {name: _plain(value) for name, value in settings.items()}
+    settings = {name: _as_python(value) for name, value in settings.items()}
     rounds, cohort, seed, eval_every, checkpoint_every = map(
-        _plain, (rounds, cohort, seed, eval_every, checkpoint_every)
+        _as_python, (rounds, cohort, seed, eval_every, checkpoint_every)
     )
     check_type("rounds", rounds, int)
     check_type("cohort", cohort, int | float)
@@ -353,13 +357,13 @@ def run_named(
     return execute(job, options.load(job.settings, data_dir=job.data_dir, seed=seed), callbacks)
 
 
-def _plain(value: Any) -> Any:
-    """Returns one of NumPy's numbers or texts as Python's, which JSON can say."""
+def _as_python(value: Any) -> Any:
+    """Returns a NumPy number or text as Python's, which JSON can represent."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def check_seeds_of(jobs: Sequence[Job]) -> None:
-    """Raises what can be said before anything is loaded.
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Checks all that can be checked before anything is loaded.
 
     Args:
         jobs: of different seeds; their directories, if any, are `seed-S` of one.
@@ -368,7 +372,7 @@ def check_seeds_of(jobs: Sequence[Job]) -> None:
         ValueError: as `jaxfl.jobs.job.check`, or the folder of all is that of a single run.
     """
     out = None if jobs[0].out is None else jobs[0].out.parent
-    if out is not None and (held := processes.by_first(RunDirectory(out).held_of_its_own)):
+    if out is not None and (held := processes.by_first(RunDirectory(out).own_files)):
         raise ValueError(
             f"out must be a folder for the runs of several seeds, got {str(out)!r}, which holds a single run "
             f"({held[0]}); leave --seeds out and resume it, or choose another directory."
@@ -377,8 +381,8 @@ def check_seeds_of(jobs: Sequence[Job]) -> None:
         check(one)
 
 
-def with_others(jobs: Sequence[Job], made: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns summaries with those of the same runs of other seeds that were kept beside them, by seed.
+def add_saved_summaries(jobs: Sequence[Job], made: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns summaries by seed, together with those of the other seeds' finished runs in the same folder.
 
     Args:
         jobs: as `check` takes them.
@@ -393,7 +397,7 @@ def with_others(jobs: Sequence[Job], made: Sequence[dict[str, Any]]) -> list[dic
             if number.isdecimal() and int(number) not in asked:
                 other = jobs[0]._replace(seed=int(number), out=path, resume=True)
                 with contextlib.suppress(ValueError):  # a damaged one is none
-                    summary = _ended(path, other.rounds)
+                    summary = _finished_summary(path, other.rounds)
                     if summary is not None and not RunDirectory(path).is_of_another(other.config()):
                         found.append(summary)
         return found
@@ -401,15 +405,15 @@ def with_others(jobs: Sequence[Job], made: Sequence[dict[str, Any]]) -> list[dic
     return sorted([*made, *processes.by_first(kept)], key=lambda summary: summary["seed"])
 
 
-def _ended(path: Path, rounds: int) -> dict[str, Any] | None:
-    """Returns the summary of a run that was asked for so many rounds; a callback may have ended it before them."""
+def _finished_summary(path: Path, rounds: int) -> dict[str, Any] | None:
+    """Returns the summary of a finished run of so many rounds, which a callback may have ended earlier; else None."""
     directory = RunDirectory(path)
     summary, config = directory.summary(), directory.config() or {}
-    return None if summary is None or config.get("rounds") != rounds or directory.goes_on() else summary
+    return None if summary is None or config.get("rounds") != rounds or directory.is_unfinished() else summary
 
 
-def across(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict[str, dict[str, float | None]]:
-    """Returns mean and standard deviation of every number of the summaries of several seeds, and writes them to `out`.
+def summarise_seeds(summaries: Sequence[dict[str, Any]], out: Path | None = None) -> dict[str, dict[str, float | None]]:
+    """Returns mean and standard deviation of every number in the summaries of several seeds, and writes them to `out`.
 
     The standard deviation is that of a sample (n - 1); None for one run, or where a number is not finite.
     """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from jaxfl.analysis.local_sketches import ClientSimilarity
 from jaxfl.plots.runs import Run, described, order_of
-from jaxfl.simulation.evaluation.metrics import known
+from jaxfl.simulation.evaluation.metrics import cluster_is_known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -264,7 +264,7 @@ def similarity(found: ClientSimilarity, result: Run) -> "Figure":
     Raises:
         ValueError: the run knows nobody's cluster of these clients.
     """
-    seen = known(result.evaluation, result.data)
+    seen = cluster_is_known(result.evaluation, result.data)
     here = seen[found.clients]
     if not here.any():
         raise ValueError(

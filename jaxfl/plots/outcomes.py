@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxfl.plots import maps, style
 from jaxfl.plots.runs import Run, described, heading, order_of
-from jaxfl.simulation.evaluation.metrics import is_lower_better, known
+from jaxfl.simulation.evaluation.metrics import cluster_is_known, is_lower_better
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,7 +145,7 @@ def confusion(result: Run) -> "Figure":
     found, group = np.asarray(result.evaluation.cluster), result.data.group
     if group is None:
         raise ValueError("result.data must know the true groups, got none; plots.clusters draws clusters without them.")
-    seen, order = known(result.evaluation, result.data), order_of(result)
+    seen, order = cluster_is_known(result.evaluation, result.data), order_of(result)
     found, group = found[seen], np.asarray(group)[seen]
     color_of, colors = style.cluster_colors(order), len(style.palette())
     heads = [(str(one), found == one, color_of[one]) for one in order[:colors] if one in found]

@@ -9,7 +9,7 @@ import numpy as np
 from jaxfl.data.clients import FederatedData
 from jaxfl.plots import style
 from jaxfl.plots.style import NOBODY
-from jaxfl.simulation.evaluation.metrics import Evaluation, known, main_metric
+from jaxfl.simulation.evaluation.metrics import Evaluation, cluster_is_known, main_metric
 from jaxfl.simulation.records.history import History
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def clusters(result: Run) -> "Figure":
     """
     data, found = result.data, np.asarray(result.evaluation.cluster)
     group = np.zeros(len(found), int) if data.group is None else np.asarray(data.group)
-    seen = known(result.evaluation, data)
+    seen = cluster_is_known(result.evaluation, data)
     found, group = found[seen], group[seen]
     groups = np.unique(group)
     order = order_of(result)
@@ -220,7 +220,7 @@ def _draw_squares(
 
 def order_of(result: Run) -> list[int]:
     """Returns the clusters in the order of their colours in every picture of a run: those that are drawn come first."""
-    found, seen = np.asarray(result.evaluation.cluster), known(result.evaluation, result.data)
+    found, seen = np.asarray(result.evaluation.cluster), cluster_is_known(result.evaluation, result.data)
     group = np.zeros(len(found), int) if result.data.group is None else np.asarray(result.data.group)
     order = style.cluster_order(found[seen], group[seen])
     return order + [one for one in style.cluster_order(found, group) if one not in order]

@@ -1,1 +1,1 @@
-"""The loop of rounds: a run as one compiled program, its evaluation, history and checkpoints, and who listens to it."""
+"""The simulation of a run: compiled rounds, evaluations, history, checkpoints and callbacks."""

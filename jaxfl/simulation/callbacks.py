@@ -1,4 +1,4 @@
-"""What looks on while a run goes: a progress bar, loggers of the metrics, and what ends a run or keeps its best round.
+"""Callbacks of a run: progress bar, loggers, early stopping, time limit and best checkpoint.
 
 A callback is called with an `Event`; one that returns True ends the run, which is evaluated and saved there.
 
@@ -27,20 +27,20 @@ import numpy as np
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import keep_copy
 from jaxfl.schema import check_type
-from jaxfl.simulation.evaluation.metrics import counting, is_lower_better, main_metric
-from jaxfl.simulation.loggers import OF_GROUPS
+from jaxfl.simulation.evaluation.metrics import counted_clients, is_lower_better, main_metric
+from jaxfl.simulation.loggers import GROUP_METRICS
 from jaxfl.simulation.loggers import csv as csv
 from jaxfl.simulation.loggers import mlflow as mlflow
 from jaxfl.simulation.loggers import scalars as scalars
 from jaxfl.simulation.loggers import tensorboard as tensorboard
 from jaxfl.simulation.loggers import wandb as wandb
 from jaxfl.simulation.records import checkpoint
-from jaxfl.simulation.records.directory import CONFIG, PLACE, RunDirectory
+from jaxfl.simulation.records.directory import CONFIG, FILE_SUFFIX, RunDirectory
 from jaxfl.simulation.result import Callback, Event
 
 
-class _Best:
-    """The best value of a metric so far, of each seed, and for how long it has been; None is the task's main one.
+class _BestValues:
+    """The best value of a metric so far for each seed, and the evaluations since then; None is the task's main metric.
 
     Attributes:
         newest: of each seed, whether the last evaluation is the best one; one of nobody is not.
@@ -51,17 +51,17 @@ class _Best:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets the run that has ended: the same callback may be given to the next one."""
+        """Clears all values: the same callback may be given to the next run."""
         self.newest: dict[int | None, bool] = {}
         self._best: dict[int | None, float] = {}
         self._waited: dict[int | None, int] = {}
 
     def begins(self, event: Event) -> bool:
-        """Returns whether it is the first evaluation that is told of this seed."""
+        """Returns whether this is the first evaluation of the seed."""
         return event.seed not in self.newest
 
     def waited(self, event: Event, until: float = math.inf) -> int:
-        """Returns how many evaluations there were since the best one, of nobody not counted.
+        """Returns the number of evaluations since the best one; evaluations without a value do not count.
 
         Args:
             event: of an evaluation, or between two.
@@ -93,7 +93,7 @@ class _Best:
 
 
 class EarlyStopping:
-    """Ends a run whose metric has not become better for some evaluations.
+    """A callback that ends a run whose metric has not improved for some evaluations.
 
     Args:
         patience: evaluations in a row that are not better than the best before them; those before a resume count.
@@ -112,19 +112,19 @@ class EarlyStopping:
         check_type("patience", patience, int)
         if patience < 1:
             raise ValueError(f"patience must be at least 1 evaluation, got {patience}.")
-        self.patience, self._best = patience, _Best(metric)
+        self.patience, self._best = patience, _BestValues(metric)
 
     def __call__(self, event: Event) -> bool:
         """Returns whether to end the run."""
         return self._best.waited(event) >= self.patience
 
     def __exit__(self, *reason: object) -> None:
-        """Forgets the run."""
+        """Clears the values of the run."""
         self._best.forget()
 
 
 def check_measured(callbacks: Sequence[Callback], data: FederatedData, *, tuned: bool) -> None:
-    """Raises ValueError if a callback waits for a metric that is never known: of rows, groups or models that are not.
+    """Raises ValueError if a callback needs a metric that the run cannot have, for lack of rows, groups or fine-tuning.
 
     Args:
         callbacks: of the run.
@@ -132,32 +132,36 @@ def check_measured(callbacks: Sequence[Callback], data: FederatedData, *, tuned:
         tuned: whether models are fine-tuned, too.
     """
     for one in callbacks:
-        if isinstance(one, EarlyStopping | BestCheckpoint) and (lacking := _lacking(one._best.metric, data, tuned)):
+        if isinstance(one, EarlyStopping | BestCheckpoint) and (
+            lacking := _lacking_phrase(one._best.metric, data, tuned)
+        ):
             raise ValueError(
                 f"{type(one).__name__} with metric={one._best.metric!r} needs {lacking}; give it metric='train_loss', "
                 "or 'validation_loss' where there are validation rows."
             )
 
 
-def _lacking(metric: str | None, data: FederatedData, tuned: bool) -> str:
-    """Returns what a run lacks for a metric, in words; nothing where it lacks nothing."""
+def _lacking_phrase(metric: str | None, data: FederatedData, tuned: bool) -> str:
+    """Returns a phrase for what a metric needs and the run lacks; an empty text where nothing is lacking."""
     name = "loss" if metric is None else metric.removeprefix("finetuned_")
     if metric not in (None, name) and not tuned:
         return "models that are fine-tuned, and finetune is None"
     if name.startswith("validation_"):
         return "rows that are set apart (validation=0.1), and there are none" if data.validation is None else ""
-    if name in OF_GROUPS:
+    if name in GROUP_METRICS:
         return "true groups, and the data name none" if data.group is None else ""
     tested = np.asarray(data.test.size) > 0
     if name.startswith("unseen_"):
         held_out = data.held_out is not None and (tested & np.asarray(data.held_out)).any()
         return "" if held_out else "test rows of clients that are held out, and there are none"
     of_tests = re.match(r"loss$|(micro|macro|std|worst_decile|p\d+)_", name)
-    return "test rows, and no client that counts has any" if of_tests and not tested[counting(data)].any() else ""
+    return (
+        "test rows, and no client that counts has any" if of_tests and not tested[counted_clients(data)].any() else ""
+    )
 
 
 class TimeLimit:
-    """Ends a run after some time; a round that has begun is ended first.
+    """A callback that ends a run after some time, at the end of a round.
 
     Args:
         seconds: since the run was begun or resumed, compilation included; of seeds that are made one after another, as
@@ -178,14 +182,14 @@ class TimeLimit:
         return event.seconds >= self.seconds
 
 
-def _round_in(folder: Path) -> float:
-    """Returns the round of the checkpoint that a folder holds; -1 where there is none."""
+def _saved_round(folder: Path) -> float:
+    """Returns the round of the newest checkpoint in a folder; -1 where there is none."""
     saved = checkpoint.newest(folder)
     return -1 if saved is None else saved.header["round"]
 
 
 class BestCheckpoint:
-    """Keeps the round whose metric was the best, in a folder of its own that `jaxfl.load` gives back.
+    """A callback that saves the round with the best metric in a separate folder, which `jaxfl.load` reads.
 
     Args:
         folder: gets the checkpoint, and the history until then; of several seeds `seed-S` in it. One that holds another
@@ -199,15 +203,15 @@ class BestCheckpoint:
     """
 
     def __init__(self, folder: str | os.PathLike, metric: str | None = None):
-        self.folder, self._best = Path(folder), _Best(metric)
+        self.folder, self._best = Path(folder), _BestValues(metric)
 
     def __call__(self, event: Event) -> None:
-        """Keeps the state if it is the best so far."""
+        """Saves the state if its metric is the best so far."""
         folder = self.folder if event.seed is None else self.folder / f"seed-{event.seed}"
         if event.record is None or event.keep is None or (event.whole and event.earlier):
             return
         # the round of which a checkpoint is there: a run may have been stopped before it was written
-        until = _round_in(folder) if self._best.begins(event) else math.inf
+        until = _saved_round(folder) if self._best.begins(event) else math.inf
         self._best.waited(event, until)
         if not self._best.newest[event.seed]:
             return
@@ -215,12 +219,12 @@ class BestCheckpoint:
         above = self.folder.parent if event.seed is None else self.folder.parent / f"seed-{event.seed}"
         if (config := RunDirectory(above).config()) is not None:
             shutil.copyfile(above / CONFIG, folder / CONFIG)
-            copies = {above / Path(place).name for name, place in config.items() if name.endswith(PLACE)}
+            copies = {above / Path(place).name for name, place in config.items() if name.endswith(FILE_SUFFIX)}
             for copy in filter(Path.is_file, copies):  # the user's files that the run depends on
                 keep_copy(copy, folder)
 
     def __exit__(self, *reason: object) -> None:
-        """Forgets the run."""
+        """Clears the values of the run."""
         self._best.forget()
 
 
@@ -229,7 +233,7 @@ SILENT = 60  # seconds without a line after which there is one, evaluation or no
 
 
 class ProgressBar:
-    """Shows round, training loss, main metric and number of clusters of the last evaluation, speed and time left.
+    """A callback that shows round, training loss, main metric, number of clusters, speed and remaining time.
 
     At the end it tells the time of the whole run, and what of it went into compiling and evaluating.
 
@@ -251,12 +255,12 @@ class ProgressBar:
         self._close: Callable[[], None] = lambda: None
 
     def __enter__(self) -> "ProgressBar":
-        """Starts it; until the first event it says that the run compiles."""
+        """Starts the bar, which shows that the run compiles until the first event."""
         self._open()
         return self
 
     def __exit__(self, *reason: object) -> None:
-        """Takes it off the screen's care, and forgets the run."""
+        """Closes the bar and clears the values of the run."""
         self._end()
         self.records.clear()
         self.diverged.clear()
@@ -355,40 +359,40 @@ class ProgressBar:
             f"clusters {record.get('num_clusters', event.num_clusters)}",
             f"{diverged} diverged" if diverged else "",
             f"{1 / max(event.seconds_per_round, 1e-9):.3g} rounds/s",
-            f"ETA {_clock(event.seconds_left)}" if event.round < event.rounds else _took(event),
+            f"ETA {_format_seconds(event.seconds_left)}" if event.round < event.rounds else _duration_phrase(event),
         ]
         return "  ".join(part for part in parts if part)
 
 
-def _took(event: Event) -> str:
-    """Returns how long a run took, and what of it was no training.
+def _duration_phrase(event: Event) -> str:
+    """Returns a phrase with the time of a run, and the parts of it that were not training.
 
-    >>> _took(Event(2, 2, 1, 0.5, 1.0, None, seconds=47.8, compile_seconds=20.0, evaluation_seconds=24.0))
+    >>> _duration_phrase(Event(2, 2, 1, 0.5, 1.0, None, seconds=47.8, compile_seconds=20.0, evaluation_seconds=24.0))
     'took 48 s (compile 20 s, evaluation 24 s)'
-    >>> _took(Event(2, 2, 1, 0.5, 1.0, None, seconds=90.0, compile_seconds=5.0, evaluation_seconds=60.0))
+    >>> _duration_phrase(Event(2, 2, 1, 0.5, 1.0, None, seconds=90.0, compile_seconds=5.0, evaluation_seconds=60.0))
     'took 1:30 (compile 5.0 s, evaluation 1:00); eval_every and test_rows make evaluation shorter'
-    >>> _took(Event(2, 2, 1, 0.5, 1.0, None, seconds=287.0, compile_seconds=23.0, saving_seconds=179.0))
+    >>> _duration_phrase(Event(2, 2, 1, 0.5, 1.0, None, seconds=287.0, compile_seconds=23.0, saving_seconds=179.0))
     'took 4:47 (compile 23 s, evaluation 0.0 s, saving 2:59); checkpoint_every makes saving rarer'
     """
-    apart = f"compile {_clock(event.compile_seconds)}, evaluation {_clock(event.evaluation_seconds)}"
+    apart = f"compile {_format_seconds(event.compile_seconds)}, evaluation {_format_seconds(event.evaluation_seconds)}"
     if event.saving_seconds > max(1.0, event.seconds / 20):
-        apart += f", saving {_clock(event.saving_seconds)}"
+        apart += f", saving {_format_seconds(event.saving_seconds)}"
     much = event.seconds / 4 if event.seconds > LONG else math.inf
     hint = "; eval_every and test_rows make evaluation shorter" if event.evaluation_seconds > much else ""
     hint += "; checkpoint_every makes saving rarer" if event.saving_seconds > much else ""
-    return f"took {_clock(event.seconds)} ({apart}){hint}"
+    return f"took {_format_seconds(event.seconds)} ({apart}){hint}"
 
 
 def _in_a_notebook() -> bool:
-    """Returns whether a Jupyter kernel runs this; one that was imported, to start others, does not."""
+    """Returns whether this process is a Jupyter kernel, and not one that has only imported it."""
     shell = sys.modules.get("IPython")
     return "ipykernel" in sys.modules and shell is not None and shell.get_ipython() is not None
 
 
-def _clock(seconds: float) -> str:
-    """Returns `m:ss`, or `h:mm:ss`, or what is less than a minute in seconds.
+def _format_seconds(seconds: float) -> str:
+    """Returns a duration as `m:ss` or `h:mm:ss`, or in seconds below a minute.
 
-    >>> _clock(0.42), _clock(75), _clock(4000)
+    >>> _format_seconds(0.42), _format_seconds(75), _format_seconds(4000)
     ('0.4 s', '1:15', '1:06:40')
     """
     if seconds < 60:

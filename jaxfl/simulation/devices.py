@@ -1,4 +1,4 @@
-"""Compiled programs that are kept on disk: the second run of the same shapes does not wait for the compiler."""
+"""Devices of a CPU, and the cache of compiled programs on disk."""
 
 import contextlib
 import hashlib
@@ -11,7 +11,7 @@ import platformdirs
 
 from jaxfl.schema import checked
 
-MOST_CORES = 8  # each holds the data and the state; more were not tried
+MAX_CORES = 8  # each holds the data and the state; more were not tried
 # XLA ends a process in which one core waits for another for a minute, as it may in a long round; and one with a flag
 # that it does not know: these are known to jaxlib 0.10 to 0.12.
 PATIENCE = (
@@ -22,7 +22,7 @@ PATIENCE = (
 
 @checked
 def use_cores(count: int | None = None) -> int:
-    """Makes the cores of the CPU devices that share the clients of a round; before JAX computes anything.
+    """Makes the CPU's cores devices that share the clients of a round; call it before JAX computes anything.
 
     A product of one client is too small to keep several cores busy, and what lies between products keeps one: clients
     side by side, one on each core, take 0.57 to 0.92 of the time on two (`python -m experiments.speed.rounds` with and
@@ -47,17 +47,17 @@ def use_cores(count: int | None = None) -> int:
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "xla_force_host_platform_device_count" not in flags:
         with contextlib.suppress(RuntimeError):  # too late: JAX has started
-            jax.config.update("jax_num_cpu_devices", count or min(there, MOST_CORES))
+            jax.config.update("jax_num_cpu_devices", count or min(there, MAX_CORES))
             os.environ["XLA_FLAGS"] = " ".join([flags, *PATIENCE]).strip()
     return max(jax.config.values["jax_num_cpu_devices"], 1)
 
 
-MOST = 1 << 30  # bytes
-LEAST = 0.1  # seconds of compilation: what is quicker is not worth a file
+MAX_CACHE_BYTES = 1 << 30  # bytes
+MIN_COMPILE_SECONDS = 0.1  # seconds of compilation: what is quicker is not worth a file
 
 
-def keep_programs(folder: str | Path | None = None, *, max_bytes: int = MOST) -> Path | None:
-    """Keeps compiled programs on disk, by JAX's own persistent cache; the command line calls it, a notebook may.
+def keep_programs(folder: str | Path | None = None, *, max_bytes: int = MAX_CACHE_BYTES) -> Path | None:
+    """Sets JAX's persistent cache of compiled programs on disk. The command line calls it; a notebook may.
 
     A program is found again where its shapes, options and versions are the same; results do not depend on it. The
     oldest are removed where there are too many. Programs for another processor lie in a folder of their own: a home
@@ -81,7 +81,7 @@ def keep_programs(folder: str | Path | None = None, *, max_bytes: int = MOST) ->
     if jax.config.values["jax_compilation_cache_dir"]:
         return None
     parent = platformdirs.user_cache_path("jaxfl") / "programs" if folder is None else Path(folder)
-    place = parent / _processor()
+    place = parent / _processor_name()
     try:
         place.mkdir(parents=True, exist_ok=True)
         (place / ".writable").touch()
@@ -89,12 +89,12 @@ def keep_programs(folder: str | Path | None = None, *, max_bytes: int = MOST) ->
         return None
     jax.config.update("jax_compilation_cache_dir", str(place))
     jax.config.update("jax_compilation_cache_max_size", max_bytes)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     return place
 
 
-def _processor() -> str:
-    """Returns a name for what the CPU can do: programs use its instructions, and others may not have them."""
+def _processor_name() -> str:
+    """Returns a name of the CPU's instruction set: programs for another one may not run here."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         told = next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,4 +1,4 @@
-"""What a run takes in memory, before anything is allocated."""
+"""The memory of a run, computed before anything is allocated."""
 
 import functools
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ from jaxfl.methods.base import Method
 from jaxfl.sampling import cohort_size
 from jaxfl.schema import checked
 from jaxfl.simulation import program
-from jaxfl.simulation.evaluation.evaluate import BESIDE, EVERYBODY, evaluation_bytes
-from jaxfl.simulation.host.rows import shapes_here, with_field
-from jaxfl.simulation.host.streaming import LIMIT, Resident, Stream
+from jaxfl.simulation.evaluation.evaluate import MAX_SAMPLE, WINDOW_CLIENTS, evaluation_bytes
+from jaxfl.simulation.host.rows import resident_shapes, with_field
+from jaxfl.simulation.host.streaming import STREAM_LIMIT, Resident, RowStream
 from jaxfl.simulation.prepared import Prepared
-from jaxfl.simulation.rounds import beginner
+from jaxfl.simulation.rounds import host_initialiser
 from jaxfl.simulation.seeds import lanes_of, seeds_per_program
 from jaxfl.tasks.contract import check_learns
 
@@ -65,12 +65,12 @@ class Footprint(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Returns how many devices there are; each takes all that is said here."""
+        """Returns the number of devices, each of which takes all of this memory."""
         return 1 if self.plan.mesh is None else self.plan.mesh.size
 
     @property
     def total(self) -> int:
-        """Returns the most bytes at a time on a device; of all cores where they share, with what is on the host."""
+        """Returns the peak bytes on a device; of a CPU, the bytes of all its devices and of the host."""
         one = self.data + self.state + max(self.working, self.evaluation, self.start)
         return one * self.plan.copies + (self.host if jax.default_backend() == "cpu" else 0)
 
@@ -104,7 +104,7 @@ def footprint(
     resident: Resident = "auto",
     seeds: int = 1,
 ) -> Footprint:
-    """Returns what a run will take, from the compiled program, before anything is allocated.
+    """Returns the memory that a run will take, from its compiled programs, before anything is allocated.
 
     Args:
         method: the method.
@@ -139,11 +139,11 @@ def footprint(
     if lanes is not None:
         keys, states = jax.eval_shape(functools.partial(tree.repeat, count=lanes.count), (key, parts.state))
     inner = chosen if lanes is None else prepared.lane
-    limit = LIMIT if on_host else program.CAPACITY
+    limit = STREAM_LIMIT if on_host else program.CAPACITY
     with coordinates.decisions() as told:
         arguments = keys, states, parts.data, size, inner, limit, sampling.uniform, parts.cohorts, lanes
         lowered = program.lower(method, *arguments)
-    made = beginner if prepared.host_state else program.initialiser
+    made = host_initialiser if prepared.host_state else program.initialiser
     first = made(method, program.shapes_of(parts.data), chosen.mesh).lower(key, parts.data).compile()
     model = jax.eval_shape(method.task.init, key)
     return Footprint(
@@ -164,7 +164,7 @@ def footprint(
 
 
 class _Parts(NamedTuple):
-    """What of a run is on the device, and what stays on the host.
+    """Shapes and bytes of a run on the device and on the host.
 
     Attributes:
         data: shapes of what a round is given.
@@ -191,10 +191,10 @@ class _Parts(NamedTuple):
         """Returns the parts of a run."""
         state, plan, size = prepared.shapes, prepared.plan, prepared.size
         given = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
-        together = min(data.num_clients, BESIDE if prepared.host_data or prepared.host_state else EVERYBODY)
+        together = min(data.num_clients, WINDOW_CLIENTS if prepared.host_data or prepared.host_state else MAX_SAMPLE)
         parts = cls(given, state, None, state, together, 0, 0, 0)
         if prepared.host_data or prepared.host_state:
-            drawn = Stream(data, jax.random.key(0), size, plan, sampling.uniform, 1, cut=prepared.host_data)
+            drawn = RowStream(data, jax.random.key(0), size, plan, sampling.uniform, 1, cut=prepared.host_data)
             parts = parts._replace(data=jax.eval_shape(lambda: drawn.blank), cohorts=drawn.cohorts)
         if prepared.host_data:
             window = Windows(data, together, ("train", "test"), plan.mesh).blank
@@ -205,8 +205,8 @@ class _Parts(NamedTuple):
             whole, count = getattr(state, field), engine.padded_size(plan, size)
             row = tree.num_bytes(whole) // data.num_clients
             parts = parts._replace(
-                state=with_field(state, field, shapes_here(whole, count)),
-                tested=with_field(state, field, shapes_here(whole, together)),
+                state=with_field(state, field, resident_shapes(whole, count)),
+                tested=with_field(state, field, resident_shapes(whole, together)),
                 beside=parts.beside + together * row,
                 host=parts.host + (2 * count + together) * row,  # what is read, what was made, what is tested
                 file=data.num_clients * row,

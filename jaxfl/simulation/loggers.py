@@ -1,4 +1,4 @@
-"""Callbacks that write each evaluation's numbers somewhere else: TensorBoard, Weights & Biases, MLflow, a table."""
+"""Loggers: callbacks that write the metrics of each evaluation to TensorBoard, Weights & Biases, MLflow or a table."""
 
 import importlib
 import os
@@ -9,12 +9,12 @@ from typing import Any
 from jaxfl.files import write_text
 from jaxfl.simulation.result import Callback, Event
 
-OF_GROUPS = ("ari", "nmi", "purity")  # of data without true groups they are never known
+GROUP_METRICS = ("ari", "nmi", "purity")  # of data without true groups they are never known
 MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}  # by the extra that installs it
 
 
 def csv(path: str | os.PathLike) -> Callback:
-    """Returns a callback that writes each evaluation's numbers into a table: a row as soon as it exists.
+    """Returns a callback that appends a row of metrics to a CSV file after each evaluation.
 
     The columns are those of the first evaluation. Of a file that is there the columns count, and rows are added to it.
     Rows of evaluations that a resumed run makes again, since it was stopped before their checkpoint, are removed; those
@@ -29,22 +29,22 @@ def csv(path: str | os.PathLike) -> Callback:
     file = Path(path)
     if not file.parent.is_dir():
         raise ValueError(f"path must be in a folder that is there, got {str(path)!r}; make it first.")
-    return _Table(file)
+    return _TableLogger(file)
 
 
-class _Table:
-    """Writes each evaluation's numbers into a table."""
+class _TableLogger:
+    """A callback that appends the metrics of each evaluation to a CSV file."""
 
     def __init__(self, file: Path):
         self._file, self._written = file, dict[int | None, str]()  # the last row of each seed
 
     def __call__(self, event: Event) -> None:
-        """Writes a row, if an evaluation was just made."""
+        """Writes a row, if the event has a new evaluation."""
         if event.record is None:
             return
         file, written = self._file, self._written
         known = scalars(event)  # and what may be known later: of metrics, or of rounds, of nobody
-        later = [name for name, value in event.record.items() if value is None and name not in OF_GROUPS]
+        later = [name for name, value in event.record.items() if value is None and name not in GROUP_METRICS]
         values = [name for name in event.record if name in known or name in later]
         head = ["round", *([] if event.seed is None else ["seed"]), *values]
         with file.open("a+", encoding="utf-8") as table:
@@ -56,8 +56,8 @@ class _Table:
                 table.write(",".join(names) + "\n")
         if event.earlier and event.seed not in written:
             before = [event._replace(record=one, round=one["round"]) for one in event.earlier]
-            _continue(file, [_row(one, names) for one in before], names)
-        row, last = _row(event, names), written.get(event.seed)
+            _extend_table(file, [_table_row(one, names) for one in before], names)
+        row, last = _table_row(event, names), written.get(event.seed)
         if event.again and last is not None:
             write_text(file, file.read_text(encoding="utf-8").replace(f"\n{last}", f"\n{row}"))
         else:
@@ -66,38 +66,38 @@ class _Table:
         written[event.seed] = row
 
     def __exit__(self, *reason: object) -> None:
-        """Forgets the run: the same callback may be given to the one that goes on."""
+        """Clears the values of the run: the same callback may be given to a resumed run."""
         self._written.clear()
 
 
-def _row(event: Event, names: list[str]) -> str:
+def _table_row(event: Event, names: list[str]) -> str:
     """Returns the row of an evaluation in a table with these columns."""
     row = {"round": event.round, "seed": event.seed, **scalars(event)}
     return ",".join("" if row.get(name) is None else str(row[name]) for name in names) + "\n"
 
 
-def _continue(file: Path, earlier: list[str], names: list[str]) -> None:
-    """Ends a table with the rows of a run until now: one that was killed may not have written the last of them."""
-    _cut(file, earlier[-1], names)
+def _extend_table(file: Path, earlier: list[str], names: list[str]) -> None:
+    """Appends the rows of a resumed run that are missing: a killed process may not have written the last ones."""
+    _remove_later_rows(file, earlier[-1], names)
     rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    known = [_finite(row) for row in rows]
-    there = [place for place, row in enumerate(earlier) if _finite(row) in known]
+    known = [_finite_cells(row) for row in rows]
+    there = [place for place, row in enumerate(earlier) if _finite_cells(row) in known]
     if lacking := earlier[max(there, default=-1) + 1 :]:
         whole = rows if rows[-1].endswith("\n") else rows[:-1]  # a crash may have cut the last one short
         write_text(file, "".join([*whole, *lacking]))
 
 
-def _cut(file: Path, last: str, names: list[str]) -> None:
-    """Removes the rows of a run behind one, if they are of later rounds alone; those of other seeds stay."""
+def _remove_later_rows(file: Path, last: str, names: list[str]) -> None:
+    """Removes a run's rows after a given one if all are of later rounds; rows of other seeds stay."""
     rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    known = [_finite(row) for row in rows]
-    if _finite(last) not in known:
+    known = [_finite_cells(row) for row in rows]
+    if _finite_cells(last) not in known:
         return
 
     def of(row: str, name: str) -> str | None:
         return dict(zip(names, row.strip().split(","), strict=False)).get(name)
 
-    place, seed = len(rows) - known[::-1].index(_finite(last)), of(last, "seed")
+    place, seed = len(rows) - known[::-1].index(_finite_cells(last)), of(last, "seed")
     behind = [row for row in rows[place:] if row.endswith("\n")]  # a crash may cut a row short
     others = [row for row in behind if of(row, "seed") != seed]
     rounds = [int(of(row, "round") or 0) for row in behind if of(row, "seed") == seed]
@@ -105,13 +105,13 @@ def _cut(file: Path, last: str, names: list[str]) -> None:
         write_text(file, "".join([*rows[:place], *others]))
 
 
-def _finite(row: str) -> list[str]:
-    """Returns the numbers of a row; nothing for those that are not finite, as in the history of a run that goes on."""
+def _finite_cells(row: str) -> list[str]:
+    """Returns the cells of a row, empty for numbers that are not finite, as in the history of a resumed run."""
     return ["" if number in ("nan", "inf", "-inf") else number for number in row.strip().split(",")]
 
 
 class Logger:
-    """A callback that is told when its run is over, however it ends: `jaxfl.run` leaves it as a context manager.
+    """A callback with an action at the end of its run, however it ends: `jaxfl.run` exits it as a context manager.
 
     Where a run has several seeds, the names of a seed's numbers begin with `seed-S/`.
 
@@ -124,14 +124,14 @@ class Logger:
         self._log, self._end, self._whole = log, end, False
 
     def __call__(self, event: Event) -> None:
-        """Writes the numbers of the evaluation that was just made, if one was."""
+        """Logs the metrics of a new evaluation, if the event has one."""
         if values := scalars(event):
             first = "" if event.seed is None else f"seed-{event.seed}/"
             self._log({f"{first}{name}": value for name, value in values.items()}, event)
         self._whole |= event.round >= event.rounds
 
     def __exit__(self, kind: type[BaseException] | None, *reason: object) -> None:
-        """Ends what is written to; it is marked as failed where the run was stopped or has diverged."""
+        """Closes the log; it is marked as failed if the run was stopped or has diverged."""
         self._end(kind is not None and not self._whole)  # of several seeds one may have come to its end
 
 
@@ -144,7 +144,7 @@ def tensorboard(directory: str) -> Logger:
     Raises:
         ImportError: the extra is not installed.
     """
-    writer = _optional("tensorboard").SummaryWriter(directory)
+    writer = _import_logger("tensorboard").SummaryWriter(directory)
 
     def log(values: dict[str, float], event: Event) -> None:
         for name, value in values.items():
@@ -163,7 +163,7 @@ def wandb(**options: Any) -> Logger:
     Raises:
         ImportError: the extra is not installed.
     """
-    run = _optional("wandb").init(**options)
+    run = _import_logger("wandb").init(**options)
 
     def log(values: dict[str, float], event: Event) -> None:
         if event.seed is None:
@@ -185,7 +185,7 @@ def mlflow(**options: Any) -> Logger:
     Raises:
         ImportError: the extra is not installed.
     """
-    client = _optional("mlflow")
+    client = _import_logger("mlflow")
     active = client.active_run()
     run = (client.start_run(**options) if active is None else active).info.run_id
     if active is None:
@@ -199,7 +199,7 @@ def mlflow(**options: Any) -> Logger:
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """Returns the numbers of the evaluation that was just made; nothing if none was.
+    """Returns the metrics of an event's new evaluation; nothing without one.
 
     >>> scalars(Event(1, 2, 4, 0.5, 0.1, {"round": 1, "micro_accuracy": 0.5, "ari": None, "clusters": []}))
     {'micro_accuracy': 0.5}
@@ -212,14 +212,14 @@ def scalars(event: Event) -> dict[str, float]:
     }
 
 
-def check(name: str) -> None:
+def check_installed(name: str) -> None:
     """Raises ImportError if a logger is not installed."""
     if name in MODULES:
-        _optional(name)
+        _import_logger(name)
 
 
-def _optional(name: str) -> Any:
-    """Returns the module of a logger, or says how to install it."""
+def _import_logger(name: str) -> Any:
+    """Returns the module of a logger; the error says how to install it."""
     try:
         return importlib.import_module(MODULES[name])
     except ImportError as error:

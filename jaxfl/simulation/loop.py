@@ -1,4 +1,4 @@
-"""The loop of a run between its compiled rounds: evaluate, record, save and call back; of one seed or of several."""
+"""The loop of a run between its compiled rounds: evaluations, records, checkpoints and callbacks."""
 
 import contextlib
 import dataclasses
@@ -16,18 +16,18 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.models.fast import rewriting
 from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.metrics import Evaluation
-from jaxfl.simulation.host.streaming import Stream
+from jaxfl.simulation.host.streaming import RowStream
 from jaxfl.simulation.interrupts import Deferred, Stopped
-from jaxfl.simulation.program import Made
+from jaxfl.simulation.program import Advance
 from jaxfl.simulation.progress import Diverged, Progress
 from jaxfl.simulation.result import Event, Result, summary_of
-from jaxfl.simulation.rounds import KeptRounds, Rounds, arriving
+from jaxfl.simulation.rounds import HostRounds, Rounds, arriving_clients
 from jaxfl.simulation.schedule import Clock
-from jaxfl.simulation.seeds import RoundsInLanes, groups, rounds_done, seeds_per_program
+from jaxfl.simulation.seeds import LaneRounds, program_groups, rounds_done, seeds_per_program
 from jaxfl.simulation.spec import RunSpec, SeedSpec
 
 Outcome = Result | Diverged
-Heard = dict[int, int]  # of each seed, the last round that callbacks were called after
+Called = dict[int, int]  # of each seed, the last round that callbacks were called after
 
 
 class RunState:
@@ -39,7 +39,8 @@ class RunState:
         data: on the device, or on the host where rows stay there.
         progress: the rounds done.
         program: the compiled rounds, those of the other seeds too.
-        heard: is kept up to date; callbacks are not called a second time after the same round.
+        called: the last round of each seed after which callbacks were called, updated here; they are not called twice
+            after the same round.
 
     Attributes:
         diverged: the error of a run that has diverged, which is not evaluated any more; None of any other.
@@ -47,67 +48,69 @@ class RunState:
     """
 
     def __init__(
-        self, spec: RunSpec, of_seed: SeedSpec, data: FederatedData, progress: Progress, program: Rounds, heard: Heard
+        self, spec: RunSpec, of_seed: SeedSpec, data: FederatedData, progress: Progress, program: Rounds, called: Called
     ):
         self._spec, self._of_seed, self._data = spec, of_seed, data
         self._progress, self._program = progress, program
         self._key, self._clock = jax.random.key(of_seed.seed), Clock(spec.began)
-        self._heard, self._silent_until = heard, heard.get(of_seed.seed, -1)
+        self._called, self._called_before = called, called.get(of_seed.seed, -1)
         self._evaluation: Evaluation | None = None
         self.diverged: Diverged | None = None
         self.ended = False
-        self._few = few = spec.schedule.test_rows
-        self._look = spec.prepared.evaluator(data, spec.finetune, sample=of_seed.sample)
-        self._glance = self._look
-        if few is not None:
-            self._glance = spec.prepared.evaluator(data, spec.finetune, few, of_seed.sample)
+        self._test_rows = test_rows = spec.schedule.test_rows
+        self._evaluate = spec.prepared.evaluator(data, spec.finetune, sample=of_seed.sample)
+        self._evaluate_some = self._evaluate
+        if test_rows is not None:
+            self._evaluate_some = spec.prepared.evaluator(data, spec.finetune, test_rows, of_seed.sample)
 
-    def look(self, state: Any, made: Made) -> None:
-        """Adds up what was made, and evaluates, records, saves and tells what is due."""
+    def after_rounds(self, state: Any, made: Advance) -> None:
+        """Adds a round log to the totals; evaluates, records, saves and calls back where that is due."""
         progress, schedule = self._progress, self._spec.schedule
         progress.add(made, self._data.at(progress.done))
         if self.diverged is not None:
             return
         record = None
         if schedule.evaluates(progress.done):
-            look = self._look if progress.done == schedule.rounds else self._glance
-            self._evaluation = self._clock.evaluate(look, self._key, state)
-            if not self._sound(self._evaluation, schedule.rounds, state):
+            evaluate = self._evaluate if progress.done == schedule.rounds else self._evaluate_some
+            self._evaluation = self._clock.evaluate(evaluate, self._key, state)
+            if not self._is_sound(self._evaluation, schedule.rounds, state):
                 return
             record = progress.record(self._evaluation)
         if schedule.saves(progress.done):  # an evaluation has looked at the state, if there was one
             self._clock.save(progress, state, sound=self._program.serves if record is None else None)
-        self._tell(self._event(record, state, whole=self._few is not None and progress.done == schedule.rounds))
+        self._call_back(
+            self._event(record, state, whole=self._test_rows is not None and progress.done == schedule.rounds)
+        )
 
     def end(self, state: Any) -> None:
-        """Evaluates, records and saves a run that is over before its time, and tells so."""
+        """Evaluates, records and saves a run that ends before its last round, and calls back."""
         if self.diverged is not None:
             return
         progress, record, evaluated = self._progress, None, self._progress.recorded
-        if not evaluated or self._few is not None:  # the last evaluation is of all rows
-            self._evaluation = self._clock.evaluate(self._look, self._key, state)
-            if not evaluated and not self._sound(self._evaluation, progress.done, state):
+        if not evaluated or self._test_rows is not None:  # the last evaluation is of all rows
+            self._evaluation = self._clock.evaluate(self._evaluate, self._key, state)
+            if not evaluated and not self._is_sound(self._evaluation, progress.done, state):
                 return
             record = (progress.correct if evaluated else progress.record)(self._evaluation)
         # what is recorded is not told again
         self._clock.save(progress, state, sound=self._program.serves, anew=not evaluated)
-        event = self._event(record, state, whole=self._few is not None)
-        if record is not None or progress.paces:
-            self._tell(event._replace(rounds=progress.done, again=evaluated and record is not None))
+        event = self._event(record, state, whole=self._test_rows is not None)
+        if record is not None or progress.round_seconds:
+            self._call_back(event._replace(rounds=progress.done, again=evaluated and record is not None))
 
-    def _sound(self, evaluation: Evaluation, rounds: int, state: Any) -> bool:
-        """Returns whether the run, of so many rounds, has come to something."""
+    def _is_sound(self, evaluation: Evaluation, rounds: int, state: Any) -> bool:
+        """Returns whether the run, of so many rounds in all, has not diverged."""
         try:
             self._progress.check(evaluation, self._data.at(self._progress.done), rounds, state)
         except Diverged as error:
             self.diverged = error
         return self.diverged is None
 
-    def _tell(self, event: Event) -> None:
+    def _call_back(self, event: Event) -> None:
         """Calls the callbacks."""
-        if event.round <= self._silent_until:
+        if event.round <= self._called_before:
             return
-        self._heard[self._of_seed.seed] = event.round
+        self._called[self._of_seed.seed] = event.round
         for callback in self._spec.callbacks if processes.first() else ():
             told: Any = callback(event)
             # a comparison with one of JAX's numbers is an array; what else a user's function returns says nothing
@@ -115,17 +118,17 @@ class RunState:
             self.ended |= told is True or (number and told.dtype == np.bool_ and bool(told))
 
     def save(self, state: Any) -> None:
-        """Saves a run that is stopped."""
+        """Saves the state of a run that is stopped."""
         if self.diverged is None:
             self._clock.save(self._progress, state, sound=self._program.serves)
 
     def outcome(self, state: Any) -> Outcome:
-        """Returns what came of the run."""
+        """Returns the result of the run, or the error of a run that has diverged."""
         if self.diverged is not None:
             return self.diverged
         spec, of_seed, progress, clock = self._spec, self._of_seed, self._progress, self._clock
         prepared, seeds = spec.prepared, len(spec.seeds)
-        evaluation = self._evaluation or clock.evaluate(self._look, self._key, state)  # resumed at its end
+        evaluation = self._evaluation or clock.evaluate(self._evaluate, self._key, state)  # resumed at its end
         devices = 1 if prepared.plan.mesh is None else prepared.plan.mesh.size
         summary = summary_of(
             of_seed.data,
@@ -152,17 +155,19 @@ class RunState:
         return Result(state, progress.history, evaluation, data, summary, prepared.method, began)
 
     def _event(self, record: dict[str, Any] | None, state: Any, *, whole: bool) -> Event:
-        """Returns what callbacks are told after some rounds."""
-        progress, clock, tally, pace = self._progress, self._clock, self._progress.tally, self._progress.last_pace
+        """Returns the event of some rounds for callbacks."""
+        progress, clock, tally = self._progress, self._clock, self._progress.tally
+        seconds = progress.last_round_seconds
+        left = clock.left(self._spec.schedule, progress.done, seconds)
         return Event(
             progress.done,
             self._spec.schedule.rounds,
             tally.num_clusters,
             tally.last_loss,
-            pace,
+            seconds,
             record,
             seconds=clock.seconds,
-            seconds_left=len(self._spec.seeds) * clock.left(self._spec.schedule, progress.done, pace),
+            seconds_left=len(self._spec.seeds) * left,
             compile_seconds=self._program.compile_seconds,
             evaluation_seconds=sum(clock.evaluations),
             saving_seconds=sum(clock.savings),
@@ -170,12 +175,12 @@ class RunState:
             keep=functools.partial(progress.keep, state=state),
             lower=tuple(self._spec.prepared.method.task.metrics.lower),
             whole=whole,
-            earlier=progress.so_far.records[: -1 if record is not None else None],
+            earlier=progress.history_so_far.records[: -1 if record is not None else None],
         )
 
 
 def train(spec: RunSpec) -> list[Outcome]:
-    """Trains all seeds: as many in one program as is fast, one program after another; returns what each has come to.
+    """Trains all seeds, several per program where that is fast, and returns the outcome of each.
 
     A program that runs out of memory goes on in less of it, see `in_less_memory`. After rounds that are made again
     callbacks are not called: of the same evaluation twice, the second would be no better than the first.
@@ -184,20 +189,24 @@ def train(spec: RunSpec) -> list[Outcome]:
         UserWarning: a signal came when all rounds were made, or the memory did not suffice.
     """
     found: dict[int, Outcome] = {}
-    heard: Heard = {}
+    called: Called = {}
     done = rounds_done(spec)
-    alone = spec.prepared.host_data or spec.prepared.host_state or any(len(arriving(one.data)) for one in spec.seeds)
+    alone = (
+        spec.prepared.host_data
+        or spec.prepared.host_state
+        or any(len(arriving_clients(one.data)) for one in spec.seeds)
+    )
     with contextlib.ExitStack() as stack:
         for one in spec.seeds:
             if one.directory is not None:
-                stack.enter_context(one.directory.alone())
+                stack.enter_context(one.directory.locked())
         most = 1 if alone else seeds_per_program(len(spec.seeds))
-        waiting = [spec._replace(seeds=group) for group in groups(spec.seeds, most, done)]
+        waiting = [spec._replace(seeds=group) for group in program_groups(spec.seeds, most, done)]
         while waiting:
             part = waiting.pop(0)
             progresses = [Progress(one.directory, one.identity, resume=part.resume) for one in part.seeds]
             try:
-                outcomes = _train_program(part, progresses, heard)
+                outcomes = _train_program(part, progresses, called)
             except Stopped as stopped:
                 if len(found) + len(stopped.outcomes) < len(spec.seeds):
                     raise
@@ -216,7 +225,7 @@ def train(spec: RunSpec) -> list[Outcome]:
 
 
 def is_out_of_memory(error: Exception, spec: RunSpec) -> bool:
-    """Returns whether a program has run out of memory that it may do without.
+    """Returns whether an error means that a program may go on in less memory.
 
     Args:
         error: of the program.
@@ -260,13 +269,13 @@ def in_less_memory(spec: RunSpec, kept: str, *, first: bool) -> list[RunSpec]:
     return [spec._replace(prepared=spec.prepared._replace(plan=smaller), resume=True)]
 
 
-def _train_program(spec: RunSpec, progresses: Sequence[Progress], heard: Heard) -> list[Outcome]:
-    """Trains the seeds of one program, which have the same number of rounds done; returns what each has come to."""
+def _train_program(spec: RunSpec, progresses: Sequence[Progress], called: Called) -> list[Outcome]:
+    """Trains the seeds of one program, which have the same rounds done, and returns the outcome of each."""
     schedule, first, prepared = spec.schedule, progresses[0], spec.prepared
     schedule.check_done(first.done)
     data = prepared.place([one.data for one in spec.seeds])
     program = _program(spec, data)
-    runs = [RunState(spec, *own, program, heard) for own in zip(spec.seeds, data, progresses, strict=True)]
+    runs = [RunState(spec, *own, program, called) for own in zip(spec.seeds, data, progresses, strict=True)]
 
     def whole() -> list[Outcome]:
         return [run.outcome(own) for run, own in zip(runs, program.states(state), strict=True)]
@@ -279,44 +288,44 @@ def _train_program(spec: RunSpec, progresses: Sequence[Progress], heard: Heard) 
         field, on_host = prepared.method.per_client, prepared.host_state
         saved = [progress.restore(prepared.shapes, field, kept=on_host) for progress in progresses]
         state = program.start(saved)
-        while ahead := _ahead(signals, schedule.ahead(first.done, program.pace), runs):
+        while ahead := _ahead(signals, schedule.ahead(first.done, program.round_seconds), runs):
             state, made = program.advance(state, ahead)
             if made.count:
                 signals.at_stake = True
-                if first.done + made.count == schedule.drifts_at and len(arriving(data[0])):
-                    state = program.let_in(state)
+                if first.done + made.count == schedule.drifts_at and len(arriving_clients(data[0])):
+                    state = program.add_newcomers(state)
                 for run, part in zip(runs, program.parts(state, made), strict=True):
-                    run.look(*part)
+                    run.after_rounds(*part)
             if made.overflow:
                 state = program.grow(state, made.overflow, first.done + 1)
         if signals.asked:
             for run, own in zip(runs, program.states(state), strict=True):
                 run.save(own)
-        elif first.done < schedule.rounds or not first.paces:  # ended by a callback, or resumed at its end
+        elif first.done < schedule.rounds or not first.round_seconds:  # ended by a callback, or resumed at its end
             for run, own in zip(runs, program.states(state), strict=True):
                 run.end(own)
     return whole()
 
 
 def _ahead(signals: Deferred, count: int, runs: Sequence[RunState]) -> int:
-    """Returns how many rounds to make now, the same at every process; none where one of them was asked to stop."""
+    """Returns how many rounds to make now, the same number at every process; 0 where one of them received a signal."""
     said = processes.gathered(0 if all(run.diverged or run.ended for run in runs) else count, signals.number)
     signals.hear(int(said[:, 1].max()))
     return 0 if said[:, 1].any() else int(said[0, 0])  # by the clock of the first
 
 
 def _program(spec: RunSpec, data: Sequence[FederatedData]) -> Rounds:
-    """Returns the rounds of one seed, or of several."""
+    """Returns the compiled rounds of one seed, or of several."""
     prepared, sampler = spec.prepared, spec.sampler
     if len(spec.seeds) > 1:
-        return RoundsInLanes(prepared, [one.seed for one in spec.seeds], data, sampler)
+        return LaneRounds(prepared, [one.seed for one in spec.seeds], data, sampler)
     of_seed = spec.seeds[0]
     key = jax.random.key(of_seed.seed)
     if not (prepared.host_data or prepared.host_state):
         return Rounds(prepared, key, data[0], sampler)
     rounds, cut = spec.schedule.rounds, prepared.host_data
-    stream = Stream(data[0], key, prepared.size, prepared.plan, sampler, rounds, cut=cut)
+    stream = RowStream(data[0], key, prepared.size, prepared.plan, sampler, rounds, cut=cut)
     if prepared.host_state:
         folder = None if of_seed.directory is None else of_seed.directory.path
-        return KeptRounds(prepared, key, sampler, stream, folder)
+        return HostRounds(prepared, key, sampler, stream, folder)
     return Rounds(prepared, key, stream.blank, sampler, stream)

@@ -1,4 +1,4 @@
-"""A method at several values of a number, and of the seed, in one program."""
+"""Mapped runs: a method at several values of a number, and several seeds, in one program."""
 
 import math
 import warnings
@@ -19,12 +19,12 @@ from jaxfl.schema import checked
 from jaxfl.simulation import program
 from jaxfl.simulation.evaluation.metrics import Evaluation
 from jaxfl.simulation.prepared import Prepared
-from jaxfl.simulation.progress import come_to_nothing
+from jaxfl.simulation.progress import divergence_reason
 from jaxfl.simulation.schedule import check_drift
 from jaxfl.tasks.contract import check_learns
 from jaxfl.typing import Array, Key
 
-UNKNOWN = (  # what JAX says of a value that is traced
+VALUE_NEEDED = (  # what JAX says of a value that is traced
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -32,7 +32,7 @@ UNKNOWN = (  # what JAX says of a value that is traced
 
 
 class Mapped(NamedTuple):
-    """What a method has come to at one value and seed.
+    """The outcome of a method at one value and seed.
 
     Attributes:
         value: the number.
@@ -56,8 +56,8 @@ class Mapped(NamedTuple):
         return f"Mapped({self.value}, seed={self.seed}, {self.evaluation}{left_out})"
 
 
-class _Valued(NamedTuple):
-    """A state that knows its value, so that one program evaluates all."""
+class _ValuedState(NamedTuple):
+    """A state with its value, so that one program evaluates all values."""
 
     value: Array  # [] float32
     own: Any
@@ -150,7 +150,7 @@ def run_mapped(
     traced = jnp.asarray(numbers, jnp.float32)  # [V]
     try:
         advance = mapped_rounds(make, size, rounds, sampler, prepared.plan).lower(traced, stacked, data).compile()
-    except UNKNOWN as error:
+    except VALUE_NEEDED as error:
         raise ValueError(
             "make must return a method that can be traced: somewhere a branch, a shape or a check needs to know the "
             "value; run the values one after the other with jaxfl.run, or vary a number that is only computed with."
@@ -167,17 +167,17 @@ def run_mapped(
     data = data.at(rounds)
     # one program for all values; where a value reaches the task's loss or outputs, one for each
     unlike = methods if any(one.task is not methods[0].task for one in methods) else methods[:1]
-    looks = [prepared._replace(method=_evaluated(make, one)).evaluator(data) for one in unlike]
+    looks = [prepared._replace(method=_valued_method(make, one)).evaluator(data) for one in unlike]
     results = []
     for place in np.ndindex(len(numbers), len(seeds)):
         number, drawn = numbers[place[0]], seeds[place[1]]
-        state = _one(states, place if stacked.ndim else place[:1])
+        state = _take_result(states, place if stacked.ndim else place[:1])
         look = looks[place[0] % len(looks)]
-        evaluation = look(keys[place[1]], _Valued(jnp.float32(number), state))
+        evaluation = look(keys[place[1]], _ValuedState(jnp.float32(number), state))
         left_out, sent = diverged[place], updates[place]  # [R]
         good = np.flatnonzero(left_out < sent)
         lost = int(sent[good[-1] + 1 :].sum() if len(good) else sent.sum())
-        if reason := come_to_nothing(lost, int(sent.sum()), evaluation, data, ended=True):
+        if reason := divergence_reason(lost, int(sent.sum()), evaluation, data, ended=True):
             where = f"value {number}{f' and seed {drawn}' if len(seeds) > 1 else ''}"
             warnings.warn(f"the run at {where} has diverged: {reason}. Lower the learning rate.", stacklevel=3)
         results.append(Mapped(number, state, evaluation, int(sent.sum()), int(left_out.sum()), drawn))
@@ -222,15 +222,15 @@ def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler
 
 
 @jax.jit
-def _one(states: Any, place: tuple[int, ...]) -> Any:
-    """Returns the state at a place of the leading axes; a program for them all, not one for every leaf."""
+def _take_result(states: Any, place: tuple[int, ...]) -> Any:
+    """Returns the state at a place of the leading axes, by one program for all leaves."""
     return jax.tree.map(lambda leaf: leaf[place], states)
 
 
-def _evaluated(make: Callable[[Any], Method], known: Method) -> Method:
-    """Returns the method of states with a value, as far as the evaluation needs it."""
+def _valued_method(make: Callable[[Any], Method], known: Method) -> Method:
+    """Returns a method for states with a value, which has what an evaluation needs."""
 
-    def assign(key: Key, state: _Valued, data: FederatedData, cohort: Any) -> _Valued:
+    def assign(key: Key, state: _ValuedState, data: FederatedData, cohort: Any) -> _ValuedState:
         return state._replace(own=make(state.value).assign(key, state.own, data, cohort))
 
     return known._replace(

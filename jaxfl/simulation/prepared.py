@@ -14,7 +14,7 @@ from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.evaluate import evaluator
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.evaluation.metrics import Evaluation
-from jaxfl.simulation.host.streaming import Resident, keeps, streams
+from jaxfl.simulation.host.streaming import Resident, keeps_data_on_host, keeps_state_on_host
 from jaxfl.simulation.program import initialiser, shapes_of
 from jaxfl.typing import Key
 
@@ -72,9 +72,9 @@ class Prepared(NamedTuple):
         model = served_model(method, shapes)
         chosen = resolve_plan(plan, model, size, models=models, devices=devices)
         lane = lane_plan(plan, chosen, model, size, seeds)
-        host_data = streams(method, data, resident)
+        host_data = keeps_data_on_host(method, data, resident)
         beside = 0 if host_data else tree.num_bytes(data)
-        host_state = keeps(method, shapes, size, resident, chosen, beside=beside)
+        host_state = keeps_state_on_host(method, shapes, size, resident, chosen, beside=beside)
         chosen = chosen._replace(chunk=processes.least(chosen.chunk))
         return cls(method, size, shapes, chosen, lane, host_data, host_state)
 

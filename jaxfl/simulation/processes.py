@@ -1,4 +1,4 @@
-"""Several processes that make one run: which of them writes, and how all of them come to know the same.
+"""Runs of several processes: one of them writes, and all of them share decisions.
 
 Each process has some of the devices, on one host or on several, and all of them run the same program in the same order;
 what one decides by its own clock, memory or disk, the others must hear of, or they would wait for each other for ever.
@@ -26,7 +26,7 @@ def several() -> bool:
 
 
 def first() -> bool:
-    """Returns whether this is the process that writes."""
+    """Returns whether this is the first process, which writes."""
     return jax.process_index() == 0
 
 
@@ -68,7 +68,7 @@ def from_first(array: np.ndarray) -> np.ndarray:
 
 
 def by_first(act: Callable[[], T]) -> T:
-    """Lets the first process do something that the others only hear of.
+    """Calls a function at the first process alone, and returns its result at every process.
 
     Args:
         act: called at the first process; returns something that JSON can say. What it calls in turn by this function is
@@ -102,8 +102,8 @@ def by_first(act: Callable[[], T]) -> T:
     return answer["value"] if first() else told["value"]
 
 
-def check_alike(what: Any) -> None:
-    """Refuses processes that are given different things.
+def check_same(what: Any) -> None:
+    """Raises ValueError at every process if processes have different arguments.
 
     Args:
         what: is to be the same at all; ready for JSON.

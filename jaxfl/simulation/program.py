@@ -1,4 +1,4 @@
-"""The compiled program of a run, and what it takes.
+"""The compiled program of a run, its cache and its memory.
 
 One program advances any number of rounds up to a bound: sample, train, aggregate, again. How many is an argument, so
 that evaluation, checkpoints and a progress bar decide when Python looks, and never what is computed. The state is
@@ -31,7 +31,7 @@ AXIS = "lanes"
 
 
 class Lanes(NamedTuple):
-    """How seeds share a program: their lanes are dealt to devices, and those of one device are mapped.
+    """The lanes of seeds that share a program: they are spread over devices, and mapped on each device.
 
     Attributes:
         mesh: the devices, with one axis; None is one device.
@@ -50,12 +50,12 @@ class Lanes(NamedTuple):
 
     @property
     def place(self) -> Any:
-        """Where what every lane has of its own lies."""
+        """The place of arrays that each lane has for itself."""
         return self._placed(True)
 
     @property
     def everywhere(self) -> Any:
-        """Where what all lanes share lies."""
+        """The place of arrays that all lanes share."""
         return self._placed(False)
 
     def _placed(self, dealt: bool) -> Any:
@@ -64,7 +64,7 @@ class Lanes(NamedTuple):
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*self.mesh.axis_names * dealt))
 
     def most(self, number: Array) -> Array:
-        """Returns the highest number of all lanes; called inside of one."""
+        """Returns the highest number of all lanes; call it inside a lane."""
         axes = (*((AXIS,) if self.each > 1 else ()), *(() if self.mesh is None else self.mesh.axis_names))
         return jax.lax.pmax(number, axes)
 
@@ -105,46 +105,47 @@ class Lanes(NamedTuple):
 
 
 CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks
-KEPT = 4  # methods whose programs of a kind are kept for later runs
-SHAPES = 8  # of each, programs: slots double, and seeds may be tested on other numbers of rows
+CACHED_METHODS = 4  # methods whose programs of a kind are kept for later runs
+CACHED_SHAPES = 8  # of each, programs: slots double, and seeds may be tested on other numbers of rows
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Log(NamedTuple):
-    """The rounds that one call advanced, in buffers of `CAPACITY` rounds; the rest is empty."""
+class RoundLog(NamedTuple):
+    """The records of the rounds of one call, in buffers of `CAPACITY` rounds."""
 
     ids: Array  # [R, C]
     mask: Array  # [R, C] bool, False for clients that did not take part
     info: Info  # [R, ...]
 
 
-class Made(NamedTuple):
-    """What one call has made, as Python sees it."""
+class Advance(NamedTuple):
+    """The result of one call: a round log and the time that it took."""
 
-    log: Log
+    log: RoundLog
     count: int  # rounds done
     overflow: int  # how often the slots must double before the next round; 0 where they suffice
     seconds: float  # for all of them
 
     @property
-    def pace(self) -> float:
+    def round_seconds(self) -> float:
         """Returns the seconds of one round."""
         return self.seconds / self.count
 
 
-def kept(build: Callable[P, T]) -> Callable[P, T]:
-    """Decorates what builds a jitted function, so that a later run with the same arguments gets the same one.
+def cached_program(build: Callable[P, T]) -> Callable[P, T]:
+    """Returns a builder of jitted functions that returns the same function for the same arguments: the program cache.
 
-    The last `SHAPES` of the last `KEPT` first arguments are kept: JAX forgets a program with the function that it was
-    compiled from. The arguments must tell shapes too (see `shapes_of`), or one function would hold the programs of all
-    of them. Where an argument cannot be hashed, nothing is kept.
+    JAX frees a compiled program with its function, so later runs would compile again. Of each builder, the functions of
+    the last `CACHED_METHODS` first arguments are cached, and for each of these the last `CACHED_SHAPES`. The arguments
+    must contain shapes (see `shapes_of`), or one function would hold the programs of all shapes. Where an argument
+    cannot be hashed, nothing is cached.
     """
 
-    @functools.lru_cache(KEPT)
+    @functools.lru_cache(CACHED_METHODS)
     def cached(first: Any) -> Callable[..., T]:
-        return functools.lru_cache(SHAPES)(functools.partial(build, first))
+        return functools.lru_cache(CACHED_SHAPES)(functools.partial(build, first))
 
     @functools.wraps(build)
     def get(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -179,7 +180,7 @@ def compile_rounds(
     sampler: Sampler = sampling.uniform,
     cohort: Cohort | None = None,
     lanes: Lanes | None = None,
-) -> Callable[..., tuple[Any, Log, Array, Array]]:
+) -> Callable[..., tuple[Any, RoundLog, Array, Array]]:
     """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
 
     It stops at a round whose slots do not suffice, which is undone; `overflow []` is that of its `Info`, otherwise 0.
@@ -234,7 +235,7 @@ def lower(
     cohort: Cohort | None = None,
     lanes: Lanes | None = None,
 ) -> Any:
-    """Returns the rounds of `compile_rounds`, traced and lowered; they are told of as where they were traced first."""
+    """Returns the rounds of `compile_rounds`, traced and lowered, and repeats the decisions of their first tracing."""
     program = _rounds(method, size, plan, limit, sampler, lanes, shapes_of(key, state, data, cohort))
     where = plan if lanes is None else lanes
     if where.mesh is not None:
@@ -249,7 +250,7 @@ def lower(
 
 
 class _Rounds:
-    """The jitted rounds of a method, and what was told while they were traced."""
+    """The jitted rounds of a method, and the decisions that were made while they were traced."""
 
     def __init__(self, advance: Any):
         self.advance = advance
@@ -299,7 +300,7 @@ def one_round(
     return state, cohort, info
 
 
-@kept
+@cached_program
 def _rounds(
     method: Method, size: int, plan: Plan, limit: int, sampler: Sampler, lanes: Lanes | None, shapes: Any
 ) -> _Rounds:
@@ -308,13 +309,13 @@ def _rounds(
 
     def advance(
         key: Key, state: Any, data: FederatedData, count: Array, given: Cohort | None = None
-    ) -> tuple[Any, Log, Array, Array]:
+    ) -> tuple[Any, RoundLog, Array, Array]:
         def cohort_at(place: Any) -> Cohort | None:
             return None if given is None else tree.take(given, place)
 
         _, cohort, info = jax.eval_shape(train, key, state, data, cohort=cohort_at(0))
         _check_info(info, cohort.ids.shape)
-        row = Log(cohort.ids, cohort.mask, info)
+        row = RoundLog(cohort.ids, cohort.mask, info)
         log = jax.tree.map(lambda leaf: jnp.zeros((limit, *leaf.shape), leaf.dtype), row)
 
         def go(carry: tuple) -> Array:
@@ -328,7 +329,7 @@ def _rounds(
                 info = info._replace(overflow=lanes.most(info.overflow))
             if method.grow is not None:  # a round that ran out of slots has not happened
                 new = jax.tree.map(lambda old, new: jnp.where(info.overflow > 0, old, new), state, new)
-            row = Log(cohort.ids, cohort.mask, info)
+            row = RoundLog(cohort.ids, cohort.mask, info)
             log = jax.tree.map(lambda rows, row: rows.at[done].set(row), log, row)
             overflow = info.overflow.astype(jnp.int32)
             return new, log, done + (overflow == 0).astype(done.dtype), overflow
@@ -341,13 +342,13 @@ def _rounds(
     return _Rounds(engine.jit(advance if lanes is None else lanes.lift(advance), donate_argnums=1))
 
 
-@kept
+@cached_program
 def initialiser(method: Method, shapes: Any, mesh: Any = None) -> Callable[[Key, FederatedData], Any]:
     """Returns `(key, data) -> state`, jitted.
 
     Args:
         method: the method.
-        shapes: of the data, see `kept`.
+        shapes: of the data, see `cached_program`.
         mesh: the devices of the run.
 
     Raises:
@@ -373,7 +374,7 @@ def program_bytes(program: Any) -> int:
 
 
 def available_bytes() -> int | None:
-    """Returns the bytes that are free on the device (or in the machine, for the CPU); None if it does not say."""
+    """Returns the free bytes of the device, of a CPU those of the machine; None where they are unknown."""
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
@@ -382,21 +383,21 @@ def available_bytes() -> int | None:
 
 
 def host_bytes() -> int | None:
-    """Returns the bytes that are free in this machine's memory; None if the system does not say."""
-    return _told("meminfo", "MemAvailable")
+    """Returns the free bytes of this machine's memory; None where they are unknown."""
+    return _proc_bytes("meminfo", "MemAvailable")
 
 
 def peak_bytes() -> int:
-    """Returns the most bytes held so far: by the device, or by this process on the CPU."""
+    """Returns the peak bytes of the device so far; of a CPU, those of this process."""
     stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats and "peak_bytes_in_use" in stats:
         return int(stats["peak_bytes_in_use"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # counts the program that started this one, too
-    return _told("self/status", "VmHWM") or (peak if sys.platform == "darwin" else peak * 1024)
+    return _proc_bytes("self/status", "VmHWM") or (peak if sys.platform == "darwin" else peak * 1024)
 
 
-def _told(file: str, name: str) -> int | None:
-    """Returns the bytes that a file of Linux's `/proc` says under a name; None on another system."""
+def _proc_bytes(file: str, name: str) -> int | None:
+    """Returns the bytes of an entry in a file of Linux's `/proc`; None on another system."""
     try:
         lines = Path("/proc", file).read_text().splitlines()
     except OSError:
@@ -406,7 +407,7 @@ def _told(file: str, name: str) -> int | None:
 
 
 def _check_info(info: Info, clients: tuple[int, ...]) -> None:
-    """Raises ValueError unless a round tells a number of each client of its cohort, and one of all else."""
+    """Raises ValueError unless loss and cluster of an info have one number per client, and other entries one number."""
     for name, got in info._asdict().items():
         wanted = clients if name in ("loss", "cluster") else ()
         if name != "extra" and got.shape != wanted:

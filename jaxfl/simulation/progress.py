@@ -1,4 +1,4 @@
-"""How far a run has come: the rounds done, and what of it is kept on disk."""
+"""The progress of a run: rounds done, totals, history and checkpoints."""
 
 import contextlib
 import functools
@@ -16,21 +16,32 @@ from jaxfl.methods.base import slots_of, takes_part
 from jaxfl.sampling import check_drawn
 from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.metrics import Evaluation
-from jaxfl.simulation.host.rows import NAME, Index, KeptRows, bytes_of, check_of, has_any, saving, with_field
-from jaxfl.simulation.program import Log, Made
+from jaxfl.simulation.host.rows import (
+    NAME,
+    HostRows,
+    Index,
+    has_host_rows,
+    row_checksum,
+    row_views,
+    saved_on_disk,
+    with_field,
+)
+from jaxfl.simulation.program import Advance, RoundLog
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
 from jaxfl.simulation.records.directory import HISTORY, RunDirectory
 from jaxfl.simulation.records.history import History
 from jaxfl.typing import Params
 
-HOPELESS = 100  # updates in a row that are not finite, or one of every client where there are fewer: a run is stopped
+MAX_LOST_UPDATES = (
+    100  # updates in a row that are not finite, or one of every client where there are fewer: a run is stopped
+)
 
-HUGE = 2.0**64  # not finite by `tree.is_finite`: its square is no float32 number
+NOT_FINITE = 2.0**64  # not finite by `tree.is_finite`: its square is no float32 number
 
 
-class Tally:
-    """What is added up over rounds: between two evaluations, and from the start.
+class RoundTotals:
+    """Sums over rounds: since the last evaluation, and since the start of the run.
 
     Args:
         **saved: the attributes of one that a checkpoint kept.
@@ -55,13 +66,13 @@ class Tally:
                 raise ValueError(f"{name}={value!r} is nothing that is added up over rounds")
         vars(self).update(saved)
 
-    def add(self, log: Log, count: int, data: FederatedData, seconds: float) -> None:
+    def add(self, log: RoundLog, count: int, data: FederatedData, seconds: float) -> None:
         """Adds the first `count` rounds of a log, which took so many seconds."""
         log = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], log)  # cut here: JAX would compile for every count
         check_drawn(log.ids, log.mask, data)
         rows = log.mask & (np.asarray(data.train.size)[log.ids] > 0)  # [R, C]
         # a diverged client has no loss worth a mean; it is counted apart
-        real = rows & (np.abs(log.info.loss) < HUGE)
+        real = rows & (np.abs(log.info.loss) < NOT_FINITE)
         losses = np.where(real, log.info.loss, 0.0).sum(1) / np.maximum(real.sum(1), 1)  # [R]
         rounds = zip(losses.tolist(), real.sum(1), rows.sum(1), log.info.diverged, strict=True)
         # One by one: how many rounds a call makes depends on their speed, and must not change the sum's last bits.
@@ -82,7 +93,7 @@ class Tally:
         self.seconds += seconds
 
     def record(self, done: int, evaluation: Evaluation, seconds_per_round: float | None) -> dict[str, Any]:
-        """Returns the record of an evaluation, see `History`, and starts afresh what is added up between two of them.
+        """Returns the record of an evaluation, see `History`, and resets the sums since the last one.
 
         Args:
             done: rounds done so far.
@@ -103,11 +114,11 @@ class Tally:
         return record | {name: value for name, value in self.extra.items() if name not in record}
 
 
-def come_to_nothing(lost: int, sent: int, evaluation: Evaluation, data: FederatedData, *, ended: bool) -> str:
-    """Returns by what a run has come to nothing; an empty word if it has not.
+def divergence_reason(lost: int, sent: int, evaluation: Evaluation, data: FederatedData, *, ended: bool) -> str:
+    """Returns the divergence reason of a run; an empty text if it has not diverged.
 
-    It has if of the last `HOPELESS` updates (or of as many as there are clients to train) not one was finite, nor, at
-    the end, of all; or if no client with test rows is served a model whose loss is finite.
+    A run has diverged if none of the last `MAX_LOST_UPDATES` updates (or of as many as there are clients to train) was
+    finite, or, at its end, none of all; or if no client with test rows is served a model whose loss is finite.
 
     Args:
         lost: the last updates, of the rounds at the end in which not one was finite.
@@ -117,15 +128,15 @@ def come_to_nothing(lost: int, sent: int, evaluation: Evaluation, data: Federate
         ended: whether these are all rounds.
     """
     loss = evaluation.loss[evaluation.rows > 0]  # of clients with test rows
-    if lost >= min(HOPELESS, int(takes_part(data).sum())) or (lost == sent > 0 and ended):
+    if lost >= min(MAX_LOST_UPDATES, int(takes_part(data).sum())) or (lost == sent > 0 and ended):
         return f"none of the {'' if lost == sent else 'last '}{lost} updates of clients was finite"
     if len(loss) and not np.isfinite(loss).any():
         return "no client is served a model whose loss is finite"
     return ""
 
 
-def restored(saved: Saved, shapes: Any, field: str | None, *, kept: bool) -> Any:
-    """Returns the state of a checkpoint, in host memory, with its rows where they are to be now.
+def restore_state(saved: Saved, shapes: Any, field: str | None, *, kept: bool) -> Any:
+    """Returns the state of a checkpoint in host memory, with host rows or without them.
 
     Args:
         saved: of a run whose rows were on the host, or were not.
@@ -139,43 +150,43 @@ def restored(saved: Saved, shapes: Any, field: str | None, *, kept: bool) -> Any
     if field is None:
         return saved.state(shapes)
     whole, count, folder = getattr(shapes, field), shapes.cluster.shape[0], saved.path.parent
-    if not on_host(saved, field):
+    if not has_rows_file(saved, field):
         state = saved.state(shapes)
-        return with_field(state, field, _from_whole(getattr(state, field), folder)) if kept else state
+        return with_field(state, field, _move_rows_to_host(getattr(state, field), folder)) if kept else state
     if processes.several():
         raise ValueError(
             f"the run in {folder} keeps rows in {NAME}, which one process can go on with, and not several."
         )
     first = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), whole)
-    state = saved.state(with_field(shapes, field, Index.of_nobody(first, count)))
-    rows = KeptRows(getattr(state, field), folder)
+    state = saved.state(with_field(shapes, field, Index.empty(first, count)))
+    rows = HostRows(getattr(state, field), folder)
     return with_field(state, field, rows if kept else rows.take(np.arange(count)))
 
 
-def on_host(saved: Saved, field: str | None) -> bool:
-    """Returns whether a checkpoint's rows of the clients are in a file beside it."""
+def has_rows_file(saved: Saved, field: str | None) -> bool:
+    """Returns whether the clients' rows of a checkpoint are in a file beside it."""
     return field is not None and f".{field}.place" in saved.arrays
 
 
-def _from_whole(rows: Params, folder: Path) -> KeptRows:
-    """Returns rows `[N, ...]` on the host, but for those that are the same for most clients."""
+def _move_rows_to_host(rows: Params, folder: Path) -> HostRows:
+    """Writes rows `[N, ...]` to the file of host rows, but for those equal to the most frequent one; returns them."""
     leaves, structure = jax.tree.flatten(rows)
-    checks = np.array([check_of(bytes_of(leaves, row)) for row in range(slots_of(rows))], np.uint32)
+    checks = np.array([row_checksum(row_views(leaves, row)) for row in range(slots_of(rows))], np.uint32)
     _, member, sizes = np.unique(checks, return_index=True, return_counts=True)
     usual = int(member[sizes.argmax()])
     first = [leaf[usual : usual + 1] for leaf in leaves]
 
     def differs(row: int) -> bool:
-        return not all(map(np.array_equal, bytes_of(leaves, row), bytes_of(first, 0)))
+        return not all(map(np.array_equal, row_views(leaves, row), row_views(first, 0)))
 
-    kept = KeptRows(Index.of_nobody(jax.tree.unflatten(structure, first), len(checks)), folder)
+    kept = HostRows(Index.empty(jax.tree.unflatten(structure, first), len(checks)), folder)
     kept.write(np.arange(len(checks)), rows, np.array([differs(row) for row in range(len(checks))]))
     kept.settle()
     return kept
 
 
 class Diverged(RuntimeError):
-    """A run has come to nothing: the updates that its clients send are not finite any more, or none ever was.
+    """A run has diverged: its clients' updates are no longer finite, or none ever was.
 
     Attributes:
         state: the method's last; updates that are not finite were left out of it.
@@ -190,7 +201,7 @@ class Diverged(RuntimeError):
 
 
 def check_complete(kept: bool) -> None:
-    """Refuses a best checkpoint that would lack models.
+    """Raises ValueError if a best checkpoint would lack the clients' models.
 
     Args:
         kept: whether the clients' own stay on the host, in the file of the run.
@@ -206,7 +217,7 @@ def check_complete(kept: bool) -> None:
 
 
 class Progress:
-    """How far a run has come; it goes on from the checkpoint in its directory, if there is one.
+    """The progress of a run, which resumes from the checkpoint in its directory, if there is one.
 
     Args:
         directory: where checkpoint and history are kept; None keeps nothing on disk.
@@ -217,7 +228,7 @@ class Progress:
         done: rounds done so far.
         saved: the round of the last checkpoint; 0 where there is none.
         tally: of these rounds.
-        paces: seconds per round, of every call since the run was started or resumed.
+        round_seconds: seconds per round, of every call since the run was started or resumed.
 
     Raises:
         ValueError: the directory holds another run.
@@ -228,22 +239,22 @@ class Progress:
         self._start = None if directory is None else directory.open(identity, resume=resume)
         header = {"round": 0, "tally": {}} if self._start is None else self._start.header
         try:
-            self.done, self.tally = header["round"], Tally(**header["tally"])
+            self.done, self.tally = header["round"], RoundTotals(**header["tally"])
         except ValueError as error:
             path = self._start.path if self._start else ""
             raise ValueError(f"{path} is not the checkpoint of a run ({error}); choose another directory.") from error
-        self.paces: list[float] = []
+        self.round_seconds: list[float] = []
         self._kept_in: set[Path] = set()
         self.saved = self._resumed_at = self.done
 
     @functools.cached_property  # opened after the state is restored: a run that is refused changes no file
     def history(self) -> History:
-        """Returns a record for every evaluation so far; it writes itself."""
+        """Returns the history, which writes each record to the directory."""
         return History() if self._directory is None else self._directory.history(self._resumed_at)
 
     @property
-    def so_far(self) -> History:
-        """Returns the history; another, empty one where nothing is in it yet: its file would stand for a run."""
+    def history_so_far(self) -> History:
+        """Returns the history; an empty one without a file before the first record, since the file marks a run."""
         return self.history if self._resumed_at or "history" in vars(self) else History()
 
     def restore(self, shapes: Params, field: str | None = None, *, kept: bool = False) -> Params | None:
@@ -258,31 +269,31 @@ class Progress:
             ValueError: the checkpoint holds the state of another method.
         """
         start, self._start = self._start, None  # its arrays are of no use after this
-        return None if start is None else restored(start, shapes, field, kept=kept)
+        return None if start is None else restore_state(start, shapes, field, kept=kept)
 
     @property
-    def pace(self) -> float | None:
-        """Returns the median of all calls' seconds per round; None before the first."""
-        return statistics.median(self.paces) if self.paces else None
+    def median_round_seconds(self) -> float | None:
+        """Returns the median seconds of a round over all calls; None before the first."""
+        return statistics.median(self.round_seconds) if self.round_seconds else None
 
     @property
-    def last_pace(self) -> float:
-        """Returns the seconds per round of the last call; where there was none, of all rounds on average."""
-        return self.paces[-1] if self.paces else self.tally.seconds / max(self.done, 1)
+    def last_round_seconds(self) -> float:
+        """Returns the seconds of a round in the last call; before the first, the mean of all rounds."""
+        return self.round_seconds[-1] if self.round_seconds else self.tally.seconds / max(self.done, 1)
 
     @property
     def recorded(self) -> bool:
         """Returns whether there is a record of these rounds."""
-        return bool(records := self.so_far.records) and records[-1]["round"] == self.done
+        return bool(records := self.history_so_far.records) and records[-1]["round"] == self.done
 
-    def add(self, made: Made, data: FederatedData) -> None:
-        """Adds the rounds that a call has made."""
+    def add(self, made: Advance, data: FederatedData) -> None:
+        """Adds the rounds of a call."""
         self.tally.add(made.log, made.count, data, made.seconds)
         self.done += made.count
-        self.paces.append(made.pace)
+        self.round_seconds.append(made.round_seconds)
 
     def check(self, evaluation: Evaluation, data: FederatedData, rounds: int, state: Params) -> None:
-        """Refuses to go on with a run that has come to nothing; what was kept before stays as it is.
+        """Raises `Diverged` if the run has diverged; the files of earlier rounds stay as they are.
 
         Args:
             evaluation: after the rounds done so far.
@@ -291,9 +302,9 @@ class Progress:
             state: after the rounds done so far.
 
         Raises:
-            Diverged: see `come_to_nothing`.
+            Diverged: see `divergence_reason`.
         """
-        found = come_to_nothing(self.tally.lost, self.tally.updates, evaluation, data, ended=self.done == rounds)
+        found = divergence_reason(self.tally.lost, self.tally.updates, evaluation, data, ended=self.done == rounds)
         if not found:
             return
         kept = ""
@@ -304,12 +315,12 @@ class Progress:
             f"the run has diverged: {found}, so it was stopped after round {self.done} of {rounds}{kept}. Lower the "
             "learning rate.",
             state,
-            self.so_far,
+            self.history_so_far,
         )
 
     @property
     def kept(self) -> str:
-        """Returns what there is to go on from, in words."""
+        """Returns a phrase for the checkpoint from which the run can be resumed."""
         if self._directory is None or not self.saved:
             return "nothing is kept"
         return f"the checkpoint of round {self.saved} is kept in {str(self._directory.path)!r}"
@@ -320,8 +331,8 @@ class Progress:
         Raises:
             OSError: it cannot be written; the message says what is kept.
         """
-        record = self.tally.record(self.done, evaluation, self.pace)
-        with self._told():
+        record = self.tally.record(self.done, evaluation, self.median_round_seconds)
+        with self._name_disk_errors():
             self.history.append(record, evaluation.cluster)
         return record
 
@@ -337,7 +348,7 @@ class Progress:
         last = self.history[-1]
         if all(last.get(name) == value for name, value in evaluation.metrics.items()):
             return None
-        with self._told():
+        with self._name_disk_errors():
             self.history.correct(evaluation.metrics)
         return self.history[-1]
 
@@ -356,7 +367,7 @@ class Progress:
         due = self.saved < self.done or anew
         if self._directory is None or not due or not (sound is None or sound(state)):
             return False
-        with self._told(), saving(state) as saved:
+        with self._name_disk_errors(), saved_on_disk(state) as saved:
             self._directory.save(saved, self._header())
         self.saved = self.done
         return True
@@ -368,7 +379,7 @@ class Progress:
             ValueError: the clients' own models stay on the host: their file is that of the run; or the folder holds
                 another run, or is that of this one.
         """
-        check_complete(has_any(state))
+        check_complete(has_host_rows(state))
         folder = Path(folder)
         if self._directory is not None and folder.resolve() == self._directory.path.resolve():
             raise ValueError(
@@ -376,7 +387,7 @@ class Progress:
                 f"{str(folder)!r}; give {str(folder / 'best')!r}."
             )
         best = RunDirectory(folder, "folder")
-        with best.alone():
+        with best.locked():
             if folder not in self._kept_in:
                 best.check_identity(self._identity, resume=True)
                 self._kept_in.add(folder)
@@ -384,11 +395,11 @@ class Progress:
             checkpoint.save(folder, state, self._header())
 
     def _header(self) -> dict[str, Any]:
-        """Returns what a checkpoint belongs to."""
+        """Returns the header of a checkpoint."""
         return {"identity": self._identity, "round": self.done, "tally": vars(self.tally), "records": len(self.history)}
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Says what is kept where something cannot be written."""
-        with contextlib.nullcontext() if self._directory is None else self._directory.told(self.kept):
+    def _name_disk_errors(self) -> Iterator[None]:
+        """Adds the last checkpoint to the error of a file that cannot be written."""
+        with contextlib.nullcontext() if self._directory is None else self._directory.name_disk_errors(self.kept):
             yield

@@ -1,4 +1,4 @@
-"""What is told of a run while it goes on, and what comes of it."""
+"""Events of a run for its callbacks, and the result of a finished run."""
 
 import contextlib
 import os
@@ -13,9 +13,9 @@ from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Method
 from jaxfl.models.weights import save_weights
 from jaxfl.schema import check_type
-from jaxfl.simulation.evaluation.evaluate import model_of
-from jaxfl.simulation.evaluation.metrics import Evaluation, in_a_line
-from jaxfl.simulation.evaluation.served import newcomers, predict
+from jaxfl.simulation.evaluation.evaluate import client_model
+from jaxfl.simulation.evaluation.metrics import Evaluation, numbers_phrase
+from jaxfl.simulation.evaluation.served import evaluate_newcomers, predict
 from jaxfl.simulation.records.history import History
 from jaxfl.typing import Params
 
@@ -50,7 +50,7 @@ def summary_of(
     data = data.at(progress.done)
     around = {}
     if drifts_at is not None and drifts_at <= progress.done:  # else the run was ended before
-        around = around_drift(progress.history, drifts_at, evaluation.main, lower=lower)
+        around = drift_summary(progress.history, drifts_at, evaluation.main, lower=lower)
     return {
         "data": data.name,
         "rounds": progress.done,
@@ -62,7 +62,7 @@ def summary_of(
         "mean_participants": progress.tally.participants / max(progress.done, 1),
         **around,
         **run,
-        "seconds_per_round": progress.pace,
+        "seconds_per_round": progress.median_round_seconds,
         "total_seconds": clock.seconds,
         "evaluation_seconds": sum(clock.evaluations),
         "saving_seconds": sum(clock.savings),
@@ -72,8 +72,8 @@ def summary_of(
     }
 
 
-def around_drift(records: Iterable[Mapping[str, Any]], round: int, main: str, *, lower: bool) -> dict[str, Any]:
-    """Returns how well clients were served before a drift and at it, and how long it took until they were so again.
+def drift_summary(records: Iterable[Mapping[str, Any]], round: int, main: str, *, lower: bool) -> dict[str, Any]:
+    """Returns the metric before a drift and at it, and the rounds until it has recovered.
 
     `drift_round`; `before_drift_micro_accuracy`, of the last evaluation before it; `at_drift_micro_accuracy`, of that
     after as many rounds, when no client has trained on what is new; and `rounds_to_recover` from there to the first
@@ -87,7 +87,7 @@ def around_drift(records: Iterable[Mapping[str, Any]], round: int, main: str, *,
         lower: whether it is better where it is lower.
 
     >>> records = [{"round": r, "micro_accuracy": a} for r, a in ((4, 0.9), (5, 0.4), (8, 0.7), (12, 0.895))]
-    >>> around_drift(records, 5, "accuracy", lower=False)
+    >>> drift_summary(records, 5, "accuracy", lower=False)
     {'drift_round': 5, 'before_drift_micro_accuracy': 0.9, 'at_drift_micro_accuracy': 0.4, 'rounds_to_recover': 7}
     """
     name = f"micro_{main}"
@@ -105,7 +105,7 @@ def around_drift(records: Iterable[Mapping[str, Any]], round: int, main: str, *,
 
 
 class Event(NamedTuple):
-    """What a callback is told, about once a second and after every evaluation.
+    """The argument of a callback, about once a second and after every evaluation.
 
     Attributes:
         round, rounds: that are done, and that are wanted.
@@ -150,7 +150,7 @@ Callback = Callable[[Event], bool | None]  # True ends the run
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raises TypeError unless they are several functions."""
+    """Raises TypeError unless callbacks are a list of functions."""
     if not isinstance(callbacks, Sequence):
         got = type(callbacks).__name__
         raise TypeError(f"callbacks must be a list of functions of an Event, got a {got}; give [callback].")
@@ -161,8 +161,8 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
             raise TypeError(f"callbacks must be functions of an Event, got {one!r} among them.")
 
 
-def leaving(callbacks: Sequence[Callback]) -> contextlib.ExitStack:
-    """Returns a context that leaves those callbacks that are context managers, the last one first."""
+def exit_callbacks(callbacks: Sequence[Callback]) -> contextlib.ExitStack:
+    """Returns a context that exits the callbacks that are context managers, the last one first."""
     stack = contextlib.ExitStack()
     for callback in callbacks:
         if (leave := getattr(callback, "__exit__", None)) is not None:
@@ -171,9 +171,9 @@ def leaving(callbacks: Sequence[Callback]) -> contextlib.ExitStack:
 
 
 class TrainedRun:
-    """A run with a state: what its models are used for. `jaxfl.run` returns one, and `jaxfl.load` another.
+    """A run with trained models: `Result` of `jaxfl.run` and `LoadedRun` of `jaxfl.load`.
 
-    A subclass has the following.
+    A subclass defines the properties; the methods use the models.
     """
 
     __slots__ = ()
@@ -215,11 +215,11 @@ class TrainedRun:
 
     @property
     def _facts(self) -> Mapping[str, Any]:
-        """What is known of the run by name: method, data, rounds, seed."""
+        """Facts of the run for a file of weights: method, data, rounds, seed."""
         raise NotImplementedError
 
     def params(self, *, client: int | None = None, cluster: int | None = None) -> Params:
-        """Returns the model that a client is served, or the clients of a cluster.
+        """Returns the served model of a client, or of the clients of a cluster.
 
         Args:
             client: from 0 to N - 1.
@@ -229,10 +229,12 @@ class TrainedRun:
             ValueError: both or none are given, or there is no such client or cluster.
         """
         chosen = chosen_client(client, cluster, self.data, lambda: self.evaluation)
-        return model_of(_known(self.method), self.state, self.data, chosen, self.seed, stream=self._host_data)
+        return client_model(
+            _require_method(self.method), self.state, self.data, chosen, self.seed, stream=self._host_data
+        )
 
     def predict(self, inputs: ArrayLike, *, client: int | None = None, cluster: int | None = None) -> np.ndarray:
-        """Returns what the model of `params` says of rows `[B, ...]`: of classification logits `[B, L]`.
+        """Returns the outputs of the model of `params` for rows `[B, ...]`; of a classification, logits `[B, L]`.
 
         Args:
             inputs: rows as `data.inputs` has them, not scaled, and turned as the client sees them.
@@ -249,10 +251,10 @@ class TrainedRun:
         (3, 10)
         """
         model = self.params(client=client, cluster=cluster)
-        return predict(_known(self.method).task, model, self.data, inputs)
+        return predict(_require_method(self.method).task, model, self.data, inputs)
 
     def evaluate(self, data: FederatedData) -> Evaluation:
-        """Returns the evaluation of clients who were not there: each is served as those held out of training are.
+        """Returns the evaluation of newcomers, each of which is served as clients that are held out of training.
 
         `cluster` says which model each gets (of a method with a model for each client, a number beyond those of the
         run), and `unseen_micro_accuracy` and so on how good it is. The pools of rows of both are joined in memory. What
@@ -273,11 +275,13 @@ class TrainedRun:
         >>> result.evaluate(new).cluster.shape
         (2,)
         """
-        return newcomers(_known(self.method), self.state, self.data, self.seed, data, self.began)
+        return evaluate_newcomers(_require_method(self.method), self.state, self.data, self.seed, data, self.began)
 
     def export(self, path: str | os.PathLike, *, client: int | None = None, cluster: int | None = None) -> None:
         """Writes the model of `params` as safetensors, see `jaxfl.models.save_weights`."""
-        save_weights(path, self.params(client=client, cluster=cluster), about(self._facts, self.data, client, cluster))
+        save_weights(
+            path, self.params(client=client, cluster=cluster), weights_metadata(self._facts, self.data, client, cluster)
+        )
 
     def clients(self) -> "pandas.DataFrame":
         """Returns a row per client: id, true group, cluster, training and test rows, the task's metrics and loss.
@@ -288,7 +292,7 @@ class TrainedRun:
         NaN. Of classification the metrics are `accuracy` and `f1`. With `finetune` there is `finetuned_accuracy`, or
         what the main metric is, too.
         """
-        return table(self.data, self.evaluation)
+        return client_table(self.data, self.evaluation)
 
 
 class _ResultFields(NamedTuple):
@@ -335,11 +339,11 @@ class Result(_ResultFields, TrainedRun):
         """Returns a line: the arrays would fill pages."""
         main = self.evaluation.main
         names = ("num_clients", "rounds", f"micro_{main}", f"macro_{main}", "num_clusters", "diverged")
-        return f"Result({self.data.name!r}, {in_a_line(self.summary, names)})"
+        return f"Result({self.data.name!r}, {numbers_phrase(self.summary, names)})"
 
 
-def table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
-    """Returns the table of `Result.clients`."""
+def client_table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
+    """Returns the table of `TrainedRun.clients`."""
     import pandas
 
     group = [""] * data.num_clients
@@ -350,7 +354,7 @@ def table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
         "client": np.arange(data.num_clients),
         **({"name": data.client_names} if data.client_names else {}),
         "group": group,
-        **_away(data),
+        **_absence_columns(data),
         "cluster": found.cluster,
         "train_rows": np.asarray(data.train.size),
         "test_rows": np.asarray(data.test.size),
@@ -362,8 +366,8 @@ def table(data: FederatedData, found: Evaluation) -> "pandas.DataFrame":
     return pandas.DataFrame(columns)
 
 
-def _away(data: FederatedData) -> dict[str, np.ndarray]:
-    """Returns the columns that say who takes no part."""
+def _absence_columns(data: FederatedData) -> dict[str, np.ndarray]:
+    """Returns the columns of clients that do not take part."""
     if data.held_out is None:
         return {}
     held_out = np.asarray(data.held_out)
@@ -377,7 +381,7 @@ def _away(data: FederatedData) -> dict[str, np.ndarray]:
 def chosen_client(
     client: int | None, cluster: int | None, data: FederatedData, evaluation: Callable[[], Evaluation]
 ) -> int:
-    """Returns a client who is served what is asked for.
+    """Returns the id of a client that is served the model of the arguments.
 
     Args:
         client: its id, or None.
@@ -407,8 +411,10 @@ def chosen_client(
     return int(members[0])
 
 
-def about(summary: Mapping[str, Any], data: FederatedData, client: int | None, cluster: int | None) -> dict[str, str]:
-    """Returns what a file of weights says of itself; `mean` and `std` are what its inputs are scaled by."""
+def weights_metadata(
+    summary: Mapping[str, Any], data: FederatedData, client: int | None, cluster: int | None
+) -> dict[str, str]:
+    """Returns the metadata of a file of weights; `mean` and `std` are what its inputs are scaled by."""
     told = {name: summary[name] for name in ("method", "data", "rounds", "seed") if name in summary}
     told |= {"client": client, "cluster": cluster}
     scaled = {"mean": data.mean, "std": data.std}
@@ -416,8 +422,8 @@ def about(summary: Mapping[str, Any], data: FederatedData, client: int | None, c
     return {name: str(value) for name, value in told.items() if value is not None}
 
 
-def _known(method: Method | None) -> Method:
-    """Returns the method, if there is one."""
+def _require_method(method: Method | None) -> Method:
+    """Returns the method; raises ValueError if it is unknown."""
     if method is None:
         raise ValueError("the result must know its method, got None; Method.client_params gives models of a state.")
     return method

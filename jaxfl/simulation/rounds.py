@@ -1,4 +1,4 @@
-"""The compiled rounds of a run."""
+"""The compiled rounds of a run, and newcomers that arrive between them."""
 
 import dataclasses
 import time
@@ -17,20 +17,29 @@ from jaxfl.cohort import Plan, default_mesh
 from jaxfl.data.clients import FederatedData
 from jaxfl.methods.base import Grow, Method, doubled, keep_clusters, slots_of
 from jaxfl.sampling import Sampler
-from jaxfl.simulation.evaluation.evaluate import BESIDE, assigned
+from jaxfl.simulation.evaluation.evaluate import WINDOW_CLIENTS, assign_clusters
 from jaxfl.simulation.host import rows
-from jaxfl.simulation.host.rows import Index, KeptRows, RowsHere, at_hand, places, sent, shapes_here, with_field
-from jaxfl.simulation.host.streaming import LIMIT, Stream
+from jaxfl.simulation.host.rows import (
+    HostRows,
+    Index,
+    ResidentRows,
+    resident_shapes,
+    row_places,
+    send_rows,
+    with_field,
+    with_resident_rows,
+)
+from jaxfl.simulation.host.streaming import STREAM_LIMIT, RowStream
 from jaxfl.simulation.prepared import Prepared
-from jaxfl.simulation.program import CAPACITY, Lanes, Made, compile_rounds, initialiser, kept, shapes_of
+from jaxfl.simulation.program import CAPACITY, Advance, Lanes, cached_program, compile_rounds, initialiser, shapes_of
 from jaxfl.typing import Array, Key, Params
 
 
-def arriving(data: FederatedData) -> np.ndarray:
+def arriving_clients(data: FederatedData) -> np.ndarray:
     """Returns the clients `[M]` that are absent before the drift and there afterwards; ascending.
 
     >>> from jaxfl.data import load
-    >>> len(arriving(load("rotated-digits", drift_round=5, arrive=0.25, leave=0.1)))
+    >>> len(arriving_clients(load("rotated-digits", drift_round=5, arrive=0.25, leave=0.1)))
     10
     """
     if data.absent is None or data.drift is None:  # without a drift, nobody comes
@@ -39,8 +48,8 @@ def arriving(data: FederatedData) -> np.ndarray:
     return np.flatnonzero(before & ~after)
 
 
-def let_in(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan) -> Any:
-    """Returns the state after the arriving clients were let in: by `Method.join`, or served like unseen ones.
+def add_newcomers(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan) -> Any:
+    """Returns the state with the arriving clients in clusters: by `Method.join`, or assigned like held-out clients.
 
     Methods without a rule for either leave them where they start.
 
@@ -52,30 +61,30 @@ def let_in(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan
         plan: chunk and devices of the run.
     """
     before, after = data.phases
-    ids = arriving(data)
+    ids = arriving_clients(data)
     if method.join is not None:
         return tree.placed(method.join(key, state, after, ids.tolist())[0], plan.place)
     if method.assign is keep_clusters:
         return state
     unseen = dataclasses.replace(after, held_out=before.held_out)  # so that rules for unseen clients are theirs
     here = ids.astype(np.int32)
-    found = assigned(method, plan, key, rows.at_hand(state, here, plan.place), unseen, here)
-    return _in_clusters(state, found, ids, plan)
+    found = assign_clusters(method, plan, key, rows.with_resident_rows(state, here, plan.place), unseen, here)
+    return _set_clusters(state, found, ids, plan)
 
 
-def _in_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
-    """Returns the state with some clients in the clusters that were found; and so the state of a solver in it."""
+def _set_clusters(state: Any, found: Any, ids: np.ndarray, plan: Plan) -> Any:
+    """Returns the state with new clusters of some clients, in the state of its solver too."""
     cluster = np.array(state.cluster)
     cluster[ids] = np.asarray(found.cluster)[ids]
     state = with_field(state, "cluster", tree.placed(jnp.asarray(cluster), plan.place))
     solver = getattr(state, "solver", None)
     if not hasattr(solver, "cluster"):
         return state
-    return with_field(state, "solver", _in_clusters(solver, found.solver, ids, plan))
+    return with_field(state, "solver", _set_clusters(solver, found.solver, ids, plan))
 
 
 class Rounds:
-    """The compiled rounds of a run: how they start, go on, and get more slots on the way.
+    """The compiled rounds of a run, which start, advance, and double their slots.
 
     Args:
         prepared: the method and its plan.
@@ -87,14 +96,14 @@ class Rounds:
     Attributes:
         compile_seconds: what getting ready has taken so far: compilations, and the first state.
         factored: whether clients train in the shorter form of `jaxfl.client.fast.coordinates`, or why not.
-        pace: seconds of a round in the last call; None before the first.
+        round_seconds: of a round in the last call; None before the first.
     """
 
     def __init__(
-        self, prepared: Prepared, key: Key, data: FederatedData, sampler: Sampler, stream: Stream | None = None
+        self, prepared: Prepared, key: Key, data: FederatedData, sampler: Sampler, stream: RowStream | None = None
     ):
         self.compile_seconds, self.factored, self._stream = 0.0, "", stream
-        self.pace: float | None = None
+        self.round_seconds: float | None = None
         self._prepared, self._method, self._plan = prepared, prepared.method, prepared.plan
         self._key, self._data, self._sampler = key, data, sampler
         self._lanes: Lanes | None = None
@@ -114,8 +123,10 @@ class Rounds:
         self.compile_seconds += time.perf_counter() - began
         return state
 
-    def advance(self, state: Any, count: int) -> tuple[Any, Made]:
-        """Makes up to `count` rounds; fewer if slots run out, one of a stream. The state that is given is used up."""
+    def advance(self, state: Any, count: int) -> tuple[Any, Advance]:
+        """Advances the state by up to `count` rounds: fewer if slots run out, one of a stream. The given state is
+        donated.
+        """
         began = time.perf_counter()
         if self._stream is None:
             arguments = self._data, jnp.int32(count)
@@ -123,8 +134,8 @@ class Rounds:
             data, cohorts = self._stream.at(int(state.round))
             arguments = data, jnp.int32(min(count, 1)), cohorts
         state, log, done, overflow = self._advance(self._key, state, *arguments)
-        made = Made(log, int(done), int(overflow), time.perf_counter() - began)  # waits for the device
-        self.pace = made.pace if made.count else self.pace
+        made = Advance(log, int(done), int(overflow), time.perf_counter() - began)  # waits for the device
+        self.round_seconds = made.round_seconds if made.count else self.round_seconds
         return state, made
 
     def grow(self, state: Any, doublings: int, round: int) -> Any:
@@ -148,21 +159,21 @@ class Rounds:
         self.compile_seconds += time.perf_counter() - began
         return state
 
-    def let_in(self, state: Any) -> Any:
-        """Returns the state after clients have arrived, as the function `let_in` of this module does."""
+    def add_newcomers(self, state: Any) -> Any:
+        """Returns the state after clients have arrived, see `add_newcomers`."""
         began, before = time.perf_counter(), state
-        state = let_in(self._method, self._key, state, self._data, self._plan)
+        state = add_newcomers(self._method, self._key, state, self._data, self._plan)
         if self._method.join is not None and shapes_of(state) != shapes_of(before):  # there are more slots
             self._compile(state)
         self.compile_seconds += time.perf_counter() - began
         return state
 
     def serves(self, state: Any) -> bool:
-        """Returns whether anybody is served a finite model; a state in which nobody is, is not worth keeping."""
-        return serves_anybody(self._method, state, jnp.arange(state.cluster.shape[0], dtype=jnp.int32))
+        """Returns whether any client is served a finite model; a state without one is not saved."""
+        return serves_finite_model(self._method, state, jnp.arange(state.cluster.shape[0], dtype=jnp.int32))
 
-    def parts(self, state: Any, made: Made) -> Iterable[tuple[Any, Made]]:
-        """Returns for each seed its state, and what was made of it; there is one."""
+    def parts(self, state: Any, made: Advance) -> Iterable[tuple[Any, Advance]]:
+        """Returns the state and the advance of each seed; here there is one."""
         return [(state, made)]
 
     def states(self, state: Any) -> Iterable[Any]:
@@ -193,7 +204,7 @@ class Rounds:
                 self._data,
                 self._prepared.size,
                 self._plan,
-                limit=CAPACITY if self._stream is None else LIMIT,
+                limit=CAPACITY if self._stream is None else STREAM_LIMIT,
                 sampler=self._sampler,
                 cohort=None if self._stream is None else self._stream.cohorts,
                 lanes=self._lanes,
@@ -201,13 +212,13 @@ class Rounds:
         self.factored = coordinates.phrase(told)
 
 
-def serves_anybody(method: Method, state: Any, ids: Array) -> bool:
-    """Returns whether one of the clients `ids [M]` is served a finite model; it stops at the first."""
-    return bool(_serves(method, shapes_of(state, ids))(state, ids))
+def serves_finite_model(method: Method, state: Any, ids: Array) -> bool:
+    """Returns whether one of the clients `ids [M]` is served a finite model; the search stops at the first."""
+    return bool(_finite_model_search(method, shapes_of(state, ids))(state, ids))
 
 
-@kept
-def _serves(method: Method, shapes: Any) -> Callable[[Any, Array], Array]:
+@cached_program
+def _finite_model_search(method: Method, shapes: Any) -> Callable[[Any, Array], Array]:
     """Returns `(state, ids [M]) -> []` bool, jitted."""
 
     def search(state: Any, ids: Array) -> Array:
@@ -224,11 +235,11 @@ def _serves(method: Method, shapes: Any) -> Callable[[Any, Array], Array]:
     return jax.jit(search)
 
 
-LOOKED_AT = 64  # clients that are asked whether all start from the same row
+CHECKED_CLIENTS = 64  # clients that are asked whether all start from the same row
 
 
-class KeptRounds(Rounds):
-    """The rounds of `Rounds`, of a state whose field `Method.per_client` is `KeptRows` between them.
+class HostRounds(Rounds):
+    """The compiled rounds of a state whose field `Method.per_client` is `HostRows` between them.
 
     A round is given its cohort's rows. Those of the next are read while it trains; who is in both gets the row that it
     made. What it made is written while the next one trains.
@@ -241,17 +252,17 @@ class KeptRounds(Rounds):
         folder: of the file of rows; None makes a temporary one.
     """
 
-    def __init__(self, prepared: Prepared, key: Key, sampler: Sampler, stream: Stream, folder: Path | None):
+    def __init__(self, prepared: Prepared, key: Key, sampler: Sampler, stream: RowStream, folder: Path | None):
         super().__init__(prepared, key, stream.blank, sampler, stream)
         self._field, self._folder, self._cohorts = str(prepared.method.per_client), folder, stream
         self._ahead: dict[int, Future[Params]] = {}  # of the next round: its rows, read before this one was written
-        self._last: RowsHere | None = None  # what the last round made, on the host
+        self._last: ResidentRows | None = None  # what the last round made, on the host
         self._memory: Params = (
             None  # that rows are read into, the same for every round: new pages cost more than reading
         )
 
-    def advance(self, state: Any, count: int) -> tuple[Any, Made]:
-        """Makes a round. The state that is given is used up."""
+    def advance(self, state: Any, count: int) -> tuple[Any, Advance]:
+        """Advances the state by a round. The given state is donated."""
         began, round, rows = time.perf_counter(), int(state.round), getattr(state, self._field)
         self._cohorts.at(round)  # draws the next ones while the device has nothing to do
         given = with_field(state, self._field, self._sent(rows, round))
@@ -265,19 +276,19 @@ class KeptRounds(Rounds):
         if made.count:
             self._keep(rows, getattr(state, self._field), round)
         made = made._replace(seconds=time.perf_counter() - began)
-        self.pace = made.pace if made.count else self.pace
+        self.round_seconds = made.round_seconds if made.count else self.round_seconds
         return with_field(state, self._field, rows), made
 
     def serves(self, state: Any) -> bool:
-        """Returns whether anybody is served a finite model."""
+        """Returns whether any client is served a finite model."""
         everybody = np.arange(state.cluster.shape[0], dtype=np.int32)
-        for begin in range(0, len(everybody), BESIDE):
-            ids = np.resize(everybody[begin : begin + BESIDE], min(BESIDE, len(everybody)))
-            if serves_anybody(self._method, at_hand(state, ids, self._plan.place), jnp.asarray(ids)):
+        for begin in range(0, len(everybody), WINDOW_CLIENTS):
+            ids = np.resize(everybody[begin : begin + WINDOW_CLIENTS], min(WINDOW_CLIENTS, len(everybody)))
+            if serves_finite_model(self._method, with_resident_rows(state, ids, self._plan.place), jnp.asarray(ids)):
                 return True
         return False
 
-    def _sent(self, rows: KeptRows, round: int) -> RowsHere:
+    def _sent(self, rows: HostRows, round: int) -> ResidentRows:
         """Returns the rows of a round's cohort, on the device."""
         ids, mask = self._cohorts.clients(round)
         reading = self._ahead.pop(round, None) or rows.read(ids, self._memory)
@@ -287,18 +298,18 @@ class KeptRounds(Rounds):
             both = place < slots_of(newest)  # in this round and in the last
             for leaf, made in zip(jax.tree.leaves(values), jax.tree.leaves(newest), strict=True):
                 leaf[both] = made[place[both]]
-        return sent(RowsHere(values, places(ids, len(rows.index.place), mask)), self._plan.place)
+        return send_rows(ResidentRows(values, row_places(ids, len(rows.index.place), mask)), self._plan.place)
 
-    def _keep(self, rows: KeptRows, made: RowsHere, round: int) -> None:
-        """Begins to write what a round has made."""
+    def _keep(self, rows: HostRows, made: ResidentRows, round: int) -> None:
+        """Begins to write the rows that a round has trained."""
         ids, mask = self._cohorts.clients(round)
         values = jax.tree.map(np.asarray, made.values)
-        self._last = RowsHere(values, np.asarray(made.place))
+        self._last = ResidentRows(values, np.asarray(made.place))
         rows.write(ids, values, mask)
 
     def _shapes(self, saved: Sequence[Any]) -> Any:
         whole = getattr(self._prepared.shapes, self._field)
-        self._here = shapes_here(whole, engine.padded_size(self._plan, self._prepared.size))
+        self._here = resident_shapes(whole, engine.padded_size(self._plan, self._prepared.size))
         return super()._shapes(saved)
 
     def _compile(self, state: Any) -> None:
@@ -307,23 +318,24 @@ class KeptRounds(Rounds):
     def _first(self, saved: Sequence[Any]) -> Any:
         state = saved[0]
         if state is None:
-            begin = beginner(self._method, shapes_of(self._data), self._plan.mesh)
-            state, alike = begin(self._key, self._data)
-            if not alike:
+            begin = host_initialiser(self._method, shapes_of(self._data), self._plan.mesh)
+            state, equal = begin(self._key, self._data)
+            if not equal:
                 raise ValueError(
                     f"resident must be True for this method, whose clients do not all start from the same "
                     f"{self._field}, got False or 'auto'; take fewer clients, or another solver."
                 )
             first, count = getattr(state, self._field), state.cluster.shape[0]
-            rows = KeptRows(Index.of_nobody(first, count), self._folder, new=True)
+            rows = HostRows(Index.empty(first, count), self._folder, new=True)
             rows.check_room(min(count, self._cohorts.rounds * self._prepared.size))
             state = with_field(state, self._field, rows)
         return tree.placed(state, self._plan.place)
 
 
-@kept
-def beginner(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, FederatedData], tuple[Any, Array]]:
-    """Returns `(key, data) -> (state, alike)`, jitted: the first state with one row for all, and whether it suits them.
+@cached_program
+def host_initialiser(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, FederatedData], tuple[Any, Array]]:
+    """Returns `(key, data) -> (state, equal)`, jitted: the first state with one row, and whether all clients start from
+    it.
 
     XLA makes no more of what all start from than is asked for: nothing of the size of all rows is ever there. So some
     clients are looked at, not all.
@@ -332,8 +344,8 @@ def beginner(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, Federated
     def begin(key: Key, data: FederatedData) -> tuple[Any, Array]:
         state = default_mesh(mesh)(method.init)(key, data.at(0))
         rows = getattr(state, str(method.per_client))
-        first, step = jax.tree.map(lambda leaf: leaf[:1], rows), -(-data.num_clients // LOOKED_AT)
-        alike = [(leaf[::step] == leaf[:1]).all() for leaf in jax.tree.leaves(rows)]
-        return with_field(state, str(method.per_client), first), jnp.stack(alike).all()
+        first, step = jax.tree.map(lambda leaf: leaf[:1], rows), -(-data.num_clients // CHECKED_CLIENTS)
+        equal = [(leaf[::step] == leaf[:1]).all() for leaf in jax.tree.leaves(rows)]
+        return with_field(state, str(method.per_client), first), jnp.stack(equal).all()
 
     return engine.jit(begin)

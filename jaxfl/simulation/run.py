@@ -1,4 +1,4 @@
-"""Runs a method on a federation: rounds inside one compiled program, Python entered to look and to save."""
+"""The public door of the simulation: `jaxfl.run`."""
 
 import os
 import time
@@ -23,7 +23,7 @@ from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.progress import Diverged, check_complete
 from jaxfl.simulation.records.identity import check_config, check_named, identity_of
 from jaxfl.simulation.records.shared import directory_at
-from jaxfl.simulation.result import Callback, Result, check_callbacks, leaving
+from jaxfl.simulation.result import Callback, Result, check_callbacks, exit_callbacks
 from jaxfl.simulation.schedule import Schedule, check_checkpoints
 from jaxfl.simulation.spec import RunSpec, SeedSpec, federation_per_seed
 from jaxfl.tasks.contract import check_learns
@@ -114,7 +114,7 @@ def run(
             what is kept goes to `rows.bin` in `checkpoint_dir`, or to a temporary file. `"auto"` does so with either
             where it needs more than half of the memory that is free, and with what is kept where a cohort's takes less
             than everybody's. The summary says `resident` of the data and
-            `resident_state` of the other; the state's field is then a `KeptRows`, which `tree.take` takes rows of.
+            `resident_state` of the other; the state's field is then a `HostRows`, which `tree.take` takes rows of.
         config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
             Give the method's options here: without them, methods with the same kind of state are not told apart, nor
             optimisers of `finetune`.
@@ -179,8 +179,8 @@ def run(
     each = tuple(of_seed(*one) for one in zip(numbers, federations, strict=True))
     spec = RunSpec(prepared, each, schedule, sampler, finetune, callbacks, resume, several, began)
     identities = [one.identity for one in each]
-    processes.check_alike([identities, schedule, devices, prepared.host_data, checkpoint_dir is None, resume])
-    with leaving(callbacks):
+    processes.check_same([identities, schedule, devices, prepared.host_data, checkpoint_dir is None, resume])
+    with exit_callbacks(callbacks):
         outcomes, results = train(spec), []
         for outcome in outcomes:
             if isinstance(outcome, Diverged):

@@ -1,4 +1,4 @@
-"""When a run stops to look: how far the compiled rounds go before Python is entered again, and what time has passed."""
+"""The schedule of a run: the rounds after which it is evaluated and saved, and its clock."""
 
 import statistics
 import time
@@ -10,7 +10,7 @@ from jaxfl.simulation.program import CAPACITY
 from jaxfl.simulation.progress import Progress
 from jaxfl.typing import Params
 
-GLANCE = 1.0  # seconds after which Python looks, so that a progress bar moves
+LOOK_SECONDS = 1.0  # seconds after which Python looks, so that a progress bar moves
 
 
 class Schedule(NamedTuple):
@@ -67,7 +67,7 @@ class Schedule(NamedTuple):
         return cls(rounds, eval_every, checkpoint_every or eval_every, test_rows, drifts_at)
 
     def check_done(self, done: int) -> None:
-        """Raises ValueError if a run that is resumed has made more rounds than are asked for."""
+        """Raises ValueError if a resumed run has more rounds done than `rounds`."""
         if done > self.rounds:
             raise ValueError(
                 f"rounds must be at least {done}, which the run that is resumed has made, got {self.rounds}; they "
@@ -108,7 +108,7 @@ class Schedule(NamedTuple):
         return {self.rounds} | (set() if drift is None else {drift})
 
     def ahead(self, done: int, seconds_per_round: float | None) -> int:
-        """Returns how many rounds to advance after `done`: about `GLANCE` seconds of them, and not beyond what is due.
+        """Returns how many rounds to advance after `done`: about `LOOK_SECONDS` of them, up to the next event.
 
         Args:
             done: rounds done so far.
@@ -116,12 +116,12 @@ class Schedule(NamedTuple):
         """
         drift = self.drifts_at if self.drifts_at is not None and done < self.drifts_at else self.rounds
         due = min(drift, *(done + every - done % every for every in (self.eval_every, self.checkpoint_every)))
-        wish = 1 if seconds_per_round is None else max(1, int(GLANCE / max(seconds_per_round, 1e-9)))
+        wish = 1 if seconds_per_round is None else max(1, int(LOOK_SECONDS / max(seconds_per_round, 1e-9)))
         return min(due - done, wish, CAPACITY)
 
 
 class Clock:
-    """What the time of a run goes into.
+    """The time of a run, by what it was spent on.
 
     Args:
         began: when it did, by `time.perf_counter`; None is now.
@@ -142,14 +142,14 @@ class Clock:
         return time.perf_counter() - self._began
 
     def evaluate(self, look: Callable[..., Evaluation], *args: Any) -> Evaluation:
-        """Returns what `look` returns, and keeps how long it took."""
+        """Returns the evaluation of `look`, and records its seconds."""
         began = time.perf_counter()
         evaluation = look(*args)
         self.evaluations.append(time.perf_counter() - began)
         return evaluation
 
     def save(self, progress: Progress, state: Params, **given: Any) -> None:
-        """Has `progress` save the state, and keeps how long it took if there was something to write."""
+        """Saves the state, and records the seconds if a checkpoint was written."""
         began = time.perf_counter()
         if progress.save(state, **given):
             self.savings.append(time.perf_counter() - began)
@@ -163,7 +163,7 @@ class Clock:
 
 
 def check_drift(drifts_at: int | None, rounds: int) -> None:
-    """Raises ValueError if the data of a run are to change when it is over.
+    """Raises ValueError if the drift of the data is not before the last round.
 
     Args:
         drifts_at: rounds before they change; None if they do not.
@@ -177,7 +177,7 @@ def check_drift(drifts_at: int | None, rounds: int) -> None:
 
 
 def check_checkpoints(checkpoint_every: int | None, directory: Any, argument: str = "checkpoint_dir") -> None:
-    """Raises ValueError if checkpoints are asked for that nothing would keep.
+    """Raises ValueError if checkpoints are requested without a directory.
 
     Args:
         checkpoint_every: as it was given.

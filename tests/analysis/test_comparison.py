@@ -11,7 +11,7 @@ from rich.console import Console
 from scipy import stats
 
 import jaxfl
-from jaxfl.analysis import kept
+from jaxfl.analysis import finished
 from jaxfl.analysis.comparison import cell, compare, paired
 from jaxfl.cli.app import main
 from jaxfl.cli.tables.console import print_table
@@ -52,7 +52,7 @@ def runs(tmp_path):
 
 
 def test_seeds_are_one_setting(runs):
-    settings, unfinished = kept.read([runs, runs / "stocfl"])  # a folder twice is read once
+    settings, unfinished = finished.read_runs([runs, runs / "stocfl"])  # a folder twice is read once
     assert {name: [run.seed for run in found] for name, found in settings.items()} == {
         "fedavg": [0, 1, 2],
         "stocfl": [0, 1, 2],
@@ -67,17 +67,17 @@ def test_a_run_from_before_an_option_is_of_the_setting_that_has_its_default(tmp_
     assert len(before) == len(whole) - 2
     for seed, given in enumerate([whole, before, {**before, "run.compute": "bfloat16"}]):
         write(tmp_path / str(seed), seed, 0.5, "ifca", given)
-    found = {name: [run.seed for run in same] for name, same in kept.read([tmp_path])[0].items()}
+    found = {name: [run.seed for run in same] for name, same in finished.read_runs([tmp_path])[0].items()}
     assert found == {"ifca compute=float32": [0, 1], "ifca compute=bfloat16": [2]}
 
 
 def test_the_first_folder_is_the_first_row(runs):
-    settings, _ = kept.read([runs / "stocfl", runs])
+    settings, _ = finished.read_runs([runs / "stocfl", runs])
     assert list(settings) == ["stocfl", "fedavg"]
 
 
 def test_differences_are_paired(runs):
-    found = compare(kept.read([runs])[0])
+    found = compare(finished.read_runs([runs])[0])
     difference = found.difference(found.lines[1])
     apart = np.subtract(STOCFL, FEDAVG)
     assert difference.mean == pytest.approx(apart.mean())
@@ -99,7 +99,7 @@ def test_differences_that_are_equal_but_for_rounding_have_no_p(ahead):
 @pytest.mark.parametrize("best", [0.29, 0.57, 0.58, 0.0, 1.0])
 def test_a_whole_percent_that_is_reached_is_the_target(tmp_path, best):
     write(tmp_path / "a", 0, best)
-    assert compare(kept.read([tmp_path])[0]).target == (best or None)
+    assert compare(finished.read_runs([tmp_path])[0]).target == (best or None)
 
 
 def test_runs_that_were_ended_early_are_of_one_setting(tmp_path):
@@ -113,28 +113,28 @@ def test_runs_that_were_ended_early_are_of_one_setting(tmp_path):
     best = tmp_path / "seed-0" / "best"
     best.mkdir()
     (best / "history.jsonl").write_text((tmp_path / "seed-0" / "history.jsonl").read_text())
-    settings, unfinished = kept.read([tmp_path])
+    settings, unfinished = finished.read_runs([tmp_path])
     assert [len(same) for same in settings.values()] == [3] and not unfinished
     shutil.copy(tmp_path / "seed-0" / "summary.json", best)  # somebody went on from it
-    settings, unfinished = kept.read([tmp_path])
+    settings, unfinished = finished.read_runs([tmp_path])
     assert [len(same) for same in settings.values()] == [3] and not unfinished
-    assert [len(same) for same in kept.read([best])[0].values()] == [1], "unless it is asked for itself"
+    assert [len(same) for same in finished.read_runs([best])[0].values()] == [1], "unless it is asked for itself"
 
 
 def test_a_run_that_was_given_more_rounds_is_not_finished_until_it_has_made_them(runs):
     extended = runs / "fedavg" / "seed-1"
     with (extended / "history.jsonl").open("a") as file:
         file.write(json.dumps(record(64, 0.99)) + "\n")
-    settings, unfinished = kept.read([runs])
+    settings, unfinished = finished.read_runs([runs])
     assert [run.seed for run in settings["fedavg"]] == [0, 2] and unfinished == [extended]
     with pytest.raises(ValueError, match=mentions("1 are not finished", "--resume")):
-        kept.read([extended])
+        finished.read_runs([extended])
 
 
 def test_names_of_settings_break_no_table(tmp_path):
     for seed, name in enumerate(("a|b", "c")):
         write(tmp_path / name.replace("|", ""), seed, 0.5, name)
-    found = compare(kept.read([tmp_path])[0])
+    found = compare(finished.read_runs([tmp_path])[0])
     lines = [line.replace("\\|", "") for line in found.to_markdown().splitlines()]
     assert len({line.count("|") for line in lines}) == 1
     with pytest.raises(ValueError, match=mentions("settings", "none")):
@@ -145,7 +145,7 @@ def test_only_common_seeds_are_paired(runs):
     write(runs / "more" / "a", 2, 0.7, "ifca")
     write(runs / "more" / "b", 9, 0.8, "ifca")
     write(runs / "other", 9, 0.8, "local")
-    found = compare(kept.read([runs / "fedavg", runs / "more", runs / "other"])[0])
+    found = compare(finished.read_runs([runs / "fedavg", runs / "more", runs / "other"])[0])
     assert found.difference(found.lines[1]) == pytest.approx((0.7 - FEDAVG[2], None, None, 1))
     assert found.difference(found.lines[2]) is None
     assert [row[-2:] for row in found.table()[2:]] == [["+8.00", ""], ["no common seed", ""]]
@@ -153,16 +153,16 @@ def test_only_common_seeds_are_paired(runs):
 
 def test_costs_are_counted_to_what_all_reach(runs):
     """0.60 is the best of the worst run; of StoCFL's, the second alone is above 0.46 in round 5."""
-    found = compare(kept.read([runs])[0])
+    found = compare(finished.read_runs([runs])[0])
     assert found.target == 0.6
     header, *rows = found.table()
     place = header.index("rounds to 60 %")
     assert [row[place : place + 2] for row in rows] == [["10.0", "30.00"]] * 2
-    early = compare(kept.read([runs])[0], target=0.46)
+    early = compare(finished.read_runs([runs])[0], target=0.46)
     assert early.lines[1].reached("micro_accuracy", 0.46, ("round",)) == [10, 5, 10]
     assert early.table()[2][place : place + 2] == ["8.3", "25.00"]
-    assert [row[place] for row in compare(kept.read([runs / "fedavg" / "seed-0"])[0]).table()[1:]] == ["10"]
-    never = compare(kept.read([runs])[0], target=0.95)
+    assert [row[place] for row in compare(finished.read_runs([runs / "fedavg" / "seed-0"])[0]).table()[1:]] == ["10"]
+    never = compare(finished.read_runs([runs])[0], target=0.95)
     assert never.table()[1][place : place + 2] == ["-", "-"]
 
 
@@ -173,7 +173,7 @@ def test_what_was_sent_is_in_units_that_say_something(runs):
             lines = [json.loads(line) for line in file.read_text().splitlines()]
             lines = [line | {name: size * line[name] for name in ("bytes_up", "bytes_down")} for line in lines]
             file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        header, *rows = compare(kept.read([runs])[0], target=0.3).table()
+        header, *rows = compare(finished.read_runs([runs])[0], target=0.3).table()
         place = header.index(f"{unit} until then")
         assert [row[place] for row in rows] == ["15.00", "15.00"]
 
@@ -184,7 +184,7 @@ def test_names_tell_settings_apart(tmp_path):
     write(tmp_path / "b", 0, 0.5, "stocfl", **{"method.threshold": "auto", "optimizer.learning_rate": 0.1})
     write(tmp_path / "c", 0, 0.5, "fedavg", **{"optimizer.learning_rate": 0.2, "run.chunk": 4})
     write(tmp_path / "d", 1, 0.5, "fedavg", **{"optimizer.learning_rate": 0.2, "run.chunk": 8})
-    assert list(kept.read([tmp_path])[0]) == [
+    assert list(finished.read_runs([tmp_path])[0]) == [
         "stocfl threshold=0.3 learning_rate=0.1",
         "stocfl threshold=auto learning_rate=0.1",
         "fedavg learning_rate=0.2",
@@ -194,10 +194,10 @@ def test_names_tell_settings_apart(tmp_path):
 def test_a_file_is_told_by_its_content_where_that_has_changed(tmp_path):
     own = {"method": "mine.py:m", "data": "digits", "cohort": 5}
     old, new = own | {"method_checksum": "a"}, own | {"method_checksum": "b"}
-    assert kept.names([{"method": "fedavg", "data": "digits"}, old]) == ["fedavg", "mine.py:m cohort=5"]
-    assert kept.names([old, new]) == ["mine.py:m method_checksum=a", "mine.py:m method_checksum=b"]
+    assert finished.setting_names([{"method": "fedavg", "data": "digits"}, old]) == ["fedavg", "mine.py:m cohort=5"]
+    assert finished.setting_names([old, new]) == ["mine.py:m method_checksum=a", "mine.py:m method_checksum=b"]
     task = {"method": "fedavg", "data": "digits", "run.task": "mine.py:t", "task_checksum": "a"}
-    assert kept.names([task, task | {"run.task": "auto"}]) == ["fedavg task=mine.py:t", "fedavg task=auto"]
+    assert finished.setting_names([task, task | {"run.task": "auto"}]) == ["fedavg task=mine.py:t", "fedavg task=auto"]
 
 
 def test_files_hold_the_table(runs, capsys):
@@ -256,13 +256,15 @@ def test_files_that_cannot_be_are_refused_before_anything_is_written(runs, capsy
 
 def test_a_table_has_the_columns_that_are_asked_for(runs, capsys):
     """In their order, also those that would be left out; what a column says is the same."""
-    header, *rows = compare(kept.read([runs])[0], target=0.3).table("<b>{}</b>")
+    header, *rows = compare(finished.read_runs([runs])[0], target=0.3).table("<b>{}</b>")
     asked = {"p": "p", "macro": "macro", "Micro": "micro", "bytes": "GB until then", "seconds": "s a round"}
     with pytest.raises(SystemExit) as ended:
         main(["compare", str(runs), "--target", "0.3", "--columns", ",".join(asked), "--csv", str(runs / "t.csv")])
     assert ended.value.code == 0 and "clusters" not in capsys.readouterr().out
     assert "num_clusters mean" in (runs / "t.csv").read_text()  # which has all numbers
-    few = compare(kept.read([runs])[0], target=0.3, columns=[name.lower() for name in asked]).table("<b>{}</b>")
+    few = compare(finished.read_runs([runs])[0], target=0.3, columns=[name.lower() for name in asked]).table(
+        "<b>{}</b>"
+    )
     assert few[0] == ["setting", *asked.values()]
     places = {title: header.index(title) for title in asked.values() if title != "macro"}
     for row, whole in zip(few[1:], rows, strict=True):
@@ -292,7 +294,7 @@ def test_a_table_loses_neither_numbers_nor_what_tells_rows_apart(tmp_path, capsy
         for rounds, accuracy in ((4, 0.51), (8, 0.92)):
             told = {"method.local_epochs": rounds, "optimizer.learning_rate": 0.1 * rounds}
             write(tmp_path / str(rounds) / str(seed), seed, accuracy + 0.01 * seed, **told)
-    head, *rows = compare(kept.read([tmp_path])[0]).table()
+    head, *rows = compare(finished.read_runs([tmp_path])[0]).table()
     print_table(Console(width=columns, force_terminal=columns is not None, color_system=None), head, rows, named=True)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= (columns or 200)
@@ -309,9 +311,9 @@ def test_macro_is_left_out_where_it_is_the_same_but_for_rounding(runs):
     path = runs / "fedavg" / "seed-0" / "summary.json"
     summary = json.loads(path.read_text())
     path.write_text(json.dumps(summary | {"macro_accuracy": summary["micro_accuracy"] * (1 + 1e-15)}))
-    assert "macro" not in compare(kept.read([runs])[0]).table()[0]
+    assert "macro" not in compare(finished.read_runs([runs])[0]).table()[0]
     path.write_text(json.dumps(summary | {"macro_accuracy": summary["micro_accuracy"] * 1.001}))
-    assert "macro" in compare(kept.read([runs])[0]).table()[0]
+    assert "macro" in compare(finished.read_runs([runs])[0]).table()[0]
 
 
 def test_a_page_tells_every_run(runs, capsys):
@@ -331,7 +333,7 @@ def test_a_page_tells_every_run(runs, capsys):
 
 
 def test_curves_have_a_line_and_a_band_for_each_setting(runs):
-    axes = curves(compare(kept.read([runs])[0], target=0.5)).axes[0]
+    axes = curves(compare(finished.read_runs([runs])[0], target=0.5)).axes[0]
     assert [line.get_ydata()[-1] for line in axes.lines[:2]] == pytest.approx([np.mean(FEDAVG), np.mean(STOCFL)])
     assert len(axes.collections) == 2
 
@@ -352,12 +354,12 @@ def test_curves_have_a_line_and_a_band_for_each_setting(runs):
 def test_what_is_no_run_is_refused(runs, spoil, said):
     spoil(runs)
     if said is None:
-        settings, unfinished = kept.read([runs / "fedavg"])
+        settings, unfinished = finished.read_runs([runs / "fedavg"])
         assert [run.seed for run in settings["fedavg"]] == [1, 2]
         assert unfinished == [runs / "fedavg" / "seed-0"]
         return
     with pytest.raises(ValueError, match=mentions(*said)):
-        kept.read([runs / "fedavg"])
+        finished.read_runs([runs / "fedavg"])
 
 
 @pytest.mark.parametrize("metric", ["auc", "clusters"])  # the latter is a list for each record
@@ -367,15 +369,15 @@ def test_a_metric_that_no_run_has_is_refused(runs, metric):
     with pytest.raises(
         ValueError, match=mentions("metric", metric, "bytes_down", "bytes_up", "micro_accuracy", "round")
     ):
-        compare(kept.read([runs])[0], metric=metric)
+        compare(finished.read_runs([runs])[0], metric=metric)
 
 
 def test_differences_are_of_whatever_the_histories_have(runs):
     """A summary has some of it alone."""
-    found = compare(kept.read([runs])[0], metric="bytes_up")
+    found = compare(finished.read_runs([runs])[0], metric="bytes_up")
     assert found.difference(found.lines[1])[::3] == (0, 3)
     assert found.table()[2][-2] == "+0.0000 ± 0.0000"
-    found = compare(kept.read([runs])[0], metric="micro_accuracy")
+    found = compare(finished.read_runs([runs])[0], metric="micro_accuracy")
     assert "no common seed" not in found.table()[2]
 
 
@@ -387,7 +389,7 @@ def test_the_metric_that_runs_are_compared_by_is_shown(tmp_path):
             lines = [json.loads(line) for line in (tmp_path / method / name).read_text().splitlines()]
             told = [json.dumps(line | {"validation_micro_accuracy": validation}) + "\n" for line in lines]
             (tmp_path / method / name).write_text("".join(told))
-    header, *rows = compare(kept.read([tmp_path])[0], metric="validation_micro_accuracy").table(bold="<{}>")
+    header, *rows = compare(finished.read_runs([tmp_path])[0], metric="validation_micro_accuracy").table(bold="<{}>")
     assert header[2:4] == ["validation_micro_accuracy", "micro"]
     assert [row[2:4] for row in rows] == [["50.00", "60.00"], ["<70.00>", "<64.00>"]]
     assert header[-4].endswith(" % of validation_micro_accuracy") and rows[1][-2] == "+20.00"
@@ -395,7 +397,7 @@ def test_the_metric_that_runs_are_compared_by_is_shown(tmp_path):
         file = tmp_path / name / "history.jsonl"
         records = [json.loads(line) | {"train_loss": 0.5} for line in file.read_text().splitlines()]
         file.write_text("".join(json.dumps(one) + "\n" for one in records))
-    found = compare(kept.read([tmp_path])[0], metric="train_loss", columns=("train_loss", "seeds"))
+    found = compare(finished.read_runs([tmp_path])[0], metric="train_loss", columns=("train_loss", "seeds"))
     assert found.table()[1:] == [["fedavg", "0.5000", "1"], ["ifca", "0.5000", "1"]]
     assert "train_loss mean" in found.to_csv()
 
@@ -409,7 +411,7 @@ def test_runs_on_other_files_are_other_settings(tmp_path):
         jaxfl.run_named(
             "fedavg", "saved", data_dir=tmp_path / str(rows), seed=seed, out=tmp_path / f"runs/{seed}", **small
         )
-    one, other = kept.read([tmp_path / "runs"])[0]
+    one, other = finished.read_runs([tmp_path / "runs"])[0]
     assert one.startswith("fedavg data_checksum=") and other.startswith("fedavg data_checksum=") and one != other
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
     for name, items, files in (("hybrid-digits", ["other=npz"], True), ("hybrid-digits", [], False)):
@@ -426,7 +428,7 @@ def test_runs_on_other_files_are_other_settings(tmp_path):
 
 
 def test_runs_of_one_seed_are_refused(runs):
-    same = kept.read([runs])[0]["fedavg"][:1]
+    same = finished.read_runs([runs])[0]["fedavg"][:1]
     with pytest.raises(ValueError, match=mentions("settings", "seeds", "[0, 0]")):
         compare({"twice": same * 2})
 
@@ -436,14 +438,14 @@ def test_a_number_that_is_infinite_ends_nothing_and_is_no_earlier_one(tmp_path):
     assert paired([(math.inf, 1.0), (2.0, 1.0)])[1:] == (None, None, 2)
     assert cell([math.inf, 1.0], 2, spread=True) == "inf"
     summaries = [{"seed": seed, "micro_perplexity": value} for seed, value in enumerate((math.inf, 3.0))]
-    assert job.across(summaries, tmp_path)["micro_perplexity"] == {"mean": math.inf, "std": None}
+    assert job.summarise_seeds(summaries, tmp_path)["micro_perplexity"] == {"mean": math.inf, "std": None}
     for seed in (0, 1):
         write(tmp_path / f"a/{seed}", seed, 0.5)
         write(tmp_path / f"b/{seed}", seed, 0.6, "ifca")
     for name in ("summary.json", "history.jsonl"):  # seed 1 of the second has no number in the end, but has one before
         path = tmp_path / "b/1" / name
         path.write_text(path.read_text().replace('"micro_accuracy": 0.6', '"micro_accuracy": null'))
-    found = compare(kept.read([tmp_path / "a", tmp_path / "b"])[0])
+    found = compare(finished.read_runs([tmp_path / "a", tmp_path / "b"])[0])
     told = found.difference(found.lines[1])
     assert math.isnan(told.mean) and (told.p, told.seeds) == (None, 2)  # as of the runs themselves, infinite there
 
@@ -454,7 +456,7 @@ def test_a_seed_that_is_not_finite_does_not_leave_the_mean(tmp_path):
         write(tmp_path / "a" / f"seed-{seed}", seed, 0.5)
         path = tmp_path / "a" / f"seed-{seed}" / "summary.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "micro_accuracy": value}))
-    (line,) = compare(kept.read([tmp_path])[0]).lines
+    (line,) = compare(finished.read_runs([tmp_path])[0]).lines
     found = line.values("micro_accuracy")
     assert found[:2] == [0.5, 0.7] and math.isnan(found[2]) and line.values("unseen_micro_accuracy") == []
 
@@ -466,6 +468,6 @@ def test_settings_of_which_some_lack_an_option_are_all_there(tmp_path):
             write(
                 tmp_path / name / f"seed-{seed}", seed, 0.5, method="my.py:factory", complete={"model": "mlp"}, **more
             )
-    found, _ = kept.read([tmp_path])
+    found, _ = finished.read_runs([tmp_path])
     assert sorted(found) == ["my.py:factory drift=none", "my.py:factory drift=unknown"]
     assert all(len(runs) == 2 for runs in found.values())

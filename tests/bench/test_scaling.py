@@ -147,14 +147,14 @@ def test_seeds_share_programs_as_in_a_run(monkeypatch):
 
         return program
 
-    for kind in (point.Rounds, point.RoundsInLanes):
+    for kind in (point.Rounds, point.LaneRounds):
         monkeypatch.setattr(point, kind.__name__, noted(kind))
     monkeypatch.setattr(point, "seeds_per_program", lambda count: min(count, 4))
     monkeypatch.setattr(point, "SIZE", {"cpu": 8})
     (five,) = axes.points("seeds", (5,), hidden=2, rounds=2)
     told = []
     found = point.measure(five._replace(cohort=2, population=4, devices=4), told.append)
-    assert made == [("RoundsInLanes", (4,)), ("Rounds", ())]
+    assert made == [("LaneRounds", (4,)), ("Rounds", ())]
     assert told == [0, 1] and len(found["seconds"]["values"]) == len(found["product_gflops"]["values"]) == 2
     assert found["clients_per_second"] == pytest.approx(2 * 5 / found["seconds"]["median"])
     assert found["gflops"] * found["seconds"]["median"] == pytest.approx(five._replace(cohort=2).gflop)

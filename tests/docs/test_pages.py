@@ -86,13 +86,13 @@ def keeps_only(monkeypatch, empty_pictures):
 
     What the options of the others do in a run has tests of its own.
     """
-    run, together = job.execute, job.execute_together
+    run, together = job.execute, job.execute_jobs
 
     def execute_together(jobs, rows, *rest):
         return together(jobs, rows, *rest) if jobs[0].out else trace(jobs[0], rows[0], *rest)
 
     monkeypatch.setattr(job, "execute", lambda one, *rest, **named: (run if one.out else trace)(one, *rest, **named))
-    monkeypatch.setattr(job, "execute_together", execute_together)
+    monkeypatch.setattr(job, "execute_jobs", execute_together)
 
 
 @pytest.mark.parametrize("name", WITH_CODE)

@@ -18,7 +18,7 @@ from jaxfl import plots
 from jaxfl.analysis.local_sketches import ClientSimilarity
 from jaxfl.clustering.distances import cosine
 from jaxfl.data import conditions
-from jaxfl.simulation.evaluation.metrics import found
+from jaxfl.simulation.evaluation.metrics import cluster_scores
 from jaxfl.simulation.records.history import History
 from tests.messages import mentions
 
@@ -37,7 +37,7 @@ def having(result, cluster, group, names=()):
     data = jaxfl.data.federate(
         np.zeros((1, 2, 2), np.uint8), np.zeros(1, int), parts, parts, num_classes=2, group=group, group_names=names
     )
-    metrics = result.evaluation.metrics | found(cluster, data, np.ones(len(cluster), bool))
+    metrics = result.evaluation.metrics | cluster_scores(cluster, data, np.ones(len(cluster), bool))
     return result._replace(data=data, evaluation=result.evaluation._replace(cluster=cluster, metrics=metrics))
 
 

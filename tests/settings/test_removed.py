@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import jaxfl
 from experiments.harness import results
-from jaxfl.analysis import kept
+from jaxfl.analysis.finished import read_runs
 from jaxfl.cli.app import app
 from jaxfl.jobs.job import Job
 from jaxfl.methods import METHODS
@@ -65,7 +65,7 @@ def test_an_old_folder_loads_resumes_and_compares(finished):
     config = aged(finished / "0", "stocfl")
     loaded = jaxfl.load(finished / "0")
     assert loaded.round == 2 and loaded.job.settings.method == {"local_epochs": 1}
-    assert list(kept.read([finished])[0]) == ["stocfl"], "one setting of two seeds"
+    assert list(read_runs([finished])[0]) == ["stocfl"], "one setting of two seeds"
     assert loaded.job.config() == config
     assert loaded.resume(rounds=3).summary["rounds"] == 3
     assert checkpoint.newest(finished / "0").header["identity"].items() >= removed_defaults("stocfl").items()
@@ -81,7 +81,7 @@ def test_another_value_is_refused_where_a_run_would_go_on_and_named_where_it_is_
     small = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
     refused = CliRunner().invoke(app, [*words, str(finished / "0"), *small])
     assert refused.exit_code == 2 and re.search(message, refused.stderr)
-    assert list(kept.read([finished])[0]) == ["stocfl merged=mean", "stocfl merged=largest"]
+    assert list(read_runs([finished])[0]) == ["stocfl merged=mean", "stocfl merged=largest"]
 
 
 def test_committed_results_answer_though_they_name_removed_options():

@@ -16,8 +16,8 @@ from jaxfl.data import drift
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods.base import Method, info, keep_clusters
 from jaxfl.simulation import prepared
-from jaxfl.simulation.result import around_drift
-from jaxfl.simulation.rounds import arriving, let_in
+from jaxfl.simulation.result import drift_summary
+from jaxfl.simulation.rounds import add_newcomers, arriving_clients
 from jaxfl.simulation.schedule import Schedule
 from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
@@ -67,7 +67,7 @@ def test_clients_are_sampled_and_tested_while_they_are_there(straight):
     assert straight.history.column("round") == [2, 3, 4, 6], "evaluated at the drift too"
     np.testing.assert_array_equal(straight.evaluation.rows == 0, after)
     assert "unseen_micro_accuracy" not in straight.summary
-    assert not len(arriving(straight.data)), "what is there at the end may be used again, and nobody comes"
+    assert not len(arriving_clients(straight.data)), "what is there at the end may be used again, and nobody comes"
     # a cohort is as large as the most that are there at a time; of fewer, who is there takes part
     assert straight.summary["cohort"] == 7 and straight.summary["mean_participants"] == (3 * 6 + 3 * 7) / 6
 
@@ -109,7 +109,7 @@ def test_arrivals_are_let_in_by_join_or_else_like_unseen_clients(ifca):
         return state._replace(cluster=state.cluster.at[np.array(ids)].set(5)), None
 
     def cluster(method):
-        return np.asarray(let_in(method, jax.random.key(0), state, late, Plan()).cluster)
+        return np.asarray(add_newcomers(method, jax.random.key(0), state, late, Plan()).cluster)
 
     wanted = np.isin(np.arange(8), new)
     np.testing.assert_array_equal(cluster(ifca._replace(assign=assign)), 3 * wanted)
@@ -126,7 +126,7 @@ def test_the_solver_of_ditto_lets_in_as_it_does_alone():
     options = {"rounds": 7, "cohort": 1.0, "eval_every": 7, "plan": Plan(chunk=1)}
     alone = jaxfl.run(cfl, late, **options).state
     within = jaxfl.run(methods.ditto(task, optax.sgd(0.3), solver=cfl, local_epochs=2), late, **options).state.solver
-    assert len({*np.asarray(alone.cluster)[arriving(late)].tolist()}) > 1, "they go to several clusters"
+    assert len({*np.asarray(alone.cluster)[arriving_clients(late)].tolist()}) > 1, "they go to several clusters"
     np.testing.assert_array_equal(within.cluster, alone.cluster)
     assert_close(within.models, alone.models, "w does not know of the personal models")
 
@@ -167,7 +167,7 @@ def test_the_models_of_clients_on_the_host_and_values_side_by_side_drift_alike(i
     local = methods.local(linear_task(), optax.sgd(0.3), local_epochs=1)
     whole = jaxfl.run(local, MOVING, rounds=4, **OPTIONS)
     with monkeypatch.context() as patch:
-        patch.setattr(prepared, "keeps", lambda *_, **__: True)
+        patch.setattr(prepared, "keeps_state_on_host", lambda *_, **__: True)
         kept = jaxfl.run(local, MOVING, rounds=4, **OPTIONS)
     assert not kept.summary["resident_state"] and whole.summary["resident_state"]
     assert kept.summary["micro_accuracy"] == whole.summary["micro_accuracy"]
@@ -229,5 +229,5 @@ def test_a_schedule_looks_at_a_drift_and_does_not_go_past_it():
 )
 def test_before_at_and_after(values, lower, wanted):
     records = [{"round": done, "micro_mse": value} for done, value in values.items()]
-    found = around_drift(records, 5, "mse", lower=lower)
+    found = drift_summary(records, 5, "mse", lower=lower)
     assert found.pop("drift_round") == 5 and tuple(found.values()) == wanted

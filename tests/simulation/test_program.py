@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxfl.simulation.program import KEPT, SHAPES, kept
+from jaxfl.simulation.program import CACHED_METHODS, CACHED_SHAPES, cached_program
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems tell less")
@@ -20,15 +20,15 @@ def test_the_peak_is_of_this_process_alone():
 
 def test_programs_of_all_shapes_are_kept_and_of_methods_the_last():
     made = []
-    build = kept(lambda method, shapes: made.append((method, shapes)))
+    build = cached_program(lambda method, shapes: made.append((method, shapes)))
     for _ in range(2):  # of two seeds whose slots double
-        for slots in range(SHAPES):
+        for slots in range(CACHED_SHAPES):
             build("stocfl", 1 << slots)
-    assert len(made) == SHAPES
-    for method in range(KEPT):
+    assert len(made) == CACHED_SHAPES
+    for method in range(CACHED_METHODS):
         build(method, 1)
     build("stocfl", 1)
-    assert len(made) == SHAPES + KEPT + 1, "a method that is gone holds no memory"
+    assert len(made) == CACHED_SHAPES + CACHED_METHODS + 1, "a method that is gone holds no memory"
     build("stocfl", [1])
     build("stocfl", [1])
-    assert len(made) == SHAPES + KEPT + 3, "what cannot be hashed is made anew"
+    assert len(made) == CACHED_SHAPES + CACHED_METHODS + 3, "what cannot be hashed is made anew"

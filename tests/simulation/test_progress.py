@@ -9,8 +9,8 @@ import pytest
 from jaxfl.cohort import Cohort
 from jaxfl.data.synthetic import clustered_linear
 from jaxfl.methods import base
-from jaxfl.simulation.program import Log
-from jaxfl.simulation.progress import Tally
+from jaxfl.simulation.program import RoundLog
+from jaxfl.simulation.progress import RoundTotals
 from jaxfl.simulation.schedule import Clock, Schedule
 from tests.messages import mentions
 
@@ -25,14 +25,14 @@ def rounds(losses, diverged=0):
     )  # fmt: skip
     one = [info._replace(loss=np.float32(loss)) for loss in losses]
     stacked = type(info)(*(np.stack([np.asarray(getattr(row, name)) for row in one]) for name in info._fields[:-1]), {})
-    return Log(np.tile(np.arange(1, 4), (len(losses), 1)), np.ones((len(losses), 3), bool), stacked)
+    return RoundLog(np.tile(np.arange(1, 4), (len(losses), 1)), np.ones((len(losses), 3), bool), stacked)
 
 
 def test_rounds_add_up_to_the_same_bits_however_they_are_called():
     losses = np.random.default_rng(0).uniform(1, 3, (40, 3))
     sums = []
     for width in (1, 3, 7, 40):
-        tally = Tally()
+        tally = RoundTotals()
         for start in range(0, 40, width):
             part = losses[start : start + width]
             tally.add(rounds(part), len(part), DATA, 0.5 * len(part))
@@ -42,7 +42,7 @@ def test_rounds_add_up_to_the_same_bits_however_they_are_called():
 
 
 def test_updates_are_lost_until_a_round_has_a_finite_one():
-    tally, seen = Tally(), []
+    tally, seen = RoundTotals(), []
     for diverged, loss in ((0, 1.0), (3, np.nan), (3, np.inf), (2, 5.0), (3, np.nan)):
         tally.add(rounds(np.full((1, 3), loss), diverged), 1, DATA, 1.0)
         seen.append((tally.lost, tally.updates, tally.last_loss))
@@ -51,7 +51,7 @@ def test_updates_are_lost_until_a_round_has_a_finite_one():
 
 
 def test_a_round_without_anybody_loses_nothing():
-    tally = Tally()
+    tally = RoundTotals()
     tally.add(rounds(np.full((1, 3), np.nan), 3), 1, DATA, 1.0)
     nobody = rounds(np.zeros((2, 3)))
     tally.add(nobody._replace(mask=np.zeros((2, 3), bool)), 2, DATA, 1.0)
@@ -82,4 +82,4 @@ def test_only_checkpoints_that_are_written_count(written):
 def test_what_is_nothing_that_is_added_up_is_refused(saved):
     ((name, value),) = saved.items()
     with pytest.raises(ValueError, match=mentions(f"{name}={value!r}")):
-        Tally(**saved)
+        RoundTotals(**saved)

@@ -694,8 +694,8 @@ def test_another_seed_takes_the_program_of_the_first(compiled):
 
 
 def test_what_cannot_be_hashed_is_built_anew():
-    assert program.kept(lambda one: [one])([1]) == [[1]]
-    build = program.kept(lambda one: [one])
+    assert program.cached_program(lambda one: [one])([1]) == [[1]]
+    build = program.cached_program(lambda one: [one])
     assert build(1) is build(1)
 
 

@@ -20,7 +20,7 @@ from jaxfl.simulation import footprint as footprints
 from jaxfl.simulation import loop, program
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.rounds import Rounds
-from jaxfl.simulation.seeds import RoundsInLanes
+from jaxfl.simulation.seeds import LaneRounds
 from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
@@ -200,7 +200,7 @@ def test_nothing_is_told_twice_where_seeds_go_on_one_after_another(side_by_side,
     advance, told = Rounds.advance, []
 
     def first(self, state, count):
-        if isinstance(self, RoundsInLanes) and told:
+        if isinstance(self, LaneRounds) and told:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
         return advance(self, state, count)
 

@@ -112,7 +112,7 @@ def results_table(
 
     Args:
         runs: the summary of one, or of one for each seed.
-        spread: of several, from `jaxfl.jobs.job.across`; then the first column is the seed.
+        spread: of several, from `jaxfl.jobs.job.summarise_seeds`; then the first column is the seed.
     """
     one, columns = runs[0], _shown_columns(runs)
     main = main_metric(one)

@@ -1,1 +1,1 @@
-"""Evaluation of the served models on the clients' test rows; knows nothing of folders."""
+"""Evaluation of the served models on the clients' test rows; independent of folders."""

@@ -1,4 +1,4 @@
-"""How well the clients are served: every client's own test rows under the model it is served; or of many, some.
+"""Evaluation of the served models: each client's test rows under its own served model, for all clients or a sample.
 
 Many clients share a model and a test set (four rotations of MNIST under four models are at most sixteen pairs, whatever
 the number of clients), so the pass runs over the distinct pairs and its sums are handed to all who share one.
@@ -25,16 +25,23 @@ from jaxfl.engine import by_size, over_clients
 from jaxfl.methods.base import Method, keep_clusters
 from jaxfl.random import host_rng
 from jaxfl.simulation.evaluation.finetune import FineTune, trainer
-from jaxfl.simulation.evaluation.metrics import Evaluation, Totals, counting, finetuned, summarise, together
+from jaxfl.simulation.evaluation.metrics import (
+    Evaluation,
+    Totals,
+    counted_clients,
+    finetuned_names,
+    join_totals,
+    summarise,
+)
 from jaxfl.simulation.host import rows as host_rows
-from jaxfl.simulation.program import kept, program_bytes, shapes_of
+from jaxfl.simulation.program import cached_program, program_bytes, shapes_of
 from jaxfl.tasks.contract import outputs_and_loss
 from jaxfl.typing import Array, Key, Params
 
 BLOCK = 1000  # test rows of a client taken at once
 
 
-@kept
+@cached_program
 def assigner(method: Method, plan: Plan, shapes: Any) -> Any:
     """Returns `(key, state, data, ids [M], real [M]) -> state` with their clusters up to date; compiled."""
 
@@ -45,7 +52,7 @@ def assigner(method: Method, plan: Plan, shapes: Any) -> Any:
     return assign
 
 
-@kept
+@cached_program
 def tester(method: Method, plan: Plan, shapes: Any) -> Any:
     """Returns `(state, data, ids [M], real [M]) -> sums [M, ...]`, zeros where not real; compiled."""
 
@@ -55,16 +62,16 @@ def tester(method: Method, plan: Plan, shapes: Any) -> Any:
             state, data = shared
 
             def run() -> Totals:
-                return totals_of(method, tree.take(method.client_params(state, client[None]), 0), data, client)
+                return client_totals(method, tree.take(method.client_params(state, client[None]), 0), data, client)
 
-            return (), _where_needed(real, run)
+            return (), _run_where(real, run)
 
         return plan.readable(over_clients(client, (state, data), Cohort.of(ids, plan), real)[1])
 
     return test
 
 
-@kept
+@cached_program
 def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callable[..., tuple]:
     """Returns `(key, state, data, ids [M], real [M]) -> (sums [M, ...], diverged [M])`; compiled.
 
@@ -77,9 +84,9 @@ def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callab
 
         def run() -> Any:
             model, finite = train(key, state, data, client)
-            return totals_of(method, model, data, client), ~finite
+            return client_totals(method, model, data, client), ~finite
 
-        return (), _where_needed(data.test.size[client] > 0, run)
+        return (), _run_where(data.test.size[client] > 0, run)
 
     @engine.jit
     def tune(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
@@ -96,14 +103,14 @@ def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callab
     return tune
 
 
-def _where_needed(real: Array, run: Callable[[], Any]) -> Any:
-    """Returns what `run` returns, or zeros where it is not needed; one client at a time skips it then."""
+def _run_where(real: Array, run: Callable[[], Any]) -> Any:
+    """Returns the result of `run`, or zeros where it is not needed; with one client at a time it is then skipped."""
     shapes = jax.eval_shape(run)
     return jax.lax.cond(real, run, lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
 
 
-def totals_of(method: Method, model: Any, data: FederatedData, client: Array) -> Totals:
-    """Returns what is added up over a client's test rows under a model."""
+def client_totals(method: Method, model: Any, data: FederatedData, client: Array) -> Totals:
+    """Returns the totals of a client's test rows under a model."""
     task, both = method.task, outputs_and_loss(method.task)
 
     def sums_of(outputs: Array, batch: Batch) -> Any:
@@ -128,12 +135,12 @@ def totals_of(method: Method, model: Any, data: FederatedData, client: Array) ->
     return fold_rows(step, zero, data, data.test, client, rows_at_once(task, model, BLOCK))
 
 
-EVERYBODY = 10_000  # clients that are all tested unless another number is asked for
-BESIDE = 250  # clients of a window
+MAX_SAMPLE = 10_000  # clients that are all tested unless another number is asked for
+WINDOW_CLIENTS = 250  # clients of a window
 
 
 class Block(NamedTuple):
-    """Clients that are tested in one go."""
+    """Clients that are tested in one pass."""
 
     ids: np.ndarray  # [M] int32; what is not real repeats the first
     real: np.ndarray  # [M] bool
@@ -145,11 +152,11 @@ Blocks = Callable[[], Iterator[Block]]
 
 
 def evaluation_sample(data: FederatedData, most: int | None, seed: int) -> np.ndarray | None:
-    """Returns who is tested `[M]` in ascending order, the same clients in every evaluation; None tests all.
+    """Returns the evaluation sample `[M]`, ids in ascending order, the same in every evaluation; None for all clients.
 
     Args:
         data: the federation.
-        most: how many clients; None is `EVERYBODY`. Drawn are those with test rows, and where clients arrive or leave
+        most: how many clients; None is `MAX_SAMPLE`. Drawn are those with test rows, and where clients arrive or leave
             those who are there all the time, if there are such.
         seed: of the run.
 
@@ -162,8 +169,8 @@ def evaluation_sample(data: FederatedData, most: int | None, seed: int) -> np.nd
     (True, 3)
     """
     if most is not None and most < 1:
-        raise ValueError(f"eval_clients must be at least 1, got {most}; none tests all of up to {EVERYBODY} clients.")
-    most = EVERYBODY if most is None else most
+        raise ValueError(f"eval_clients must be at least 1, got {most}; none tests all of up to {MAX_SAMPLE} clients.")
+    most = MAX_SAMPLE if most is None else most
     if data.num_clients <= most:
         return None
     there = [np.asarray(now.test.size) > 0 for now in data.phases]
@@ -171,14 +178,14 @@ def evaluation_sample(data: FederatedData, most: int | None, seed: int) -> np.nd
     able = np.flatnonzero(np.all(there, 0))
     able = able if len(able) else np.flatnonzero(np.asarray(data.test.size))
     drawn = host_rng(seed, "eval_clients").permutation(able) if len(able) else np.arange(data.num_clients)
-    count = counting(data)[drawn]
+    count = counted_clients(data)[drawn]
     if count.any() and not count[:most].any():  # the metrics of the run would be of nobody
         drawn = np.concatenate([drawn[count][:1], drawn[~count]])
     return np.sort(drawn[:most])
 
 
-def resident(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None) -> Blocks:
-    """Returns one block of everybody that is tested, of rows on the device.
+def resident_blocks(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None) -> Blocks:
+    """Returns a function that yields one block of all tested clients, with resident rows.
 
     Args:
         data: the federation.
@@ -186,15 +193,15 @@ def resident(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | 
         plan: has the devices.
         test_rows: the most rows of a client that are tested, or None.
     """
-    tested = data if test_rows is None else _thinned(data, ids, test_rows).on_device(plan.mesh)
+    tested = data if test_rows is None else _limit_test_rows(data, ids, test_rows).on_device(plan.mesh)
     whole = Block(ids.astype(np.int32), np.ones(len(ids), bool), data, tested)
     return lambda: iter([whole])
 
 
-def in_windows(
+def window_blocks(
     data: FederatedData, ids: np.ndarray, plan: Plan, test_rows: int | None, *, assigns: bool, trains: bool
 ) -> Blocks:
-    """Returns blocks of the same shapes, of rows on the host; every call reads them anew.
+    """Returns a function that yields blocks of equal shapes with windows of host rows, which each call reads again.
 
     Args:
         data: the federation.
@@ -204,8 +211,8 @@ def in_windows(
         assigns: whether the rows decide what clients are served.
         trains: whether clients train before a second test.
     """
-    beside = min(BESIDE, len(ids))
-    tested = data if test_rows is None else _thinned(data, ids, test_rows)
+    beside = min(WINDOW_CLIENTS, len(ids))
+    tested = data if test_rows is None else _limit_test_rows(data, ids, test_rows)
     both = Windows(data, beside, ("train", "test"), plan.mesh) if assigns else None
     if both is None or test_rows is not None:
         own = Windows(tested, beside, ("train", "test") if trains else ("test",), plan.mesh)
@@ -213,7 +220,7 @@ def in_windows(
         own = both
 
     def blocks() -> Iterator[Block]:
-        for padded, real in _parts(ids, beside):
+        for padded, real in _padded_parts(ids, beside):
             few = padded[real]
             window = own.of(few)
             yield Block(padded, real, window if both in (own, None) else both.of(few), window)
@@ -221,18 +228,18 @@ def in_windows(
     return blocks
 
 
-def parted(block: Block) -> Iterator[Block]:
-    """Yields blocks of at most `BESIDE` clients, of the same shapes; one that has no more as it is."""
+def split_block(block: Block) -> Iterator[Block]:
+    """Yields blocks of at most `WINDOW_CLIENTS` clients, of equal shapes; a small block is yielded as it is."""
     own = block.ids[block.real]
-    if len(block.ids) <= BESIDE:
+    if len(block.ids) <= WINDOW_CLIENTS:
         yield block
         return
-    for padded, real in _parts(own, BESIDE):
+    for padded, real in _padded_parts(own, WINDOW_CLIENTS):
         yield block._replace(ids=padded, real=real)
 
 
-def of_all(found: Evaluation, ids: np.ndarray, cluster: np.ndarray) -> Evaluation:
-    """Returns the evaluation of some clients as one of all `[N]`: NaN for those that were not tested.
+def expand_to_all(found: Evaluation, ids: np.ndarray, cluster: np.ndarray) -> Evaluation:
+    """Returns the evaluation of a sample as one of all clients `[N]`, with NaN for those that were not tested.
 
     Args:
         found: of the clients `ids`.
@@ -251,15 +258,15 @@ def of_all(found: Evaluation, ids: np.ndarray, cluster: np.ndarray) -> Evaluatio
     return found._replace(values=values, rows=rows, loss=spread(found.loss), cluster=cluster)
 
 
-def _parts(ids: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields parts of this size, int32, and what of each is real."""
+def _padded_parts(ids: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields ids in parts of `size` (int32), padded, and the masks of the ids that are real."""
     for begin in range(0, len(ids), size):
         few = ids[begin : begin + size].astype(np.int32)
         yield np.resize(few, size), np.arange(size) < len(few)
 
 
-def _thinned(data: FederatedData, ids: np.ndarray, test_rows: int) -> FederatedData:
-    """Returns the federation with at most so many test rows of each client `ids`, and none of anybody else."""
+def _limit_test_rows(data: FederatedData, ids: np.ndarray, test_rows: int) -> FederatedData:
+    """Returns the federation with at most `test_rows` test rows for each client of `ids`, and none for the others."""
     mine = np.zeros(data.num_clients, bool)
     mine[ids] = True
     start, size = (np.where(mine, np.asarray(part), 0).astype(np.int32) for part in (data.test.start, data.test.size))
@@ -267,8 +274,8 @@ def _thinned(data: FederatedData, ids: np.ndarray, test_rows: int) -> FederatedD
     return replace(data, test=few.thinned(test_rows))
 
 
-TOGETHER = 16_000  # test rows of all clients that are tested side by side: enough to keep an accelerator busy
-NOT_VALIDATED = ("clusters", "num_clusters", "ari", "nmi", "purity", "eval_clients", "attackers")  # not of test rows
+ROWS_SIDE_BY_SIDE = 16_000  # test rows of all clients that are tested side by side: enough to keep an accelerator busy
+NOT_OF_TEST_ROWS = ("clusters", "num_clusters", "ari", "nmi", "purity", "eval_clients", "attackers")  # not of test rows
 
 
 def evaluator(
@@ -301,20 +308,20 @@ def evaluator(
         options = {"clients": clients, "stream": stream}
         looks = [evaluator(method, now, plan, finetune, test_rows, **options) for now in data.phases]
         return lambda key, state: looks[int(state.round) >= drifts_at](key, state)
-    look = _of_test_rows(method, data, plan, finetune, test_rows, clients, stream)
+    look = _test_rows_evaluator(method, data, plan, finetune, test_rows, clients, stream)
     if data.validation is None:
         return look
-    look_apart = _of_test_rows(method, on_validation(data), plan, None, test_rows, clients, stream)
+    look_apart = _test_rows_evaluator(method, on_validation(data), plan, None, test_rows, clients, stream)
 
     def both(key: Key, state: Any) -> Evaluation:
         found, apart = look(key, state), look_apart(key, state).metrics
-        apart = {f"validation_{name}": value for name, value in apart.items() if name not in NOT_VALIDATED}
+        apart = {f"validation_{name}": value for name, value in apart.items() if name not in NOT_OF_TEST_ROWS}
         return found._replace(metrics=found.metrics | apart)
 
     return both
 
 
-def _of_test_rows(
+def _test_rows_evaluator(
     method: Method,
     data: FederatedData,
     plan: Plan,
@@ -323,7 +330,7 @@ def _of_test_rows(
     clients: np.ndarray | None,
     stream: bool,
 ) -> Callable[[Key, Any], Evaluation]:
-    """Returns the evaluation on the test rows alone; arguments as of `evaluator`."""
+    """Returns `(key, state) -> Evaluation` of the test rows, without validation rows; arguments as in `evaluator`."""
     ids = np.arange(data.num_clients) if clients is None else clients
     if data.absent is not None:
         there = np.flatnonzero(~np.asarray(data.absent))
@@ -331,28 +338,28 @@ def _of_test_rows(
         ids = sampled if len(sampled) else there  # all who were drawn may have left
     if stream:
         assigns, trains = method.assign is not keep_clusters, finetune is not None
-        blocks = in_windows(data, ids, plan, test_rows, assigns=assigns, trains=trains)
+        blocks = window_blocks(data, ids, plan, test_rows, assigns=assigns, trains=trains)
     else:
-        blocks = resident(data, ids, plan, test_rows)
-    tests = _for_tests(plan, data)
+        blocks = resident_blocks(data, ids, plan, test_rows)
+    tests = _test_plan(plan, data)
     few = data if len(ids) == data.num_clients else data.subset(ids)
     note = {} if clients is None else {"eval_clients": len(ids)}
 
     def summary(tested: list[Totals], cluster: np.ndarray) -> Evaluation:
-        found = summarise(method.task.metrics, together(tested), cluster[ids], few)
-        return of_all(found._replace(metrics=found.metrics | note), ids, cluster)
+        found = summarise(method.task.metrics, join_totals(tested), cluster[ids], few)
+        return expand_to_all(found._replace(metrics=found.metrics | note), ids, cluster)
 
     def evaluate(key: Key, state: Any) -> Evaluation:
         cluster, plain, tuned = np.array(state.cluster), [], []
-        split = parted if host_rows.has_any(state) else lambda block: iter([block])
+        split = split_block if host_rows.has_host_rows(state) else lambda block: iter([block])
         for block in itertools.chain.from_iterable(map(split, blocks())):
             shapes = shapes_of(block.data, block.tested, block.ids)
-            served = host_rows.at_hand(state, block.ids, plan.place)
+            served = host_rows.with_resident_rows(state, block.ids, plan.place)
             if method.assign is not keep_clusters:  # else a copy of the state would be all that comes of it
                 served = assigner(method, plan, shapes)(key, served, block.data, block.ids, block.real)
             own = block.ids[block.real]
             cluster[own] = np.asarray(served.cluster)[own]
-            plain.append(_tested(tester(method, tests, shapes), served, block, cluster, tests))
+            plain.append(_test_pairs(tester(method, tests, shapes), served, block, cluster, tests))
             if finetune is not None:
                 found = tuner(method, finetune, tests, shapes)(key, served, block.tested, block.ids, block.real)
                 tuned.append(jax.tree.map(lambda leaf, real=block.real: np.asarray(leaf)[real], found))
@@ -360,17 +367,17 @@ def _of_test_rows(
         if finetune is None:
             return result
         second = summary([tested for tested, _ in tuned], cluster)
-        metrics = {f"finetuned_{name}": second.metrics[name] for name in finetuned(second)}
+        metrics = {f"finetuned_{name}": second.metrics[name] for name in finetuned_names(second)}
         metrics["finetuned_diverged"] = int(sum(diverged.sum() for _, diverged in tuned))
         return result._replace(metrics=result.metrics | metrics, finetuned=second)
 
     return evaluate
 
 
-def model_of(
+def client_model(
     method: Method, state: Any, data: FederatedData, client: int, seed: int, *, stream: bool = False
 ) -> Params:
-    """Returns the model that a client is served, in host memory: that which an evaluation tests.
+    """Returns the served model of a client in host memory, the one that an evaluation tests.
 
     Args:
         method: the method.
@@ -381,10 +388,14 @@ def model_of(
         stream: whether the rows stay on the host.
     """
     data, ids, plan = data.at(int(state.round)).in_programs(), np.array([client]), Plan()
-    state = jax.tree.map(np.asarray, host_rows.at_hand(state, ids, plan.place))  # of one device or of several
+    state = jax.tree.map(
+        np.asarray, host_rows.with_resident_rows(state, ids, plan.place)
+    )  # of one device or of several
     if method.assign is not keep_clusters:
         blocks = (
-            in_windows(data, ids, plan, None, assigns=True, trains=False) if stream else resident(data, ids, plan, None)
+            window_blocks(data, ids, plan, None, assigns=True, trains=False)
+            if stream
+            else resident_blocks(data, ids, plan, None)
         )
         (block,) = blocks()
         assign = assigner(method, plan, shapes_of(block.data, block.tested, block.ids))
@@ -394,7 +405,7 @@ def model_of(
 
 
 def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, plan: Plan, clients: int) -> int:
-    """Returns the most bytes that an evaluation takes beside data and state.
+    """Returns the peak bytes of an evaluation, without data and state.
 
     Args:
         method: the method.
@@ -411,14 +422,14 @@ def evaluation_bytes(method: Method, key: Key, state: Any, data: FederatedData, 
 
     state, data, ids = jax.tree.map(there, (state, data, jax.ShapeDtypeStruct((clients,), jnp.int32)))
     real, shapes = there(jax.ShapeDtypeStruct(ids.shape, bool)), shapes_of(data, data, ids)
-    tested = program_bytes(tester(method, _for_tests(plan, data), shapes).lower(state, data, ids, real).compile())
+    tested = program_bytes(tester(method, _test_plan(plan, data), shapes).lower(state, data, ids, real).compile())
     if method.assign is keep_clusters:
         return tested
     assigned = program_bytes(assigner(method, plan, shapes).lower(key, state, data, ids, real).compile())
     return tree.num_bytes(state) + max(tested, assigned)  # its result is a state
 
 
-def assigned(method: Method, plan: Plan, key: Key, state: Any, data: FederatedData, ids: np.ndarray) -> Any:
+def assign_clusters(method: Method, plan: Plan, key: Key, state: Any, data: FederatedData, ids: np.ndarray) -> Any:
     """Returns the state with the clusters of some clients up to date.
 
     Args:
@@ -432,10 +443,10 @@ def assigned(method: Method, plan: Plan, key: Key, state: Any, data: FederatedDa
     return assigner(method, plan, shapes_of(data, data, ids))(key, state, data, ids, np.ones(len(ids), bool))
 
 
-def _tested(test: Callable[..., Totals], state: Any, block: Block, cluster: np.ndarray, plan: Plan) -> Totals:
-    """Returns the sums `[M, ...]` of a block's real clients, with a pass over its distinct pairs."""
+def _test_pairs(test: Callable[..., Totals], state: Any, block: Block, cluster: np.ndarray, plan: Plan) -> Totals:
+    """Returns the totals `[M, ...]` of a block's real clients, computed once per distinct pair of model and rows."""
     own = block.ids[block.real]
-    first, inverse = distinct(block.tested, cluster, own)
+    first, inverse = distinct_pairs(block.tested, cluster, own)
     # one program for every number of pairs: what is not needed is skipped, or with chunks kept below twice the need
     most = len(block.ids)
     width = most if plan.chunk == 1 else min(most, 1 << (len(first) - 1).bit_length())
@@ -443,19 +454,20 @@ def _tested(test: Callable[..., Totals], state: Any, block: Block, cluster: np.n
     return jax.tree.map(lambda leaf: np.asarray(leaf)[inverse], found)
 
 
-def _for_tests(plan: Plan, data: FederatedData) -> Plan:
-    """Returns the plan with which clients are tested: as many side by side as have `TOGETHER` rows in a block.
+def _test_plan(plan: Plan, data: FederatedData) -> Plan:
+    """Returns the plan of a test: the clients side by side have at most `ROWS_SIDE_BY_SIDE` rows in a step.
 
     A client may train on 50 rows and be tested on 10,000: as many as train side by side would not fit into memory.
     """
-    most = max(1, TOGETHER // max(1, min(data.test.max_size, BLOCK)))
+    most = max(1, ROWS_SIDE_BY_SIDE // max(1, min(data.test.max_size, BLOCK)))
     return plan._replace(chunk=most if plan.chunk is None else min(plan.chunk, most))
 
 
-def distinct(
+def distinct_pairs(
     data: FederatedData, cluster: np.ndarray, ids: np.ndarray | slice = slice(None)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns one client of each distinct (model, test rows as they are seen), and for every client which it shares.
+    """Returns one client of each distinct pair (cluster, view of test rows), and for every client the place of its
+    pair.
 
     Args:
         data: the federation.
@@ -464,7 +476,7 @@ def distinct(
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)  # two clients a rotation
-    >>> [len(part) for part in distinct(data, np.zeros(8, int))]
+    >>> [len(part) for part in distinct_pairs(data, np.zeros(8, int))]
     [4, 8]
     """
     rows = np.stack([np.asarray(column)[ids] for column in (cluster, *data.per_client("test").values())], 1)

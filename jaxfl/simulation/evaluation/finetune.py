@@ -1,4 +1,4 @@
-"""Training that is no part of a run: what a client makes of the model that it is served."""
+"""Fine-tuning: local training of the served models before a second test, which is no part of the run."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from jaxfl.typing import Array, Key, Params
 
 @dataclasses.dataclass(frozen=True)
 class FineTune:
-    """What every client does with the model that it is served before it is tested a second time.
+    """Local training of every client's served model before a second test.
 
     It trains the whole model on its own training rows with the task's loss, as in the first version of FeSEM ("one
     extra local epoch"). Nothing of it is kept or sent: the run is the same with and without. Nobody is late or attacks.
@@ -54,7 +54,7 @@ class FineTune:
 
 
 def trainer(method: Method, finetune: FineTune) -> Callable[..., tuple[Params, Array]]:
-    """Returns `(key, state, data, client) -> (model, finite)`: what a client's model becomes; traceable.
+    """Returns `(key, state, data, client) -> (model, finite)`, the fine-tuned model of a client; traceable.
 
     Args:
         method: gives the model that the client starts from, the one that it is served, and the task.

@@ -48,7 +48,7 @@ COLUMNS = frozenset(("client", "name", "group", "held_out", "cluster", "train_ro
 
 
 class Totals(NamedTuple):
-    """What is added up over the test rows of each client."""
+    """Sums over the test rows of each client."""
 
     sums: Any  # of the task's metrics, arrays [N, ...]
     loss: Any  # [N]
@@ -56,7 +56,7 @@ class Totals(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """One evaluation of all clients, or of a sample: the others have NaN, and the cluster that they were last in.
+    """One evaluation of all clients or of a sample; other clients have NaN, and the cluster that they were last in.
 
     The metrics of each client have names of their own, too: `evaluation.accuracy` is `evaluation.values["accuracy"]`.
     """
@@ -82,17 +82,17 @@ class Evaluation(NamedTuple):
     def __repr__(self) -> str:
         """Returns a line: it has some numbers for every client."""
         names = (f"micro_{self.main}", f"macro_{self.main}", "loss", "num_clusters")
-        return f"Evaluation({len(self.cluster)} clients, {in_a_line(self.metrics, names)})"
+        return f"Evaluation({len(self.cluster)} clients, {numbers_phrase(self.metrics, names)})"
 
 
-def counting(data: FederatedData) -> np.ndarray:
-    """Returns whose metrics those of the run are of `[N]`: who is neither held out nor attacks."""
+def counted_clients(data: FederatedData) -> np.ndarray:
+    """Returns the mask `[N]` of the clients in the run's metrics: neither held out nor attackers."""
     out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
     return ~out if data.attack is None else ~(out | np.asarray(data.attack.attacker))
 
 
-def known(evaluation: Evaluation, data: FederatedData) -> np.ndarray:
-    """Returns whose cluster is known `[N]`: of a sample that was tested theirs alone, and nobody's who has left."""
+def cluster_is_known(evaluation: Evaluation, data: FederatedData) -> np.ndarray:
+    """Returns the mask `[N]` of clients whose cluster is known: those of the evaluation sample that have not left."""
     seen = evaluation.rows > 0 if "eval_clients" in evaluation.metrics else np.ones(len(evaluation.cluster), bool)
     return seen if data.absent is None else seen & ~np.asarray(data.absent)
 
@@ -120,18 +120,18 @@ def is_lower_better(name: str, lower: Iterable[str]) -> bool:
     return name in found or (named is not None and named["metric"] in found)
 
 
-def in_a_line(numbers: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Returns some numbers, four digits of each.
+def numbers_phrase(numbers: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Returns a phrase with some numbers, four digits of each.
 
-    >>> in_a_line({"rounds": 3, "loss": 0.123456, "ari": None}, ["rounds", "loss", "ari"])
+    >>> numbers_phrase({"rounds": 3, "loss": 0.123456, "ari": None}, ["rounds", "loss", "ari"])
     'rounds=3, loss=0.1235, ari=None'
     """
     values = {name: numbers.get(name) for name in names}
     return ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items())
 
 
-def together(parts: Sequence[Totals]) -> Totals:
-    """Returns the sums of several blocks of clients, one behind the other, in the precision of the host."""
+def join_totals(parts: Sequence[Totals]) -> Totals:
+    """Returns the totals of several blocks of clients, concatenated, in the precision of the host."""
 
     def joined(*leaves: Any) -> np.ndarray:
         leaf = np.concatenate(leaves)
@@ -141,7 +141,7 @@ def together(parts: Sequence[Totals]) -> Totals:
 
 
 def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: FederatedData) -> Evaluation:
-    """Turns sums into metrics.
+    """Returns the evaluation of totals.
 
     Args:
         task: what is measured.
@@ -150,7 +150,7 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
         data: the federation.
     """
     rows = tested.rows  # [N]
-    values = _values(task, tested.sums, rows)
+    values = _client_values(task, tested.sums, rows)
     with np.errstate(invalid="ignore", divide="ignore"):
         loss = tested.loss / rows
     main = next(iter(values))
@@ -165,7 +165,7 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
         if task.pooled:
             some = np.flatnonzero(who)
             sums = jax.tree.map(lambda leaf: leaf[some].sum(0, keepdims=True), tested.sums)
-            found = float(_values(task, sums, rows[some].sum(keepdims=True))[name][0])
+            found = float(_client_values(task, sums, rows[some].sum(keepdims=True))[name][0])
             lost = math.isnan(found) and np.isfinite(loss[some]).all()  # not even all rows together define it
             return found if len(some) and not lost else None
         who = defined(name, who)
@@ -181,8 +181,8 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
     metrics: dict[str, Any] = {
         **{key: value for name in values for key, value in both(name, served).items()},
         "loss": float(np.average(loss[served], weights=rows[served])) if served.any() else None,
-        **spread(values[main][defined(main, served)], main, lower=main in task.lower),
-        **found(cluster, data, counting(data) & (np.asarray(data.train.size) > 0)),
+        **client_spread(values[main][defined(main, served)], main, lower=main in task.lower),
+        **cluster_scores(cluster, data, counted_clients(data) & (np.asarray(data.train.size) > 0)),
         "clusters": [
             {
                 "cluster": int(k),
@@ -199,15 +199,15 @@ def summarise(task: Metrics, tested: Totals, cluster: np.ndarray, data: Federate
     return Evaluation(metrics, values, rows, loss, cluster)
 
 
-def finetuned(evaluation: Evaluation) -> list[str]:
-    """Returns which of the metrics are reported of fine-tuned models too."""
+def finetuned_names(evaluation: Evaluation) -> list[str]:
+    """Returns the names of the metrics that are reported for fine-tuned models too."""
     wanted = [f"{kind}_{name}" for name in evaluation.values for kind in ("micro", "macro")]
     wanted += [f"unseen_{kind}_{evaluation.main}" for kind in ("micro", "macro")]
     return [name for name in wanted if name in evaluation.metrics]
 
 
-def spread(values: np.ndarray, name: str = "accuracy", *, lower: bool = False) -> dict[str, float | None]:
-    """Returns how unequal a metric of clients `[M]` is: standard deviation, percentiles, mean of the worst tenth."""
+def client_spread(values: np.ndarray, name: str = "accuracy", *, lower: bool = False) -> dict[str, float | None]:
+    """Returns the spread of a metric over clients `[M]`: standard deviation, percentiles, mean of the worst tenth."""
     names = [f"std_{name}", *(f"p{q}_{name}" for q in (5, 10, 50, 90)), f"worst_decile_{name}"]
     if not len(values):
         return dict.fromkeys(names)
@@ -219,7 +219,7 @@ def spread(values: np.ndarray, name: str = "accuracy", *, lower: bool = False) -
     return dict(zip(names, map(float, numbers), strict=True))
 
 
-def _values(task: Metrics, sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _client_values(task: Metrics, sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the task's metrics of each client `[N]`, NaN of a client without rows.
 
     Raises:
@@ -242,7 +242,7 @@ def _values(task: Metrics, sums: Any, rows: np.ndarray) -> dict[str, np.ndarray]
     return {name: np.where(rows > 0, one, np.nan) for name, one in made.items()}
 
 
-def found(cluster: np.ndarray, data: FederatedData, who: np.ndarray) -> dict[str, Any]:
+def cluster_scores(cluster: np.ndarray, data: FederatedData, who: np.ndarray) -> dict[str, Any]:
     """Returns how the found clusters agree with the true groups, of the clients `who [N]` that have a cluster."""
     who = who & (cluster >= 0)
     number = len(np.unique(cluster[who]))

@@ -1,4 +1,4 @@
-"""What a finished run is used for: outputs for new rows, and models for clients who were not there."""
+"""Uses of a finished run: outputs for new rows, and the evaluation of newcomers."""
 
 import dataclasses
 from typing import Any
@@ -17,14 +17,14 @@ from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.evaluate import evaluator
 from jaxfl.simulation.evaluation.metrics import Evaluation
 from jaxfl.simulation.host.rows import with_field
-from jaxfl.simulation.program import initialiser, kept, shapes_of
+from jaxfl.simulation.program import cached_program, initialiser, shapes_of
 from jaxfl.tasks import Task
 from jaxfl.tasks.contract import check_learns
 from jaxfl.typing import Params
 
 
 def predict(task: Task, model: Params, data: FederatedData, inputs: ArrayLike) -> np.ndarray:
-    """Returns what a model says of rows `[B, ...]`, with dropout off: of classification logits `[B, L]`.
+    """Returns the outputs of a model for rows `[B, ...]`, without dropout; of a classification, logits `[B, L]`.
 
     Args:
         task: what the model has learned.
@@ -49,34 +49,34 @@ def predict(task: Task, model: Params, data: FederatedData, inputs: ArrayLike) -
         )
     if kind.kind in "iu" and rows.size and not np.iinfo(kind).min <= rows.min() <= rows.max() <= np.iinfo(kind).max:
         raise ValueError(f"inputs must be {kind} as the run's are, got numbers from {rows.min()} to {rows.max()}.")
-    outputs, found = _outputs(task), []
+    outputs, found = _outputs_program(task), []
     for at in range(0, max(len(rows), 1), BLOCK_ROWS):
         block = rows[at : at + BLOCK_ROWS]
         padding = (1 << (len(block) - 1).bit_length()) - len(block)  # or every number of rows would be compiled for
         filled = np.concatenate([block, np.zeros((padding, *block.shape[1:]), block.dtype)])
-        found.append(np.asarray(outputs(model, _batch(data, filled)))[: len(block)])
+        found.append(np.asarray(outputs(model, _plain_batch(data, filled)))[: len(block)])
     return np.concatenate(found)
 
 
-@kept
-def _outputs(task: Task) -> Any:
+@cached_program
+def _outputs_program(task: Task) -> Any:
     return engine.jit(task.outputs)
 
 
-def _batch(data: FederatedData, rows: np.ndarray) -> Batch:
-    """Returns rows as the batch of a client who sees them as they are."""
+def _plain_batch(data: FederatedData, rows: np.ndarray) -> Batch:
+    """Returns rows as the batch of a client without a shift."""
     labels = np.zeros((len(rows), *data.labels.shape[1:]), data.labels.dtype)
-    unchanged = dict.fromkeys(seen_otherwise(data))
+    unchanged = dict.fromkeys(view_fields(data))
     alone = dataclasses.replace(data, inputs=rows.astype(data.inputs.dtype), labels=labels, **unchanged)
     return alone.batch(Split.pack([np.arange(len(rows))]), jnp.int32(0), jnp.arange(len(rows)))
 
 
-def seen_otherwise(data: FederatedData) -> list[str]:
-    """Returns the fields by which clients see rows of the pool otherwise than they lie there: turned, or relabelled."""
+def view_fields(data: FederatedData) -> list[str]:
+    """Returns the fields of the clients' shifts: rows of the pool are seen rotated or relabelled."""
     return [name for name, about in array_fields(data) if about["seen"] and "." not in name]
 
 
-def newcomers(
+def evaluate_newcomers(
     method: Method,
     state: Any,
     data: FederatedData,
@@ -84,9 +84,9 @@ def newcomers(
     new: FederatedData,
     began: FederatedData | None = None,
 ) -> Evaluation:
-    """Returns the evaluation of clients who were not there in training: they are served as held-out clients are.
+    """Returns the evaluation of newcomers, which are served as held-out clients are.
 
-    In the state, whatever has a row for each client has one for each of them, too, as in a first state.
+    Fields of the state with a row for each client get one for each newcomer, as in a first state.
 
     Args:
         method: that has run.
@@ -106,7 +106,7 @@ def newcomers(
     key = jax.random.key(seed)
     if new.inputs.dtype != data.inputs.dtype:
         raise ValueError(f"data must have inputs of {data.inputs.dtype} as the run's, got {new.inputs.dtype}.")
-    _check_means_the_same(data, new)
+    _check_same_meaning(data, new)
     both = with_newcomers(data, new)
     first = both if began is None else with_newcomers(began, new)
     try:
@@ -139,8 +139,8 @@ def newcomers(
     )
 
 
-def _check_means_the_same(data: FederatedData, new: FederatedData) -> None:
-    """Raises ValueError where a number of the new clients' rows is not what it was in the run."""
+def _check_same_meaning(data: FederatedData, new: FederatedData) -> None:
+    """Raises ValueError where inputs or labels of the newcomers have another meaning than in the run."""
     names, known = new.class_names, data.class_names
     if names and known and names != known[: len(names)]:
         place = next(at for at, pair in enumerate(zip(names, known, strict=False)) if len(set(pair)) > 1)
@@ -157,7 +157,8 @@ def _check_means_the_same(data: FederatedData, new: FederatedData) -> None:
 
 
 def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
-    """Returns the clients of both `[N + M]`; the new ones are behind, held out, and their rows scaled as the others'.
+    """Returns the clients of both federations `[N + M]`; the newcomers come last, are held out, and are scaled as the
+    others.
 
     True groups, attackers and validation rows are not known of the new ones, and so of nobody.
     """
@@ -165,7 +166,7 @@ def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
     data, new = (dataclasses.replace(one, **plain) for one in (data, new))
     held_out = np.zeros(data.num_clients, bool) if data.held_out is None else np.asarray(data.held_out)
     fields: dict[str, Any] = {"held_out": np.append(held_out, np.ones(new.num_clients, bool))}
-    for name in seen_otherwise(data):
+    for name in view_fields(data):
         parts = [getattr(one, name) for one in (data, new)]
         if any(part is not None for part in parts):
             sizes = (data.num_clients, new.num_clients)

@@ -1,8 +1,8 @@
-"""Rows of a state that stay on the host: those of clients that have trained, in a file, and one for all the others.
+"""Host rows of a state: the rows of clients that have trained are in a file, and one row stands for all others.
 
 A method may keep something for each of N clients, such as a model (see `Method.per_client`). Of these `[N, ...]` a
 round needs its cohort's, and an evaluation those of some clients at a time: they are read from the file, and sent to
-the device as `RowsHere`, in which `tree.take` and `tree.put` find them by the clients' numbers.
+the device as `ResidentRows`, in which `tree.take` and `tree.put` find them by the clients' numbers.
 
 The file, `rows.bin` in the run's directory, has places for rows, and an index says whose row lies where. A checkpoint
 holds the index, and what it names is on the disk before it is written. A place that one of the two checkpoints on disk
@@ -37,10 +37,10 @@ from jaxfl.typing import AnyArray, Array, Params
 
 
 @struct.dataclass
-class RowsHere(tree.Rows):
-    """The rows of some clients, on the device; what is taken of anybody else means nothing.
+class ResidentRows(tree.Rows):
+    """The rows of some clients on the device; rows that are taken for other clients are meaningless.
 
-    >>> rows = RowsHere({"w": np.array([[1.0], [2.0]])}, places(np.array([7, 3]), num_clients=9))
+    >>> rows = ResidentRows({"w": np.array([[1.0], [2.0]])}, row_places(np.array([7, 3]), num_clients=9))
     >>> tree.take(rows, np.array([3, 7]))["w"].tolist()
     [[2.0], [1.0]]
     >>> tree.put(rows, np.array([3, 9]), {"w": np.array([[5.0], [6.0]])}).values["w"].tolist()
@@ -54,14 +54,14 @@ class RowsHere(tree.Rows):
         """Returns the rows `[C, ...]` of `index [C]`."""
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[jnp.asarray(self.place)[index]], self.values)
 
-    def put(self, index: Array, rows: Params) -> "RowsHere":
-        """Returns them with `rows` written at `index`; who is not here, or out of range, writes nothing."""
+    def put(self, index: Array, rows: Params) -> "ResidentRows":
+        """Returns the rows with `rows` written at `index`; clients that are not among them write nothing."""
         place = jnp.asarray(self.place).at[index].get(mode="fill", fill_value=slots_of(self.values))
-        return RowsHere(tree.put(jax.tree.map(jnp.asarray, self.values), place, rows), self.place)
+        return ResidentRows(tree.put(jax.tree.map(jnp.asarray, self.values), place, rows), self.place)
 
 
-def places(ids: np.ndarray, num_clients: int, mask: np.ndarray | None = None) -> np.ndarray:
-    """Returns where each client's row is `[N]` among those of `ids [C]`; C where it is not.
+def row_places(ids: np.ndarray, num_clients: int, mask: np.ndarray | None = None) -> np.ndarray:
+    """Returns the place `[N]` of each client's row among those of `ids [C]`; C for other clients.
 
     Args:
         ids: of clients.
@@ -75,14 +75,14 @@ def places(ids: np.ndarray, num_clients: int, mask: np.ndarray | None = None) ->
     return found
 
 
-def shapes_here(whole: Params, count: int) -> RowsHere:
+def resident_shapes(whole: Params, count: int) -> ResidentRows:
     """Returns the shapes of `count` rows, cut out of arrays (or shapes) `[N, ...]`."""
     values = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), whole)
-    return RowsHere(values, jax.ShapeDtypeStruct((slots_of(whole),), np.int32))
+    return ResidentRows(values, jax.ShapeDtypeStruct((slots_of(whole),), np.int32))
 
 
-def sent(rows: RowsHere, place: Any) -> RowsHere:
-    """Returns rows in host memory as they are on the device; the memory may be used again."""
+def send_rows(rows: ResidentRows, place: Any) -> ResidentRows:
+    """Sends rows from host memory to the device and returns them; the memory may then be used again."""
     there = jax.device_put(rows, place)  # on a CPU this may be the host's memory itself
     return jax.block_until_ready(jax.tree.map(jnp.copy, there))
 
@@ -98,20 +98,20 @@ ALIGNMENT = 64  # bytes, of what XLA takes on a CPU without a copy
 
 
 class Index(NamedTuple):
-    """What a checkpoint says of the rows: whose lies where."""
+    """The places of the rows in the file, as a checkpoint saves them."""
 
     place: np.ndarray  # [N] int32 in the file; -1 for clients that have the first row
     check: np.ndarray  # [N] uint32, CRC-32 of what lies there
     first: Params  # [1, ...], what clients that have never trained have
 
     @classmethod
-    def of_nobody(cls, first: Params, num_clients: int) -> "Index":
+    def empty(cls, first: Params, num_clients: int) -> "Index":
         """Returns the index of clients that all have the first row `[1, ...]`."""
         return cls(np.full(num_clients, -1, np.int32), np.zeros(num_clients, np.uint32), first)
 
 
-class KeptRows(tree.Rows):
-    """A row for each of N clients, on the host. All that touches the file is done by one thread, in order.
+class HostRows(tree.Rows):
+    """A row for each of N clients, on the host. One thread reads and writes the file, in order.
 
     Args:
         index: whose row lies where.
@@ -126,7 +126,7 @@ class KeptRows(tree.Rows):
         self.index = Index(index.place.copy(), index.check.copy(), jax.tree.map(np.asarray, index.first))
         leaves, self._structure = jax.tree.flatten(self.index.first)
         self._kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        self._first = bytes_of(leaves, 0)
+        self._first = row_views(leaves, 0)
         self.row_bytes = sum(len(part) for part in self._first)
         self._path = None if folder is None else folder / NAME
         self._file = self._opened(new)
@@ -137,12 +137,12 @@ class KeptRows(tree.Rows):
         self._free: list[int] = []
         self._thread = ThreadPoolExecutor(1, "rows")
         self._writing: Future | None = None
-        self._memory, self._length = None, 0  # that `here` reads into, and of how many rows
+        self._memory, self._length = None, 0  # that `resident` reads into, and of how many rows
 
     def __repr__(self) -> str:
-        """Returns a line: what it stands for may be larger than memory."""
+        """Returns a line: the rows may be larger than memory."""
         trained = int((self.index.place >= 0).sum())
-        return f"KeptRows({len(self.index.place)} clients, {trained} of them with a row of {self.row_bytes:,} bytes)"
+        return f"HostRows({len(self.index.place)} clients, {trained} of them with a row of {self.row_bytes:,} bytes)"
 
     def check_room(self, clients: int) -> None:
         """Warns where the disk has no room for the rows of so many clients.
@@ -160,7 +160,7 @@ class KeptRows(tree.Rows):
 
     @property
     def shapes(self) -> Params:
-        """Returns the shapes of what this stands for `[N, ...]`."""
+        """Returns the shapes `[N, ...]` of the rows of all clients."""
         count = len(self.index.place)
         leaves = [jax.ShapeDtypeStruct((count, *shape), kind) for shape, kind in self._kinds]
         return jax.tree.unflatten(self._structure, leaves)
@@ -180,11 +180,11 @@ class KeptRows(tree.Rows):
         """
         return self._thread.submit(self._read, ids, jax.tree.leaves(memory))
 
-    def here(self, ids: np.ndarray, place: Any) -> RowsHere:
-        """Returns the rows of some clients on the device; `place` is where to, as `Plan.place` says."""
+    def resident(self, ids: np.ndarray, place: Any) -> ResidentRows:
+        """Returns the rows of some clients at a place, as `Plan.place` gives it."""
         same = self._memory if len(ids) == self._length else None
         self._memory, self._length = self.read(ids, same).result(), len(ids)
-        return sent(RowsHere(self._memory, places(ids, len(self.index.place))), place)
+        return send_rows(ResidentRows(self._memory, row_places(ids, len(self.index.place))), place)
 
     def write(self, ids: np.ndarray, rows: Params, mask: np.ndarray) -> None:
         """Begins to write rows `[C, ...]`, which must not change any more.
@@ -212,11 +212,11 @@ class KeptRows(tree.Rows):
     def flush(self) -> None:
         """Waits until all is on the disk."""
         self.settle()
-        with self._told():
+        with self._name_disk_errors():
             os.fsync(self._file.fileno())
 
     def hold(self) -> None:
-        """Notes that a checkpoint names the rows as they are; the one before the last names nothing any more."""
+        """Marks the rows as named by a checkpoint; the checkpoint before the last one is no longer needed."""
         now = self.index.place[self.index.place >= 0]
         self._held = np.zeros(self._end, bool)
         self._held[now] = self._held[self._before] = True
@@ -234,7 +234,7 @@ class KeptRows(tree.Rows):
                 f"{'no file' if found is None else f'{found:,} bytes'}; put the file back as it was, or choose another "
                 "directory."
             )
-        with self._told():
+        with self._name_disk_errors():
             if new or found is None:
                 return self._path.open("w+b", buffering=0)
             try:
@@ -246,15 +246,15 @@ class KeptRows(tree.Rows):
 
     def _read(self, ids: np.ndarray, memory: list[np.ndarray]) -> Params:
         place, check = self.index.place[ids], self.index.check[ids]
-        found = memory or [_aligned((len(ids), *shape), kind) for shape, kind in self._kinds]
+        found = memory or [_aligned_memory((len(ids), *shape), kind) for shape, kind in self._kinds]
         for row in np.argsort(place, kind="stable").tolist():  # in the order of the file
-            parts = bytes_of(found, row)
+            parts = row_views(found, row)
             if place[row] < 0:
                 for part, first in zip(parts, self._first, strict=True):
                     part[:] = first
                 continue
             self._file.seek(int(place[row]) * self.row_bytes)
-            if not all(_whole(self._file.readinto, part) for part in parts) or check_of(parts) != check[row]:
+            if not all(_transfer_all(self._file.readinto, part) for part in parts) or row_checksum(parts) != check[row]:
                 raise ValueError(
                     f"{self._path or 'the temporary file of rows'} is damaged, or was gone on with by another run: "
                     f"what it holds for client {ids[row]} is not what was written; put the file back as it was, or "
@@ -263,21 +263,21 @@ class KeptRows(tree.Rows):
         return jax.tree.unflatten(self._structure, found)
 
     def _write(self, ids: np.ndarray, leaves: list[np.ndarray], mask: np.ndarray) -> None:
-        with self._told():
+        with self._name_disk_errors():
             for row in np.flatnonzero(mask).tolist():
                 client = ids[row]
-                parts, place = bytes_of(leaves, row), int(self.index.place[client])
+                parts, place = row_views(leaves, row), int(self.index.place[client])
                 if place < 0 or (place < len(self._held) and self._held[place]):
                     place = self._free.pop() if self._free else self._end
                 self._file.seek(place * self.row_bytes)
-                if not all(_whole(self._file.write, part) for part in parts):
+                if not all(_transfer_all(self._file.write, part) for part in parts):
                     raise OSError("it takes nothing more")
                 self._end = max(self._end, place + 1)
-                self.index.place[client], self.index.check[client] = place, check_of(parts)
+                self.index.place[client], self.index.check[client] = place, row_checksum(parts)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Says of a disk that is full or gone which file it was, and what to do."""
+    def _name_disk_errors(self) -> Iterator[None]:
+        """Adds the file and the remedy to the error of a disk that is full or gone."""
         try:
             yield
         except OSError as error:
@@ -289,44 +289,46 @@ class KeptRows(tree.Rows):
             ) from error
 
 
-def at_hand(state: Any, ids: np.ndarray, place: Any) -> Any:
-    """Returns a state whose rows that are on the host are those of `ids`, on the device; any other as it is.
+def with_resident_rows(state: Any, ids: np.ndarray, place: Any) -> Any:
+    """Returns a state with the host rows of `ids` on the device; a state without host rows is returned as it is.
 
     Args:
         state: of a method.
         ids: whose rows will be needed.
         place: where to send them, as `Plan.place` says.
     """
-    return jax.tree.map(lambda leaf: leaf.here(ids, place) if isinstance(leaf, KeptRows) else leaf, state)
+    return jax.tree.map(lambda leaf: leaf.resident(ids, place) if isinstance(leaf, HostRows) else leaf, state)
 
 
-def has_any(state: Any) -> bool:
-    """Returns whether a state has rows that are on the host."""
-    return any(isinstance(leaf, KeptRows) for leaf in jax.tree.leaves(state))
+def has_host_rows(state: Any) -> bool:
+    """Returns whether a state has host rows."""
+    return any(isinstance(leaf, HostRows) for leaf in jax.tree.leaves(state))
 
 
-def shapes_whole(state: Any) -> Any:
-    """Returns a state in which the shapes of rows that are on the host stand for them; any other as it is."""
-    return jax.tree.map(lambda leaf: leaf.shapes if isinstance(leaf, KeptRows) else leaf, state)
+def full_shapes(state: Any) -> Any:
+    """Returns a state with the full shapes `[N, ...]` in place of host rows; a state without host rows is returned as
+    it is.
+    """
+    return jax.tree.map(lambda leaf: leaf.shapes if isinstance(leaf, HostRows) else leaf, state)
 
 
 @contextlib.contextmanager
-def saving(state: Any) -> Iterator[Any]:
-    """Yields a state as a checkpoint holds it, its rows on the disk; inside, the checkpoint is written."""
-    kept = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, KeptRows)]
+def saved_on_disk(state: Any) -> Iterator[Any]:
+    """Yields a state as a checkpoint saves it, after its host rows are on the disk; write the checkpoint inside."""
+    kept = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, HostRows)]
     for rows in kept:
         rows.flush()
-    yield jax.tree.map(lambda leaf: leaf.index if isinstance(leaf, KeptRows) else leaf, state)
+    yield jax.tree.map(lambda leaf: leaf.index if isinstance(leaf, HostRows) else leaf, state)
     for rows in kept:
         rows.hold()
 
 
-def bytes_of(leaves: list[np.ndarray], row: int) -> list[np.ndarray]:
-    """Returns the bytes of a row, leaf by leaf, as views."""
+def row_views(leaves: list[np.ndarray], row: int) -> list[np.ndarray]:
+    """Returns views of the bytes of a row, one for each leaf."""
     return [np.ascontiguousarray(leaf[row : row + 1]).reshape(-1).view(np.uint8) for leaf in leaves]
 
 
-def check_of(parts: list[np.ndarray]) -> int:
+def row_checksum(parts: list[np.ndarray]) -> int:
     """Returns the CRC-32 of a row."""
     found = 0
     for part in parts:
@@ -334,16 +336,16 @@ def check_of(parts: list[np.ndarray]) -> int:
     return found
 
 
-def _aligned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Returns memory that a device which is the CPU can take as it is."""
+def _aligned_memory(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """Returns memory that JAX's CPU device can use without a copy."""
     size = math.prod(shape) * kind.itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % ALIGNMENT
     return memory[begin : begin + size].view(kind).reshape(shape)
 
 
-def _whole(act: Callable[[np.ndarray], int | None], part: np.ndarray) -> bool:
-    """Reads or writes all of a part, which the system may do in pieces; returns whether it came to its end."""
+def _transfer_all(act: Callable[[np.ndarray], int | None], part: np.ndarray) -> bool:
+    """Reads or writes a whole part, for which the system may need several calls; returns whether it succeeded."""
     done = 0
     while done < len(part):
         step = act(part[done:])

@@ -1,4 +1,4 @@
-"""Rows of data that stay on the host: a round's are cut out and sent to the device while the one before is trained.
+"""Streaming of host rows: the window of a round is cut and sent to the device while the round before is trained.
 
 Cohorts follow from the seed, so they are known ahead. The program of a round is that of resident rows but for the
 cohort, which it is given, and its results are the same, bit for bit: a window keeps the clients' numbers and sizes (see
@@ -22,18 +22,18 @@ from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method, slots_of
 from jaxfl.sampling import Sampler
 from jaxfl.simulation import processes
-from jaxfl.simulation.program import available_bytes, draw_cohort, kept, shapes_of
+from jaxfl.simulation.program import available_bytes, cached_program, draw_cohort, shapes_of
 from jaxfl.typing import Array, Key
 
 Resident = bool | Literal["auto"]
 # Rounds that a program of streamed rows is made for, though it advances one: of the only cohort XLA would know that it
 # stays the same while the program loops, take what depends on it out of the loop, and round sums otherwise.
-LIMIT = 2
-SHARE = 0.5  # of the memory that is free: rows that need more of it are streamed
+STREAM_LIMIT = 2
+HOST_SHARE = 0.5  # of the memory that is free: rows that need more of it are streamed
 
 
-class Stream:
-    """The windows and cohorts of a run, round by round; or the cohorts alone, where all rows are on the device.
+class RowStream:
+    """The windows and cohorts of a run, round by round; the cohorts alone where all rows are resident.
 
     Args:
         data: the federation, in host memory or mapped files; on the device, where nothing is cut.
@@ -63,18 +63,18 @@ class Stream:
         self._windows = Windows(data, engine.padded_size(plan, size), mesh=plan.mesh, sharded=True) if cut else None
         self.blank = data if self._windows is None else self._windows.blank
         self._key, self.rounds = key, rounds
-        self._draw = _drawing(sampler, size, plan, shapes_of(self.blank))
+        self._draw = _cohort_drawer(sampler, size, plan, shapes_of(self.blank))
         self._drawn: dict[int, Cohort] = {}  # of this round and the next two
         self._cut: dict[int, Future[FederatedData]] = {}  # of this round and the next
         self._thread = ThreadPoolExecutor(1, "windows")
 
     @property
     def cohorts(self) -> Cohort:
-        """Returns the shapes of the cohorts that a program takes `[LIMIT, C]`."""
+        """Returns the shapes of the cohorts that a program takes `[STREAM_LIMIT, C]`."""
         return jax.eval_shape(self._draw, self._key, jnp.int32(0), self.blank)
 
     def at(self, round: int) -> tuple[FederatedData, Cohort]:
-        """Returns a round's window and cohort (the first of `[LIMIT, C]`), and begins to cut the window of the next.
+        """Returns a round's window and cohort (the first of `[STREAM_LIMIT, C]`), and begins to cut the next window.
 
         Args:
             round: from 0; any, but those that follow each other are ready sooner.
@@ -106,19 +106,21 @@ class Stream:
         return self._drawn[round] if round in self._drawn else self._draw(self._key, jnp.int32(round), self.blank)
 
 
-@kept
-def _drawing(sampler: Sampler, size: int, plan: Plan, shapes: Any) -> Callable[[Key, Array, FederatedData], Cohort]:
-    """Returns `(key, round, data) -> cohort`, jitted: the round's, `LIMIT` times."""
+@cached_program
+def _cohort_drawer(
+    sampler: Sampler, size: int, plan: Plan, shapes: Any
+) -> Callable[[Key, Array, FederatedData], Cohort]:
+    """Returns `(key, round, data) -> cohort`, jitted: the cohort of the round, stacked `STREAM_LIMIT` times."""
 
     def draw(key: Key, round: Array, data: FederatedData) -> Cohort:
         now = data.at(round)
-        return plan.readable(tree.repeat(draw_cohort(sampler, key, round, now, size, plan), LIMIT))
+        return plan.readable(tree.repeat(draw_cohort(sampler, key, round, now, size, plan), STREAM_LIMIT))
 
     return jax.jit(draw)
 
 
-def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
-    """Returns whether a run's rows stay on the host.
+def keeps_data_on_host(method: Method, data: FederatedData, resident: Resident) -> bool:
+    """Returns whether the clients' rows of data stay on the host.
 
     Args:
         method: says whose rows it reads.
@@ -131,7 +133,7 @@ def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
             or leave.
     """
     free, wanted = processes.least(available_bytes()), tree.num_bytes(data)
-    large = _is_large(wanted, free)
+    large = _exceeds_share(wanted, free)
     if data.absent is not None and (resident is False or (resident == "auto" and large)):
         raise ValueError(
             f"resident must be True where clients arrive or leave, got {resident!r} for {wanted / 1e9:.1f} GB; take "
@@ -149,15 +151,17 @@ def streams(method: Method, data: FederatedData, resident: Resident) -> bool:
     )
 
 
-def keeps(method: Method, shapes: Any, size: int, resident: Resident, plan: Plan = Plan(), beside: int = 0) -> bool:
+def keeps_state_on_host(
+    method: Method, shapes: Any, size: int, resident: Resident, plan: Plan = Plan(), beside: int = 0
+) -> bool:
     """Returns whether a state's rows of the clients stay on the host, see `jaxfl.simulation.host.rows`.
 
     Args:
         method: says which field has them; None has none.
         shapes: of its state.
         size: clients of a cohort.
-        resident: as in `streams`, but that rows stay on the device where those of a cohort take as much; several
-            processes keep them there in any case.
+        resident: as in `keeps_data_on_host`; but `"auto"` keeps rows on the device where those of a cohort take as
+            much, and several processes always keep them there.
         plan: has the devices, each of which has the state.
         beside: bytes of data that will be on the device.
     """
@@ -171,9 +175,9 @@ def keeps(method: Method, shapes: Any, size: int, resident: Resident, plan: Plan
     if (plan.copies + read) * size >= plan.copies * slots_of(rows):
         return False
     free = available_bytes()
-    return _is_large(wanted * plan.copies, None if free is None else free - beside)
+    return _exceeds_share(wanted * plan.copies, None if free is None else free - beside)
 
 
-def _is_large(wanted: int, free: int | None) -> bool:
-    """Returns whether so many bytes are to stay on the host."""
-    return free is not None and wanted > SHARE * free
+def _exceeds_share(wanted: int, free: int | None) -> bool:
+    """Returns whether bytes exceed the share of the free memory that resident arrays may take."""
+    return free is not None and wanted > HOST_SHARE * free

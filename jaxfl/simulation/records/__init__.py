@@ -1,1 +1,1 @@
-"""Files of a run: its folder, history, checkpoints and identity; knows nothing of compiled programs."""
+"""Files of a run: its folder, history, checkpoints and identity; independent of compiled programs."""

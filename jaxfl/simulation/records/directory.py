@@ -1,4 +1,4 @@
-"""The directory of a run: what lies in it, who may go on with it, and how it is read and written.
+"""The directory of a run: its files, its lock, and the checks before a run is resumed.
 
 `config.json` says what was asked for. While the run goes on, `history.jsonl` and `clusters.jsonl` grow,
 `checkpoint.npz` changes, with `checkpoint-before.npz` and maybe `rows.bin` (see `jaxfl.simulation.host.rows`) beside
@@ -22,16 +22,16 @@ from filelock import FileLock, Timeout
 from jaxfl.files import crc
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
-from jaxfl.simulation.records.history import History, read, read_back, read_json, write_json
+from jaxfl.simulation.records.history import History, read_back, read_json, read_records, write_json
 from jaxfl.simulation.records.identity import FIELDS
 from jaxfl.typing import Params
 
-NAME = ".lock"
+LOCK = ".lock"
 
 
 @contextlib.contextmanager
-def held(folder: Path, argument: str) -> Iterator[None]:
-    """Holds the lock of a directory; a thread that holds it already may ask for it again.
+def lock_folder(folder: Path, argument: str) -> Iterator[None]:
+    """Holds the lock of a directory; a thread that holds it may take it again.
 
     The operating system gives the lock back when a process ends, however it ends. The file stays, and is empty then.
 
@@ -43,40 +43,40 @@ def held(folder: Path, argument: str) -> Iterator[None]:
         ValueError: another run holds it; the message says which.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, held(Path(folder), "out"), held(Path(folder), "out"):
-    ...     json.loads((Path(folder) / NAME).read_text())["pid"] == os.getpid()
+    >>> with tempfile.TemporaryDirectory() as name, lock_folder(Path(name), "out"), lock_folder(Path(name), "out"):
+    ...     json.loads((Path(name) / LOCK).read_text())["pid"] == os.getpid()
     True
     """
-    path = folder / NAME
+    path = folder / LOCK
     lock = FileLock(path, timeout=0, is_singleton=True)
     try:
         lock.acquire()
     except Timeout:
         raise ValueError(
-            f"{argument} {str(folder)!r} is in use by another run{_told(path)}; wait for its end, or choose another "
-            "directory."
+            f"{argument} {str(folder)!r} is in use by another run{_holder_phrase(path)}; wait for its end, or choose "
+            "another directory."
         ) from None
     try:
         if lock.lock_counter == 1:
             since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-            _write(path, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
+            _write_lock(path, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
         yield
     finally:
         if lock.lock_counter == 1:
             with contextlib.suppress(OSError):  # the directory may be gone
-                _write(path, "")
+                _write_lock(path, "")
         lock.release()
 
 
-def _write(path: Path, text: str) -> None:
-    """Writes into the file that is locked: a file of the same name in its place would not be."""
+def _write_lock(path: Path, text: str) -> None:
+    """Writes into the locked file itself: a new file of the same name would not be locked."""
     with path.open("r+", encoding="utf-8") as file:
         file.truncate()
         file.write(text)
 
 
-def _told(path: Path) -> str:
-    """Returns who holds the lock, in brackets; nothing where it is not known."""
+def _holder_phrase(path: Path) -> str:
+    """Returns a phrase in brackets that names the holder of the lock; an empty text where it is unknown."""
     try:
         by = json.loads(path.read_text(encoding="utf-8"))
         return f" (process {by['pid']} on {by['host']}, since {by['since']})"
@@ -85,11 +85,17 @@ def _told(path: Path) -> str:
 
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
-HEADER = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
+HEADER_TYPES = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 # Of a config and of an identity: where rows lie, on which devices clients are trained, and how many side by side.
-ELSEWHERE = ("run.resident", "run.devices", "run.chunk")
-FREE = ("rounds", "eval_every", "checkpoint_every", "data_dir", *ELSEWHERE)  # of a config: may be others on resume
-PLACE = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
+MACHINE_OPTIONS = ("run.resident", "run.devices", "run.chunk")
+CHANGEABLE = (
+    "rounds",
+    "eval_every",
+    "checkpoint_every",
+    "data_dir",
+    *MACHINE_OPTIONS,
+)  # of a config: may be others on resume
+FILE_SUFFIX = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
 
 
 class RunDirectory:
@@ -103,7 +109,7 @@ class RunDirectory:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     directory = RunDirectory(folder)
     ...     directory.write_config({"method": "fedavg", "rounds": 3})
-    ...     directory.config(), directory.is_of_another({"method": "fedavg", "rounds": 9}), directory.held()
+    ...     directory.config(), directory.is_of_another({"method": "fedavg", "rounds": 9}), directory.files()
     ({'method': 'fedavg', 'rounds': 3}, False, [])
     """
 
@@ -114,7 +120,7 @@ class RunDirectory:
     def at(
         cls, path: str | os.PathLike | None, *, resume: bool, argument: str = "checkpoint_dir"
     ) -> "RunDirectory | None":
-        """Returns the directory at `path`, or None where there is no path and nothing is kept.
+        """Returns the directory at `path`; None without a path, where nothing is written.
 
         Raises:
             ValueError: there is no path, and a run is to be resumed.
@@ -126,17 +132,17 @@ class RunDirectory:
             )
         return None if path is None else cls(path, argument)
 
-    def held(self) -> list[str]:
-        """Returns the files of a run that are there; a config alone is of one that was refused before it began."""
+    def files(self) -> list[str]:
+        """Returns the names of a run's files in the directory; a config alone is that of a run that was refused."""
         names = (HISTORY, checkpoint.NAME, checkpoint.BEFORE, SUMMARY)
         return [name for name in names if (self.path / name).exists()]
 
-    def held_of_its_own(self) -> list[str]:
-        """Returns those of `held` that a run of this very directory has: a summary may be of the seeds below it."""
-        return [name for name in self.held() if name != SUMMARY]
+    def own_files(self) -> list[str]:
+        """Returns the names of `files` without the summary, which may be of the seeds below this directory."""
+        return [name for name in self.files() if name != SUMMARY]
 
     def check(self, config: dict[str, Any], *, resume: bool) -> None:
-        """Refuses by its config what would be refused, before anything is loaded or written.
+        """Checks by its config that a run may start here or be resumed, before anything is loaded or written.
 
         Args:
             config: what the run is, as `write_config` would write it.
@@ -146,16 +152,16 @@ class RunDirectory:
             ValueError: the path is a file, or the directory is in use, or holds a run that is not to be resumed, or
                 another run.
         """
-        if (self.path / NAME).exists():
-            with self.alone():
+        if (self.path / LOCK).exists():
+            with self.locked():
                 pass
         self._refuse_unless_free(resume)
-        if self.held():
-            self._refuse_another(_fixed(self.config() or config), _fixed(config))
+        if self.files():
+            self._refuse_another(_fixed_entries(self.config() or config), _fixed_entries(config))
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Makes the directory, and keeps other runs out of it.
+    def locked(self) -> Iterator[None]:
+        """Creates and locks the directory.
 
         Raises:
             ValueError: the path is a file, or another run is there.
@@ -163,14 +169,14 @@ class RunDirectory:
         """
         self._refuse_file()
         with contextlib.ExitStack() as stack:
-            with self.told("nothing was begun"):
+            with self.name_disk_errors("nothing was begun"):
                 self.path.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(held(self.path, self.argument))
+                stack.enter_context(lock_folder(self.path, self.argument))
             yield
 
     @contextlib.contextmanager
-    def told(self, kept: str) -> Iterator[None]:
-        """Says of a disk that is full, read-only or gone where it is and what is kept.
+    def name_disk_errors(self, kept: str) -> Iterator[None]:
+        """Adds the directory and what was saved to the error of a disk that is full, read-only or gone.
 
         Raises:
             OSError: one was raised while something was written.
@@ -184,7 +190,7 @@ class RunDirectory:
             ) from error
 
     def open(self, identity: dict[str, Any], *, resume: bool) -> Saved | None:
-        """Makes the directory, and returns the checkpoint to go on from; None where the run starts.
+        """Creates the directory, and returns the checkpoint to resume from; None where the run starts.
 
         Args:
             identity: what the run's numbers depend on, see `identity.identity_of`.
@@ -206,7 +212,7 @@ class RunDirectory:
         return saved
 
     def check_identity(self, identity: dict[str, Any], *, resume: bool) -> Saved | None:
-        """Returns the newest checkpoint, if there is one; refuses that of another run.
+        """Returns the newest checkpoint, if there is one; raises ValueError for that of another run.
 
         Args:
             identity: what the run's numbers depend on, see `identity.identity_of`.
@@ -218,16 +224,16 @@ class RunDirectory:
         self._refuse_unless_free(resume)
         saved = checkpoint.newest(self.path)
         if saved is not None:
-            if not all(isinstance(saved.header.get(name), kind) for name, kind in HEADER.items()):
+            if not all(isinstance(saved.header.get(name), kind) for name, kind in HEADER_TYPES.items()):
                 raise ValueError(f"{saved.path} is not the checkpoint of a run; remove it or choose another directory.")
-            held, wanted = (one | dict.fromkeys(ELSEWHERE) for one in (saved.header["identity"], identity))
+            held, wanted = (one | dict.fromkeys(MACHINE_OPTIONS) for one in (saved.header["identity"], identity))
             if FIELDS not in held:  # a run of an older version
                 wanted.pop(FIELDS, None)
             self._refuse_another(held, wanted)
         return saved
 
-    def behind(self, identity: dict[str, Any], *, resume: bool) -> int:
-        """Returns the rounds that a run has behind it, and writes nothing; refuses what `check_identity` does."""
+    def checked_rounds_done(self, identity: dict[str, Any], *, resume: bool) -> int:
+        """Returns the rounds done of a run that may be resumed, see `check_identity`; writes nothing."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the checkpoint before: told when it is opened
             saved = self.check_identity(identity, resume=resume)
@@ -236,15 +242,15 @@ class RunDirectory:
     def _records(self, rounds: int) -> list[dict[str, Any]]:
         """Returns the records of the first `rounds`."""
         path = self.path / HISTORY
-        return [one for one in read(path) if one["round"] <= rounds] if rounds and path.exists() else []
+        return [one for one in read_records(path) if one["round"] <= rounds] if rounds and path.exists() else []
 
     def is_of_another(self, config: dict[str, Any]) -> bool:
         """Returns whether the directory's config is there, and of another run than `config`."""
         saved = self.config()
-        return saved is not None and bool(_differing(_fixed(saved), _fixed(config)))
+        return saved is not None and bool(_differing_names(_fixed_entries(saved), _fixed_entries(config)))
 
     def done(self) -> int:
-        """Returns the rounds that a resumed run has behind it: those of the newest checkpoint that can be used.
+        """Returns the rounds done of the newest checkpoint that can be read.
 
         Raises:
             ValueError: there are checkpoints, and none can be used.
@@ -255,40 +261,40 @@ class RunDirectory:
         done = saved.header.get("round") if saved else 0
         return done if isinstance(done, int) else 0  # of no run: refused when it is opened
 
-    def goes_on(self) -> bool:
-        """Returns whether the run was given more rounds than its summary knows of, and has not ended."""
+    def is_unfinished(self) -> bool:
+        """Returns whether the run was resumed with more rounds than its summary has, and has not finished them."""
         summary = self.summary() or {}
         ended, asked = summary.get("rounds", 0), (self.config() or {}).get("rounds", 0)
         if asked > summary.get("rounds_asked", asked):  # of which it may have made none
             return True
         path = self.path / HISTORY
-        told = max((one["round"] for one in read(path)), default=0) if path.exists() else 0
+        told = max((one["round"] for one in read_records(path)), default=0) if path.exists() else 0
         if asked > ended >= told:
             with contextlib.suppress(ValueError):  # of checkpoints that cannot be used nobody goes on
                 told = self.done()
         return told > ended
 
     def config(self) -> dict[str, Any] | None:
-        """Returns what was asked for; None if nothing was written."""
+        """Returns the config of the run; None if nothing was written."""
         return read_json(self.path / CONFIG)
 
     def summary(self) -> dict[str, Any] | None:
-        """Returns what came of the run; None if it has not ended."""
+        """Returns the summary of the run; None if it has not ended."""
         return read_json(self.path / SUMMARY)
 
     def history(self, rounds: int = 0) -> History:
-        """Returns the run's history, which writes itself; of records that are there, those of the first `rounds`."""
+        """Returns the history of the first `rounds`, which writes later records to its file."""
         return History.writing(self.path / HISTORY, self._records(rounds))
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Writes what is asked for, and makes the directory."""
-        with self.told("nothing was begun"):
+        """Creates the directory and writes the config."""
+        with self.name_disk_errors("nothing was begun"):
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / CONFIG, config)
 
     @contextlib.contextmanager
     def configured(self, config: dict[str, Any]) -> Iterator[None]:
-        """Writes what is asked for; where a run ends with an error and has saved nothing, what was there comes back."""
+        """Writes the config; if a run ends with an error before it has saved anything, the old config is restored."""
         before, saved = self.config(), self._saved_at()
         self.write_config(config)
         try:
@@ -299,13 +305,13 @@ class RunDirectory:
             raise
 
     def _saved_at(self) -> int | None:
-        """Returns when the newest checkpoint was written, in nanoseconds; None if there is none."""
+        """Returns the time of the newest checkpoint in nanoseconds; None if there is none."""
         path = self.path / checkpoint.NAME
         return path.stat().st_mtime_ns if path.exists() else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Writes what came of the run."""
-        with self.told("its rounds are done and kept"):
+        """Writes the summary of the run."""
+        with self.name_disk_errors("its rounds are done and kept"):
             write_json(self.path / SUMMARY, summary)
 
     def save(self, state: Params, header: dict[str, Any]) -> None:
@@ -318,24 +324,24 @@ class RunDirectory:
             shutil.rmtree(self.path)
 
     def _refuse_file(self) -> None:
-        """Raises if there is a file at the path."""
+        """Raises ValueError if there is a file at the path."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(
                 f"{self.argument} must be a directory, got the file {str(self.path)!r}; choose another name."
             )
 
     def _refuse_unless_free(self, resume: bool) -> None:
-        """Raises if there is a file at the path, or a directory with a run that is not to be resumed."""
+        """Raises ValueError if there is a file at the path, or a directory with a run that is not to be resumed."""
         self._refuse_file()
-        if not resume and (held := self.held()):
+        if not resume and (held := self.files()):
             raise ValueError(
                 f"{self.argument} {str(self.path)!r} ({held[0]}) holds a run already; resume it (resume=True, "
                 "--resume) or choose another directory."
             )
 
     def _refuse_another(self, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-        """Raises if two descriptions of a run differ; says in what."""
-        for name in _differing(saved, wanted)[:1]:
+        """Raises ValueError if two descriptions of a run differ, and names the first difference."""
+        for name in _differing_names(saved, wanted)[:1]:
             owner, _, checksum = name.partition("_")
             if checksum == "checksum" and saved.get(name) and wanted.get(name):
                 copy = self.path / str(saved.get(owner, "")).rpartition(":")[0]
@@ -351,12 +357,12 @@ class RunDirectory:
             )
 
 
-def _fixed(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns of a `config.json` what numbers depend on: rounds may be added, where the data lie does not matter."""
-    return {name: value for name, value in config.items() if name not in FREE and not name.endswith(PLACE)}
+def _fixed_entries(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a `config.json` that must not change on resume: those that numbers depend on."""
+    return {name: value for name, value in config.items() if name not in CHANGEABLE and not name.endswith(FILE_SUFFIX)}
 
 
-def _differing(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def _differing_names(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """Returns the names whose values differ, as JSON reads them back."""
     saved, wanted = read_back(saved), read_back(wanted)
     return [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]

@@ -1,4 +1,4 @@
-"""What happened in a run: a record per evaluation, on disk as soon as it exists.
+"""The history of a run: a record per evaluation, on disk as soon as it exists.
 
 Beside the records of `history.jsonl` lie the clusters of the clients, in `clusters.jsonl`: a line after each evaluation
 at which somebody is in another cluster than before.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 CLUSTERS = "clusters.jsonl"  # beside the history
-FOLLOWED = 10_000  # clients whose clusters are kept at every evaluation; of more, none are
+MAX_FOLLOWED = 10_000  # clients whose clusters are kept at every evaluation; of more, none are
 
 
 class History:
@@ -50,7 +50,7 @@ class History:
 
     def __init__(self, path: str | os.PathLike | None = None):
         self.path = None if path is None else Path(path)
-        self.records: list[dict[str, Any]] = [] if self.path is None else read(self.path)
+        self.records: list[dict[str, Any]] = [] if self.path is None else read_records(self.path)
         self._writes = False
         self._moves: list[dict[str, Any]] | None = [] if path is None else None  # None: not read yet
 
@@ -65,18 +65,18 @@ class History:
         history = cls()
         history.path, history.records, history._writes = Path(path), list(records), True
         last = history.records[-1]["round"] if history.records else 0
-        moves = records.moves if isinstance(records, History) else _moves(history.path)
+        moves = records.moves if isinstance(records, History) else _read_moves(history.path)
         history._moves = [move for move in moves if move["round"] <= last]
         if history._moves or (history.path.parent / CLUSTERS).exists():
-            write_text(history.path.parent / CLUSTERS, "".join(map(_line, history._moves)))
-        write_text(history.path, "".join(_line(record) for record in history.records))
+            write_text(history.path.parent / CLUSTERS, "".join(map(_json_line, history._moves)))
+        write_text(history.path, "".join(_json_line(record) for record in history.records))
         return history
 
     @property
     def moves(self) -> list[dict[str, Any]]:
-        """Returns the `round` and every client's `cluster`, of the evaluations at which somebody was in another one."""
+        """Returns the `round` and every client's `cluster` of each evaluation at which a client has moved."""
         if self._moves is None:
-            self._moves = [] if self.path is None else _moves(self.path)
+            self._moves = [] if self.path is None else _read_moves(self.path)
         return self._moves
 
     @property
@@ -98,7 +98,7 @@ class History:
         return known[np.searchsorted([move["round"] for move in self.moves], self.column("round"), "right")]
 
     def append(self, record: dict[str, Any], cluster: np.ndarray | None = None) -> None:
-        """Adds a record, and writes it through to the disk.
+        """Appends a record and flushes it to the disk.
 
         Args:
             record: of an evaluation.
@@ -109,21 +109,21 @@ class History:
         """
         if self.path is not None and not self._writes:
             raise ValueError(f"{self.path} was opened to be read; History.writing(path) is for a run.")
-        if cluster is not None and len(cluster) <= FOLLOWED:
+        if cluster is not None and len(cluster) <= MAX_FOLLOWED:
             found = cluster.tolist()
             if not self.moves or self.moves[-1]["cluster"] != found:
                 self.moves.append({"round": record["round"], "cluster": found})
                 if self.path is not None:
-                    _add(self.path.parent / CLUSTERS, self.moves[-1])
+                    _append_line(self.path.parent / CLUSTERS, self.moves[-1])
         self.records.append(record)
         if self.path is not None:
-            _add(self.path, record)
+            _append_line(self.path, record)
 
     def correct(self, metrics: dict[str, Any]) -> None:
         """Writes these numbers over those of the last record."""
         self.records[-1] |= metrics
         if self._writes and self.path is not None:
-            write_text(self.path, "".join(_line(record) for record in self.records))
+            write_text(self.path, "".join(_json_line(record) for record in self.records))
 
     def column(self, name: str) -> list[Any]:
         """Returns one number of every record, None where a record has none."""
@@ -152,7 +152,7 @@ class History:
         return iter(self.records)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path) -> list[dict[str, Any]]:
     """Returns the records of a JSON-lines file; a last line that a crash cut short is left out.
 
     Raises:
@@ -161,19 +161,19 @@ def read(path: Path) -> list[dict[str, Any]]:
     if (size := path.stat().st_size) > bounded.FREE:
         raise ValueError(f"{path} is {size:,} bytes long, and {bounded.FREE:,} are read; evaluate more seldom.")
     *lines, last = path.read_bytes().split(b"\n")  # the last one is empty unless it was cut short
-    records = [_record(path, number, line) for number, line in enumerate(lines, 1)]
+    records = [_parse_record(path, number, line) for number, line in enumerate(lines, 1)]
     with contextlib.suppress(ValueError):
-        records += [_record(path, len(lines) + 1, last)] if last else []
+        records += [_parse_record(path, len(lines) + 1, last)] if last else []
     return records
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON, whole or not at all."""
+    """Writes JSON atomically."""
     write_text(path, json.dumps(json_ready(content), indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns what a JSON file holds; None if there is no file.
+    """Returns the content of a JSON file; None if there is no file.
 
     Raises:
         ValueError: the file holds something else.
@@ -187,7 +187,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def json_ready(value: Any) -> Any:
-    """Returns a value as JSON can say it: NaN and infinity, which JSON does not know, become null.
+    """Returns a value as JSON can represent it: NaN and infinity become null.
 
     >>> json_ready({"loss": float("nan"), "rounds": (1, 2)})
     {'loss': None, 'rounds': [1, 2]}
@@ -208,7 +208,7 @@ def read_back(value: Any) -> Any:
     return json.loads(json.dumps(json_ready(value)))
 
 
-def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Returns the record of a line."""
     try:
         record = bounded.parse_json(line)
@@ -222,10 +222,10 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return record
 
 
-def _moves(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of the file of clusters beside a history."""
+def _read_moves(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of the file of clusters beside a history file."""
     beside = path.parent / CLUSTERS
-    moves = read(beside) if beside.exists() else []
+    moves = read_records(beside) if beside.exists() else []
     try:
         found = np.array([move.get("cluster") for move in moves])
     except ValueError:  # lines of several lengths
@@ -235,13 +235,13 @@ def _moves(path: Path) -> list[dict[str, Any]]:
     return moves
 
 
-def _add(path: Path, record: dict[str, Any]) -> None:
-    """Writes a line through to the disk."""
+def _append_line(path: Path, record: dict[str, Any]) -> None:
+    """Appends a line and flushes it to the disk."""
     with path.open("a") as file:
-        file.write(_line(record))
+        file.write(_json_line(record))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _line(record: dict[str, Any]) -> str:
+def _json_line(record: dict[str, Any]) -> str:
     return json.dumps(json_ready(record), allow_nan=False) + "\n"

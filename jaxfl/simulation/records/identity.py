@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on, ready for JSON: a checkpoint of another identity is refused."""
+"""The identity of a run: all that its numbers depend on, ready for JSON."""
 
 import json
 import re
@@ -21,7 +21,7 @@ FIELDS = "data_fields"  # of an identity, see `fields_of`
 
 
 def check_config(config: Mapping[str, Any] | None) -> None:
-    """Raises TypeError unless what a caller says of a run can be kept as JSON."""
+    """Raises TypeError unless a caller's description of a run is ready for JSON."""
     if config is None:
         return
     if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
@@ -34,7 +34,7 @@ def check_config(config: Mapping[str, Any] | None) -> None:
 
 
 def check_named(sampler: Sampler) -> None:
-    """Raises ValueError if another process would know a sampler by another name, and could not resume a run of it."""
+    """Raises ValueError if a sampler's name differs between processes, so that its run could not be resumed."""
     if re.search(r" at 0x[0-9a-fA-F]+", name := sampling.sampler_name(sampler)):
         raise ValueError(
             f"sampler must have a name to be known by in checkpoint_dir, got {name}, an address in memory; set its "
@@ -51,7 +51,7 @@ def identity_of(
     sampler: Sampler = sampling.uniform,
     finetune: FineTune | None = None,
 ) -> dict[str, Any]:
-    """Returns what the numbers of a run depend on, ready for JSON: a checkpoint of another identity is refused.
+    """Returns the identity of a run: all that its numbers depend on, ready for JSON.
 
     Args:
         config: what the caller says of the run: the method's name and options.
@@ -70,7 +70,7 @@ def identity_of(
 
 
 def check_data(data: FederatedData, held: Mapping[str, Any], path: Path) -> None:
-    """Raises ValueError if a kept run was made on another federation; `held` is its identity."""
+    """Raises ValueError if a run was made on another federation; `held` is its identity."""
     if (found := fingerprint(data)) != held.get("data"):
         raise ValueError(
             f"data must be those that {str(path)!r} ran on ({held.get('data')}), got {found}: files have changed, "
@@ -79,7 +79,7 @@ def check_data(data: FederatedData, held: Mapping[str, Any], path: Path) -> None
 
 
 def fingerprint(data: FederatedData) -> str:
-    """Returns the data's name, what its attackers do, and a checksum of everything in it; of a mapped file, of some.
+    """Returns the data's name, its attack kind, and a checksum of all arrays; of a mapped file, of some rows.
 
     A mapped file (see `jaxfl.data.stored`) may be larger than memory: its shape counts, and `LOOKED_AT` of its rows.
     """

@@ -1,4 +1,4 @@
-"""The directory of a run that several processes make: the first one reads and writes, the others hear what it read."""
+"""The directory of a run of several processes: the first one reads and writes, and sends to the others what it read."""
 
 import contextlib
 import os
@@ -18,29 +18,29 @@ from jaxfl.typing import Params
 def directory_at(
     path: str | os.PathLike | None, *, resume: bool, argument: str = "checkpoint_dir"
 ) -> RunDirectory | None:
-    """Returns the directory at `path`, see `RunDirectory.at`; of several processes that of the first one."""
+    """Returns the directory at `path`, see `RunDirectory.at`; with several processes, that of the first one."""
     kind = SharedDirectory if processes.several() else RunDirectory
     return kind.at(path, resume=resume, argument=argument)
 
 
 class SharedDirectory(RunDirectory):
-    """A run's directory, which only the first process has to see; see `RunDirectory`."""
+    """A run's directory that only the first process can access, see `RunDirectory`."""
 
     def check(self, config: dict[str, Any], *, resume: bool) -> None:
-        """Refuses at every process what the first one refuses."""
+        """Raises at every process the error of the first one."""
         refuse = super().check
         processes.by_first(lambda: refuse(config, resume=resume))
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keeps other runs out of the directory."""
-        alone = super().alone
+    def locked(self) -> Iterator[None]:
+        """Locks the directory."""
+        locked = super().locked
         with contextlib.ExitStack() as stack:
-            processes.by_first(lambda: stack.enter_context(alone()))
+            processes.by_first(lambda: stack.enter_context(locked()))
             yield
 
     def open(self, identity: dict[str, Any], *, resume: bool) -> Saved | None:
-        """Returns the checkpoint to go on from, at every process; None where the run starts."""
+        """Returns the checkpoint to resume from, at every process; None where the run starts."""
         found: list[Saved] = []
         look = super().open
 
@@ -63,16 +63,16 @@ class SharedDirectory(RunDirectory):
         return Saved(Path(path), header, arrays)
 
     def done(self) -> int:
-        """Returns the rounds that a resumed run has behind it."""
+        """Returns the rounds done of the newest checkpoint."""
         return processes.by_first(super().done)
 
-    def behind(self, identity: dict[str, Any], *, resume: bool) -> int:
-        """Returns the rounds that a run has behind it."""
-        look = super().behind
+    def checked_rounds_done(self, identity: dict[str, Any], *, resume: bool) -> int:
+        """Returns the rounds done of a run that may be resumed."""
+        look = super().checked_rounds_done
         return processes.by_first(lambda: look(identity, resume=resume))
 
     def history(self, rounds: int = 0) -> History:
-        """Returns the run's history, which writes itself at the first process alone."""
+        """Returns the history, whose file the first process alone writes."""
         records = processes.by_first(lambda: self._records(rounds))
         if processes.first():
             return super().history(rounds)
@@ -81,12 +81,12 @@ class SharedDirectory(RunDirectory):
         return history
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Writes what is asked for."""
+        """Writes the config of the run."""
         if processes.first():
             super().write_config(config)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Writes what came of the run."""
+        """Writes the summary of the run."""
         if processes.first():
             super().write_summary(summary)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfl import tree
 from jaxfl.methods.base import Row
-from jaxfl.simulation.host.rows import RowsHere, places, with_field
+from jaxfl.simulation.host.rows import ResidentRows, row_places, with_field
 from jaxfl.testing.compare import (
     assert_close,
     assert_equal,
@@ -128,7 +128,7 @@ def check_rows_per_client(row: Row) -> str | None:
         tree.take(start, np.zeros(CLIENTS, int)), start, f"init must give every client the same row of {field}"
     )
     state, _ = compiled.run(data, small_cohort(), rounds=1)
-    here = with_field(state, field, RowsHere(tree.take(getattr(state, field), ids), places(ids, CLIENTS)))
+    here = with_field(state, field, ResidentRows(tree.take(getattr(state, field), ids), row_places(ids, CLIENTS)))
     law = f"round and client_params must access {field} only by tree.take and tree.put, at the rows of the cohort"
     try:
         outcome, wanted = (compiled.run(data, small_cohort(), rounds=1, start=begun)[0] for begun in (here, state))

@@ -125,12 +125,12 @@ def test_every_client_is_scored_as_by_scikit_learn(name, plan, block, key, monke
 
 def test_what_is_shared_is_computed_once():
     data = DATA["shared"]
-    first, inverse = evaluate.distinct(data, np.zeros(CLIENTS, int))
+    first, inverse = evaluate.distinct_pairs(data, np.zeros(CLIENTS, int))
     assert len(first) == 3 and inverse.tolist() == [inverse[i % 3] for i in range(CLIENTS)]
     two = np.arange(CLIENTS) // 3 % 2
-    assert len(evaluate.distinct(data, two)[0]) == 6
-    assert len(evaluate.distinct(DATA["shared and shifted"], np.zeros(CLIENTS, int))[0]) == 9
-    assert len(evaluate.distinct(DATA["shared and flipped"], np.zeros(CLIENTS, int))[0]) == 6
+    assert len(evaluate.distinct_pairs(data, two)[0]) == 6
+    assert len(evaluate.distinct_pairs(DATA["shared and shifted"], np.zeros(CLIENTS, int))[0]) == 9
+    assert len(evaluate.distinct_pairs(DATA["shared and flipped"], np.zeros(CLIENTS, int))[0]) == 6
 
 
 def test_a_state_is_not_copied_where_evaluation_assigns_nobody(key, monkeypatch):
@@ -176,7 +176,7 @@ def test_nobody_has_test_rows(key):
 
 def test_spread_is_of_the_worst_tenth():
     accuracy = np.linspace(0, 1, 41)
-    got = metrics.spread(accuracy)
+    got = metrics.client_spread(accuracy)
     assert got["worst_decile_accuracy"] == pytest.approx(accuracy[:4].mean())
     for percent in (5, 10, 50, 90):
         assert got[f"p{percent}_accuracy"] == pytest.approx(percent / 100)
@@ -208,7 +208,7 @@ def test_many_clients_with_many_rows_are_tested_a_few_at_a_time(key, monkeypatch
     shapes = jax.eval_shape(random_state)
 
     def needed(together):
-        monkeypatch.setattr(evaluate, "TOGETHER", together)
+        monkeypatch.setattr(evaluate, "ROWS_SIDE_BY_SIDE", together)
         return evaluate.evaluation_bytes(METHOD, key, shapes, DATA["plain"], Plan(CLIENTS), CLIENTS)
 
     assert needed(24) < needed(9 * 12)
@@ -245,9 +245,9 @@ def test_validation_sees_no_test_row(key):
 
 def test_a_client_without_a_number_is_in_no_number_of_the_spread():
     """It may be the worst one."""
-    found = metrics.spread(np.array([1.0, np.nan, 3.0]), "mse", lower=True)
+    found = metrics.client_spread(np.array([1.0, np.nan, 3.0]), "mse", lower=True)
     assert len(found) == 6 and all(np.isnan(value) for value in found.values())
-    assert metrics.spread(np.array([1.0, np.inf]), "mse", lower=True)["worst_decile_mse"] == np.inf
+    assert metrics.client_spread(np.array([1.0, np.inf]), "mse", lower=True)["worst_decile_mse"] == np.inf
 
 
 def test_clients_without_rows_are_in_no_cluster_for_the_metrics():

@@ -72,12 +72,12 @@ def test_the_model_of_a_cluster_is_of_clients_who_are_there():
 
 
 def test_any_number_of_rows_takes_one_of_a_few_programs(monkeypatch):
-    result, shapes, outputs = trained("fedavg"), [], served._outputs
+    result, shapes, outputs = trained("fedavg"), [], served._outputs_program
 
     def spied(task):
         return lambda model, batch: (shapes.append(len(batch.x)), outputs(task)(model, batch))[1]
 
-    monkeypatch.setattr(served, "_outputs", spied)
+    monkeypatch.setattr(served, "_outputs_program", spied)
     pixels = np.asarray(result.data.inputs)[:300]
     whole = result.predict(pixels, client=0)
     for count in range(12):

@@ -20,8 +20,8 @@ from jaxfl.simulation.evaluation import evaluate
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.host import rows as host_rows
 from jaxfl.simulation.host import streaming
-from jaxfl.simulation.host.rows import Index, KeptRows
-from jaxfl.simulation.rounds import beginner
+from jaxfl.simulation.host.rows import HostRows, Index
+from jaxfl.simulation.rounds import host_initialiser
 from jaxfl.testing.compare import assert_equal
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
@@ -37,7 +37,7 @@ FEW = {"cohort": 3}  # some are never drawn
 def whole(state):
     """Returns the state with all rows in memory."""
     return jax.tree.map(
-        lambda leaf: leaf.take(np.arange(len(leaf.index.place))) if isinstance(leaf, KeptRows) else leaf, state
+        lambda leaf: leaf.take(np.arange(len(leaf.index.place))) if isinstance(leaf, HostRows) else leaf, state
     )
 
 
@@ -86,7 +86,7 @@ def both(method, data=DATA, **options):
 
 def test_a_state_on_the_host_changes_nothing(monkeypatch):
     """Of 8 clients, 5 a round: some are in two rounds that follow each other. The last block of tests is not full."""
-    monkeypatch.setattr(evaluate, "BESIDE", 3)
+    monkeypatch.setattr(evaluate, "WINDOW_CLIENTS", 3)
     resident, kept = both(DITTO)
     clients = np.array([6, 0])
     for of in (0, clients):
@@ -143,8 +143,8 @@ def test_a_missing_short_or_damaged_file_is_refused_by_name(tmp_path):
 
 
 def test_nor_does_it_where_the_data_are_resident(monkeypatch):
-    monkeypatch.setattr(prepared, "streams", lambda *_: False)
-    monkeypatch.setattr(evaluate, "BESIDE", 3)
+    monkeypatch.setattr(prepared, "keeps_data_on_host", lambda *_: False)
+    monkeypatch.setattr(evaluate, "WINDOW_CLIENTS", 3)
     _, kept = both(methods.fedper(TASK, SGD, **LOCAL, personal="bias"), test_rows=2, **FEW)
     assert kept.summary["resident"]
 
@@ -173,7 +173,7 @@ def rows_of(values):
 
 
 def kept_in(folder, clients=4):
-    return KeptRows(Index.of_nobody(rows_of([0.5]), clients), folder, new=True)
+    return HostRows(Index.empty(rows_of([0.5]), clients), folder, new=True)
 
 
 def write(kept, *values, ids=(0, 1, 2, 3)):
@@ -184,15 +184,15 @@ def test_what_a_checkpoint_names_is_not_written_again_and_places_are_used_again(
     kept, everybody, older = kept_in(tmp_path), np.arange(4), None
     for turn in range(9):
         write(kept, *range(4 * turn, 4 * turn + 4))
-        with host_rows.saving(kept) as index:
+        with host_rows.saved_on_disk(kept) as index:
             named = Index(index.place.copy(), index.check.copy(), index.first)
         write(kept, -1, -2, ids=(3, 0))  # twice between two checkpoints, in the same places
         write(kept, -3, -4, ids=(3, 0))
         assert kept.take(everybody)["w"].ravel().tolist() == [-4, 4 * turn + 1, 4 * turn + 2, -3]
-        before = KeptRows(named, tmp_path).take(everybody)["w"].ravel().tolist()
+        before = HostRows(named, tmp_path).take(everybody)["w"].ravel().tolist()
         assert before == [*range(4 * turn, 4 * turn + 4)], "what a killed run would go on with"
         if older is not None:
-            before = KeptRows(older, tmp_path).take(everybody)["w"].ravel().tolist()
+            before = HostRows(older, tmp_path).take(everybody)["w"].ravel().tolist()
             assert before == [*range(4 * turn - 4, 4 * turn)], "the checkpoint before, where the newest is damaged"
         older = named
     assert (tmp_path / host_rows.NAME).stat().st_size <= 3 * 4 * kept.row_bytes  # two checkpoints, and what is new
@@ -203,7 +203,7 @@ def test_clients_that_never_trained_have_the_first_row_and_no_place(tmp_path):
     kept.write(np.array([2, 1]), rows_of([7, 8]), np.array([True, False]))
     assert kept.take(np.array([3, 2, 1]))["w"].ravel().tolist() == [0.5, 7, 0.5]
     assert (tmp_path / host_rows.NAME).stat().st_size == kept.row_bytes == 4
-    assert repr(kept) == "KeptRows(4 clients, 1 of them with a row of 4 bytes)"
+    assert repr(kept) == "HostRows(4 clients, 1 of them with a row of 4 bytes)"
 
 
 def test_who_may_only_read_can_load_a_run(tmp_path, monkeypatch):
@@ -227,7 +227,7 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     kept = kept_in(tmp_path)
-    monkeypatch.setattr(host_rows, "_whole", full)
+    monkeypatch.setattr(host_rows, "_transfer_all", full)
     write(kept, 1)
     with pytest.raises(OSError, match=mentions("rows.bin", "No space left on device")):
         kept.settle()
@@ -245,18 +245,20 @@ def test_a_disk_without_room_is_told_before(tmp_path, monkeypatch):
 def test_auto_decides_by_size(monkeypatch, free, kept):
     shapes = jax.eval_shape(DITTO.init, jax.random.key(0), DATA)
     monkeypatch.setattr(streaming, "available_bytes", lambda: free)
-    assert streaming.keeps(DITTO, shapes, 3, "auto") == kept
-    assert streaming.keeps(DITTO, shapes, 3, "auto", beside=10**9), "data take the memory"
-    assert not streaming.keeps(DITTO, shapes, 4, "auto", beside=10**9), "read and sent, half of them take as much"
-    assert streaming.keeps(DITTO, shapes, 8, False), "asked for"
-    assert not streaming.keeps(methods.fedavg(TASK, SGD), shapes, 3, "auto"), "no field of its own"
+    assert streaming.keeps_state_on_host(DITTO, shapes, 3, "auto") == kept
+    assert streaming.keeps_state_on_host(DITTO, shapes, 3, "auto", beside=10**9), "data take the memory"
+    assert not streaming.keeps_state_on_host(DITTO, shapes, 4, "auto", beside=10**9), (
+        "read and sent, half of them take as much"
+    )
+    assert streaming.keeps_state_on_host(DITTO, shapes, 8, False), "asked for"
+    assert not streaming.keeps_state_on_host(methods.fedavg(TASK, SGD), shapes, 3, "auto"), "no field of its own"
     monkeypatch.setattr(processes, "several", lambda: True)
-    assert not streaming.keeps(DITTO, shapes, 3, "auto")
+    assert not streaming.keeps_state_on_host(DITTO, shapes, 3, "auto")
 
 
 def test_nothing_personal_is_nothing_to_keep():
     nothing = methods.fedper(TASK, SGD, personal=(), **LOCAL)
-    assert not streaming.keeps(nothing, jax.eval_shape(nothing.init, jax.random.key(0), DATA), 3, False)
+    assert not streaming.keeps_state_on_host(nothing, jax.eval_shape(nothing.init, jax.random.key(0), DATA), 3, False)
 
 
 def test_a_best_checkpoint_that_would_lack_models_is_refused(tmp_path):
@@ -292,6 +294,6 @@ def test_the_first_state_takes_no_memory_for_each_client():
         return jax.ShapeDtypeStruct((100_000 if leaf.shape == (8,) else leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
 
     data = jax.tree.map(lambda leaf: of_many(leaf) if np.ndim(leaf) else leaf, DATA)
-    compiled = beginner(DITTO, program.shapes_of(data), None).lower(jax.random.key(0), data).compile()
+    compiled = host_initialiser(DITTO, program.shapes_of(data), None).lower(jax.random.key(0), data).compile()
     flags_and_clusters = 2 * 5 * 100_000  # Ditto's and its solver's
     assert program.program_bytes(compiled) < flags_and_clusters

@@ -50,7 +50,7 @@ def test_rows_on_the_host_change_nothing(name):
 
 
 def test_nor_for_a_sample_of_clients_with_few_rows_each_and_fine_tuned(monkeypatch):
-    monkeypatch.setattr(evaluate, "BESIDE", 2)  # the last window is not full
+    monkeypatch.setattr(evaluate, "WINDOW_CLIENTS", 2)  # the last window is not full
     tuned, _ = both(METHODS["ifca"], eval_clients=3, test_rows=2, finetune=FineTune(SGD))
     assert tuned.summary["eval_clients"] == tuned.history[0]["eval_clients"] == 3
     assert np.isnan(tuned.evaluation.finetuned.accuracy).sum() == np.isnan(tuned.evaluation.accuracy).sum() == 5
@@ -91,7 +91,7 @@ def test_nor_for_samplers_that_mask_clients_or_keep_some_out():
 @pytest.mark.parametrize(("free", "name", "streamed"), [(10**9, "fedavg", False), (1000, "fedavg", True)])
 def test_auto_decides_by_size(monkeypatch, free, name, streamed):
     monkeypatch.setattr(streaming, "available_bytes", lambda: free)
-    assert streaming.streams(METHODS[name], DATA, "auto") == streamed
+    assert streaming.keeps_data_on_host(METHODS[name], DATA, "auto") == streamed
 
 
 def test_who_reads_everybody_is_refused_unless_it_fits(monkeypatch):
@@ -103,13 +103,13 @@ def test_who_reads_everybody_is_refused_unless_it_fits(monkeypatch):
         jaxfl.run(kfed, DATA, rounds=1)
     wanted = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(DATA))
     monkeypatch.setattr(streaming, "available_bytes", lambda: wanted + 1)  # more than half, and not more than all
-    assert not streaming.streams(kfed, DATA, "auto")
+    assert not streaming.keeps_data_on_host(kfed, DATA, "auto")
 
 
 def test_the_next_window_is_cut_ahead_and_none_beyond_the_last(monkeypatch):
     cut, of = [], Windows.of
     monkeypatch.setattr(Windows, "of", lambda self, ids, *rest: cut.append(ids.tolist()) or of(self, ids, *rest))
-    stream = streaming.Stream(DATA, jax.random.key(0), 3, Plan(), sampling.uniform, rounds=3)
+    stream = streaming.RowStream(DATA, jax.random.key(0), 3, Plan(), sampling.uniform, rounds=3)
     _, cohort = stream.at(0)
     ahead = stream._cut[1].result()
     assert cut[0] == cohort.ids[0].tolist() and len(cut) == 2

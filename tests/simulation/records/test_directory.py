@@ -30,10 +30,10 @@ def held(tmp_path):
 
 
 def test_a_directory_says_what_it_holds(held):
-    assert held.held() == [HISTORY, CHECKPOINT]
+    assert held.files() == [HISTORY, CHECKPOINT]
     assert held.config() == CFG | {"layers": ["a", "b"]} and held.summary() is None
     held.write_summary({"loss": float("nan")})
-    assert held.held() == [HISTORY, CHECKPOINT, SUMMARY] and held.summary() == {"loss": None}
+    assert held.files() == [HISTORY, CHECKPOINT, SUMMARY] and held.summary() == {"loss": None}
     saved = held.open({"seed": 0}, resume=True)
     assert saved.header == {**HEADER, "schema": 1}
     assert held.history(2).column("round") == [2]
@@ -89,19 +89,19 @@ def elsewhere(door):
 
 def test_one_run_at_a_time(held, tmp_path):
     def another():
-        with RunDirectory(held.path, "out").alone():
+        with RunDirectory(held.path, "out").locked():
             pytest.fail("two in one directory")
 
     wait = (
         rf"out '{held.path}' is in use by another run \(process {os.getpid()} on .+, since 20..-.*\); wait for its end"
     )
-    with held.alone():
-        with held.alone():  # of a command line, and of the run that it starts
+    with held.locked():
+        with held.locked():  # of a command line, and of the run that it starts
             assert re.match(wait, elsewhere(another))
         assert re.match(wait, elsewhere(another))
         assert re.match(wait, elsewhere(lambda: held.check(CFG, resume=True)))
     assert elsewhere(lambda: held.check(CFG, resume=True)) == "None"
-    assert (held.path / directory.NAME).read_text() == ""
+    assert (held.path / directory.LOCK).read_text() == ""
 
 
 def test_a_damaged_checkpoint_does_not_push_out_the_one_before(held):

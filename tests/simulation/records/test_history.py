@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxfl.simulation.records.history import History, read
+from jaxfl.simulation.records.history import History, read_records
 from tests.messages import mentions
 
 RECORDS = [{"round": r, "micro_accuracy": r / 8, "clusters": [{"cluster": 0, "clients": r}]} for r in (2, 4, 5)]
@@ -57,10 +57,10 @@ def test_writing_begins_with_what_is_kept(tmp_path):
     path = tmp_path / "history.jsonl"
     filled(path)
     history = History.writing(path, RECORDS[:2])
-    assert list(history) == RECORDS[:2] == read(path)
+    assert list(history) == RECORDS[:2] == read_records(path)
     history.append(RECORDS[2])
-    assert read(path) == RECORDS
-    assert list(History.writing(path)) == [] == read(path)
+    assert read_records(path) == RECORDS
+    assert list(History.writing(path)) == [] == read_records(path)
 
 
 @pytest.mark.parametrize("line", ["{", "5", '{"micro_accuracy": 1}', '{"round": "2"}', "", "[" * 100_000, "\udcff"])
@@ -78,8 +78,8 @@ def test_a_line_cut_short_by_a_crash_is_left_out(tmp_path):
     filled(path)
     whole = path.read_text()
     path.write_text(whole[:-10])
-    assert read(path) == RECORDS[:2]
-    history = History.writing(path, read(path))
+    assert read_records(path) == RECORDS[:2]
+    history = History.writing(path, read_records(path))
     history.append(RECORDS[2])
     assert path.read_text() == whole
 
@@ -95,7 +95,7 @@ def test_clusters_are_kept_where_somebody_moves(tmp_path):
     assert [json.loads(line)["round"] for line in lines] == [1, 3, 4]
     copy = History.writing(tmp_path / "history.jsonl", history)  # the best round, kept elsewhere
     assert History(copy.path).clusters.tolist() == list(found)
-    again = History.writing(path, read(path)[:3])  # resumed: what came later is made again
+    again = History.writing(path, read_records(path)[:3])  # resumed: what came later is made again
     assert again.clusters.tolist() == History(path).clusters.tolist() == list(found[:3])
     assert History.writing(path).clusters is History(path).clusters is None
 

@@ -1,4 +1,4 @@
-"""A run that is kept in a folder, given back: `jaxfl.load(DIR)`."""
+"""Runs loaded from their folders: `jaxfl.load(DIR)`."""
 
 import functools
 import os
@@ -16,9 +16,9 @@ from jaxfl.methods.base import Method
 from jaxfl.schema import check_type
 from jaxfl.settings import options, user_code
 from jaxfl.simulation.evaluation.evaluate import evaluation_sample
-from jaxfl.simulation.evaluation.metrics import Evaluation, in_a_line
+from jaxfl.simulation.evaluation.metrics import Evaluation, numbers_phrase
 from jaxfl.simulation.prepared import Prepared
-from jaxfl.simulation.progress import on_host, restored
+from jaxfl.simulation.progress import has_rows_file, restore_state
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
 from jaxfl.simulation.records.directory import CONFIG, HISTORY, RunDirectory
@@ -29,11 +29,17 @@ from jaxfl.simulation.result import Callback, Result, TrainedRun
 if TYPE_CHECKING:
     pass
 
-NAMES = ("method", "data", "model", "optimizer", "server_optimizer")  # of a config: what chooses the options' owners
+OWNER_NAMES = (
+    "method",
+    "data",
+    "model",
+    "optimizer",
+    "server_optimizer",
+)  # of a config: what chooses the options' owners
 
 
-class KeptRun(TrainedRun):
-    """A run in a folder, finished or interrupted. Data, method, state and evaluation are made when they are asked for.
+class LoadedRun(TrainedRun):
+    """A run in a folder, finished or interrupted. Data, method, state and evaluation are computed at their first use.
 
     Attributes:
         path: the folder.
@@ -51,17 +57,19 @@ class KeptRun(TrainedRun):
     ):
         self.path, self._method, self._data, self._data_dir = Path(path), method, data, data_dir
         directory = RunDirectory(self.path, "path")
-        if not directory.held_of_its_own():
+        if not directory.own_files():
             below = sorted(one.parent.name for one in self.path.glob(f"*/{HISTORY}"))
             remedy = f"below it are {', '.join(below[:5])}" if below else "give what --out or checkpoint_dir was"
             raise ValueError(f"path must be the folder of a run, {str(path)!r} has none; {remedy}.")
         self.config = directory.config()
-        self.summary = None if directory.goes_on() else directory.summary()  # of fewer rounds than were made since
+        self.summary = (
+            None if directory.is_unfinished() else directory.summary()
+        )  # of fewer rounds than were made since
         self.history = History(self.path / HISTORY) if (self.path / HISTORY).exists() else History()
 
     @functools.cached_property
     def job(self) -> jobs.Job:
-        """The run as it was asked for, by names.
+        """The job of the run: its names and options.
 
         Raises:
             ValueError: `jaxfl.run` began it.
@@ -73,7 +81,7 @@ class KeptRun(TrainedRun):
             )
         wanted = {name: self.config[name] for name in ("rounds", "cohort", "seed", "eval_every", "checkpoint_every")}
         data_dir = self.config["data_dir"] if self._data_dir is None else str(self._data_dir)
-        settings = _settings(self.path, self.config)
+        settings = _settings_of_config(self.path, self.config)
         devices = settings.run.get("devices")
         if isinstance(devices, int) and devices > jax.local_device_count():  # it began on another machine
             settings = settings._replace(run={**settings.run, "devices": None})
@@ -81,7 +89,7 @@ class KeptRun(TrainedRun):
 
     @functools.cached_property
     def data(self) -> FederatedData:
-        """The federation that it ran on; of one that drifts, as it was in the last round.
+        """The federation of the run; of one that drifts, as it was in the last round.
 
         Raises:
             ValueError: what is there now is another one.
@@ -116,7 +124,7 @@ class KeptRun(TrainedRun):
             ValueError: there is none, or it is of another method or network.
         """
         field = self.method.per_client
-        return restored(self._saved, self._prepared.shapes, field, kept=on_host(self._saved, field))
+        return restore_state(self._saved, self._prepared.shapes, field, kept=has_rows_file(self._saved, field))
 
     @functools.cached_property
     def _prepared(self) -> Prepared:
@@ -129,7 +137,7 @@ class KeptRun(TrainedRun):
 
     @functools.cached_property
     def evaluation(self) -> Evaluation:
-        """The evaluation of that state, client by client; it is made anew."""
+        """The evaluation of that state, client by client; it is computed again."""
         settings, identity = None if self.config is None else self.job.settings, self._saved.header["identity"]
         clients = ({} if settings is None else settings.run).get("eval_clients", identity.get("eval_clients"))
         sample = evaluation_sample(self._whole, clients, self.seed)
@@ -169,7 +177,7 @@ class KeptRun(TrainedRun):
         return {**(self.config or {}), "rounds": self.round}
 
     def resume(self, rounds: int | None = None, callbacks: Sequence[Callback] = ()) -> Result:
-        """Goes on with the run in its folder, as `jaxfl run ... --resume` does: the same bits.
+        """Resumes the run in its folder, as `jaxfl run ... --resume` does, with the same bits; returns the result.
 
         Args:
             rounds: in all, those that are made included; None is what was asked for.
@@ -193,11 +201,10 @@ class KeptRun(TrainedRun):
         """Returns a line."""
         if self.summary is None:
             came = "kept by jaxfl.run" if self.config is None else "not finished"
-            return f"KeptRun({str(self.path)!r}, {came}, {len(self.history)} evaluations)"
+            return f"LoadedRun({str(self.path)!r}, {came}, {len(self.history)} evaluations)"
         names = ("method", "data", "rounds", "seed", "micro_accuracy", "num_clusters")
-        return (
-            f"KeptRun({str(self.path)!r}, {in_a_line(self.summary, [name for name in names if name in self.summary])})"
-        )
+        numbers = numbers_phrase(self.summary, [name for name in names if name in self.summary])
+        return f"LoadedRun({str(self.path)!r}, {numbers})"
 
 
 def load(
@@ -206,8 +213,8 @@ def load(
     method: Method | None = None,
     data: FederatedData | None = None,
     data_dir: str | os.PathLike | None = None,
-) -> KeptRun:
-    """Returns a run that was kept: by `jaxfl run --out`, by `jaxfl.run_named(out=...)` or by `checkpoint_dir`.
+) -> LoadedRun:
+    """Returns the run in a folder of `jaxfl run --out`, `jaxfl.run_named(out=...)` or `checkpoint_dir`.
 
     Args:
         path: its folder.
@@ -226,14 +233,14 @@ def load(
     ...     again.round, sorted(again.params(client=3)["Dense_0"]), again.resume(rounds=3).summary["rounds"]
     (2, ['bias', 'kernel'], 3)
     """
-    return KeptRun(path, method, data, data_dir)
+    return LoadedRun(path, method, data, data_dir)
 
 
-def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:
-    """Returns the settings of a config: what differs from the defaults is given."""
+def _settings_of_config(folder: Path, config: dict[str, Any]) -> options.Settings:
+    """Returns the settings of a config, with the options that differ from their defaults."""
     own_names = [name for name in ("method", "model", "run.task") if user_code.is_address(config.get(name))]
-    config = config | {name: _address(folder, config, name) for name in own_names}
-    names: list[Any] = [config.get(name) for name in NAMES]
+    config = config | {name: _user_address(folder, config, name) for name in own_names}
+    names: list[Any] = [config.get(name) for name in OWNER_NAMES]
     defaults = options.default_values(*names)
     given = {
         key: value
@@ -241,18 +248,18 @@ def _settings(folder: Path, config: dict[str, Any]) -> options.Settings:
         if "." in key and (key not in defaults or value != read_back(defaults[key]))
     }
     if "weights_file" in config:
-        given["run.weights"] = str(_file(folder, config, "weights"))
-    chosen = {name: config[name] for name in NAMES[2:] if config.get(name) is not None}
+        given["run.weights"] = str(_user_file(folder, config, "weights"))
+    chosen = {name: config[name] for name in OWNER_NAMES[2:] if config.get(name) is not None}
     return options.route(config["method"], config["data"], **chosen, **given)
 
 
-def _address(folder: Path, config: dict[str, Any], of: str) -> str:
-    """Returns where a user's method, model or task is."""
-    return f"{_file(folder, config, of.removeprefix('run.'))}:{config[of].rpartition(':')[2]}"
+def _user_address(folder: Path, config: dict[str, Any], of: str) -> str:
+    """Returns the address `FILE.py:NAME` of a user's method, model or task."""
+    return f"{_user_file(folder, config, of.removeprefix('run.'))}:{config[of].rpartition(':')[2]}"
 
 
-def _file(folder: Path, config: dict[str, Any], owner: str) -> Path:
-    """Returns a user's file, if that is as it was, else the run's copy of it.
+def _user_file(folder: Path, config: dict[str, Any], owner: str) -> Path:
+    """Returns the path of a user's file if it is unchanged, otherwise of the run's copy.
 
     Raises:
         ValueError: neither is.

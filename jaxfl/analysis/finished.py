@@ -1,4 +1,4 @@
-"""Runs that were kept on the disk: found, read, and named by what tells them apart."""
+"""Finished runs in folders: search, settings and names for comparisons."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from jaxfl.simulation.records.directory import HISTORY, SUMMARY, RunDirectory
 from jaxfl.simulation.records.history import History
 
 # What a run's numbers do not depend on, but for rounding.
-ANYHOW = ("run.chunk", "run.devices", "run.resident", "run.fast_forms")
+MACHINE_OPTIONS = ("run.chunk", "run.devices", "run.resident", "run.fast_forms")
 
 
-class Kept(NamedTuple):
+class FinishedRun(NamedTuple):
     """A finished run.
 
     Attributes:
@@ -43,15 +43,15 @@ class Kept(NamedTuple):
         return self.config.get("rounds", self.summary["rounds"])
 
     @property
-    def goes_on(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether it has made more rounds than its summary knows."""
-        return RunDirectory(self.path).goes_on()
+        return RunDirectory(self.path).is_unfinished()
 
     def setting(self) -> dict[str, Any]:
-        """Returns everything it was asked for but its seed; options younger than the run have their defaults."""
+        """Returns all that defines the run but its seed; options that are newer than the run have their defaults."""
         every = {**self._defaults(), **self.summary["options"]}
         asked = {name: self.summary[name] for name in ("method", "data", "cohort")} | {"rounds": self.rounds}
-        return {**{name: value for name, value in every.items() if name not in ANYHOW}, **asked}
+        return {**{name: value for name, value in every.items() if name not in MACHINE_OPTIONS}, **asked}
 
     def _defaults(self) -> dict[str, Any]:
         """Returns the defaults of all options, those removed since too; none for what the library does not know."""
@@ -66,7 +66,7 @@ class Kept(NamedTuple):
         return removed_defaults(method) | json.loads(json.dumps(defaults))
 
 
-def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], list[Path]]:
+def read_runs(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[FinishedRun]], list[Path]]:
     """Returns the finished runs in some folders and below them, by setting, and the directories of unfinished ones.
 
     Runs that differ in their seed alone are of one setting, which is named by its method and by what tells it from the
@@ -78,15 +78,15 @@ def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], l
     Raises:
         ValueError: a folder has no finished run, a file is none of a run, or two runs are of one setting and seed.
     """
-    runs: dict[Path, Kept] = {}
+    runs: dict[Path, FinishedRun] = {}
     unfinished: set[Path] = set()
     for folder in map(Path, folders):
         # within a run is what the run itself keeps, its best round for example
         histories = sorted(
             one for one in folder.rglob(HISTORY) if one.parent == folder or not (one.parent.parent / HISTORY).exists()
         )
-        ended = {one.parent.resolve(): _kept(one.parent) for one in histories if (one.parent / SUMMARY).exists()}
-        found = {place: run for place, run in ended.items() if not run.goes_on}
+        ended = {one.parent.resolve(): _read_run(one.parent) for one in histories if (one.parent / SUMMARY).exists()}
+        found = {place: run for place, run in ended.items() if not run.is_unfinished}
         if not found:
             going = (
                 f"; {len(histories)} are not finished: --resume ends those of jaxfl run, and those of jaxfl.run are "
@@ -100,7 +100,7 @@ def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], l
             )
         runs |= {place: run for place, run in found.items() if place not in runs}
         unfinished |= {one.parent for one in histories if one.parent.resolve() not in found}
-    settings: dict[str, list[Kept]] = {}
+    settings: dict[str, list[FinishedRun]] = {}
     for run in runs.values():
         settings.setdefault(json.dumps(run.setting(), sort_keys=True), []).append(run)
     for same in settings.values():
@@ -110,21 +110,21 @@ def read(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Kept]], l
                 raise ValueError(
                     f"{str(one.path)!r} and {str(other.path)!r} are one run, of seed {one.seed}; give one of them."
                 )
-    named = names([same[0].setting() for same in settings.values()])
+    named = setting_names([same[0].setting() for same in settings.values()])
     return dict(zip(named, settings.values(), strict=True)), sorted(unfinished)
 
 
-def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a name for each of several settings: its method, and the options that tell it from the others.
+def setting_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a name for each of several settings: its method, and the options in which it differs from the others.
 
     An option of a method is told where runs of that method differ in it; one of a data set, where runs on it do.
 
     >>> small, large = {"method": "ifca", "method.num_clusters": 2}, {"method": "ifca", "method.num_clusters": 4}
-    >>> names([{"method": "fedavg"}, small, large])
+    >>> setting_names([{"method": "fedavg"}, small, large])
     ['fedavg', 'ifca num_clusters=2', 'ifca num_clusters=4']
-    >>> names([small, small | {"run.drift": None}])
+    >>> setting_names([small, small | {"run.drift": None}])
     ['ifca drift=unknown', 'ifca drift=none']
-    >>> names([{"method": "mine.py:make", "method.layers": layers} for layers in ("a b", "ab")])
+    >>> setting_names([{"method": "mine.py:make", "method.layers": layers} for layers in ("a b", "ab")])
     ['mine.py:make layers="a b"', 'mine.py:make layers="ab"']
     """
 
@@ -139,13 +139,17 @@ def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         return [other for other in settings if same is None or other.get(same) == one[same]]
 
     def word(one: Mapping[str, Any], key: str) -> str:
-        """Returns a value without its spaces, but where another one would be the same word."""
-        same = {repr(other[key]) for other in alike(one, key) if key in other and _word(other[key]) == _word(one[key])}
-        return _word(one[key]) if len(same) == 1 else json.dumps(one[key])
+        """Returns a value without spaces, or as JSON where two values would be the same without them."""
+        same = {
+            repr(other[key])
+            for other in alike(one, key)
+            if key in other and _value_word(other[key]) == _value_word(one[key])
+        }
+        return _value_word(one[key]) if len(same) == 1 else json.dumps(one[key])
 
     def told(one: Mapping[str, Any]) -> list[str]:
         keys = [key for key in one if key != "method" and any(other.get(key) != one[key] for other in alike(one, key))]
-        return [f"{_short(key)}={word(one, key)}" for key in keys]
+        return [f"{_bare_option(key)}={word(one, key)}" for key in keys]
 
     found = [" ".join([one["method"], *told(one)]) for one in settings]
     called: dict[str, list[int]] = {}
@@ -156,20 +160,22 @@ def names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         values = {key: [one.get(key, "unknown") for one in alike_in_name] for one in alike_in_name for key in one}
         differing = {key: some for key, some in values.items() if len(set(map(repr, some))) > 1}
         for number, place in enumerate(places):
-            found[place] += "".join(f" {_short(key)}={_word(some[number])}" for key, some in differing.items())
+            found[place] += "".join(
+                f" {_bare_option(key)}={_value_word(some[number])}" for key, some in differing.items()
+            )
     return found
 
 
-def _short(key: str) -> str:
-    """Returns an option without its owner, but for the server's, which has a learning rate, too."""
+def _bare_option(key: str) -> str:
+    """Returns the name of an option without its owner; the server's keep it, whose learning rate is another one."""
     return key if key.startswith("server.") else key.rpartition(".")[2]
 
 
-def _word(value: Any) -> str:
+def _value_word(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
 
 
-def _kept(path: Path) -> Kept:
+def _read_run(path: Path) -> FinishedRun:
     """Returns the run of a directory.
 
     Raises:
@@ -181,4 +187,4 @@ def _kept(path: Path) -> Kept:
             f"{path / SUMMARY} is no summary of a run of the command line, which has {', '.join(missing)}; leave "
             f"{str(path)!r} out."
         )
-    return Kept(path, summary, History(path / HISTORY), RunDirectory(path).config() or {})
+    return FinishedRun(path, summary, History(path / HISTORY), RunDirectory(path).config() or {})

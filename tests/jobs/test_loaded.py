@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jaxfl
-from jaxfl.analysis import kept as kept_runs
+from jaxfl.analysis import finished as finished_runs
 from jaxfl.cli.app import app
 from jaxfl.jobs import job
 from jaxfl.jobs import job as jobs
@@ -287,12 +287,12 @@ def test_a_run_that_was_killed_on_its_way_to_more_rounds_has_not_ended(finished,
     folder = shutil.copytree(finished[0], tmp_path / "a" / "seed-0")
     assert jaxfl.load(folder).summary["rounds_asked"] == 4
     other = jaxfl.load(folder).job._replace(seed=1, out=tmp_path / "a" / "seed-1")
-    assert len(job.with_others([other], [])) == len(kept_runs.read([folder])[0]) == 1
+    assert len(job.add_saved_summaries([other], [])) == len(finished_runs.read_runs([folder])[0]) == 1
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rounds": 8}))
     with pytest.raises(ValueError, match=mentions("1 are not finished")):
-        kept_runs.read([folder])
-    assert job.with_others([other._replace(rounds=8)], []) == []
+        finished_runs.read_runs([folder])
+    assert job.add_saved_summaries([other._replace(rounds=8)], []) == []
 
 
 def test_a_run_that_goes_on_has_no_summary_yet_and_numbers_of_numpy_are_rounds(finished, tmp_path):
