@@ -19,7 +19,7 @@ MOST_MAPPED = 128  # clients mapped on a CPU: logistic models gain nothing beyon
 
 
 class Plan(NamedTuple):
-    """How the engine walks through a cohort; static, so every plan is a program of its own.
+    """The chunk and the devices with which a cohort is computed; static, so every plan is a program of its own.
 
     Attributes:
         chunk: clients trained side by side (the mapped axis); None takes the whole cohort at once.
@@ -31,14 +31,14 @@ class Plan(NamedTuple):
 
     @property
     def place(self) -> Any:
-        """Where what every device needs lies: on all of the mesh, or on the first device."""
+        """The sharding of arrays that every device needs: replicated over the mesh, or on the first device."""
         if self.mesh is None:
             return jax.local_devices()[0]
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
     @property
     def copies(self) -> int:
-        """How often a memory holds what every device has: the cores of a CPU, as devices, have one together."""
+        """The number of copies of such arrays in one memory: the cores of a CPU, as devices, share theirs."""
         return 1 if self.mesh is None or jax.default_backend() != "cpu" else len(self.mesh.local_devices)
 
     def readable(self, arrays: Any) -> Any:
@@ -59,7 +59,7 @@ class Cohort:
     Attributes:
         ids: client ids `[C]`, int32.
         mask: False on padding `[C]`; a padded entry changes nothing.
-        plan: how the engine walks through them.
+        plan: the chunk and the devices.
     """
 
     ids: Array
@@ -79,7 +79,7 @@ class Cohort:
 
 
 def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1, devices: DevicesChoice = None) -> Plan:
-    """Returns the plan itself, or for `"auto"` one for this machine: how many clients to train side by side.
+    """Returns the plan itself, or for `"auto"` one for this machine.
 
     On the CPU one client at a time keeps its weights in cache and every core on its matrix products: 242-281 GFLOP/s
     against 80-87 with all clients mapped (784-2048-10 network, 50 rows, two cores). Models so small that several fit
@@ -96,7 +96,7 @@ def resolve_plan(plan: PlanChoice, model: Params, size: int, *, models: int = 1,
             `use_cores` has made devices, or one CPU; with a `Plan`, those of the plan.
 
     Raises:
-        ValueError: it is neither, its chunk is below 1, there are not so many devices, or the plan has others already.
+        ValueError: `plan` is neither, its chunk is below 1, there are not so many devices, or it has a mesh already.
 
     >>> resolve_plan("auto", {"w": jnp.zeros(10**7)}, 100).chunk, resolve_plan(Plan(chunk=3), {}, 100).chunk
     (1, 3)
@@ -139,7 +139,7 @@ def resolve_mesh(plan: PlanChoice, devices: DevicesChoice = None) -> jax.shardin
 
 @contextlib.contextmanager
 def default_mesh(mesh: jax.sharding.Mesh | None) -> Iterator[None]:
-    """Inside, plans that are resolved for no devices in particular take these: a method's own passes over clients."""
+    """Sets the mesh that plans resolved inside take by default: those of a method's own passes over clients."""
     token = _default_mesh.set((mesh,))
     try:
         yield
@@ -153,7 +153,7 @@ _default_mesh: contextvars.ContextVar[tuple[jax.sharding.Mesh | None] | None] = 
 
 
 def _make_mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
-    """Returns the devices to spread the clients over, as many of every process; None for one."""
+    """Returns a mesh of `devices` devices of every process; None for one device."""
     there = jax.local_devices()
     if devices is None:
         cores = jax.config.values["jax_num_cpu_devices"] > 1
@@ -173,7 +173,7 @@ def _make_mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
 
 
 def halve_chunk(plan: Plan, size: int) -> Plan | None:
-    """Returns the plan with half as many clients side by side; None where there is one only.
+    """Returns the plan with half the chunk; None where the chunk is 1.
 
     >>> halve_chunk(Plan(chunk=None), 7), halve_chunk(Plan(chunk=1), 7)
     (Plan(chunk=3, mesh=None), None)

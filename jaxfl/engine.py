@@ -1,8 +1,11 @@
 """One pass over the clients of a round: mapped inside a chunk, scanned over chunks, spread over devices.
 
-A method writes what one client does; `over_clients` runs it for the whole cohort in one compiled program and adds up
-what the clients send. The models of all clients never exist at once: at most one chunk of them is alive, and what
-leaves the chunk is a sum by cluster and a small record per client.
+A method writes the function of one client; `over_clients` runs it for the whole cohort in one compiled program and
+adds up the contributions. The models of all clients never exist at once: at most one chunk of them is alive, and a sum
+by cluster and a small record per client leave the chunk.
+
+The client function is called as it is. Only where a client trains in coordinates and the server needs nothing but sums
+of its kernels, `jaxfl.server.coordinate_sums` replaces it by one that does not make them.
 """
 
 import dataclasses
@@ -56,13 +59,13 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
 
     Args:
         fn: `(shared, client, *rows) -> (sums, kept)` for one client: `client` is its id `[]`, `rows` its own rows of
-            `rows`. `sums` is a pytree of `aggregate.contribute(...)`: what a server may receive. `kept` is a small
-            record.
-        shared: what every client is sent (state, data, keys): a pytree, passed as an argument and never captured, or
+            `rows`. `sums` is a pytree of `aggregate.contribute(...)`, which the server receives as sums alone.
+            `kept` is a small record.
+        shared: given to every client (state, data, keys): a pytree, passed as an argument and never captured, or
             XLA would fold it as a constant and `shard_map` would refuse it.
         cohort: the clients of the round, and the plan: chunk and devices. Where each device has the rows of its own
             clients alone (see `jaxfl.data.windows`), the cohort of the round, in its order.
-        *rows: pytrees with a leading axis `[C, ...]`: what belongs to each client of the cohort.
+        *rows: pytrees with a leading axis `[C, ...]`, a row for each client of the cohort.
 
     Returns:
         `sums` with every contribution replaced by its `aggregate.Total`, and `kept` stacked `[C, ...]` in the cohort's
@@ -81,10 +84,11 @@ def over_clients(fn: Callable[..., tuple[Any, Any]], shared: Any, cohort: Cohort
 def over_owners(
     fn: Callable[..., tuple[Any, Any, Params]], shared: Any, cohort: Cohort, own: Params, *rows: Params
 ) -> tuple[Any, Any, Params]:
-    """Runs `fn` for every client of the cohort, and lets it change what belongs to the client, such as a model.
+    """Runs `fn` for every client of the cohort, which may change the client's own row, such as a personal model.
 
     A row is read when its client's turn comes, and written in its place with a few others: the rows of a cohort never
-    exist beside those of all clients. Each of several devices has the rows of all, and writes what all have made.
+    exist beside those of all clients. Each of several devices has the rows of all clients, and writes those that all
+    devices have computed.
 
     Args:
         fn: `(shared, client, row, *rows) -> (sums, kept, row)`: as in `over_clients`, and the client's row of `own`.
@@ -203,7 +207,7 @@ def _over_device(
 
 
 def _group_size(work: ClientWork, own: Params | None, count: int, chunk: int) -> int:
-    """Returns how many clients have their kernels summed by one product, and their rows written at once."""
+    """Returns the number of clients whose kernels are summed by one product, and whose rows are written at once."""
     rows = jax.tree.leaves(jax.eval_shape(tree.take, own, 0))
     if rows:
         most = PRODUCT_CLIENTS if work.places else max(PRODUCT_CLIENTS, WRITE_BYTES // tree.num_bytes(rows))
@@ -246,17 +250,17 @@ def by_size(data: FederatedData, cohort: Cohort) -> Cohort:
 
 
 def padded_size(plan: Plan, size: int) -> int:
-    """Returns how many clients `by_size` makes of a cohort: as many for each of several devices."""
+    """Returns the size of a cohort after `by_size`, which is a multiple of the number of devices."""
     return size if plan.mesh is None else size + _chunk_and_padding(plan, size)[1]
 
 
 def _chunk_and_padding(plan: Plan, count: int) -> tuple[int, int]:
-    """Returns how many clients are mapped on each device, and how many are to be added so that devices have as many."""
+    """Returns the clients mapped on each device, and the padding with which all devices have equal numbers."""
     devices = 1 if plan.mesh is None else plan.mesh.size
     chunk = min(plan.chunk or count, -(-count // devices))
     return chunk, -count % (chunk * devices)
 
 
 def _pad(leaf: Array, padding: int) -> Array:
-    """Repeats the last row, the smallest client's of a cohort by size; valid work whose result is masked out."""
+    """Returns rows with the last one repeated, the smallest client's of a cohort by size; its results are masked."""
     return leaf if padding == 0 else jnp.concatenate([leaf, jnp.repeat(leaf[-1:], padding, 0)])

@@ -1,8 +1,8 @@
-"""Who takes part in a round: a sampler says so, the same for every method at one seed.
+"""Samplers of cohorts: the same clients for every method at one seed.
 
 A sampler is `(root key, round, data, size, plan) -> Cohort`; `jaxfl.run(..., sampler=...)` takes any. It returns `size`
 distinct clients, none of them held out where there are as many; those whose mask is False change nothing (they are
-padding), and a round in which nobody is left changes nothing but the number of the round. `uniform` is the usual one.
+padding), and a round without any client changes nothing but the number of the round. `uniform` is the usual one.
 
 >>> import jaxfl
 >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -34,7 +34,7 @@ Pattern = Literal["always", "diurnal", "random"]
 
 
 def cohort_size(cohort: int | float, data: FederatedData) -> int:
-    """Returns how many clients a round samples.
+    """Returns the size of a cohort.
 
     Args:
         cohort: a share of the participating clients (a float in (0, 1]) or a count (an int from 1 to their number).
@@ -74,7 +74,7 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
 
 
 def check_sampler(sampler: object) -> None:
-    """Refuses a sampler that is not a function.
+    """Raises TypeError for a sampler that is not a function.
 
     Raises:
         TypeError: the sampler cannot be called.
@@ -84,11 +84,11 @@ def check_sampler(sampler: object) -> None:
 
 
 def check_drawn(ids: AnyArray, mask: AnyArray, data: FederatedData) -> None:
-    """Raises unless the cohorts of some rounds are of clients that take part, each once in a round.
+    """Raises ValueError unless cohorts hold participating clients only, each once in a round.
 
     Args:
         ids: `[R, C]`.
-        mask: who is no padding `[R, C]`.
+        mask: False on padding `[R, C]`.
         data: the federation.
 
     Raises:
@@ -127,7 +127,7 @@ def uniform(root: Key, round: Array, data: FederatedData, size: int, plan: Plan 
 def draw_cohort(
     sampler: Sampler, root: Key, round: Array, data: FederatedData, size: int, plan: Plan = Plan()
 ) -> Cohort:
-    """Returns the cohort that a sampler draws, with padding in the place of whoever does not take part in this round.
+    """Returns the cohort that a sampler draws, with padding in place of clients that are absent in this round.
 
     Where clients arrive or leave there may be fewer than `size` who do, and a sampler fills its cohort with others:
     with those who are absent, and with those who are held out.
@@ -141,7 +141,7 @@ def draw_cohort(
         plan: how the engine walks through the cohort.
 
     Raises:
-        TypeError: the sampler returns something else.
+        TypeError: the sampler returns no `Cohort`.
         ValueError: the sampler draws more or fewer than `size` clients, or its mask is not bool `[size]`.
     """
     cohort = sampler(root, round, data, size, plan)
@@ -149,12 +149,14 @@ def draw_cohort(
         raise TypeError(f"sampler must return a Cohort, got a {type(cohort).__name__}; give Cohort.of(ids, plan).")
     if cohort.ids.shape != (size,):
         raise ValueError(
-            f"sampler must draw ids [{size}], as many as the cohort has, got the shape {list(cohort.ids.shape)}; where "
+            f"sampler must draw ids [{size}], the size of the cohort, got the shape {list(cohort.ids.shape)}; where "
             "fewer take part, fill up with any clients and leave them out by the mask."
         )
     if cohort.mask.shape != (size,) or cohort.mask.dtype != bool:
         got = f"{cohort.mask.dtype} {list(cohort.mask.shape)}"
-        raise ValueError(f"sampler must give a mask of bools [{size}], who takes part, got {got}; use .astype(bool).")
+        raise ValueError(
+            f"sampler must give a mask of bools [{size}], True for participating clients, got {got}; use .astype(bool)."
+        )
     cohort = dataclasses.replace(cohort, plan=plan)  # the run's, whatever a sampler makes of it
     if data.absent is None:
         return cohort
@@ -163,7 +165,7 @@ def draw_cohort(
 
 @checked
 def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
-    """Returns the sampler whose clients fail with a probability: they are sampled, and nothing comes of it.
+    """Returns a sampler whose clients fail with a probability: they are sampled, and contribute nothing.
 
     Clients that fail count for nothing: neither in averages, nor in bytes, nor in losses. In every round they are the
     clients that would be late under `conditions.straggle` with the same share: FedAvg with `dropouts(s)` is the FedAvg
@@ -193,14 +195,14 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
 
         return dataclasses.replace(cohort, mask=cohort.mask & ~jax.vmap(fails)(cohort.ids))
 
-    return _named(f"dropouts({share}, {sampler_name(sampler)})", draw)
+    return _with_name(f"dropouts({share}, {sampler_name(sampler)})", draw)
 
 
 @checked
 def availability(
     pattern: Pattern = "always", *, period: float = 24.0, threshold: float = 0.0, lowest: float = 0.1
 ) -> Sampler:
-    """Returns the sampler that draws uniformly among the clients that are available in a round.
+    """Returns a sampler that draws uniformly among the clients that are available in a round.
 
         always    everybody in every round: `uniform`
         diurnal   client i in round t if cos(2 pi (t / period + phase_i)) > threshold, phase_i uniform in [0, 1)
@@ -249,11 +251,11 @@ def availability(
         order = jnp.argsort(ids)
         return dataclasses.replace(Cohort.of(ids[order], plan), mask=lots[order] >= 0)
 
-    return _named(f"availability({pattern}, {words})", draw)
+    return _with_name(f"availability({pattern}, {words})", draw)
 
 
 def sampler_name(sampler: Callable[..., Any]) -> str:
-    """Returns the name that a run is known by, so that it is not resumed under another sampler.
+    """Returns the name of a sampler in the identity of a run, which is not resumed under another one.
 
     It is the `__name__`; of a partial without one, that of its function, and its arguments; of another object its repr.
 
@@ -275,7 +277,7 @@ def sampler_name(sampler: Callable[..., Any]) -> str:
 def _highest_draws(
     root: Key, round: Array, data: FederatedData, size: int, available: Array | None = None
 ) -> tuple[Array, Array]:
-    """Returns the `size` highest lots of all clients and whose they are; below 0 for who is absent or held out."""
+    """Returns the `size` highest draws of all clients, and their ids; below 0 for absent or held-out clients."""
     lots = jax.random.uniform(key_for(root, Stream.COHORT, round), (data.num_clients,))
     if available is not None:
         lots = jnp.where(available, lots, -1.0)
@@ -285,7 +287,7 @@ def _highest_draws(
 
 
 def _distinct_draws(root: Key, round: Array, data: FederatedData, size: int) -> Array:
-    """Returns the first `size` different clients of a sequence of independent draws, in ascending order.
+    """Returns the first `size` distinct clients of a sequence of independent draws, in ascending order.
 
     The sequence ends after three cohorts. Where too few of it are different, since most are held out, lots are drawn:
     whether it happens does not depend on who they are, so that all clients stay as likely.
@@ -305,7 +307,7 @@ def _distinct_draws(root: Key, round: Array, data: FederatedData, size: int) -> 
     )
 
 
-def _named(name: str, sampler: Sampler) -> Sampler:
+def _with_name(name: str, sampler: Sampler) -> Sampler:
     """Returns the sampler under a name."""
     sampler.__name__ = name
     return sampler

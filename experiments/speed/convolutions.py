@@ -98,7 +98,7 @@ def milliseconds(
     return min(processor), min(clock)
 
 
-def rows_last(inputs: jax.Array, kernel: jax.Array, padding: convolution.Padding) -> jax.Array:
+def rows_last(inputs: jax.Array, kernel: jax.Array, padding: convolution.PaddingPairs) -> jax.Array:
     """Returns the convolution of images that lie with their rows last for it, see `jaxfl.models.fast.rows_last`."""
     return rows_last_forms.convolution(inputs.transpose(rows_last_forms.ROWS_LAST_AXES), kernel, padding)
 

@@ -1,1 +1,1 @@
-"""What a client does in a round: its local training, written once, and what stragglers and attackers make of it."""
+"""A client's part of a round: local training, passes over its rows, and the behaviour of stragglers and attackers."""

@@ -1,7 +1,7 @@
-"""What stragglers and attackers do, and how long steps are, as functions that `client.training` and `sampling` call.
+"""The behaviour of stragglers and attackers, and the learning-rate factor of a round.
 
-Who they are, and the papers, is in `data.conditions`; a federation without conditions costs nothing, nor does one
-without the rate of a schedule.
+`data.conditions` chooses these clients and names the papers. A federation without conditions costs nothing, nor does a
+round without a learning-rate factor.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ def epoch_count(key: Key, data: FederatedData, local_epochs: int) -> int | Array
 
 
 def without_conditions(data: FederatedData) -> FederatedData:
-    """Returns the federation in which nobody is late or attacks: for what is no part of a round."""
+    """Returns the federation without stragglers and attackers, for training that is no part of a round."""
     own = dataclasses.replace(data.train, flipped=None)
     return dataclasses.replace(data, train=own, stragglers=None, attack=None)
 
 
 def for_unsent_training(key: Key, data: FederatedData) -> FederatedData:
-    """Returns the federation for a client's training of which nothing is sent, before that of which something is.
+    """Returns the federation for a training whose result is not sent, before the one whose result is.
 
-    Nobody sends anything else then, and who is late in the one is late in the other.
+    Attackers train as others do, and a straggler is one in both trainings.
 
     Args:
-        key: the client's of the round, of the training that is sent.
+        key: the client's key of the round, of the training whose result is sent.
         data: the federation.
     """
     late = None if data.stragglers is None else is_late(key, data.stragglers).astype(jnp.float32)
@@ -47,10 +47,9 @@ def for_unsent_training(key: Key, data: FederatedData) -> FederatedData:
 
 
 def scale_updates(updates: Params, rate: Array | None) -> Params:
-    """Returns an optimiser's updates times the round's rate `[]`; as they are where there is none.
+    """Returns an optimiser's updates times the learning-rate factor `rate []`; unchanged for None.
 
-    The last thing that is done to them: a factor that stays the same from the first step on is one of the learning
-    rate.
+    It is applied after the optimiser: a factor that is the same in all steps is a factor of the learning rate.
 
     >>> scale_updates({"w": jnp.array([2.0])}, jnp.float32(0.5))["w"].tolist()
     [1.0]
@@ -61,7 +60,7 @@ def scale_updates(updates: Params, rate: Array | None) -> Params:
 
 
 def perturb_model(key: Key, start: Params, trained: Params, data: FederatedData, client: Array) -> Params:
-    """Returns what a client sends after training: `trained`, or what an attacker makes of it."""
+    """Returns the model that a client sends after training: `trained`, which an attacker perturbs."""
     attack = data.attack
     if attack is None or attack.kind == "label-flip":
         return trained
@@ -73,13 +72,13 @@ def perturb_model(key: Key, start: Params, trained: Params, data: FederatedData,
         return jax.tree.map(lambda a, z: a + z, start, _attack_noise(key, start, attack))
 
     change = {"sign-flip": sign_flip, "gaussian": gaussian}[attack.kind]
-    # a client without rows has made no step, and sends none
+    # a client without rows makes no step, and its model is not perturbed
     attacks = attack.attacker[client] & (data.train.size[client] > 0)
     return jax.lax.cond(attacks, change, lambda: trained)
 
 
 def perturb_gradient(key: Key, gradient: Params, data: FederatedData, client: Array) -> Params:
-    """Returns what a client sends of its gradient: the gradient, or what an attacker makes of it."""
+    """Returns the gradient that a client sends, which an attacker perturbs."""
     attack = data.attack
     if attack is None or attack.kind == "label-flip":
         return gradient
@@ -96,7 +95,7 @@ def perturb_gradient(key: Key, gradient: Params, data: FederatedData, client: Ar
 
 
 def _attack_noise(key: Key, like: Params, attack: Attack) -> Params:
-    """Returns `scale * z` in the shapes of a model, every leaf at an address of its own."""
+    """Returns standard normal noise times `attack.scale` in the shapes of a model, with a key for each leaf."""
     leaves, structure = jax.tree.flatten(like)
     noise = [
         attack.scale.astype(leaf.dtype) * jax.random.normal(key_for(key, Stream.ATTACK, index), leaf.shape, leaf.dtype)

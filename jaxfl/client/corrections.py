@@ -1,4 +1,4 @@
-"""Local objectives as optax transformations: what a client adds to its gradient before the optimiser sees it.
+"""Terms of local objectives as optax transformations, which are added to the gradient before the optimiser.
 
 Chain one in front of a local optimiser: `optax.chain(proximal_pull(0.1), optax.sgd(0.1))`. What a
 transformation refers to (an anchor, a correction) is passed to the update by name, so that the inner loop of

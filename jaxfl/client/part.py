@@ -1,4 +1,4 @@
-"""Local training of a part of a model: the other leaves stay as they are, bit for bit.
+"""Local training of a part of a model, whose other leaves stay as they are, bit for bit.
 
 The part is a tree of its own, in which None stands for the leaves that stay (`tree.partition`). So no gradient is
 computed for those, and no optimiser sees them: no momentum, weight decay or norm of the whole reaches across.
@@ -51,7 +51,7 @@ def train_part(
 
 
 def part_task(task: Task, rest: Params) -> Task:
-    """Returns the task of learning the other leaves of a model; its losses are functions of these alone.
+    """Returns the task of learning a part of a model, given its other leaves; losses are functions of the part alone.
 
     Args:
         task: of the whole model.

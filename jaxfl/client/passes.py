@@ -1,4 +1,4 @@
-"""What a client computes of its rows without training: losses, gradients, folds over all of them."""
+"""Passes over a client's rows without training: losses, gradients, folds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def rows_at_once(task: Task, model: Params, most: int = BLOCK_ROWS) -> int:
 
 
 def gradient_rows(task: Task, model: Params, most: int) -> int:
-    """Returns `rows_at_once`; but all with batch normalisation, whose gradient is of a batch and not of its rows."""
+    """Returns `rows_at_once`, or no limit for a task whose outputs depend on the whole batch (batch normalisation)."""
     return 2**31 - 1 if task.whole else rows_at_once(task, model, most)
 
 
@@ -79,7 +79,7 @@ def mean_loss(task: Task, *, block: int = BLOCK_ROWS) -> Callable[[Params, Feder
 
 
 def mean_losses(task: Task, *, block: int = BLOCK_ROWS) -> Callable[[Params, FederatedData, Array], Array]:
-    """Returns `(models [K, ...], data, client) -> [K]`, as `mean_loss`: rows are made ready once for all models."""
+    """Returns `(models [K, ...], data, client) -> [K]`, each model's `mean_loss`; rows are prepared once for all."""
 
     def losses(models: Params, batch: Batch, key: Key | None) -> Array:
         return for_each(task, lambda model: task.loss(model, batch, key), models)
@@ -93,7 +93,7 @@ def mean_losses(task: Task, *, block: int = BLOCK_ROWS) -> Callable[[Params, Fed
 def _mean_over_rows(
     loss: Callable[..., Array], rows: Callable[[Params], int]
 ) -> Callable[[Params, FederatedData, Array], Array]:
-    """Returns the mean over a client's training rows of a batch's loss, or losses; so many rows at once."""
+    """Returns `(model, data, client) ->` the mean of `loss` over training rows, in blocks of `rows(model)`."""
 
     def run(model: Params, data: FederatedData, client: Array) -> Array:
         def step(total: Array, batch: Batch) -> Array:
@@ -110,7 +110,7 @@ def _mean_over_rows(
 def full_gradient(task: Task, *, block: int = BLOCK_ROWS) -> Callable[..., tuple[Array, Params]]:
     """Returns `(model, data, client, key) -> (loss, gradient)` of the mean loss over all of a client's training rows.
 
-    A client without rows has loss 0 and gradient 0. An attacker's gradient is what it sends in its place. The key is
+    A client without rows has loss 0 and gradient 0. An attacker's gradient is perturbed. The key is
     the client's of this round: of dropout (which `tasks.without_dropout` switches off) and of an attacker's noise.
     """
     gradient_of = unperturbed_gradient(task, block)
@@ -123,7 +123,7 @@ def full_gradient(task: Task, *, block: int = BLOCK_ROWS) -> Callable[..., tuple
 
 
 def unperturbed_gradient(task: Task, block: int) -> Callable[..., tuple[Array, Params]]:
-    """Returns `full_gradient` as it is computed, whoever the client is."""
+    """Returns `full_gradient` without the perturbation of attackers."""
 
     def run(model: Params, data: FederatedData, client: Array, key: Key) -> tuple[Array, Params]:
         at_once = gradient_rows(task, model, block)

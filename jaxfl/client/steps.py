@@ -1,4 +1,4 @@
-"""How many steps a client makes in a round, and how far they would carry it along a gradient that stays the same.
+"""The number of a client's local steps in a round, and their displacement along a constant gradient.
 
 The change of a model divided by its displacement is a mean of the gradients met on the way: what FedNova averages, and
 what SCAFFOLD keeps of a client.
@@ -21,7 +21,7 @@ Displacement = Callable[[Array, Array | None], Params]
 
 
 def step_count(key: Key, data: FederatedData, client: Array, local_epochs: int, batch_size: int | None) -> Array:
-    """Returns how many steps a client's local training makes `[]` int32, a straggler's too; 0 without rows.
+    """Returns the number of steps of a client's local training `[]` int32, a straggler's too; 0 without rows.
 
     Args:
         key: the client's of this round, the one that it trains with.
@@ -39,13 +39,13 @@ def step_count(key: Key, data: FederatedData, client: Array, local_epochs: int, 
 
 
 def trip_count(key: Key, data: FederatedData, client: Array, local_epochs: int, batch_size: int | None) -> int | Array:
-    """Returns `step_count`, as a number where all clients make as many."""
+    """Returns `step_count`, as a Python number where all clients make as many."""
     in_one = max(data.train.max_size, 1) if batch_size is None else min(batch_size, max(data.train.max_size, 1))
     return -(-row_count(data, client) // in_one) * conduct.epoch_count(key, data, local_epochs)
 
 
 def row_count(data: FederatedData, client: Array) -> int | Array:
-    """Returns how many training rows a client has; where all have as many, a number that compilers know.
+    """Returns the number of a client's training rows; a Python number where all have as many, off the CPU.
 
     A loop of so many steps needs no look at who is done. On a GPU the host waits for no answer after each step, and
     models of clients side by side are updated where they are, and not selected from the old and the new one. On a CPU
@@ -59,7 +59,7 @@ def row_count(data: FederatedData, client: Array) -> int | Array:
 
 
 def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: float | Array = 0.0) -> Displacement:
-    """Returns `(steps, rate) -> model of []`: how far so many steps along a gradient of 1 go, for each parameter array.
+    """Returns `(steps, rate) -> model of []`: the displacement of steps along a gradient of 1, for each array.
 
     With SGD of rate eta these are K steps of eta, eta K; with momentum rho they are
     eta (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), and with a pull mu (1 - (1 - eta mu)^K) / mu: eta |a|_1, with a
@@ -72,7 +72,7 @@ def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: f
         pull: mu, of a `proximal_pull` in front of it.
 
     Returns:
-        A function of `steps []` and of `rate []`, what steps are multiplied by in this round, or None (see
+        A function of `steps []` and of `rate []`, the learning-rate factor of the round, or None (see
         `jaxfl.scheduled`).
 
     Raises:
@@ -111,12 +111,12 @@ def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: f
 
 
 def mean_gradient(change: Params, displaced: Params) -> Params:
-    """Returns a change of a model divided by how far its steps go; as it is where they go nowhere."""
+    """Returns a change of a model divided by the displacement of its steps, and unchanged where that is 0."""
     return jax.tree.map(lambda leaf, far: leaf / jnp.where(far > 0, far, 1), change, displaced)
 
 
 def _check_linear(optimizer: optax.GradientTransformationExtraArgs, model: Params) -> OptimizerProgram:
-    """Returns an optimiser's program; raises ValueError if it does anything to a gradient but add and scale."""
+    """Returns an optimiser's program; raises ValueError if it does more to a gradient than add and scale."""
     program = OptimizerProgram.of(optimizer, model, {"anchor": model, "correction": model}, {})
     if not all(program.follows(position) for position in range(program.leaves)):
         raise ValueError(

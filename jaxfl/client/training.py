@@ -1,11 +1,11 @@
-"""The inner loop, written once: a client's local training.
+"""Local training of a client: the inner loop of all methods.
 
 Trip counts depend on the data (each client runs through its own number of batches), so ragged clients cost what they
 have; under vmap a chunk runs to its largest client. The last, partial batch of an epoch is used, masked, and averaged
 over its true count; a client without rows makes no step.
 
-What a federation says of its clients (who is late, who attacks) is done here, see `jaxfl.data.conditions`; and how long
-the steps of the round are, see `jaxfl.scheduled`.
+Stragglers and attackers (see `jaxfl.data.conditions`) and the learning-rate factor of a round (see `jaxfl.scheduled`)
+are part of it.
 """
 
 from collections.abc import Callable
@@ -54,11 +54,11 @@ def local_train(
 
     Returns:
         `(key, model, data, client, **extra) -> (model, loss)`: `key` is the client's key of this round, `extra` goes to
-        the optimiser (`anchor=...`), `loss` is the mean training loss seen on the way, 0 for a client without rows. An
-        attacker's model is what it sends.
+        the optimiser (`anchor=...`), `loss` is the mean training loss over the steps, 0 for a client without rows. An
+        attacker's model is perturbed.
 
     Raises:
-        TypeError: the optimiser is none.
+        TypeError: `optimizer` is no optax optimiser.
         ValueError: `local_epochs` or `batch_size` is out of range.
     """
     check_type("optimizer", optimizer, optax.GradientTransformation)
@@ -78,7 +78,7 @@ def local_train(
 
 
 def checked_optimizer(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimiser that says so where it needs more than a step has: a loss, a key, or a model of its own."""
+    """Returns the optimiser, which raises an error if it needs more than a step has: a loss, a key, another model."""
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Params) -> Any:
@@ -104,7 +104,7 @@ def checked_optimizer(optimizer: optax.GradientTransformation) -> optax.Gradient
 
 
 def descent_step(optimizer: optax.GradientTransformationExtraArgs, averages: Averages | None) -> Descend:
-    """Returns `(model, state, gradient, extra, rate) -> (model, state)`, one step.
+    """Returns `(model, state, gradient, extra, rate) -> (model, state)`, one step of the optimiser.
 
     Running averages get new values, and the optimiser sees none of them: a pull or a decay of theirs would be in the
     norm of the whole step, which may be clipped.
@@ -236,7 +236,7 @@ def _mini_batches(
 
 
 def _filled_share(data: FederatedData, places: int, block: int) -> float:
-    """Returns the share of so many places for a client's rows that is filled; 0 where coordinates are not tried.
+    """Returns the filled share of `places` for each client's rows; 0 where coordinates are not tried.
 
     They take all places of all clients, where more than a block is otherwise walked through as far as there are rows.
     Places of one block are taken in either way, so that they count as filled.
@@ -247,7 +247,7 @@ def _filled_share(data: FederatedData, places: int, block: int) -> float:
 
 
 def _order_updates(gradient: Params) -> Params:
-    """Returns the gradient, each leaf of which waits for all the others.
+    """Returns the gradient, with each leaf made to wait for all the others.
 
     XLA updates a weight in place only if nothing can read it later. The product that carries the gradient below a layer
     reads that layer's weights, but their update does not wait for it, so XLA copies them first, in every step: 26 MB

@@ -1,4 +1,4 @@
-"""What is learned: the networks of the papers, and the layers that keep any network fast where clients are many."""
+"""Networks: those of the papers, adapters for any others, their layers, weights and fast forms."""
 
 from jaxfl.models.adapters import Functions
 from jaxfl.models.cropped import IFCACifarCNN

@@ -1,10 +1,10 @@
-"""Networks of any make, as two pure functions: flax.linen, flax.nnx, or functions that are pure already.
+"""Adapters from networks of flax.linen, flax.nnx or plain functions to two pure functions.
 
-A run draws its initial models from its seed, and some methods draw several: what makes a network is asked for, and not
-one network whose numbers are drawn already.
+A run draws its initial models from its seed, and some methods draw several. So a network is given by the code that
+makes it, and not with parameters that are drawn already.
 
-flax.linen lets calls be intercepted; flax.nnx does not. There the layers of one module, put together for one call, are
-made layers of a kind that tells of its calls: nothing is changed in the classes that others use meanwhile.
+flax.linen lets calls be intercepted; flax.nnx does not. There the layers of one module, put together for one call, get
+classes whose calls are observed; the classes that others use meanwhile are not changed.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def check_running_averages(
     *,
     masked: bool,
 ) -> None:
-    """Looks at the program of running averages.
+    """Raises ValueError unless running averages move in training alone, and without padding rows.
 
     Args:
         averages: `(model, x, mask, key) -> averages`, those after a batch.
@@ -76,7 +76,7 @@ def check_running_averages(
 
 
 def _reads_padding(averages: Callable[..., list[Array]], init: Callable[[Key], Params], x: Array) -> bool:
-    """Returns whether what stands in a padding row makes a difference to some average, by a batch of three rows."""
+    """Returns whether the contents of a padding row change some average, tried on a batch of three rows."""
 
     @jax.jit
     def difference(key: Key) -> Array:
@@ -129,7 +129,7 @@ def _observed_class(layer: type) -> type:
     return type(layer.__name__, (layer,), {"__call__": call})
 
 
-# How modules are told whether they train: the arguments of `__call__` that are known, and their values while they do.
+# Known arguments of `__call__` that switch a module between training and test, with their values in training.
 MODE_ARGUMENTS = {
     "train": True,
     "training": True,
@@ -142,7 +142,7 @@ MODEL_PARTS = "a client's model is its parameters and the running averages of ba
 
 
 class NetworkInputs(Protocol):
-    """What a network sees of a batch, which `jaxfl.data.Batch` is."""
+    """The part of a batch that a network sees; `jaxfl.data.Batch` has it."""
 
     @property
     def x(self) -> Array:
@@ -151,12 +151,12 @@ class NetworkInputs(Protocol):
 
     @property
     def mask(self) -> Array:
-        """Which of them are no padding `[B]` bool."""
+        """True for rows that are no padding `[B]` bool."""
         ...
 
 
 class ModuleFactory(Protocol):
-    """What makes a module of flax.nnx: its class, or a function."""
+    """A factory of modules of flax.nnx: the class, or a function."""
 
     def __call__(self, *, rngs: nnx.Rngs) -> nnx.Module:
         """Returns a new module, whose parameters and dropout are drawn from `rngs`."""
@@ -176,7 +176,7 @@ class RunningAverages(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """A network as two pure functions: what every other one is made into, and what any library's can be written as.
+    """A network as two pure functions, to which all others are adapted; networks of any library can be written so.
 
     Attributes:
         init: `key -> model`, a pytree of arrays.
@@ -200,7 +200,7 @@ class Functions(NamedTuple):
 
 @runtime_checkable
 class Composed(Protocol):
-    """A network that is made of another one, such as `jaxfl.models.lora` makes."""
+    """A network that is built on another one, as `jaxfl.models.lora` builds them."""
 
     def functions(self, example: NetworkInputs) -> Functions:
         """Returns its two functions, for rows like an example `[1, ...]`."""
@@ -223,7 +223,7 @@ def functions_of(network: Network, example: NetworkInputs) -> Functions:
             parameters and running averages, or these are not brought up to date in training alone, or with padding.
     """
     if isinstance(network, Functions):
-        _check_arguments(network)
+        _check_signatures(network)
         return network
     if isinstance(network, nn.Module):
         return _linen_functions(network, example)
@@ -247,8 +247,8 @@ def functions_of(network: Network, example: NetworkInputs) -> Functions:
     )
 
 
-def _check_arguments(network: Functions) -> None:
-    """Raises unless the two functions take what they are given: swapped, they would fail somewhere within."""
+def _check_signatures(network: Functions) -> None:
+    """Raises ValueError unless the two functions take 1 and 3 arguments: swapped, they would fail somewhere within."""
     for name, count, form in (("init", 1, "key -> model"), ("apply", 3, "(model, batch, key) -> outputs")):
         function = getattr(network, name)
         try:
@@ -321,7 +321,7 @@ def _select_leaves(model: Params, names: frozenset[str], prefix: str = "", *, in
 
 
 def _merge(one: Params, other: Params) -> Params:
-    """Returns nested dictionaries in one: a layer has its averages behind its parameters."""
+    """Returns two nested dictionaries merged: a layer has its averages behind its parameters."""
     merged = dict(one)
     for name, node in other.items():
         merged[name] = _merge(merged.get(name, {}), node) if isinstance(node, Mapping) else node
@@ -338,7 +338,7 @@ def _running_functions(
     """Returns the functions of a network with running averages.
 
     Raises:
-        ValueError: see `running.check`.
+        ValueError: see `check_running_averages`.
     """
 
     def averages(model: Params, x: Array, mask: Array, key: Key | None) -> list[Array]:
@@ -394,7 +394,7 @@ def _nnx_functions(make: ModuleFactory, example: NetworkInputs) -> Functions:
 
 
 def _in_order(node: Any, values: Any) -> Any:
-    """Returns nested values as the module has them, in the order in which its layers were made, with text as names."""
+    """Returns nested values with text as names, in the order in which the module's layers were made."""
     if not isinstance(values, dict):
         return values
     names = [name for name in vars(node) if name in values] if hasattr(node, "__dict__") else []
@@ -411,7 +411,7 @@ def _leaf_at(model: Params, path: tuple) -> Array:
 
 
 def _stream_state(path: tuple, one: Any, key: Key) -> Any:
-    """Returns the state of a stream of random numbers: its own key, from which nothing was drawn."""
+    """Returns the fresh state of one of flax.nnx's streams of random numbers: a key of its own, or a count of 0."""
     if isinstance(one, nnx.RngCount):
         return jnp.zeros((), jnp.uint32)
     return jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))

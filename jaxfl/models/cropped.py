@@ -1,4 +1,4 @@
-"""IFCA's network for CIFAR-10, which trains on random crops, and what it makes of an image before the first layer.
+"""IFCA's network for CIFAR-10, which trains on random crops, and its preprocessing of images.
 
 It is that of TensorFlow's CIFAR-10 tutorial. Crops are drawn anew for every row whenever a batch trains; tests see the
 middle of each image.

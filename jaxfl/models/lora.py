@@ -1,4 +1,4 @@
-"""Adapters of low rank: clients train, send and are compared by small factors, on top of a network that stays as it is.
+"""Adapters of low rank: small factors that clients train, send and are compared by, on top of a frozen network.
 
 Hu et al., "LoRA: low-rank adaptation of large language models", 2022. A kernel W [d, h] of the base becomes
 

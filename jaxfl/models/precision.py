@@ -30,7 +30,7 @@ def to_bfloat16(part: Params, but: frozenset[str] = frozenset()) -> Params:
 
 
 def check_products(fn: Callable[..., Any], *args: Any) -> None:
-    """Raises ValueError if a network that is given bfloat16 multiplies in float32 all the same, where nobody would see.
+    """Raises ValueError if a network whose parameters and inputs are in bfloat16 still multiplies in float32.
 
     Args:
         fn: the network.
@@ -45,7 +45,7 @@ def check_products(fn: Callable[..., Any], *args: Any) -> None:
 
 
 def with_float32_outputs(network: Functions) -> Functions:
-    """Returns a network whose outputs are never in half precision, whatever it computes in: nor are losses of them.
+    """Returns a network whose outputs are in float32 wherever it computes in half precision, and so are their losses.
 
     A sum of losses in bfloat16 stops at 256 times the next one, and one in float16 is infinite from 65,504 on.
     """

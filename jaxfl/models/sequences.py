@@ -1,4 +1,4 @@
-"""Networks of tokens: from left to right, with logits at every position, or at the last one alone.
+"""Networks of tokens that read from left to right, with logits at every position or at the last one.
 
 Tokens are whole numbers `[B, T]` from 0. A position's logits depend on the tokens up to it and on none behind.
 """

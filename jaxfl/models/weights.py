@@ -1,4 +1,4 @@
-"""A model in a file: safetensors, which any library reads and nothing is executed of.
+"""Files of models: safetensors, which any library can read and which hold no code.
 
 A leaf is stored under its name as `jaxfl.tree.names` has it, `Dense_0/kernel`.
 """

@@ -1,4 +1,4 @@
-"""What the server does with what clients send: sums and means by cluster, and the optimisers of its own step."""
+"""Aggregation of contributions: sums and means by cluster, and the server's optimisers."""
 
 from jaxfl.server.optimizers import AdaptiveState, fedadam, fedyogi, init, step
 

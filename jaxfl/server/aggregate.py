@@ -1,4 +1,4 @@
-"""What the server makes of the clients' models: weighted sums by cluster, and means of them.
+"""Aggregation: weighted sums of the clients' contributions by cluster, and their means.
 
 The only place that adds up clients, divides by their weights, decides what an empty cluster keeps, and drops clients
 whose model has diverged. A method returns a `Contribution` per client; the engine adds them up, chunk after chunk, into

@@ -1,4 +1,4 @@
-"""Server optimisers: what the server makes of the clients' average.
+"""Server optimisers: the server's step from the mean of the clients' contributions.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2. The difference between the global model and the
 average of the clients' models is a gradient (they call minus it Delta), and any optax optimiser may take the step:

@@ -1,7 +1,7 @@
-"""What is learned: the initial model, the loss of a batch, and the metrics of test rows.
+"""Tasks: the initial model, the loss of a batch, and the metrics of test rows.
 
-`contract` says what a task is; `kinds` has a task for every kind of labels; `networks` makes one of any network;
-`mixture` has several models learn together, or be served as one.
+`contract` defines a task; `kinds` has a task for every kind of labels; `networks` builds the task of any network;
+`mixture` trains several models together, or serves them as one.
 """
 
 from jaxfl.tasks.contract import (

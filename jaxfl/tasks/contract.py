@@ -1,4 +1,4 @@
-"""What a task is: three pure functions, and the metrics of what one of them returns.
+"""The contract of a task: three pure functions, the metrics of its outputs, and what else is known of it.
 
 Mixtures of K models mix probabilities, not logits: sum_m pi_m p_m(y | x).
 """
@@ -83,14 +83,14 @@ class Averages(NamedTuple):
 
 
 class RowSpec(NamedTuple):
-    """What the rows of a federation are."""
+    """The shape of a federation's inputs and the kind of its labels."""
 
     inputs: tuple[int, ...]  # the shape of one
     kind: LabelKind
     num_classes: int  # L
 
     def __str__(self) -> str:
-        """Returns it in words."""
+        """Returns it as a phrase."""
         return f"inputs of shape {self.inputs} and {class_count_phrase(self.kind, self.num_classes)}"
 
 
@@ -140,7 +140,7 @@ class Task(NamedTuple):
             see `row_losses`.
         mix: `(outputs [K, B, ...], log_weights [K]) -> [B, ...]`, the outputs of a mixture of K models, see
             `jaxfl.tasks.contract`; None where they cannot be mixed.
-        rows: those that it was made for; None takes any.
+        rows: the shape and kind of the rows that it was made for; None takes any.
         made_for: the loss that `losses`, the loss of `averages` and `fast.dense` belong to. They are not used where
             `loss` was replaced by another one; None uses them.
         whole: whether the outputs for a row depend on the others of its batch, as with batch normalisation: a gradient
@@ -174,7 +174,7 @@ def outputs_and_loss(task: Task) -> Callable[[Params, Batch], tuple[Array, Array
 
 
 def dense_layers_of(task: Task) -> DenseLayers | None:
-    """Returns the dense layers of a task whose loss is theirs."""
+    """Returns the dense layers of a task; None where they belong to another loss than it has now."""
     return task.fast.dense if task.made_for in (None, task.loss) else None
 
 
@@ -186,7 +186,7 @@ def averages_of(task: Task) -> Averages | None:
 
 
 def with_loss(task: Task, loss: Loss, averages: Averages | None) -> Task:
-    """Returns the task for training under another loss, of which nothing is true that is known of its own.
+    """Returns the task for training under another loss, without the knowledge that belongs to its own loss.
 
     Args:
         task: what is learned.
@@ -199,7 +199,7 @@ def with_loss(task: Task, loss: Loss, averages: Averages | None) -> Task:
 def row_losses(task: Task) -> Callable[..., Array]:
     """Returns `(model, batch, key=None) -> [B]`: the loss of each row, 0 of padding.
 
-    Their mean over the real rows is `task.loss`. A task of a network says them itself (`Task.losses`): the rows are
+    Their mean over the real rows is `task.loss`. A task of a network has them (`Task.losses`): the rows are
     seen together, so batch normalisation takes its statistics from all of them while clients train (with a key), and
     its running averages otherwise. Of any other task they are the losses of batches of one row each. There, batch
     normalisation would see a single row, and dropout has a key of its own for each row.
@@ -215,14 +215,14 @@ def row_losses(task: Task) -> Callable[..., Array]:
     >>> losses.shape, int((losses > 0).sum())
     ((25,), 20)
     """
-    told = task.losses if task.made_for in (None, task.loss) else None
+    known = task.losses if task.made_for in (None, task.loss) else None
 
     def of_one(model: Params, row: Batch, key: Key | None) -> Array:
         return task.loss(model, jax.tree.map(lambda leaf: leaf[None], row)._replace(mask=jnp.ones(1, bool)), key)
 
     def losses(model: Params, batch: Batch, key: Key | None = None) -> Array:
-        if told is not None:
-            found = told(model, batch, key)
+        if known is not None:
+            found = known(model, batch, key)
         elif key is None:
             found = jax.vmap(lambda row: of_one(model, row, None))(batch)
         else:
@@ -235,7 +235,7 @@ def row_losses(task: Task) -> Callable[..., Array]:
 
 
 def without_dropout(task: Task) -> Task:
-    """Returns the task whose loss is that of a model as it is evaluated: with or without a key, nothing is dropped."""
+    """Returns the task without dropout: its loss is that of a test, with or without a key."""
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
         del key
@@ -312,7 +312,7 @@ def masked_mean(values: Array, mask: Array) -> Array:
 
 
 def row_spec(data: FederatedData) -> RowSpec:
-    """Returns what the rows of a federation are."""
+    """Returns the shape and the kind of a federation's rows."""
     return RowSpec(data.input_shape, data.kind, data.num_classes)
 
 

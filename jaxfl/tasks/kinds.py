@@ -1,4 +1,4 @@
-"""A task for every kind of labels, and one for a loss and metrics of your own."""
+"""Tasks for every kind of labels, and one for a loss and metrics of your own."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from jaxfl.schema import checked
 from jaxfl.tasks import contract
 from jaxfl.tasks.contract import Task
 from jaxfl.tasks.metrics import ACCURACY, LABELS, TOKENS, Metrics, of_targets
-from jaxfl.tasks.networks import RowLosses, network_task
+from jaxfl.tasks.networks import OutputLosses, network_task
 from jaxfl.typing import Array, Key, Params
 
 
@@ -63,10 +63,10 @@ def classification(
     normalisation: these are leaves of the model like any other, but training sets them beside its steps.
 
     Convolutions and poolings are computed in forms that are fast for many clients, see `jaxfl.models.fast.rewriting`,
-    and dense layers are trained by their factors where that is faster, see `jaxfl.client.fast.coordinates`: the same
+    and dense layers are trained in coordinates where that is faster, see `jaxfl.client.fast.coordinates`: the same
     values and gradients but for rounding. `fast_forms=False` leaves the network as it is. With `compute="bfloat16"` the
-    network computes in bfloat16, with float32 parameters, losses and steps, and dense layers are not trained by their
-    factors.
+    network computes in bfloat16, with float32 parameters, losses and steps, and dense layers are not trained in
+    coordinates.
 
     Metrics: `accuracy`, and `f1`, the mean F1 of the classes that a client's test rows have.
 
@@ -196,7 +196,7 @@ def next_token(module: Network, data: FederatedData, *, fast_forms: bool = True,
 def supervised(
     module: Network,
     data: FederatedData,
-    losses: RowLosses,
+    losses: OutputLosses,
     metrics: Metrics,
     *,
     fast_forms: bool = True,

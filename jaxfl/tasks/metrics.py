@@ -1,4 +1,4 @@
-"""The metrics of test rows: what a row contributes, and what is made of a client's sums.
+"""Metrics of test rows: the counts of a row, and the values of a client's sums.
 
 Rows are looked at on the device and summed there, client by client; only the sums are kept. What is made of the metrics
 of all clients (means, percentiles, the worst tenth, ...) is in `jaxfl.simulation.evaluation.metrics`.

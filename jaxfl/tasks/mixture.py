@@ -1,4 +1,4 @@
-"""K models of one task: each on its own, trained together, or served as a mixture."""
+"""Tasks of K models: each on its own, trained together, or served as a mixture."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ from jaxfl.typing import Array, Key, Params
 
 
 def for_each(task: Task, fn: Callable[[Params], Any], models: Params) -> Any:
-    """Returns what `fn` makes of each of the models `[K, ...]`, stacked.
+    """Returns `fn(model)` for each of the models `[K, ...]`, stacked.
 
     Side by side the K kernels of a dense layer are one product; a convolution is fastest with one kernel.
 
@@ -38,8 +38,8 @@ def for_each(task: Task, fn: Callable[[Params], Any], models: Params) -> Any:
 def stacked_task(task: Task, loss: Loss) -> Task:
     """Returns the task for training K models `[K, ...]` of a task as one, under a loss of all of them.
 
-    Running averages of batch normalisation go on in each model, by the rows of the batch, whatever the loss makes of
-    them. The task is for training alone: it starts no models and has no outputs of its own.
+    Running averages of batch normalisation go on in each model, by the rows of the batch, whatever the loss is. The
+    task is for training alone: it starts no models and has no outputs of its own.
 
     Args:
         task: of one model.

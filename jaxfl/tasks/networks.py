@@ -1,4 +1,4 @@
-"""The task of any network: its outputs under a loss, in forms that are fast for many clients."""
+"""Tasks of networks: a network's outputs under a loss, in fast forms."""
 
 import inspect
 from collections.abc import Callable
@@ -31,14 +31,14 @@ from jaxfl.tasks.contract import (
 from jaxfl.tasks.metrics import Metrics
 from jaxfl.typing import Array, Key, Params
 
-RowLosses = Callable[[Array, Batch], Array]
+OutputLosses = Callable[[Array, Batch], Array]
 EMBEDDINGS = (nn.Embed, nnx.Embed)
 
 
 def network_task(
     module: Network,
     data: FederatedData,
-    losses: RowLosses,
+    losses: OutputLosses,
     metrics: Metrics,
     *,
     fast_forms: bool = True,
@@ -112,7 +112,7 @@ def network_task(
         outputs = alone(model, batch)
         return outputs, mean_loss(outputs, batch)
 
-    # who asks which rows are padding looks at all of a batch (batch normalisation): blocks would be other batches
+    # a network that reads which rows are padding computes with the whole batch (batch normalisation), not with blocks
     looks_around, in_training = (_reads_mask(apply, model, example, key) for key in (None, jax.random.key(0)))
     return Task(
         init=init,
@@ -144,7 +144,7 @@ def _reads_mask(apply: Callable[..., Any], model: Params, example: Batch, key: K
 
 
 def _training_averages(running: RunningAverages, mean_loss: Callable[[Array, Batch], Array], *, fast: bool) -> Averages:
-    """Returns how training brings running averages up to date: as the gradients of their leaves."""
+    """Returns the running averages of a network, whose training loss has their new values as gradients."""
     together = rewriting.in_fast_forms(running.apply) if fast else running.apply
 
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
@@ -179,7 +179,7 @@ def example_batch(data: FederatedData) -> Batch:
 
 
 def _row_shapes(example: Batch, count: int) -> Batch:
-    """Returns the shapes of so many rows."""
+    """Returns the shapes of a batch of `count` rows."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), example)
 
 
@@ -206,7 +206,7 @@ def _dense_layers(
 
 
 def _check_values(metrics: Metrics, counts: Any) -> None:
-    """Raises ValueError unless metrics can be made of what is counted: that is tried on ones, before any training."""
+    """Raises ValueError unless `metrics.values` works on such counts, tried on ones before any training."""
     sums = jax.tree.map(lambda leaf: np.ones((2, *leaf.shape[1:])), counts)
     try:
         with np.errstate(all="ignore"):
@@ -222,7 +222,7 @@ def _check_values(metrics: Metrics, counts: Any) -> None:
 def _check_layers(
     apply: Callable[[Params, Batch, Key | None], Array], model: Params, example: Batch, data: FederatedData
 ) -> None:
-    """Looks at the layers of a module of flax for what nobody would notice.
+    """Checks the layers of a module of flax for mistakes that would go unnoticed.
 
     Raises:
         ValueError: dropout is off in training, or on in a test; or tokens of the data have no embedding, for which flax

@@ -1,4 +1,4 @@
-"""Training without touching a dense layer's kernel: exact, and several times as fast where rows are few.
+"""Training of dense kernels in coordinates: exact, and several times as fast where a client has few rows.
 
 A client that multiplies rows x [n, d] with a kernel W [d, h] does so in every step. The gradient of W is x^T g, with
 g [n, h] that of the products x W, so W never leaves
@@ -18,8 +18,8 @@ the layers before make of the rows, so that X grows by B rows a step; saved are 
 that no cache holds. W itself is made once at the end.
 
 Whether an optimiser is of that kind is read off its program (`follows`), never guessed by its name. All of this is
-decided while a program is traced. `answers` tells who traces it what was decided, for a footprint and a run's summary:
-they report what was compiled, where a rule of their own would be a second guess at it.
+decided while a program is traced. `decisions` collects what was decided, for a footprint and a run's summary: they
+report what was compiled, where a rule of their own would be a second guess at it.
 
 W = X^T A + sum_i c_i * W_i is held as `[m + k, h]`: A [m, h], a row for each row of X [m, d], and below it the factors
 c_i [h] of the k kernels W_i.
@@ -49,7 +49,7 @@ USED = "yes"  # the decision that a local training is one in coordinates; anothe
 
 
 class LayerInputs(NamedTuple):
-    """What an inner layer has seen.
+    """The inputs of an inner layer, and their products.
 
     Attributes:
         rows: X `[m, d]`, or those of a step `[B, d]`.
@@ -61,18 +61,18 @@ class LayerInputs(NamedTuple):
 
 
 class StepMemory(NamedTuple):
-    """What the steps of a training keep for its inner layers.
+    """The inputs of inner layers in all steps of a local training.
 
     Attributes:
-        step: how many were made `[]`.
-        seen: by each of them, by name; 0 where it is not made yet.
+        step: the number of steps so far `[]`.
+        seen: the inputs of each layer, by the name of its kernel; 0 for steps to come.
     """
 
     step: Array | int
     seen: dict[str, LayerInputs]
 
     def after(self, seen: dict[str, LayerInputs]) -> "StepMemory":
-        """Returns it after a step in which the layers have seen so many rows."""
+        """Returns the memory after a step with these inputs."""
 
         def put(kept: Array, new: Array) -> Array:
             return jax.lax.dynamic_update_slice(kept, new, (self.step * len(new), 0))
@@ -81,7 +81,7 @@ class StepMemory(NamedTuple):
 
 
 class FirstKernel(NamedTuple):
-    """Of a layer that sees the client's rows themselves: X is known, and the same in every step.
+    """A kernel whose layer sees the client's rows themselves: X is known, and the same in every step.
 
     Attributes:
         name: of the kernel.
@@ -106,7 +106,7 @@ class FirstKernel(NamedTuple):
 
     @property
     def count(self) -> int:
-        """m."""
+        """The number m of rows in X."""
         return self.rows.shape[0]
 
     def known(self, leaf: Array, positions: Array | None) -> Array:
@@ -117,7 +117,7 @@ class FirstKernel(NamedTuple):
         return gram @ leaf + _scaled_products(self, leaf, products)
 
     def product(self, known: Array, leaf: Array, memory: StepMemory, seen: dict[str, LayerInputs]) -> ProductFunction:
-        """Returns what is taken in place of `x -> x W`."""
+        """Returns the function `x -> x W` that is taken in place of the product."""
         del leaf, memory, seen
         return lambda x: known
 
@@ -130,7 +130,7 @@ class FirstKernel(NamedTuple):
 
 
 class InnerKernel(NamedTuple):
-    """Of a layer that sees what others make of the rows: every step adds its B rows to X.
+    """A kernel whose layer sees the outputs of other layers: every step adds its B rows to X.
 
     Attributes:
         name: of the kernel.
@@ -148,7 +148,7 @@ class InnerKernel(NamedTuple):
 
     @property
     def empty(self) -> LayerInputs:
-        """What is seen before the first step."""
+        """The inputs before the first step: zeros."""
         (inputs, outputs), dtype = self.kernels[0].shape, self.kernels[0].dtype
         return LayerInputs(
             jnp.zeros((self.count, inputs), dtype), [jnp.zeros((self.count, outputs), dtype)] * len(self.kernels)
@@ -160,7 +160,7 @@ class InnerKernel(NamedTuple):
         return jnp.zeros((self.width, leaf.shape[1]), leaf.dtype)
 
     def product(self, known: Array, leaf: Array, memory: StepMemory, seen: dict[str, LayerInputs]) -> ProductFunction:
-        """Returns what is taken in place of `x -> x W`; it leaves in `seen` what the layer sees."""
+        """Returns the function `x -> x W` that is taken in place of the product; it puts x in `seen`."""
 
         def of(x: Array) -> Array:
             products = [times(x, one) for one in self.kernels]
@@ -180,7 +180,7 @@ Kernel = FirstKernel | InnerKernel
 
 
 def kernel_coordinates(kernel: Kernel, one: Array) -> Array:
-    """Returns the coordinates `[m + k, h]` of one of its kernels W_i; of another, which nobody uses, zeros."""
+    """Returns the coordinates `[m + k, h]` of one of its kernels W_i; zeros for any other, which is not used."""
     nothing = jnp.zeros((kernel.count + len(kernel.kernels), one.shape[1]), one.dtype)
     found = [index for index, other in enumerate(kernel.kernels) if other is one]
     return nothing.at[kernel.count + found[0]].set(1) if found else nothing
@@ -216,7 +216,7 @@ def _gram(rows: Array, kernels: int) -> Array:
 
 
 def _scaled_products(kernel: Kernel, leaf: Array, products: Sequence[Array]) -> Array:
-    """Returns the sum of what the kernels W_i come to, each times its factors."""
+    """Returns the sum over i of the products with W_i, each times its factors c_i."""
     return sum((leaf[kernel.count + i][None, :] * one for i, one in enumerate(products)), jnp.zeros((), leaf.dtype))
 
 
@@ -225,14 +225,14 @@ UNCACHED_SIZE = 1 << 22  # numbers of a kernel that no cache holds: 16 MB
 
 
 class TrainingForm(NamedTuple):
-    """How a client trains: in coordinates, or as usual.
+    """A form of local training: in coordinates, or as usual.
 
     Attributes:
         model: what training starts from; with the coordinates of some kernels in their places.
         extra: the optimiser's extra arguments, likewise.
         loss_and_gradient: `(model, memory, key, positions) -> (loss, gradient, memory)` of such a model; of the rows at
             `positions [B]`, which must differ, or of all where they are None.
-        memory: what the steps keep for inner layers, before the first one.
+        memory: the inputs of inner layers, before the first step.
         restore: `(model, memory) -> model`: with the kernels.
     """
 
@@ -253,7 +253,7 @@ def in_coordinates(
     steps: int = 1,
     filled: float = 1.0,
 ) -> TrainingForm | str:
-    """Returns the same training in coordinates; or why not, where it would not be the same or not be faster.
+    """Returns the same training in coordinates, or the reason why it would not be the same or not be faster.
 
     Args:
         task: what is learned; `task.fast.dense` says where its dense layers are.
@@ -370,7 +370,7 @@ _decisions: ContextVar[list[str] | None] = ContextVar("decisions", default=None)
 
 @contextlib.contextmanager
 def decisions() -> Iterator[list[str]]:
-    """Gives a list that fills with the decision for each local training, while programs are traced inside.
+    """Yields a list that gets the decision for each local training of the programs that are traced inside.
 
     >>> usual = TrainingForm({}, {}, lambda *arguments: arguments)
     >>> with decisions() as decided:
@@ -387,13 +387,13 @@ def decisions() -> Iterator[list[str]]:
 
 
 def choose(shorter: TrainingForm | str, usual: TrainingForm) -> TrainingForm:
-    """Returns the shorter form, or the usual one where there is only a reason; it is one of the `decisions`."""
+    """Returns `shorter`, or `usual` where `shorter` is a reason against it, and reports the decision."""
     report([f"no: {shorter}" if isinstance(shorter, str) else USED])
     return usual if isinstance(shorter, str) else shorter
 
 
 def report(decided: Sequence[str]) -> None:
-    """Adds decisions to those of the surrounding `decisions`: a program that is used once more is not traced again."""
+    """Adds decisions to the surrounding `decisions`, for a program that is used again without being traced."""
     if (surrounding := _decisions.get()) is not None:
         surrounding.extend(decided)
 

@@ -1,4 +1,4 @@
-"""What an optimiser does to one leaf of a model, read off its program.
+"""Programs of optimisers: the effect on one leaf of a model, read off the operations.
 
 Training in coordinates (`coordinates.py`) is the same training for every optimiser that only adds and scales. Whether
 an optimiser is of that kind is followed through the operations of its program, one after the other, and never guessed
@@ -19,12 +19,12 @@ from jaxfl.typing import Params
 
 
 class ValueKind(enum.IntEnum):
-    """What is known of a number or array in an optimiser's program, with regard to one leaf of the model."""
+    """How a number or array in an optimiser's program depends on one leaf of the model."""
 
     ZERO = 0
-    UNIFORM = 1  # the same number everywhere, which the leaf has no part in: rates, counts
-    FREE = 2  # anything else that the leaf has no part in: all other leaves
-    COMBINED = 3  # a sum of the leaf's gradient, value, anchor, ..., each times a number that the leaf has no part in
+    UNIFORM = 1  # the same number everywhere, and independent of the leaf: rates, counts
+    FREE = 2  # anything else that is independent of the leaf: all other leaves
+    COMBINED = 3  # a sum of the leaf's gradient, value, anchor, ..., each times a number independent of the leaf
     MIXED = 4  # all else
 
 
@@ -143,7 +143,7 @@ def _operation_kind(equation: core.JaxprEqn, given: list[ValueKind], out: Any) -
 
 
 def _join_kinds(one: ValueKind, other: ValueKind) -> ValueKind:
-    """Returns the kind of what may be of either."""
+    """Returns the kind of a value that may be of either kind."""
     low, high = sorted((one, other))
     return high if low in (high, ValueKind.ZERO) or high <= ValueKind.FREE else ValueKind.MIXED
 

@@ -1,1 +1,1 @@
-"""Rewritten programs of any network, for speed alone: convolutions, poolings and products in faster forms."""
+"""Fast forms of any network, for speed alone: rewritten convolutions, poolings and products."""

@@ -1,4 +1,4 @@
-"""Convolution and pooling in the forms that are fast where many clients have kernels of their own.
+"""Fast forms of convolution and pooling, where many clients have kernels of their own.
 
 Two things are slow. `vmap` of a convolution over per-client kernels becomes a grouped convolution, on CPU and GPU alike
 (jax #13800, #26266). And inside a loop XLA's CPU backend leaves the convolution of a kernel's gradient in a form that
@@ -87,7 +87,7 @@ def _square_product(inputs: Array, kernel: Array) -> Array:
     return flat.reshape(*inputs.shape[:-1], -1)
 
 
-Padding = Sequence[tuple[int, int]]  # before and behind, for each spatial axis
+PaddingPairs = Sequence[tuple[int, int]]  # before and behind, for each spatial axis
 AXIS_ORDER = ("NHWC", "HWIO", "NHWC")
 SMALL_ARRAY, SMALLER_ARRAY = 1 << 22, 1 << 20  # numbers: 16 and 4 MB
 FEW_OUTPUTS = 16  # outputs
@@ -96,7 +96,7 @@ FEW_OUTPUTS = 16  # outputs
 def convolution(
     inputs: Array,
     kernel: Array,
-    padding: Padding,
+    padding: PaddingPairs,
     strides: Sequence[int] = (1, 1),
     dilation: Sequence[int] = (1, 1),
 ) -> Array:
@@ -125,7 +125,9 @@ def convolution(
     return as_product(inputs, kernel, pads, steps, holes)
 
 
-def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Padding, *, gradient: bool = True) -> bool:
+def slices_win(
+    inputs: tuple[int, ...], kernel: tuple[int, ...], padding: PaddingPairs, *, gradient: bool = True
+) -> bool:
     """Returns whether slices are the faster form for one client at a time on a CPU.
 
     Read off fifty shapes, in a loop, forward and gradient (`experiments.speed.convolutions` has 29): slices win where
@@ -142,7 +144,9 @@ def slices_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Paddin
     return small or outputs < FEW_OUTPUTS or min(sides) < 6 or height * width == 1
 
 
-def squares_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Padding, *, gradient: bool = True) -> bool:
+def squares_win(
+    inputs: tuple[int, ...], kernel: tuple[int, ...], padding: PaddingPairs, *, gradient: bool = True
+) -> bool:
     """Returns whether squares of outputs are the fastest form for one client at a time on a CPU.
 
     Read off the same shapes as `slices_win`: squares win where there are channels enough that fewer products outweigh
@@ -156,8 +160,8 @@ def squares_win(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Paddi
     return many and (gradient or 16 * squares * kernel[2] < SMALL_ARRAY)
 
 
-def _output_sides(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Padding) -> tuple[int, int]:
-    """Returns H' and W'."""
+def _output_sides(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: PaddingPairs) -> tuple[int, int]:
+    """Returns the sides H' and W' of the outputs."""
     height, width = (inputs[1 + i] + sum(padding[i]) - kernel[i] + 1 for i in (0, 1))
     return height, width
 
@@ -165,7 +169,7 @@ def _output_sides(inputs: tuple[int, ...], kernel: tuple[int, ...], padding: Pad
 def shifted_slices(
     inputs: Array,
     size: Sequence[int],
-    padding: Padding,
+    padding: PaddingPairs,
     strides: Sequence[int] = (1, 1),
     dilation: Sequence[int] = (1, 1),
 ) -> Array:
@@ -198,9 +202,13 @@ def shifted_slices(
 
 
 def as_product(
-    inputs: Array, kernel: Array, padding: Padding, strides: Sequence[int] = (1, 1), dilation: Sequence[int] = (1, 1)
+    inputs: Array,
+    kernel: Array,
+    padding: PaddingPairs,
+    strides: Sequence[int] = (1, 1),
+    dilation: Sequence[int] = (1, 1),
 ) -> Array:
-    """The convolution as shifted slices times a matrix."""
+    """Returns the convolution as shifted slices times a matrix."""
     patches = shifted_slices(inputs, kernel.shape[:2], padding, strides, dilation)
     # One flat product: XLA's CPU backend is faster on two axes than on a product with three row axes.
     outputs = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(patches.shape[-1], -1)
@@ -209,7 +217,7 @@ def as_product(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def one_client_convolution(inputs: Array, kernel: Array, padding: tuple[tuple[int, int], ...]) -> Array:
-    """The convolution of one client at a time; mapped over kernels it turns into slices, over inputs into one."""
+    """Returns the convolution for one client at a time; mapped over kernels by slices, over inputs as one call."""
 
     @jax.custom_batching.custom_vmap
     def forward(inputs: Array, kernel: Array) -> Array:
@@ -258,18 +266,18 @@ def _gradients(
     return backward(inputs, kernel, gradient)
 
 
-def as_squares(inputs: Array, kernel: Array, padding: Padding) -> Array:
-    """The convolution of a 3 x 3 kernel by squares of 2 x 2 outputs."""
+def as_squares(inputs: Array, kernel: Array, padding: PaddingPairs) -> Array:
+    """Returns the convolution with a 3 x 3 kernel by squares of 2 x 2 outputs."""
     wide = inputs.dtype if inputs.dtype.itemsize >= 4 else jnp.float32  # sums of narrower numbers would be rounded
     outputs = winograd(padded(inputs, (1, 2), padding, 0).astype(wide), kernel.astype(wide))
     return outputs.astype(inputs.dtype)
 
 
-def _lax_convolution(inputs: Array, kernel: Array, padding: Padding) -> Array:
+def _lax_convolution(inputs: Array, kernel: Array, padding: PaddingPairs) -> Array:
     return jax.lax.conv_general_dilated(inputs, kernel, (1, 1), padding, dimension_numbers=AXIS_ORDER)
 
 
-def _lax_gradients(inputs: Array, kernel: Array, gradient: Array, padding: Padding) -> tuple[Array, Array]:
+def _lax_gradients(inputs: Array, kernel: Array, gradient: Array, padding: PaddingPairs) -> tuple[Array, Array]:
     return jax.vjp(lambda x, k: _lax_convolution(x, k, padding), inputs, kernel)[1](gradient)
 
 
@@ -285,7 +293,7 @@ _gradients.defvjp(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def trained_as_product(inputs: Array, kernel: Array, padding: tuple[tuple[int, int], ...]) -> Array:
-    """The convolution as shifted slices times a matrix where a gradient is taken, else `one_client_convolution`."""
+    """Returns the convolution as shifted slices if its gradient is taken, and as `one_client_convolution` if not."""
     return one_client_convolution(inputs, kernel, padding)
 
 
@@ -295,7 +303,7 @@ trained_as_product.defvjp(
 )
 
 
-def max_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Padding) -> Array:
+def max_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: PaddingPairs) -> Array:
     """Returns the maximum over windows; windows may overlap, over any axes.
 
     Args:
@@ -319,12 +327,12 @@ def max_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], paddi
     return _pooled(larger, inputs, window, strides, padding, -jnp.inf)
 
 
-def sum_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Padding) -> Array:
+def sum_pool(inputs: Array, window: Sequence[int], strides: Sequence[int], padding: PaddingPairs) -> Array:
     """Returns the sum over windows, as `max_pool` does the maximum, with zeros around."""
     return _pooled(jnp.add, inputs, window, strides, padding, 0)
 
 
-def _pooled(join, inputs: Array, window: Sequence[int], strides: Sequence[int], padding: Padding, around) -> Array:
+def _pooled(join, inputs: Array, window: Sequence[int], strides: Sequence[int], padding: PaddingPairs, around) -> Array:
     """Joins the places of every window, one axis after the other from the last: of a tie the first place wins."""
     for axis in reversed(range(inputs.ndim)):
         size, step = window[axis], strides[axis]
@@ -343,7 +351,7 @@ def _pooled(join, inputs: Array, window: Sequence[int], strides: Sequence[int], 
     return inputs
 
 
-def padded(inputs: Array, axes: Sequence[int], padding: Padding, value) -> Array:
+def padded(inputs: Array, axes: Sequence[int], padding: PaddingPairs, value) -> Array:
     """Pads some axes; negative numbers crop."""
     edges = [(0, 0, 0)] * inputs.ndim
     for axis, (before, behind) in zip(axes, padding, strict=True):

@@ -1,4 +1,4 @@
-"""The dense layers of any network, read off its program.
+"""Dense layers of any network, read off its program.
 
 A kernel W [d, h] that a network multiplies its rows x [B, d] with, once and in no other way, need not be there while a
 client trains: `jaxfl.client.fast.coordinates` knows what x W would be. Here such kernels are found. Of a `first` one x
@@ -16,7 +16,7 @@ from jax.extend import core
 from jaxfl.models.fast.rewriting import INLINE, is_dense
 from jaxfl.typing import Params
 
-# What is known of a number or array in the program; an integer is the place of a leaf among the model's.
+# The origin of a number or array in the program; an integer is the place of a leaf among the model's.
 SAME = "same"  # a constant
 EVEN = "even"  # a constant with equal rows
 ROWS = "rows"  # its i-th row is made of the i-th row of the inputs alone
@@ -74,10 +74,7 @@ def find_dense_kernels(fn: Callable[..., Any], model: Params, inputs: Any, *othe
 def _follow_origins(
     program: core.ClosedJaxpr, given: Sequence[Origin], uses: dict[int, list[str]], rows: int
 ) -> list[Origin]:
-    """Returns what is known of a program's results for so many rows.
-
-    It notes in `uses` what the model's leaves are used for.
-    """
+    """Returns the origins of a program's results for `rows` rows, noting uses of the model's leaves in `uses`."""
     jaxpr = program.jaxpr
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*[SAME] * len(jaxpr.constvars), *given], strict=True))
 
@@ -105,7 +102,7 @@ def _follow_origins(
 
 
 def _is_dense(equation: core.JaxprEqn, given: Sequence[Origin], rows: int) -> bool:
-    """Returns whether an equation multiplies so many rows with a leaf of the model, as a dense layer does."""
+    """Returns whether an equation multiplies `rows` rows with a leaf of the model, as a dense layer does."""
     if not is_dense(equation) or isinstance(given[0], int) or not isinstance(given[1], int):
         return False
     multiplied: Any = equation.invars[0].aval
@@ -113,14 +110,14 @@ def _is_dense(equation: core.JaxprEqn, given: Sequence[Origin], rows: int) -> bo
 
 
 def _result_origin(equation: core.JaxprEqn, given: Sequence[Origin]) -> Origin:
-    """Returns what is known of the result of one operation."""
+    """Returns the origin of the result of one operation."""
     if set(given) <= {SAME, EVEN}:
         return EVEN if _keeps_rows(equation) and EVEN in given and SAME not in given else _constant_origin(equation)
     return ROWS if set(given) <= {EVEN, ROWS} and _keeps_rows(equation) else OTHER
 
 
 def _constant_origin(equation: core.JaxprEqn) -> Origin:
-    """Returns what is known of a constant that is made of constants."""
+    """Returns the origin of a constant that is made of constants."""
     name, params = equation.primitive.name, equation.params
     source: Any = equation.invars[0].aval if equation.invars else None
     if name != "broadcast_in_dim" or 0 not in params["broadcast_dimensions"]:

@@ -1,4 +1,4 @@
-"""What a function's program reads, passes on and multiplies, without running it."""
+"""Inspection of a function's program: arguments it reads, arguments its results depend on, types of its products."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

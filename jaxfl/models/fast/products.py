@@ -1,4 +1,4 @@
-"""Products of rows with a kernel of few outputs, or with a large one, in forms that are fast on a CPU.
+"""Fast forms of products on a CPU, of rows with a kernel of few outputs or with a large one.
 
 XLA's products on a CPU are slow where there are few outputs, such as a network's last: at 4 GFLOP/s instead of 36 on a
 core without AVX-512, and the gradient of the kernel at 1. With the kernel filled up to a multiple of sixteen columns,
@@ -36,14 +36,14 @@ def is_large(inputs: int, outputs: int) -> bool:
 
 
 def may_pay(inputs: int, outputs: int) -> bool:
-    """Returns whether rows may be multiplied with a kernel of such sides by `times`, on this machine."""
+    """Returns whether `times` may be faster than the usual product with a kernel of such sides, on this machine."""
     return (is_narrow(inputs, outputs) or is_large(inputs, outputs)) and jax.default_backend() == "cpu"
 
 
 def times(inputs: Array, kernel: Array) -> Array:
-    """Returns the product of rows with a kernel, in the form that is fastest.
+    """Returns the product of rows with a kernel, in the fastest form.
 
-    Where which one is taken was read off 45 and 50 shapes, for one client at a time. With 62 outputs and few rows the
+    The choice of the form was read off 45 and 50 shapes, for one client at a time. With 62 outputs and few rows the
     gradient of a narrow kernel takes longer, since it is transposed in the end.
 
     Args:

@@ -1,4 +1,4 @@
-"""Any network in fast forms: its program, with convolutions and poolings replaced.
+"""Fast forms of any network: its program, with convolutions, poolings and products replaced.
 
 A network is read as the program that JAX makes of it (its jaxpr), so that flax, haiku, equinox or a plain function are
 all the same. Convolutions of one or two spatial axes (any strides, padding and dilation; no groups, not transposed, of
@@ -94,7 +94,7 @@ def widest(fn: Callable[..., Any], model: Any, rows: Any) -> int:
 
 
 def phrase(replaced: Sequence[tuple[str, int]]) -> str:
-    """Returns what was replaced, for a summary.
+    """Returns the replaced operations as a phrase, for a summary.
 
     >>> phrase([("convolution", 2), ("max pooling", 1)]), phrase([])
     ('2 convolutions, 1 max pooling', 'nothing to replace')
@@ -104,7 +104,7 @@ def phrase(replaced: Sequence[tuple[str, int]]) -> str:
 
 
 def _count_replaceable(program: core.ClosedJaxpr | core.Jaxpr) -> collections.Counter[str]:
-    """Returns what can be replaced of a program, inside its loops too."""
+    """Returns the number of replaceable operations of each kind in a program, inside its loops too."""
     found: collections.Counter[str] = collections.Counter()
     for equation in (program.jaxpr if isinstance(program, core.ClosedJaxpr) else program).eqns:
         if (kind := _replacement_kind(equation)) is not None:
@@ -124,7 +124,7 @@ def inner_programs(params: Mapping[str, Any]) -> list[core.ClosedJaxpr | core.Ja
 def _evaluate(program: Any, values: Sequence[Any], products: Mapping[int, ProductFunction] = NO_PRODUCTS) -> list[Any]:
     """Runs a program in fast forms; `products` are by the identity of the array multiplied with.
 
-    Arrays that are given or returned may be `turned.Turned`.
+    Arrays that are given or returned may be `rows_last.RowsLast`.
     """
     jaxpr = program.jaxpr
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *values], strict=True))
@@ -179,7 +179,7 @@ def _rewrite_program(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def _replacement_kind(equation: core.JaxprEqn) -> str | None:
-    """Returns what is replaced in place of an equation, or None where it stays."""
+    """Returns the kind of an operation that is replaced, or None where it stays."""
     params, name = equation.params, equation.primitive.name
     avals: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
     if name == "conv_general_dilated":
@@ -207,7 +207,7 @@ def is_dense(equation: core.JaxprEqn) -> bool:
 
 
 def _fast_convolution(equation: core.JaxprEqn, inputs: Array, kernel: Array) -> Array:
-    """Brings the axes into the order of `operations.convolution`, and back."""
+    """Returns a convolution, with the axes brought into the order of `convolution.convolution` and back."""
     params = equation.params
     numbers = params["dimension_numbers"]
     strides, holes = params["window_strides"], params["rhs_dilation"]

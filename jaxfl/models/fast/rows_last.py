@@ -1,10 +1,10 @@
-"""Images with their rows last, `[C, H, W, B]`: how a CPU computes convolutions of few channels fast.
+"""Convolutions and poolings of images with their rows last, `[C, H, W, B]`, the fast form of few channels on a CPU.
 
 A convolution as shifted slices times a kernel copies the image once for every place of the kernel. With the channels
 last each copy moves a few numbers at a time, one for each channel; with the rows last it moves whole lines of all rows,
 and the product has few rows and very many columns, which XLA's CPU backend makes several times as fast as one the other
-way round. Poolings and activations in between are computed as the images lie, so that they are turned once before the
-first convolution and once behind the last.
+way round. Poolings and activations in between are computed in the same layout, so that images are transposed once
+before the first convolution and once behind the last.
 
 `python -m experiments.speed.convolutions` prints what either takes.
 """
@@ -19,7 +19,7 @@ from jax.extend import core
 from jaxfl.models.fast import convolution as forms
 from jaxfl.typing import Array
 
-ROWS_LAST_AXES = (3, 1, 2, 0)  # turns images, and turns them back
+ROWS_LAST_AXES = (3, 1, 2, 0)  # transposes images, and transposes them back
 FLAX_AXES = ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # [B, H, W, ci], [kh, kw, ci, co], [B, H', W', co]
 POOLINGS = {"reduce_window_max": forms.max_pool, "reduce_window_sum": forms.sum_pool}
 # primitives that treat each number alone, and have no parameter that says where it lies
@@ -38,7 +38,7 @@ class RowsLast(NamedTuple):
 
 
 def rows_first(value: Any) -> Any:
-    """Returns images as they are in the program; whatever is not turned stays.
+    """Returns images `[B, H, W, C]`; values that have their rows first already are returned as they are.
 
     >>> rows_first(RowsLast(jnp.ones((3, 8, 8, 20)))).shape
     (20, 8, 8, 3)
@@ -47,12 +47,12 @@ def rows_first(value: Any) -> Any:
 
 
 def rows_last_result(equation: core.JaxprEqn, kind: str | None, given: list[Any]) -> RowsLast | None:
-    """Returns what an equation makes of turned images, or None where it is to be computed as it is.
+    """Returns the result of an equation on images with their rows last, or None where it is to be computed as it is.
 
     Args:
         equation: of a program.
-        kind: what it is replaced by, see `rewriting`.
-        given: what it is given, turned or not.
+        kind: of the replaced operation, see `rewriting`, or None.
+        given: its inputs, with their rows last or first.
     """
     if kind == "convolution":
         if not _pays(equation, given[0]):
@@ -86,16 +86,16 @@ def rows_last_result(equation: core.JaxprEqn, kind: str | None, given: list[Any]
 def convolution(
     images: Array,
     kernel: Array,
-    padding: forms.Padding,
+    padding: forms.PaddingPairs,
     strides: Sequence[int] = (1, 1),
     dilation: Sequence[int] = (1, 1),
 ) -> Array:
-    """Returns the convolution of turned images, as shifted slices times the kernel.
+    """Returns the convolution of images with their rows last, as shifted slices times the kernel.
 
     Args:
         images: `[ci, H, W, B]`.
         kernel: `[kh, kw, ci, co]`.
-        padding: as for `operations.convolution`.
+        padding: as for `jaxfl.models.fast.convolution.convolution`.
         strides: as there.
         dilation: as there.
 
@@ -129,7 +129,7 @@ def is_relu(equation: core.JaxprEqn) -> bool:
 
 
 def run_equation(equation: core.JaxprEqn, given: Sequence[Any]) -> list[Any]:
-    """Runs one equation."""
+    """Returns the results of one equation, computed as it is."""
     params = equation.primitive.get_bind_params(equation.params)
     functions, params = params if isinstance(params, tuple) else ((), params)  # a pair until jax 0.9
     results = equation.primitive.bind(*functions, *given, **params)
@@ -137,10 +137,10 @@ def run_equation(equation: core.JaxprEqn, given: Sequence[Any]) -> list[Any]:
 
 
 def _pays(equation: core.JaxprEqn, inputs: Any) -> bool:
-    """Returns whether a convolution is computed on turned images.
+    """Returns whether a convolution is computed on images with their rows last.
 
-    With 16 outputs and more it is so only if the images lie turned already, and slices are the form for them as well:
-    turning them back in front of slices would be done once for every slice.
+    With 16 outputs and more it is so only if the images have their rows last already, and slices are the form for them
+    as well: transposing them back in front of slices would be done once for every slice.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -155,7 +155,7 @@ def _pays(equation: core.JaxprEqn, inputs: Any) -> bool:
 
 
 def _images(value: Any) -> Any:
-    """Returns images turned, and a number as it is."""
+    """Returns images with their rows last, and a number as it is."""
     if isinstance(value, RowsLast):
         return value.images
     return value.transpose(ROWS_LAST_AXES) if jnp.ndim(value) else value
