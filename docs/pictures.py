@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from docs.generate import speed
-from jaxfl.plots.curves import draw_seconds, finish
+from jaxfl.plots.curves import draw_seconds, finish_axes
 
 FOLDER = Path(__file__).parent / "pages" / "images"
 INK, GREY, PALE = "#222222", "#777777", "#eeeeee"
@@ -165,7 +165,7 @@ def scaling() -> Figure:
     places = list(figure.subplots(lines, 2, squeeze=False).flat)
     for axes, result in zip(places, results.values(), strict=False):
         draw_seconds(axes, result)
-        finish(axes, result.over, [row["value"] for row in result.points if "error" not in row])
+        finish_axes(axes, result.over, [row["value"] for row in result.points if "error" not in row])
         axes.set_title(axes.get_title(), fontsize=9)
         axes.tick_params(labelsize=8)
         axes.xaxis.label.set_size(9)

@@ -4,13 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxfl.public import *  # noqa: F403 (a type checker is told the names that `__getattr__` finds)
+    from jaxfl.public import *  # noqa: F403 (for type checkers; at run time `__getattr__` finds the names)
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a module of the package, or a public name, the first of which imports them all.
+    """Returns a module of the package, or a public name; the first public name imports all of them.
 
-    Not before: the command line takes hold of Ctrl-C before it imports JAX, which takes seconds.
+    They are imported lazily because the command line handles Ctrl-C before it imports JAX, which takes seconds.
     """
     try:
         return importlib.import_module(f"jaxfl.{name}")

@@ -1,4 +1,4 @@
-"""`python -m jaxfl` is `jaxfl`."""
+"""Entry point of `python -m jaxfl`, the command line."""
 
 from jaxfl.cli import main
 

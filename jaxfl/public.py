@@ -1,4 +1,4 @@
-"""The public names: what `jaxfl.NAME` is."""
+"""Public names of the package, as `jaxfl.NAME`."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -38,7 +38,7 @@ from jaxfl.tasks import (
 
 try:
     __version__ = version("jaxfl")
-except PackageNotFoundError:  # a checkout on the path that nobody installed
+except PackageNotFoundError:  # a checkout on the path that is not installed
     __version__ = "unknown"
 
 __all__ = [

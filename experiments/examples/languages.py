@@ -91,7 +91,7 @@ def draw(found: dict[str, Any]) -> Figure:
     left.set_xticks([])
     left.set(xlabel=f"{table.shape[1]} clusters of StoCFL, the largest first", title="Collections of each language")
     titles = {"local": "Local", "fedavg": "FedAvg", best: f"StoCFL, {best.partition('-')[2]}"}
-    for place, ((name, title), color) in enumerate(zip(titles.items(), style.cycle(len(titles)), strict=True)):
+    for place, ((name, title), color) in enumerate(zip(titles.items(), style.line_colors(len(titles)), strict=True)):
         at = np.arange(len(languages)) + 0.27 * (place - 1)
         right.bar(at, pooled(found, name, np.array(found["group"])), 0.27, label=title, color=color)
     right.set_xticks(range(len(languages)), languages)

@@ -75,7 +75,7 @@ def draw(found: dict[str, Any]) -> Figure:
     runs = found["runs"]
     figure = style.figure((9.5, 3.8))
     left, right = figure.subplots(1, 2)
-    for (kind, title), color in zip(TITLES.items(), style.cycle(len(TITLES)), strict=True):
+    for (kind, title), color in zip(TITLES.items(), style.line_colors(len(TITLES)), strict=True):
         name = kind if kind in runs else keeping.best(runs, kind, "mse")
         rounds, errors = ([record[key] for record in runs[name]["history"]] for key in ("round", "micro_mse"))
         number = name.partition("-")[2]

@@ -1,1 +1,1 @@
-"""What one asks beside training: the number of clusters, layers, thresholds, who is like whom, and which classes."""
+"""Analyses beside training: number of clusters, thresholds, layers, similarity of clients, classes, comparisons."""

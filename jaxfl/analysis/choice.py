@@ -1,15 +1,15 @@
-"""How many clusters: a few rounds with a sample of the clients for every candidate.
+"""Choice of the number of clusters by a few rounds with a sample of the clients for every candidate.
 
-FeSEM's way (Long et al., "Multi-center Federated Learning", World Wide Web 2022, section 5.2): sample 100 clients, run
-three rounds for every K, and keep the K of the best accuracy or of the smallest intra-cluster distance. What is left
-open there is settled here:
+The procedure of FeSEM (Long et al., "Multi-center Federated Learning", World Wide Web 2022, section 5.2): sample 100
+clients, run three rounds for every K, and keep the K of the best accuracy or of the smallest intra-cluster distance.
+Details that the paper leaves open:
 
-- The accuracy is of rows that every client has set aside from its training rows: the federation's validation rows
-  where it has them. Test rows are for the end.
-- The intra-cluster distance always falls with K, so that the smallest says nothing. The elbow of its curve is taken,
-  which is the K whose point is farthest below the chord from the first candidate to the last, both axes scaled to 0..1
+- The accuracy is measured on rows that every client sets aside from its training rows: the federation's validation rows
+  where it has them. Test rows are not used.
+- The intra-cluster distance always falls with K, so that its minimum is not informative. The elbow of its curve is
+  taken: the K whose point is farthest below the chord from the first candidate to the last, both axes scaled to 0..1
   (Satopaa et al., "Finding a 'Kneedle' in a Haystack", ICDCS workshops 2011).
-- Every K has the same clients, the same rows and the same seed, and all of the sampled clients are in every round.
+- Every K has the same clients, rows and seed, and all of the sampled clients are in every round.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ Criterion = Literal["accuracy", "distance"]
 
 
 class Choice(NamedTuple):
-    """The number of clusters, and what it was chosen by.
+    """The chosen number of clusters, with the criterion and the measurements.
 
     Attributes:
         num_clusters: the chosen K.
@@ -64,20 +64,20 @@ def choose_num_clusters(
     validation: float | None = None,
     seed: int = 0,
 ) -> Choice:
-    """Returns the number of clusters that suits a federation, found on a sample of its clients.
+    """Returns the number of clusters that suits a federation, chosen on a sample of its clients.
 
-    Clients that are not sampled are neither trained nor read, and nobody's test rows are.
+    Clients that are not sampled are neither trained nor read, and no test rows are read.
 
     Args:
         method: makes the method of K clusters, for example `lambda k: jaxfl.methods.fesem(task, optax.sgd(0.1),
             num_clusters=k)`; any method whose number of clusters is given.
-        data: the federation; of one that drifts, as it is before.
-        candidates: the K to try.
-        num_clients: clients that are sampled, of those who are not held out and have at least two training rows (one,
-            where rows are set aside already); all of these where they are fewer.
+        data: the federation; with a drift, as it is before.
+        candidates: the values of K.
+        num_clients: clients that are sampled, of those that are not held out and have at least two training rows (one,
+            where the federation has validation rows); all of them where they are fewer.
         rounds: communication rounds for every K.
         criterion: `"accuracy"`: the highest micro accuracy on the rows set aside (or the best of another task's main
-            metric), each client under the model of its own cluster; among equals the smallest K. `"distance"`: the
+            metric), each client with the model of its cluster; among equals the smallest K. `"distance"`: the
             elbow of FeSEM's intra-cluster distance (equation 6), which is neither the first nor the last K of a curve
             that falls; of a curve that is nowhere below its chord, the first.
         validation: share of a client's training rows that is set aside, at least one of them; None takes the
@@ -100,24 +100,24 @@ def choose_num_clusters(
     data = data.at(0)
     if validation is None and data.validation is None:
         validation = 0.2
-    eligible = _eligible(data, 1 if validation is None else 2)
-    numbers = _check(method, candidates, criterion, validation, num_clients, rounds, min(num_clients, len(eligible)))
+    eligible = _eligible_clients(data, 1 if validation is None else 2)
+    numbers = _check_choice(
+        method, candidates, criterion, validation, num_clients, rounds, min(num_clients, len(eligible))
+    )
     ids = np.sort(host_rng(seed, "choice", "clients").permutation(eligible)[:num_clients])
-    sample = _sample(data, ids, validation, seed)
+    sample = _sample_federation(data, ids, validation, seed)
     if criterion == "accuracy" and not np.asarray(sample.test.size).any():
-        raise ValueError(f"num_clients must sample somebody with validation rows, got none of {len(ids)}; sample more.")
-    methods = {number: method(number) for number in numbers}  # all of them are made, and refused, before one runs
+        raise ValueError(f"num_clients must sample a client with validation rows, got none in {len(ids)}; sample more.")
+    methods = {number: method(number) for number in numbers}  # all are created, and checked, before the first run
     if criterion == "distance":
         _check_objective(methods[numbers[0]], sample)
-    tried = [_try(number, methods[number], sample, rounds, seed) for number in numbers]
+    tried = [_evaluate_candidate(number, methods[number], sample, rounds, seed) for number in numbers]
     table, main = [row for row, _ in tried], tried[0][1]
     if criterion == "accuracy":
         if any(row[main] is None or math.isnan(row[main]) for row in table):
-            raise ValueError(
-                f"{main} is not defined on the rows set aside; set more aside (validation), or look at more clients."
-            )
+            raise ValueError(f"{main} is not defined on the rows set aside; raise validation or num_clients.")
         sign = -1 if main in methods[numbers[0]].task.metrics.lower else 1
-        # rounded: the same hits, added up by other clusters, are the same accuracy
+        # rounded: equal accuracies may differ by the order of a sum
         best = max(table, key=lambda row: (round(sign * row[main], 12), -row["num_clusters"]))["num_clusters"]
     else:
         best = numbers[elbow(numbers, [row["distance"] for row in table])]
@@ -125,41 +125,41 @@ def choose_num_clusters(
 
 
 def elbow(x: Sequence[float], y: Sequence[float]) -> int:
-    """Returns the place of the point that is farthest below the chord, the first one among equals.
+    """Returns the index of the point farthest below the chord, the first among equals.
 
     Args:
         x: ascending `[M]`.
         y: `[M]`.
 
     Raises:
-        ValueError: they are not as many finite numbers.
+        ValueError: x and y are not equally many finite numbers.
 
     >>> elbow([1, 2, 3, 4], [10.0, 3.0, 2.0, 1.0])
     1
     """
     points = [np.asarray(values, float) for values in (x, y)]
     if points[0].ndim != 1 or points[0].shape != points[1].shape or not points[0].size or not np.isfinite(points).all():
-        raise ValueError(f"x and y must be as many finite numbers, one or more, got {x!r} and {y!r}.")
-    across, down = map(_scaled, points)
+        raise ValueError(f"x and y must be equally many finite numbers, one or more, got {x!r} and {y!r}.")
+    across, down = map(_unit_scaled, points)
     chord = down[0] + (down[-1] - down[0]) * across
     return int(np.argmax(np.round(chord - down, 12)))
 
 
-def _scaled(values: np.ndarray) -> np.ndarray:
-    """Returns values from 0 to 1; zeros where they are all the same."""
+def _unit_scaled(values: np.ndarray) -> np.ndarray:
+    """Returns values scaled to 0..1; zeros where they are equal."""
     width = np.ptp(values)
     return (values - values.min()) / (width if width else 1.0)
 
 
-def _eligible(data: FederatedData, least: int) -> np.ndarray:
-    """Returns the clients that can train: those of so many rows that some are left when others are set aside."""
+def _eligible_clients(data: FederatedData, least: int) -> np.ndarray:
+    """Returns the clients that can be sampled: those with at least `least` training rows that are not held out."""
     able = np.asarray(data.train.size) >= least
     if data.held_out is not None:
         able &= ~np.asarray(data.held_out)
     return np.flatnonzero(able)
 
 
-def _check(
+def _check_choice(
     method: Any,
     candidates: Sequence[int],
     criterion: Criterion,
@@ -188,12 +188,12 @@ def _check(
             "data must have clients with at least 2 training rows, one to train on and one to set aside, that are not "
             "held out; got none."
         )
-    numbers = list(candidates) if isinstance(candidates, Iterable) else [0]  # one number is no list of them
+    numbers = list(candidates) if isinstance(candidates, Iterable) else [0]  # a single number is not a list
     if not all(isinstance(number, (int, np.integer)) and number >= 1 for number in numbers):
         raise ValueError(f"candidates must be numbers of clusters, at least 1, got {candidates!r}.")
     numbers = sorted(map(int, numbers))
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ValueError(f"candidates must be one or more different numbers, got {candidates!r}; (1, 2, 4) is fine.")
+        raise ValueError(f"candidates must be one or more different numbers, got {candidates!r}; write (1, 2, 4).")
     if numbers[-1] > sampled:
         raise ValueError(
             f"candidates must be at most the number of sampled clients ({sampled}), got {numbers[-1]}; lower it or "
@@ -208,7 +208,7 @@ def _check(
 
 
 def _check_objective(method: Method, data: FederatedData) -> None:
-    """Raises ValueError if the method does not say the intra-cluster distance; nothing is compiled."""
+    """Raises ValueError if the method does not report the intra-cluster distance; nothing is compiled."""
     key, cohort = jax.random.key(0), Cohort.of(range(data.num_clients))
     state = jax.eval_shape(method.init, key, data)
     _, info = jax.eval_shape(method.round, key, state, data, cohort)
@@ -219,19 +219,19 @@ def _check_objective(method: Method, data: FederatedData) -> None:
         )
 
 
-def _sample(data: FederatedData, ids: np.ndarray, validation: float | None, seed: int) -> FederatedData:
-    """Returns the federation of these clients and their training rows alone; those set aside are the test rows."""
+def _sample_federation(data: FederatedData, ids: np.ndarray, validation: float | None, seed: int) -> FederatedData:
+    """Returns the federation of some clients and their training rows; the rows set aside are its test rows."""
     few = data.subset(ids)
     if few.attack is not None and np.asarray(few.attack.attacker).all():
         raise ValueError(
-            f"num_clients must leave somebody honest in the sample, but all of the {len(ids)} sampled clients "
-            "attack; sample more clients or change the seed."
+            f"num_clients must sample an honest client, but all of the {len(ids)} sampled clients are attackers; "
+            "sample more clients or change the seed."
         )
     if validation is None:
         assert few.validation is not None
-        halves = _parts(few.train), _parts(few.validation)
+        halves = _rows_by_client(few.train), _rows_by_client(few.validation)
     else:
-        halves = train_test_split(_parts(few.train), validation, seed=seed)
+        halves = train_test_split(_rows_by_client(few.train), validation, seed=seed)
     pool = np.unique(np.concatenate([*halves[0], *halves[1]]))  # clients may share rows
     train, test = (
         dataclasses.replace(Split.pack([np.searchsorted(pool, part) for part in half]), flipped=few.train.flipped)
@@ -239,7 +239,7 @@ def _sample(data: FederatedData, ids: np.ndarray, validation: float | None, seed
     )
     return dataclasses.replace(
         few,
-        # indexed before it is an array of ours: nothing else of the pool is read
+        # indexed before conversion: nothing else of the pool is read
         inputs=np.asarray(data.inputs[pool]),
         labels=np.asarray(data.labels[pool]),
         train=train,
@@ -250,13 +250,15 @@ def _sample(data: FederatedData, ids: np.ndarray, validation: float | None, seed
     )
 
 
-def _parts(split: Split) -> list[np.ndarray]:
-    """Returns each client's rows of the pool."""
+def _rows_by_client(split: Split) -> list[np.ndarray]:
+    """Returns the pool indices of each client's rows."""
     start, size, rows = (np.asarray(leaf) for leaf in (split.start, split.size, split.rows))
     return [rows[first : first + count] for first, count in zip(start, size, strict=True)]
 
 
-def _try(number: int, method: Method, data: FederatedData, rounds: int, seed: int) -> tuple[dict[str, Any], str]:
+def _evaluate_candidate(
+    number: int, method: Method, data: FederatedData, rounds: int, seed: int
+) -> tuple[dict[str, Any], str]:
     """Returns the row of one candidate, and the name of the task's main metric."""
     began = time.perf_counter()
     try:
@@ -269,6 +271,6 @@ def _try(number: int, method: Method, data: FederatedData, rounds: int, seed: in
         "distance": record.get("objective"),
         "clusters": record["num_clusters"],
         "seconds": time.perf_counter() - began,
-        main: record[f"micro_{main}"],  # last: whatever a task calls it, it is chosen by
+        main: record[f"micro_{main}"],  # last, so that no other entry of this name replaces it
     }
     return row, main

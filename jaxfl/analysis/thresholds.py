@@ -1,4 +1,4 @@
-"""StoCFL's clusters at many thresholds, from one matrix of cosines."""
+"""Sweep of StoCFL's threshold: the clusters at many thresholds, from one matrix of cosines."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,14 +19,14 @@ def threshold_sweep(
     *,
     group: Sequence[int] | np.ndarray | Array | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns which clusters StoCFL finds at every threshold, from one matrix of cosines, without any training.
+    """Returns the clusters of StoCFL at every threshold, without training.
 
-    They are the clusters of its first round with everybody in it. Merging all pairs with a cosine of at least tau is
-    single linkage, so that one tree, cut at every tau, has them all.
+    They are the clusters of its first round with all clients in the cohort. Merging all pairs with a cosine of at least
+    tau is single linkage, so that one tree is cut at every tau.
 
     Args:
         points: representations `[N, d]`, for example from `jaxfl.representations`. A row of zeros (a
-            client without training rows, whom StoCFL leaves out) is similar to nobody: cosine 0.
+            client without training rows, which StoCFL leaves out) has cosine 0 to all others.
         thresholds: the tau; None takes 101, evenly spaced from the smallest to the largest cosine of two clients.
         group: true groups `[N]`, if they are known.
 
@@ -52,7 +52,7 @@ def threshold_sweep(
             f"group must have one entry for each of the {len(rows)} rows of points, got shape {truth.shape}."
         )
     similarity = distances.cosine(jnp.asarray(rows))
-    # negated, not subtracted from 1: that would round, and a cosine equal to the threshold might be cut off
+    # negated, not subtracted from 1, which would round a cosine that equals the threshold
     tree = linkage.linkage(-similarity, "single")
     cosine = np.array(similarity)  # [N, N]
     if thresholds is None:
@@ -63,8 +63,10 @@ def threshold_sweep(
         raise ValueError(f"thresholds must be one or more finite numbers, got {thresholds!r}; None takes an even grid.")
 
     length = np.linalg.norm(rows.astype(np.float64), axis=1)
-    gram = cosine.astype(np.float64) * length[:, None] * length[None, :]  # of the clusters' sums, here of one client
-    above = np.arange(len(rows))  # the clusters at the threshold above, which those below it are made of
+    gram = (
+        cosine.astype(np.float64) * length[:, None] * length[None, :]
+    )  # inner products of the clusters' sums; at first each cluster is one client
+    above = np.arange(len(rows))  # clusters at the next higher threshold, which are merged below
     found = {}
     for tau in sorted(set(wanted), reverse=True):
         labels = np.asarray(linkage.cut_by_threshold(tree, -tau))  # [N]
@@ -72,7 +74,7 @@ def threshold_sweep(
         if number < len(gram):
             parts = np.zeros(len(gram), int)
             parts[above] = labels
-            gram = _summed(_summed(gram, parts).T, parts)
+            gram = _sum_by_part(_sum_by_part(gram, parts).T, parts)
             length = np.bincount(parts, length)
         above = labels
         found[tau] = {
@@ -92,7 +94,7 @@ def threshold_sweep(
 def clusters_at(points: np.ndarray | Array, threshold: float) -> np.ndarray:
     """Returns the clusters of `threshold_sweep` at one threshold, `[N]` int32: the first client in each one's cluster.
 
-    So a cluster has one name at all thresholds, but for the parts that it falls into as they grow.
+    A cluster keeps its number at all thresholds; parts that split off get others.
 
     Args:
         points: `[N, d]`.
@@ -104,20 +106,20 @@ def clusters_at(points: np.ndarray | Array, threshold: float) -> np.ndarray:
     return np.asarray(components.threshold_components(distances.cosine(jnp.asarray(check_points(points))), threshold))
 
 
-def _summed(matrix: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Returns the sums of the rows of every part."""
+def _sum_by_part(matrix: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Returns the sum of the rows of every part, `[P, ...]`."""
     order = np.argsort(parts, kind="stable")
     return np.add.reduceat(matrix[order], np.searchsorted(parts[order], np.arange(parts.max() + 1)))
 
 
 def _objective(gram: np.ndarray, length: np.ndarray) -> float:
-    """Returns the sum of the cosines of all pairs.
+    """Returns the sum of the cosines of all pairs of clusters.
 
     Args:
         gram: inner products of the clusters' sums `[K, K]`.
-        length: of all members' representations, one after the other `[K]`.
+        length: sum of the norms of each cluster's representations `[K]`.
     """
     own = np.diagonal(gram)
-    there = own > 1e-6 * np.square(length)  # what cancels out has no direction, but rounding would give it one
+    there = own > 1e-6 * np.square(length)  # a sum that cancels has no direction but its rounding errors
     scale = np.where(there, 1 / np.sqrt(np.where(there, own, 1)), 0)
     return float((scale @ gram @ scale - there.sum()) / 2)

@@ -1,4 +1,4 @@
-"""`python -m jaxfl.cli` is `jaxfl`."""
+"""Entry point of `python -m jaxfl.cli`, the command line."""
 
 from jaxfl.cli import main
 

@@ -41,7 +41,7 @@ def write_page(settings: RunsBySetting, found: Comparison, unfinished: Sequence[
     """
     runs = [run for line in settings.values() for run in line]
     federations = dict.fromkeys(run.summary["data"] for run in runs)
-    title = f"{style.count(len(found.lines), 'setting')} on {', '.join(federations)}"
+    title = f"{style.count_phrase(len(found.lines), 'setting')} on {', '.join(federations)}"
     header, *rows = found.table(bold=page.Bold.MARKED)
     blocks: list[page.Block] = [
         page.Heading(1, title),
@@ -71,7 +71,8 @@ def _runs_sentence(runs: Sequence[FinishedRun]) -> str:
         f"{name} {version}" for run in runs for name, version in run.summary.get("versions", {}).items()
     )
     made = datetime.now().isoformat(sep=" ", timespec="minutes")
-    return f"{style.count(len(runs), 'run')}; {', '.join([*devices, f'jaxfl {jaxfl.__version__}', *versions])}; {made}."
+    software = ", ".join([*devices, f"jaxfl {jaxfl.__version__}", *versions])
+    return f"{style.count_phrase(len(runs), 'run')}; {software}; {made}."
 
 
 def _curve_pictures(found: Comparison, runs: Sequence[FinishedRun], folder: Path) -> list[page.Picture]:

@@ -117,8 +117,8 @@ def _run_sentence(summary: dict[str, Any]) -> str:
     """Returns a sentence with the size, the seed, the device and the versions of a run."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return (
-        f"{style.count(summary['num_clients'], 'client')}, {summary['rounds']} rounds of {summary['cohort']}, seed "
-        f"{summary['seed']}; {summary['device']}, jaxfl {jaxfl.__version__}, {versions}; "
+        f"{style.count_phrase(summary['num_clients'], 'client')}, {summary['rounds']} rounds of {summary['cohort']}, "
+        f"seed {summary['seed']}; {summary['device']}, jaxfl {jaxfl.__version__}, {versions}; "
         f"{datetime.now().isoformat(sep=' ', timespec='minutes')}."
     )
 

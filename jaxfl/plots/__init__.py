@@ -1,18 +1,20 @@
-"""Pictures: of a run (`convergence`, `clusters`, `models`), a federation (`labels`, `montage`) and a `choice` of K.
+"""Figures of runs, federations, similarities and measurements.
 
-Of a run, too: who moves between clusters (`alluvial`), clusters against true groups (`confusion`), what fine-tuning
-gives each client (`personalisation`), which classes are taken for which in each cluster (`class_confusion`), and how
-similar clients are within clusters and across (`similarity`). Of what clients send of themselves (`representations`),
-and which clusters they are at every threshold (`threshold_sweep`). Of who is similar to whom: matrices (`heatmap`,
-`heatmaps`) and how well they tell the true groups apart (`layer_gaps`, `gap_curves`, `bars`). These take plain arrays.
-Of what was measured on a machine: `scaling`.
+- A run: `convergence`, `clusters`, `alluvial` (clients that move between clusters), `confusion` (clusters against true
+  groups), `personalisation` (each client before and after fine-tuning), `class_confusion` (classes, by cluster),
+  `similarity` (clients, by cluster) and `models` (local models in the plane).
+- A federation: `labels` by client and a `montage` of examples.
+- Representations of StoCFL: `representations` in the plane and the clusters at every threshold (`threshold_sweep`).
+- Arrays: matrices of similarities or distances (`heatmap`, `heatmaps`), and how well they separate the true groups
+  (`layer_gaps`, `gap_curves`, `bars`).
+- A `choice` of the number of clusters, and the `scaling` of rounds on a machine.
 
-They are matplotlib figures that nothing but the caller holds: without pyplot, no figure stays open and no setting
-changes. `figure.savefig(path, dpi=150)` writes a file; a notebook shows a figure that ends a cell.
+The figures belong to the caller alone: without pyplot, no figure stays open and no global setting changes.
+`figure.savefig(path, dpi=150)` writes a file; a notebook shows a figure that ends a cell.
 """
 
 from jaxfl.plots.alluvial import alluvial
-from jaxfl.plots.curves import Chosen, choice, scaling
+from jaxfl.plots.curves import ChoiceLike, choice, scaling
 from jaxfl.plots.distances import heatmap, heatmaps, similarity
 from jaxfl.plots.examples import is_image, montage
 from jaxfl.plots.federation import labels
@@ -21,12 +23,12 @@ from jaxfl.plots.maps import models
 from jaxfl.plots.outcomes import class_confusion, confusion, personalisation
 from jaxfl.plots.representations import representations, threshold_sweep
 from jaxfl.plots.runs import Run, clusters, convergence
-from jaxfl.plots.style import NOBODY, OTHERS, palette
+from jaxfl.plots.style import NO_CLUSTER_COLOR, OTHER_COLOR, palette
 
 __all__ = [
-    "NOBODY",
-    "OTHERS",
-    "Chosen",
+    "NO_CLUSTER_COLOR",
+    "OTHER_COLOR",
+    "ChoiceLike",
     "Run",
     "alluvial",
     "bars",

@@ -1,25 +1,14 @@
-"""Several settings by round: the mean of their seeds, and how far these are apart."""
+"""Curves: settings by round, a choice of the number of clusters, and the scaling of rounds."""
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from jaxfl.analysis.comparison import Comparison, Line
-from jaxfl.plots import style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-import math
-from typing import TYPE_CHECKING
-
 from jaxfl.bench import AXES, Scaling
+from jaxfl.plots import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +18,8 @@ if TYPE_CHECKING:
 DISTANCE = "distance from the cluster's centre"
 
 
-class Chosen(Protocol):
-    """What the picture needs of a `jaxfl.Choice`."""
+class ChoiceLike(Protocol):
+    """The fields of a `jaxfl.Choice` that are drawn."""
 
     @property
     def num_clusters(self) -> int:
@@ -39,7 +28,7 @@ class Chosen(Protocol):
 
     @property
     def criterion(self) -> str:
-        """What K was chosen by."""
+        """The criterion: `"accuracy"` or `"distance"`."""
         ...
 
     @property
@@ -53,14 +42,14 @@ class Chosen(Protocol):
         ...
 
 
-def choice(choice: Chosen) -> "Figure":
+def choice(choice: ChoiceLike) -> "Figure":
     """Draws accuracy and distance by the number of clusters; a ring marks the chosen one.
 
-    Without a distance there is one panel. Where the elbow of the distance was chosen, the chord that it is farthest
-    below is dotted.
+    Without a distance there is one panel. Where the criterion was the distance, its chord is dotted: the elbow is the
+    point farthest below.
 
     Args:
-        choice: of `jaxfl.choose_num_clusters`.
+        choice: result of `jaxfl.choose_num_clusters`.
     """
     rows = choice.table
     numbers = [row["num_clusters"] for row in rows]
@@ -74,7 +63,7 @@ def choice(choice: Chosen) -> "Figure":
             axes.plot([numbers[0], numbers[-1]], [values[0], values[-1]], ":", color="#444444", lw=1, label="chord")
         axes.plot(numbers, values, "-o", color=color, ms=4)
         place = numbers.index(choice.num_clusters)
-        label = f"chosen: {style.count(choice.num_clusters, 'cluster')}" if decided else None
+        label = f"chosen: {style.count_phrase(choice.num_clusters, 'cluster')}" if decided else None
         axes.plot(
             numbers[place], values[place], "o", ms=11, mfc="none", mec=mark, mew=1.6, ls="", label=label, clip_on=False
         )
@@ -90,22 +79,21 @@ def choice(choice: Chosen) -> "Figure":
     return figure
 
 
-DECADE = 10.0  # the least that an axis of seconds spans
+DECADE = 10.0  # smallest ratio between the ends of an axis of seconds
 IDEALS = {1.0: "proportional", 0.0: "constant", -1.0: "linear speed-up"}
 
 
 def scaling(*results: Scaling) -> "Figure":
-    """Draws seconds a round, memory and the share of the machine's matrix product, a line of panels for each axis.
+    """Draws seconds per round, memory and the share of the machine's matrix product, a row of panels for each axis.
 
-    Seconds: the median, a band from the fastest to the slowest round, and the slope that one would wish for (dashes).
-    Memory: the most that the point's process held; below the dots is what Python and JAX take without any work.
-    Points that failed are left out.
+    Seconds: the median, a band from the fastest to the slowest round, and the ideal slope (dashes). Memory: the peak of
+    the point's process; the dotted line is the memory of Python and JAX alone. Points that failed are left out.
 
     Args:
-        *results: of `jaxfl.bench.scaling`.
+        *results: results of `jaxfl.bench.scaling`.
 
     Raises:
-        ValueError: nothing was measured along one of them.
+        ValueError: an axis has no measured point.
     """
     if not results:
         raise ValueError("results must have at least one scaling, got none.")
@@ -118,35 +106,35 @@ def scaling(*results: Scaling) -> "Figure":
         draw_seconds(seconds, result)
         memory.plot(values, [row["peak_bytes"] / 1e6 for row in rows], "-o", color=style.BASE[0], ms=4)
         empty = max(row["empty_bytes"] for row in rows) / 1e6
-        if empty:  # of a GPU they take nothing
+        if empty:  # 0 on a GPU
             memory.axhline(empty, color="#444444", lw=1, ls=":", label="Python and JAX alone")
             memory.legend(fontsize=8, frameon=False)
         memory.set_title("memory at most, MB")
-        _band(share, values, [row["share_of_product"] for row in rows], 100)
+        _draw_band(share, values, [row["share_of_product"] for row in rows], 100)
         share.set_title("of the machine's matrix product, %")
         for axes in (seconds, memory, share):
             axes.set_title(axes.get_title(), fontsize=10, loc="left")
             axes.set_title("")
-            finish(axes, result.over, values)
+            finish_axes(axes, result.over, values)
     return figure
 
 
 def draw_seconds(axes: "Axes", result: Scaling) -> None:
-    """Draws seconds a round by value, and the ideal."""
+    """Draws milliseconds per round by value, and the ideal."""
     rows = [row for row in result.points if "error" not in row]
     values = [row["value"] for row in rows]
-    _band(axes, values, [row["seconds"] for row in rows], 1000)
+    _draw_band(axes, values, [row["seconds"] for row in rows], 1000)
     ideal = AXES[result.over].ideal
-    fixed = rows[-1 if ideal > 0 else 0]  # small cohorts and narrow layers are held up by what does not grow
-    wished = [1000 * fixed["seconds"]["median"] * (value / fixed["value"]) ** ideal for value in values]
-    axes.plot(values, wished, "--", color="#444444", lw=1, label=IDEALS[ideal])
+    fixed = rows[-1 if ideal > 0 else 0]  # constant costs dominate small cohorts and narrow layers
+    ideals = [1000 * fixed["seconds"]["median"] * (value / fixed["value"]) ** ideal for value in values]
+    axes.plot(values, ideals, "--", color="#444444", lw=1, label=IDEALS[ideal])
     slope = "" if result.slope is None else f", slope {result.slope:.2f}"
     axes.set(yscale="log", title=f"ms a round{slope}")
     axes.legend(fontsize=8, frameon=False)
 
 
-def finish(axes: "Axes", over: str, values: list[int]) -> None:
-    """Gives axes the measured values as ticks, and numbers that people read."""
+def finish_axes(axes: "Axes", over: str, values: list[int]) -> None:
+    """Sets the measured values as ticks of the x axis, and plain numbers on the y axis."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -156,7 +144,7 @@ def finish(axes: "Axes", over: str, values: list[int]) -> None:
     axes.tick_params(axis="x", which="minor", length=0)
     if axes.get_yscale() == "log":
         low, high = axes.get_ylim()
-        if high / low < DECADE:  # or noise would fill the panel
+        if high / low < DECADE:  # otherwise noise would fill the panel
             low, high = (math.sqrt(low * high) * DECADE**power for power in (-0.5, 0.5))
             axes.set_ylim(low, high)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 200 else (1,)))
@@ -167,14 +155,14 @@ def finish(axes: "Axes", over: str, values: list[int]) -> None:
     style.light_grid(axes)
 
 
-def _band(axes: "Axes", values: list[int], spreads: list[dict[str, float]], factor: float) -> None:
-    """Draws medians, and a band between the extremes."""
+def _draw_band(axes: "Axes", values: list[int], spreads: list[dict[str, float]], factor: float) -> None:
+    """Draws medians, and a band from the minimum to the maximum."""
     low, middle, high = ([factor * one[name] for one in spreads] for name in ("min", "median", "max"))
     axes.fill_between(values, low, high, color=style.BASE[0], alpha=0.2, lw=0)
     axes.plot(values, middle, "-o", color=style.BASE[0], ms=4)
 
 
-DASHES = ("-", "--", ":", "-.")  # a new one where the colours begin again, and for every other line of one hue
+DASHES = ("-", "--", ":", "-.")  # by position, so that lines of one colour differ
 
 
 def curves(comparison: Comparison) -> "Figure":
@@ -183,14 +171,14 @@ def curves(comparison: Comparison) -> "Figure":
     A line marks a drift of the data.
 
     Args:
-        comparison: of `jaxfl.analysis.comparison.compare`.
+        comparison: result of `jaxfl.analysis.comparison.compare`.
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure = style.figure((9, max(4.2, 0.5 + 0.18 * len(comparison.lines))))  # a line of its legend for each
+    figure = style.figure((9, max(4.2, 0.5 + 0.18 * len(comparison.lines))))  # inches: a line of the legend for each
     axes = figure.subplots()
-    for place, (line, color) in enumerate(zip(comparison.lines, style.cycle(len(comparison.lines)), strict=True)):
-        rounds, values = _by_round(line, comparison.metric)
+    for place, (line, color) in enumerate(zip(comparison.lines, style.line_colors(len(comparison.lines)), strict=True)):
+        rounds, values = _values_by_round(line, comparison.metric)
         mean = values.mean(0)
         dashes = DASHES[place % len(DASHES)]
         marker = "o" if len(rounds) < 3 else ""
@@ -209,7 +197,7 @@ def curves(comparison: Comparison) -> "Figure":
     return figure
 
 
-def _by_round(line: Line, metric: str) -> tuple[list[int], np.ndarray]:
+def _values_by_round(line: Line, metric: str) -> tuple[list[int], np.ndarray]:
     """Returns the rounds in which all runs of a setting were evaluated, and the metric `[seeds, rounds]`."""
     found = [
         {one["round"]: one[metric] for one in run.history if one.get(metric) is not None} for run in line.runs.values()

@@ -1,4 +1,4 @@
-"""A picture of a federation: what the examples look like, group by group."""
+"""Montage of a federation: examples of every group as images."""
 
 import dataclasses
 import math
@@ -16,9 +16,9 @@ from jaxfl.random import host_rng
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = 60  # of more groups, the first are drawn
-CLIENTS = 8  # drawn where no groups are known
-APART, BETWEEN = 0.06, 0.14  # inches, from image to image, and more from class to class
+MAX_ROWS = 60  # of more groups, the first ones are drawn
+MAX_CLIENT_ROWS = 8  # clients that are drawn where no groups are known
+APART, BETWEEN = 0.06, 0.14  # inches between images, and added between classes
 
 
 def montage(
@@ -29,20 +29,20 @@ def montage(
     per_group: int | None = None,
     seed: int = 0,
 ) -> "Figure":
-    """Draws examples of every true group as its clients see them: rotated, relabelled, each from another client.
+    """Draws examples of every true group as its clients see them (rotated, relabelled), each from another client.
 
-    Where no groups are known, a row is a client. With `cluster`, a row is a cluster that a run has found; `classes`
-    then lets like be compared with like, as in the case study of FeSEM (World Wide Web 2022, figure 5), whose clusters
-    are of writers:
+    Where no groups are known, a row is a client. With `cluster`, a row is a cluster of a run; with `classes`, the same
+    classes are drawn in every row, as in the case study of FeSEM (World Wide Web 2022, figure 5), whose clusters are of
+    writers:
 
         plots.montage(data, cluster=result.evaluation.cluster, classes=["3", "5", "8"])
 
     Args:
         data: of images `[H, W]`, `[H, W, 1]` or `[H, W, 3]`.
-        cluster: slots `[N]`, -1 for none, to draw by in place of the true groups; numbered as in `clusters(result)`.
-        classes: the only ones to draw, by number or name, as the clients see them; a row then has as many of each, one
-            class after the other.
-        per_group: examples of a row; by default about 12, and fewer of many rows.
+        cluster: slots `[N]`, -1 for none, that replace the true groups; numbered as in `clusters(result)`.
+        classes: the classes to draw, by number or name, as the clients see them; a row then has equally many examples
+            of each, one class after the other.
+        per_group: examples of a row; about 12 by default, and fewer where there are many rows.
         seed: of the choice of clients and examples.
 
     Raises:
@@ -57,21 +57,21 @@ def montage(
     if per_group is not None and per_group < 1:
         raise ValueError(f"per_group must be at least 1, got {per_group}.")
     wanted = None if classes is None else _class_numbers(data, classes)
-    names, members = _rows(data, seed) if cluster is None else _clusters(data, np.asarray(cluster))
-    blocks = 1 if len(names) <= CLIENTS else 2 if len(names) <= 24 else 3  # side by side
+    names, members = _group_rows(data, seed) if cluster is None else _cluster_rows(data, np.asarray(cluster))
+    blocks = 1 if len(names) <= MAX_CLIENT_ROWS else 2 if len(names) <= 24 else 3  # side by side
     per_row = each = per_group or 12 // blocks
     picked: list[list[tuple[int, int] | None]]  # [rows] of [(client, position), ...], None for a gap
     if wanted is None:
-        picked = [[*_pick(data, clients, per_row, seed)] for clients in members]
+        picked = [[*_sample_rows(data, clients, per_row, seed)] for clients in members]
     else:
         each = max(1, per_row // len(wanted))  # of a class
         per_row = each * len(wanted)
-        picked = [_pick_classes(data, clients, wanted, each, seed) for clients in members]
+        picked = [_sample_rows_by_class(data, clients, wanted, each, seed) for clients in members]
     drawn = [one for row in picked for one in row if one is not None]
     if not drawn:
-        kind, what = "groups" if cluster is None else "clusters", "" if wanted is None else " of these classes"
-        raise ValueError(f"montage needs examples, and no client of the {kind} drawn has a training row{what}.")
-    images, words_below = _examples(data, drawn)
+        kind, of_classes = "groups" if cluster is None else "clusters", "" if wanted is None else " of these classes"
+        raise ValueError(f"montage needs examples, and no client of the {kind} drawn has a training row{of_classes}.")
+    images, words_below = _render_examples(data, drawn)
 
     lines = math.ceil(len(names) / blocks)
     wide = min(0.8, max(0.4, (8.6 if blocks < 3 else 6.6) / (blocks * per_row)))  # inches
@@ -93,11 +93,11 @@ def montage(
                 continue
             x = begin + column * (wide + APART) + column // each * BETWEEN
             axes.imshow(images[place], extent=(x, x + wide, y + high, y), cmap="gray", vmin=0, vmax=1, aspect="auto")
-            below = _cut(words_below[place], wide)
+            below = _shorten(words_below[place], wide)
             axes.text(x + wide / 2, y + high + 0.02, below, fontsize=7, ha="center", va="top")
             place += 1
     axes.set(xlim=(0, size[0]), ylim=(size[1], 0))
-    figure.text(0.2 / size[0], 1 - 0.3 / size[1], f"{data.name}: {_title(data, names, cluster)}", fontsize=10)
+    figure.text(0.2 / size[0], 1 - 0.3 / size[1], f"{data.name}: {_montage_title(data, names, cluster)}", fontsize=10)
     return figure
 
 
@@ -110,24 +110,24 @@ def is_image(shape: Sequence[int]) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
 
 
-def _rows(data: FederatedData, seed: int) -> tuple[list[str], list[np.ndarray]]:
-    """Returns a name and the clients with training rows for each row of a montage: a group, or one client."""
+def _group_rows(data: FederatedData, seed: int) -> tuple[list[str], list[np.ndarray]]:
+    """Returns name and clients with training rows of each row of a montage: a group, or one client."""
     sizes = np.asarray(data.train.size)
     some = np.flatnonzero(sizes)
     if data.group is None:
-        own = np.sort(host_rng(seed, "montage").permutation(some)[:CLIENTS])
-        return [f"client {client}\n{style.count(int(sizes[client]), 'row')}" for client in own], [*own[:, None]]
+        own = np.sort(host_rng(seed, "montage").permutation(some)[:MAX_CLIENT_ROWS])
+        return [f"client {client}\n{style.count_phrase(int(sizes[client]), 'row')}" for client in own], [*own[:, None]]
     group = np.asarray(data.group)
-    groups = np.unique(group)[:SHOWN]
+    groups = np.unique(group)[:MAX_ROWS]
     names = zip(style.group_names(data, groups), groups, strict=True)
     return (
-        [f"{name}\n{style.count(int((group == one).sum()), 'client')}" for name, one in names],
+        [f"{name}\n{style.count_phrase(int((group == one).sum()), 'client')}" for name, one in names],
         [some[group[some] == one] for one in groups],
     )
 
 
-def _clusters(data: FederatedData, cluster: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
-    """Returns a name and the clients with training rows for each cluster.
+def _cluster_rows(data: FederatedData, cluster: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
+    """Returns name and clients with training rows of each cluster.
 
     Raises:
         ValueError: `cluster` is not one slot for each client, or all are -1.
@@ -137,22 +137,22 @@ def _clusters(data: FederatedData, cluster: np.ndarray) -> tuple[list[str], list
             f"cluster must be a slot for each of the {data.num_clients} clients, got {cluster.dtype} of shape "
             f"{cluster.shape}; result.evaluation.cluster is one."
         )
-    order = style.cluster_order(cluster, data.group)[:SHOWN]
+    order = style.cluster_order(cluster, data.group)[:MAX_ROWS]
     if not order:
         raise ValueError("cluster must have a client with a cluster, got -1 for all; montage(data) draws true groups.")
     some = np.asarray(data.train.size) > 0
-    sizes = [style.count(int((cluster == one).sum()), "client") for one in order]
+    sizes = [style.count_phrase(int((cluster == one).sum()), "client") for one in order]
     names = [f"cluster {one}\n{size}" for one, size in zip(order, sizes, strict=True)]
     return names, [np.flatnonzero(some & (cluster == one)) for one in order]
 
 
-def _title(data: FederatedData, names: Sequence[str], cluster: Sequence[int] | np.ndarray | None) -> str:
+def _montage_title(data: FederatedData, names: Sequence[str], cluster: Sequence[int] | np.ndarray | None) -> str:
     """Returns what the examples are of."""
     if cluster is None and data.group is None:
-        return f"training examples of {len(names)} of {style.count(data.num_clients, 'client')}"
+        return f"training examples of {len(names)} of {style.count_phrase(data.num_clients, 'client')}"
     slots, kind = (data.group, "true group") if cluster is None else (cluster, "cluster")
     rows = len(np.unique(np.asarray(slots)[np.asarray(slots) >= 0]))
-    some = f", {len(names)} of {style.count(rows, kind.split()[-1])}" if len(names) < rows else ""
+    some = f", {len(names)} of {style.count_phrase(rows, kind.split()[-1])}" if len(names) < rows else ""
     return f"training examples by {kind}, as the clients see them{some}"
 
 
@@ -174,12 +174,12 @@ def _class_numbers(data: FederatedData, classes: Sequence[int | str]) -> list[in
     return list(dict.fromkeys(numbers[one] for one in classes))
 
 
-def _pick_classes(
+def _sample_rows_by_class(
     data: FederatedData, clients: np.ndarray, classes: Sequence[int], each: int, seed: int
 ) -> list[tuple[int, int] | None]:
     """Returns clients and positions of `each` rows of every class; None where there are fewer.
 
-    They are of as many clients, in one order for all classes: who has rows of all comes first.
+    The rows are of different clients where possible; clients with rows of all classes come first.
     """
     if not len(clients):
         return [None] * (each * len(classes))
@@ -205,8 +205,8 @@ def _pick_classes(
     return picked
 
 
-def _pick(data: FederatedData, clients: np.ndarray, most: int, seed: int) -> list[tuple[int, int]]:
-    """Returns clients and positions of up to `most` of their training rows: every client once, then again."""
+def _sample_rows(data: FederatedData, clients: np.ndarray, most: int, seed: int) -> list[tuple[int, int]]:
+    """Returns clients and positions of up to `most` of their training rows, taken in turn from all clients."""
     if not len(clients):
         return []
     random = host_rng(seed, "montage", int(clients[0]))
@@ -218,11 +218,11 @@ def _pick(data: FederatedData, clients: np.ndarray, most: int, seed: int) -> lis
     return turns[:most]
 
 
-def _examples(data: FederatedData, chosen: Sequence[tuple[int, int]]) -> tuple[np.ndarray, list[str]]:
-    """Returns images `[M, H, W]` or `[M, H, W, 3]` from 0 to 1 and their labels in words, as the clients see them."""
+def _render_examples(data: FederatedData, chosen: Sequence[tuple[int, int]]) -> tuple[np.ndarray, list[str]]:
+    """Returns images `[M, H, W]` or `[M, H, W, 3]` from 0 to 1 and their labels, as the clients see them."""
     clients, positions = (np.array(column, np.int32) for column in zip(*chosen, strict=True))
     rows = np.asarray(data.train.rows)[np.asarray(data.train.start)[clients] + positions]
-    # A federation of these rows alone: its pool is small, and whatever its clients do to a batch is done.
+    # A small federation of these rows applies the clients' transformations to them.
     order = np.argsort(clients, kind="stable")
     start, size = (
         np.searchsorted(clients[order], np.arange(data.num_clients)),
@@ -249,17 +249,17 @@ def _examples(data: FederatedData, chosen: Sequence[tuple[int, int]]) -> tuple[n
     pixels = data.inputs.dtype == np.uint8
     low = 0.0 if pixels else x.min()
     high = 255.0 if pixels and x.ndim == 4 else x.max()
-    return np.clip((x - low) / max(high - low, 1e-9), 0, 1), [_called(data, one) for one in y]
+    return np.clip((x - low) / max(high - low, 1e-9), 0, 1), [_label_text(data, one) for one in y]
 
 
-def _called(data: FederatedData, label: np.ndarray) -> str:
-    """Returns what a row is labelled with in a word: its class, or its number if it has one; nothing of several."""
+def _label_text(data: FederatedData, label: np.ndarray) -> str:
+    """Returns the label of a row as text: its class, or its number; empty for several labels."""
     if data.kind == "classification":
         return style.class_names(data)[int(label)]
     return f"{float(label):.3g}" if label.ndim == 0 else ""
 
 
-def _cut(word: str, wide: float) -> str:
-    """Returns a word, shortened to what fits under an image."""
+def _shorten(word: str, wide: float) -> str:
+    """Returns a text, shortened to the width of an image in inches."""
     most = max(2, int(wide / 0.062))
     return word if len(word) <= most else word[: most - 1] + "…"

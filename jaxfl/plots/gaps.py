@@ -1,6 +1,6 @@
-"""Pictures of gaps: by layer, over rounds or data, and how soon or how often they are above 0.
+"""Plots of gaps: by layer, over rounds or rows, and the rounds in which they are above 0.
 
-A gap above 0 tells the true groups apart (`jaxfl.clustering.gaps`).
+A gap above 0 separates the true groups (`jaxfl.clustering.gaps`).
 """
 
 import math
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Values = Sequence[float | None] | np.ndarray
-Panels = Mapping[str, Values] | Mapping[str, Mapping[str, Values]]
+GapValues = Sequence[float | None] | np.ndarray
+GapPanels = Mapping[str, GapValues] | Mapping[str, Mapping[str, GapValues]]
 
-# Layers by the last part of their names.
-LAYERS = {
+# Pattern of the last part of a layer's name, and colour.
+LAYER_KINDS = {
     "convolutions": (r"Conv", style.BASE[0]),
     "dense layers": (r"Dense|FC|Linear", style.BASE[5]),
     "all layers": (r"all$", "#444444"),
     "other layers": (r"", "#8C8C8C"),
 }
-FEW = 25  # up to so many points, a line marks them
+MAX_MARKED_POINTS = 25  # points of a line with markers, at most
 
 
 def layer_gaps(
-    gaps: Values | Mapping[str, Values],
+    gaps: GapValues | Mapping[str, GapValues],
     layers: Sequence[str],
     *,
     recommended: str | Mapping[str, str] | None = None,
@@ -39,19 +39,19 @@ def layer_gaps(
 ) -> "Figure":
     """Draws the gap of every layer as a bar, as figures 5 and 8 of LayerCFL (2023).
 
-    Convolutions and dense layers have colours of their own, told by their names (`Conv...`, `Dense...`). Negative gaps,
-    which the paper draws as 0, are pale and hatched; a cross stands for no number.
+    Convolutions and dense layers, recognised by their names (`Conv...`, `Dense...`), have their own colours. Negative
+    gaps, which the paper draws as 0, are pale and hatched; a cross stands for None and NaN.
 
     Args:
-        gaps: `[L]`; or several by the name of the distance, a panel each, since their units differ.
+        gaps: `[L]`; or several by the name of the distance, with a panel for each, since their units differ.
         layers: names `[L]`, in order.
         recommended: the layer to mark; or one by the name of the distance.
         title: of the figure.
 
     Raises:
-        ValueError: a panel does not have a gap for each layer, or the recommended layer is none of them.
+        ValueError: a panel does not have a gap for each layer, or the recommended layer is unknown.
     """
-    panels = {name: numbers(one) for name, one in (gaps if isinstance(gaps, Mapping) else {"": gaps}).items()}
+    panels = {name: finite_or_nan(one) for name, one in (gaps if isinstance(gaps, Mapping) else {"": gaps}).items()}
     layers = list(layers)
     if not panels or not layers:
         raise ValueError(f"gaps must be of at least one distance and layer, got {len(panels)} and {len(layers)}.")
@@ -69,11 +69,11 @@ def layer_gaps(
     slanted = 0.075 * longest > wide / len(layers) - 0.05
     figure = style.figure((wide + 2.2, 2.1 * len(panels) + 0.35 + (0.05 * longest if slanted else 0)))
     places = np.arange(len(layers))
-    kinds = [_kind(layer) for layer in layers]
+    kinds = [_layer_kind(layer) for layer in layers]
     rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (name, values) in zip(rows, panels.items(), strict=True):
         for place, value, kind in zip(places.tolist(), values.tolist(), kinds, strict=True):
-            color = LAYERS[kind][1]
+            color = LAYER_KINDS[kind][1]
             if math.isnan(value):
                 axes.plot(place, 0, "x", color=color, ms=6, mew=1.4, clip_on=False, zorder=3)
             elif value < 0:
@@ -87,18 +87,18 @@ def layer_gaps(
         axes.set_ylabel("Gap")
         axes.set_title(name, fontsize=10, loc="left")
         if (layer := marked.get(name)) is not None:
-            _mark(axes, layers.index(layer), values)
+            _mark_recommended(axes, layers.index(layer), values)
     rows[-1].set_xticks(places, layers, fontsize=8)
     if slanted:
         rows[-1].tick_params(axis="x", rotation=90 if len(layers) > 8 else 30)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    _legend(figure, _layer_entries(kinds, panels, marked))
+    _draw_side_legend(figure, _layer_entries(kinds, panels, marked))
     return figure
 
 
 def gap_curves(
     x: Sequence[float] | np.ndarray,
-    curves: Panels,
+    curves: GapPanels,
     xlabel: str = "round",
     *,
     ylabel: str = "Gap",
@@ -107,22 +107,22 @@ def gap_curves(
 ) -> "Figure":
     """Draws gaps over rounds, or over rows per client, a line each, as figures 7 and 10 of LayerCFL (2023).
 
-    A line that coincides with an earlier one is dashed, so that both are seen.
+    A line that coincides with an earlier one is dashed, so that both are visible.
 
     Args:
         x: `[T]`.
         curves: `[T]` by label; None and NaN leave a hole. Or several of such by the title of their panel, side by side:
             data sets, or distances in different units.
-        xlabel: what x is.
-        ylabel: what the values are.
-        colors: by label; without it, those of the palette in turn. A label has the same in all panels.
+        xlabel: label of the x axis.
+        ylabel: label of the y axis.
+        colors: by label; None takes those of the palette in turn. A label has one colour in all panels.
         title: of the figure.
 
     Raises:
         ValueError: there is no curve, or one does not have a value for each x.
     """
     panels, labels = _panels(curves, len(x))
-    color_of = dict(zip(labels, style.cycle(len(labels)), strict=True)) | dict(colors or {})
+    color_of = dict(zip(labels, style.line_colors(len(labels)), strict=True)) | dict(colors or {})
     figure = style.figure((3.7 * len(panels) + 1.5, 3.2))
     for axes, (name, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         style.light_grid(axes)
@@ -131,7 +131,9 @@ def gap_curves(
         for label, values in lines.items():
             again = any(np.allclose(values, one, rtol=1e-3, atol=1e-6, equal_nan=True) for one in seen)
             seen.append(values)
-            marked = np.flatnonzero(_alone(values) | (not again and len(values) <= FEW)).tolist()
+            marked = np.flatnonzero(
+                _isolated_points(values) | (not again and len(values) <= MAX_MARKED_POINTS)
+            ).tolist()
             line, color = "--" if again else "-", color_of[label]
             axes.plot(
                 np.asarray(x), values, line, marker="o", markevery=marked, ms=3.5, lw=1.6, color=color, label=label
@@ -145,13 +147,13 @@ def gap_curves(
     from matplotlib.lines import Line2D
 
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    _legend(figure, [Line2D([], [], color=color_of[label], lw=1.8, label=label) for label in labels])
+    _draw_side_legend(figure, [Line2D([], [], color=color_of[label], lw=1.8, label=label) for label in labels])
     return figure
 
 
 def bars(
     x: Sequence[Any] | np.ndarray,
-    values: Panels,
+    values: GapPanels,
     ylabel: str,
     *,
     xlabel: str = "rows per client",
@@ -165,13 +167,13 @@ def bars(
     As figures 6 and 11 of LayerCFL (2023).
 
     Args:
-        x: numbers or words `[T]`, a group of bars each.
+        x: numbers or texts `[T]`, with a group of bars for each.
         values: `[T]` by label, none negative; a cross stands for None and NaN. Or several of such by the title of their
             panel, side by side.
-        ylabel: what the values are.
-        xlabel: what x is.
-        never: what a cross says.
-        top: the largest value there can be, 1 for shares; None ends at the largest there is.
+        ylabel: label of the y axis.
+        xlabel: label of the x axis.
+        never: meaning of a cross.
+        top: largest possible value, 1 for shares; None takes the largest value.
         colors: as in `gap_curves`.
         title: of the figure.
 
@@ -179,7 +181,7 @@ def bars(
         ValueError: there are no bars, or a label does not have a value for each x.
     """
     panels, labels = _panels(values, len(x))
-    color_of = dict(zip(labels, style.cycle(len(labels)), strict=True)) | dict(colors or {})
+    color_of = dict(zip(labels, style.line_colors(len(labels)), strict=True)) | dict(colors or {})
     words = [f"{one:,}" if isinstance(one, int | np.integer) else str(one) for one in x]
     wide = float(np.clip(0.13 * len(words) * (len(labels) + 1), 3.0, 7.5))
     figure = style.figure(((wide + 0.7) * len(panels) + 1.5, 3.2))
@@ -220,22 +222,22 @@ def bars(
     if missing:
         entries.append(Line2D([], [], ls="", marker="x", ms=5, mew=1.5, color="#444444", label=never))
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    _legend(figure, entries)
+    _draw_side_legend(figure, entries)
     return figure
 
 
-def numbers(values: Values) -> np.ndarray:
-    """Returns numbers, NaN for None and for what is not finite."""
+def finite_or_nan(values: GapValues) -> np.ndarray:
+    """Returns numbers `[T]`, with NaN for None and for infinity."""
     found = np.array([math.nan if value is None else value for value in values], float)
     return np.where(np.isfinite(found), found, np.nan)
 
 
-def _panels(values: Panels, count: int) -> tuple[dict[str, dict[str, np.ndarray]], list[str]]:
-    """Returns numbers by panel and label, and the labels in the order in which they come first."""
+def _panels(values: GapPanels, count: int) -> tuple[dict[str, dict[str, np.ndarray]], list[str]]:
+    """Returns numbers by panel and label, and all labels in the order of their first panel."""
     nested: dict[str, Any] = dict(values)
     if not all(isinstance(one, Mapping) for one in nested.values()):
         nested = {"": nested}
-    panels = {name: {label: numbers(one) for label, one in part.items()} for name, part in nested.items()}
+    panels = {name: {label: finite_or_nan(one) for label, one in part.items()} for name, part in nested.items()}
     if not panels or not all(panels.values()):
         raise ValueError("values must have at least one label in every panel, got none.")
     for part in panels.values():
@@ -245,24 +247,24 @@ def _panels(values: Panels, count: int) -> tuple[dict[str, dict[str, np.ndarray]
     return panels, list(dict.fromkeys(label for part in panels.values() for label in part))
 
 
-def _alone(values: np.ndarray) -> np.ndarray:
-    """Returns which numbers have a hole or nothing on both sides: no line shows them."""
+def _isolated_points(values: np.ndarray) -> np.ndarray:
+    """Returns the mask of the numbers without a neighbour on either side, which no line shows."""
     there = np.pad(~np.isnan(values), 1)
     return there[1:-1] & ~there[:-2] & ~there[2:]
 
 
-def _kind(layer: str) -> str:
-    """Returns what a layer is by its name.
+def _layer_kind(layer: str) -> str:
+    """Returns the kind of a layer from its name.
 
-    >>> _kind("Conv_3"), _kind("params/Dense_0"), _kind("all"), _kind("BatchNorm_0")
+    >>> _layer_kind("Conv_3"), _layer_kind("params/Dense_0"), _layer_kind("all"), _layer_kind("BatchNorm_0")
     ('convolutions', 'dense layers', 'all layers', 'other layers')
     """
     last = layer.rsplit("/", 1)[-1]
-    return next(kind for kind, (pattern, _) in LAYERS.items() if re.match(pattern, last))
+    return next(kind for kind, (pattern, _) in LAYER_KINDS.items() if re.match(pattern, last))
 
 
-def _mark(axes: "Axes", place: int, values: np.ndarray) -> None:
-    """Draws a triangle that points at a bar from above."""
+def _mark_recommended(axes: "Axes", place: int, values: np.ndarray) -> None:
+    """Draws a triangle above a bar."""
     top = max(0.0, np.nan_to_num(values[place]))
     axes.annotate(
         "▼",
@@ -278,10 +280,11 @@ def _mark(axes: "Axes", place: int, values: np.ndarray) -> None:
 def _layer_entries(
     kinds: Sequence[str], panels: Mapping[str, np.ndarray], marked: Mapping[str, str | None]
 ) -> list[Any]:
+    """Returns the handles of the legend: kinds of layers, negative gaps, missing numbers, recommended layers."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    entries: list[Any] = [Patch(facecolor=LAYERS[kind][1], label=kind) for kind in LAYERS if kind in kinds]
+    entries: list[Any] = [Patch(facecolor=LAYER_KINDS[kind][1], label=kind) for kind in LAYER_KINDS if kind in kinds]
     if any((values < 0).any() for values in panels.values()):
         entries.append(Patch(facecolor="#E5E5E5", edgecolor="#666666", hatch="////", lw=0.6, label="below 0"))
     if any(np.isnan(values).any() for values in panels.values()):
@@ -291,8 +294,8 @@ def _layer_entries(
     return entries
 
 
-def _legend(figure: "Figure", entries: Sequence[Any]) -> None:
-    """Draws words beside the panels."""
+def _draw_side_legend(figure: "Figure", entries: Sequence[Any]) -> None:
+    """Draws a legend to the right of the panels."""
     figure.legend(
         handles=list(entries),
         loc="outside right upper",

@@ -1,64 +1,60 @@
-"""Pictures of what came of a run: clusters against true groups, and what personalisation gives each client."""
+"""Plots of the outcome of a run: confusion of classes, clusters against true groups, gains of fine-tuning."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxfl.analysis.class_confusion import ClassConfusion
 from jaxfl.plots import maps, style
-from jaxfl.plots.runs import Run, described, heading, order_of
+from jaxfl.plots.runs import Run, drawing_order, run_name, run_title
 from jaxfl.simulation.evaluation.metrics import cluster_is_known, is_lower_better
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-import math
-from typing import TYPE_CHECKING
 
-from jaxfl.analysis.class_confusion import ClassConfusion
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-PANELS = 12  # of more clusters, the largest
-WRITTEN = 12  # up to so many classes, a cell says its percent
-PERCENT_CELL, SIDES = 0.23, (1.2, 2.8)  # inches, of a cell that says its percent, and of a panel
-LETTER = 0.09  # inches that the name of a class takes
+MAX_PANELS = 12  # of more clusters, the largest are drawn
+MAX_WRITTEN = 12  # classes up to which a cell has its percentage
+PERCENT_CELL, CONFUSION_SIDES = 0.23, (1.2, 2.8)  # inches, of a cell with its percentage, and of a panel
+LETTER = 0.09  # inches of the name of a class
 RIGHT, WRONG = style.BASE[0], style.BASE[5]
 
 
 def class_confusion(found: ClassConfusion, result: Run) -> "Figure":
-    """Draws the confusion matrix of every cluster: of each class, which share of its rows is taken for which class.
+    """Draws the confusion matrix of every cluster: the shares of the predictions for each class.
 
-    A row is a class, a column what is predicted. Blue is right, orange is wrong; a darker cell holds a larger share of
-    its row (by its square root, so that a few rows are seen, too). A row is empty where the cluster's clients have no
-    test rows of the class. Of more than 12 clusters the largest are drawn.
+    A row is a class, a column is a prediction. Blue is right, orange is wrong; darker is a larger share of the row (by
+    its square root, so that small shares are visible). A row is empty where the cluster's clients have no test rows of
+    the class. Of more than 12 clusters the largest are drawn.
 
     Args:
-        found: of `jaxfl.class_confusion`.
-        result: of the run; clusters have the numbers and colours that they have in `clusters(result)`.
+        found: result of `jaxfl.class_confusion`.
+        result: result of the run, for the numbers and colours of `clusters(result)`.
+
+    Raises:
+        ValueError: no cluster has test rows.
     """
     if not len(found.cluster):
-        raise ValueError("found must have a cluster with test rows, got none: nobody who counts was tested.")
-    order = order_of(result)
+        raise ValueError("found must have a cluster with test rows, got none: no honest client was tested.")
+    order = drawing_order(result)
     color_of = style.cluster_colors(order)
     rows = dict(zip(found.cluster.tolist(), found.counts, strict=True))
-    largest = sorted(rows, key=lambda one: -rows[one].sum())[:PANELS]
+    largest = sorted(rows, key=lambda one: -rows[one].sum())[:MAX_PANELS]
     shown = [one for one in [*order, -1] if one in largest]
     names, number = style.class_names(result.data), found.counts.shape[1]
-    side = max(SIDES[0], PERCENT_CELL * number) if number <= WRITTEN else SIDES[1]
+    side = max(CONFUSION_SIDES[0], PERCENT_CELL * number) if number <= MAX_WRITTEN else CONFUSION_SIDES[1]
     columns = min(len(shown), max(1, int(12 / (side + 0.25))))
     if len(shown) > columns:
         columns = -(-len(shown) // -(-len(shown) // columns))  # full lines
     lines = math.ceil(len(shown) / columns)
     letters = 0.075 * max(map(len, names))
     left, above, below, between = 0.5 + letters, 0.45, 0.3 + letters, 0.25
-    total = style.count(int(found.counts.sum()), "test row")
-    words = f"{heading(result)}: {total}, {style.count(sum(one >= 0 for one in rows), 'cluster')}"
-    words += "" if len(shown) == len(rows) else f"; the {PANELS} with most rows are drawn"
+    total = style.count_phrase(int(found.counts.sum()), "test row")
+    words = f"{run_name(result)}: {total}, {style.count_phrase(sum(one >= 0 for one in rows), 'cluster')}"
+    words += "" if len(shown) == len(rows) else f"; the {MAX_PANELS} with most rows are drawn"
     wide = max(left + columns * (side + between), 0.2 + style.title_width(words), 4.5)
     size = (wide, 0.4 + lines * (side + above) + below + 0.25)
     figure = style.figure(size, None)
@@ -66,18 +62,22 @@ def class_confusion(found: ClassConfusion, result: Run) -> "Figure":
         line, column = divmod(place, columns)
         x, y = left + column * (side + between), size[1] - 0.4 - (line + 1) * (side + above)
         axes = figure.add_axes((x / size[0], y / size[1], side / size[0], side / size[1]))
-        _draw(axes, rows[one])
+        _draw_confusion(axes, rows[one])
         head = "no cluster" if one < 0 else f"cluster {one}"
-        _head(axes, head, color_of.get(one, style.NOBODY), rows[one], side)
-        _name(axes, names, side, rows=column == 0, columns=place + columns >= len(shown))
+        _draw_panel_head(axes, head, color_of.get(one, style.NO_CLUSTER_COLOR), rows[one], side)
+        _draw_class_names(axes, names, side, rows=column == 0, columns=place + columns >= len(shown))
     figure.text(0.1 / size[0], 1 - 0.1 / size[1], words, fontsize=10, va="top")
-    foot = "row: class, column: predicted; percent of the row" if number <= WRITTEN else "row: class, column: predicted"
+    foot = (
+        "row: class, column: predicted; percent of the row"
+        if number <= MAX_WRITTEN
+        else "row: class, column: predicted"
+    )
     figure.text(0.1 / size[0], 0.1 / size[1], f"{foot}; blue: right, orange: wrong", fontsize=8)
     return figure
 
 
-def _draw(axes: "Axes", counts: np.ndarray) -> None:
-    """Draws the shares of a cluster's rows `[L, L]`."""
+def _draw_confusion(axes: "Axes", counts: np.ndarray) -> None:
+    """Draws the confusion matrix `[L, L]` of a cluster, as shares of its rows."""
     from matplotlib.colors import to_rgb
 
     number = len(counts)
@@ -86,7 +86,7 @@ def _draw(axes: "Axes", counts: np.ndarray) -> None:
     image = 1 - np.sqrt(share)[..., None] * (1 - ink)  # from white to the full colour
     axes.imshow(image, interpolation="nearest", extent=(0, number, number, 0))
     axes.spines[:].set_color("#BBBBBB")
-    if number > WRITTEN:
+    if number > MAX_WRITTEN:
         return
     axes.set_xticks(np.arange(1, number), minor=True)
     axes.set_yticks(np.arange(1, number), minor=True)
@@ -94,75 +94,75 @@ def _draw(axes: "Axes", counts: np.ndarray) -> None:
     axes.tick_params(which="minor", length=0)
     for row, column in zip(*np.nonzero(counts), strict=True):
         percent, light = 100 * share[row, column], image[row, column] @ (0.299, 0.587, 0.114)
-        told = f"{percent:.0f}" if percent >= 0.5 else "·"
+        text = f"{percent:.0f}" if percent >= 0.5 else "·"
         color = "#000000" if light > 0.51 else "#FFFFFF"
-        axes.text(column + 0.5, row + 0.53, told, ha="center", va="center", fontsize=6, color=color)
+        axes.text(column + 0.5, row + 0.53, text, ha="center", va="center", fontsize=6, color=color)
 
 
-def _head(axes: "Axes", name: str, color: str, counts: np.ndarray, side: float) -> None:
-    """Writes a cluster's number, in its colour, and how many of its rows are right, above a panel of `side` inches."""
+def _draw_panel_head(axes: "Axes", name: str, color: str, counts: np.ndarray, side: float) -> None:
+    """Writes the number of a cluster, in its colour, and its accuracy above a panel of `side` inches."""
     from matplotlib.patches import Rectangle
 
-    edge, box, low = "#BBBBBB" if color == style.NOBODY else color, 0.14 / side, 1 + 0.05 / side
+    edge, box, low = "#BBBBBB" if color == style.NO_CLUSTER_COLOR else color, 0.14 / side, 1 + 0.05 / side
     where = {"transform": axes.transAxes, "clip_on": False}
     axes.add_patch(Rectangle((0, low), box, box, facecolor=color, edgecolor=edge, lw=0.5, **where))
     right = np.trace(counts) / max(counts.sum(), 1)
     axes.text(1.4 * box, low + box / 2, f"{name}: {100 * right:.1f} %", fontsize=8, va="center", **where)
 
 
-def _name(axes: "Axes", names: list[str], side: float, *, rows: bool, columns: bool) -> None:
-    """Writes the classes beside the rows and below the columns of a panel of `side` inches: as many as have room."""
+def _draw_class_names(axes: "Axes", names: list[str], side: float, *, rows: bool, columns: bool) -> None:
+    """Writes the classes beside the rows and below the columns of a panel of `side` inches, where there is room."""
     at = np.arange(0, len(names), math.ceil(len(names) * LETTER / side))
     axes.set(xticks=[], yticks=[])
-    size = 7 if len(names) <= WRITTEN else 5
+    size = 7 if len(names) <= MAX_WRITTEN else 5
     if rows:
         axes.set_yticks(at + 0.5, [names[one] for one in at], fontsize=size)
     if columns:
-        turned = 90 if max(map(len, names)) > (2 if len(names) <= WRITTEN else 1) else 0
+        turned = 90 if max(map(len, names)) > (2 if len(names) <= MAX_WRITTEN else 1) else 0
         axes.set_xticks(at + 0.5, [names[one] for one in at], fontsize=size, rotation=turned)
     axes.tick_params(length=0, pad=2)
 
 
-GROUPS = 40  # of more true groups, the smallest are one row
+MAX_GROUP_ROWS = 40  # of more true groups, the smallest share a row
 CELL = 0.36  # inches
 BETTER, WORSE = style.BASE[0], style.BASE[5]
 
 
 def confusion(result: Run) -> "Figure":
-    """Draws how many clients of each true group are in each cluster.
+    """Draws the numbers of clients of each true group in each cluster.
 
-    A row is a group, a column a cluster with the number and colour that it has in `clusters(result)`; a darker cell
-    holds a larger share of its row. Found exactly, each row and each column has one number. Clusters beyond the 22
-    colours are one column, groups beyond the 40 largest one row. Of a run that tests a sample of its clients, only
-    these are counted; clients that have left are not.
+    A row is a group, a column is a cluster with the number and colour of `clusters(result)`; darker is a larger share
+    of the row. If the clusters are the groups, each row and each column has one number. Clusters beyond the 22 colours
+    share a column, groups beyond the 40 largest share a row. Only clients in the evaluation sample that have not left
+    are counted.
 
     Args:
-        result: of a run, or of `jaxfl.load`.
+        result: result of a run, or of `jaxfl.load`.
 
     Raises:
         ValueError: the true groups are unknown.
     """
     found, group = np.asarray(result.evaluation.cluster), result.data.group
     if group is None:
-        raise ValueError("result.data must know the true groups, got none; plots.clusters draws clusters without them.")
-    seen, order = cluster_is_known(result.evaluation, result.data), order_of(result)
+        raise ValueError("result.data must have true groups, got none; plots.clusters draws clusters without them.")
+    seen, order = cluster_is_known(result.evaluation, result.data), drawing_order(result)
     found, group = found[seen], np.asarray(group)[seen]
     color_of, colors = style.cluster_colors(order), len(style.palette())
     heads = [(str(one), found == one, color_of[one]) for one in order[:colors] if one in found]
     rest = np.intersect1d(order[colors:], found)
-    heads += [(f"{len(rest)} more", np.isin(found, rest), style.OTHERS)] if len(rest) else []
-    heads += [("none", found < 0, style.NOBODY)] if (found < 0).any() else []
+    heads += [(f"{len(rest)} more", np.isin(found, rest), style.OTHER_COLOR)] if len(rest) else []
+    heads += [("none", found < 0, style.NO_CLUSTER_COLOR)] if (found < 0).any() else []
 
     groups, size = np.unique(group, return_counts=True)
-    largest = np.sort(groups[np.argsort(-size, kind="stable")[:GROUPS]])
+    largest = np.sort(groups[np.argsort(-size, kind="stable")[:MAX_GROUP_ROWS]])
     rows = list(zip(style.group_names(result.data, largest), [group == one for one in largest], strict=True))
-    if len(groups) > GROUPS:
-        rows.append((f"{len(groups) - GROUPS} more groups", ~np.isin(group, largest)))
+    if len(groups) > MAX_GROUP_ROWS:
+        rows.append((f"{len(groups) - MAX_GROUP_ROWS} more groups", ~np.isin(group, largest)))
     counts = np.array([[int((mine & here).sum()) for _, here, _ in heads] for _, mine in rows])
 
     names = [f"{name} ({line.sum():,})" for (name, _), line in zip(rows, counts, strict=True)]
     cell = max(CELL, 0.085 * max(len(f"{count:,}") for count in counts.flat))
-    title = described(result)
+    title = run_title(result)
     wide = max(1.2 + 0.09 * max(map(len, names)) + cell * len(heads), 0.2 + style.title_width(title))
     figure = style.figure((wide, 1.3 + CELL * len(rows)))
     axes = figure.subplots()
@@ -173,13 +173,13 @@ def confusion(result: Run) -> "Figure":
 
 
 def _draw_counts(axes: "Axes", counts: np.ndarray, heads: Sequence[tuple[str, str]], wide: float) -> None:
-    """Draws a table `[rows, columns]` below the clusters' words and colours.
+    """Draws a table of counts below the clusters' numbers and colours.
 
     Args:
-        axes: empty.
-        counts: of clients.
-        heads: words and colours of the columns.
-        wide: a cell's width, of its height.
+        axes: empty axes.
+        counts: clients `[rows, columns]`.
+        heads: labels and colours of the columns.
+        wide: ratio of a cell's width to its height.
     """
     from matplotlib.patches import Rectangle
 
@@ -192,7 +192,7 @@ def _draw_counts(axes: "Axes", counts: np.ndarray, heads: Sequence[tuple[str, st
         words, ink = f"{counts[row, column]:,}", style.ink(color)
         axes.text(column + 0.5, row + 0.5, words, ha="center", va="center_baseline", fontsize=8, color=ink)
     for column, (word, color) in enumerate(heads):
-        edge = "#BBBBBB" if color == style.NOBODY else color
+        edge = "#BBBBBB" if color == style.NO_CLUSTER_COLOR else color
         axes.add_patch(Rectangle((column + 0.06, -1.0), 0.88, 0.82, facecolor=color, edgecolor=edge, lw=0.5))
         size, ink = 8 if len(word) < 3 else 6, style.ink(color)
         axes.text(column + 0.5, -0.58, word, ha="center", va="center_baseline", fontsize=size, color=ink)
@@ -207,16 +207,16 @@ def _draw_counts(axes: "Axes", counts: np.ndarray, heads: Sequence[tuple[str, st
 
 
 def personalisation(result: Run) -> "Figure":
-    """Draws what fine-tuning gives each client: its accuracy (or other main metric) before and after.
+    """Draws the accuracy (or other main metric) of each client before and after fine-tuning.
 
-    Left, a dot is a client in the colour of its cluster; on the line nothing changes. Right, the change of every
-    client, the largest gain first.
+    Left, a dot is a client in the colour of its cluster, and the line is no change. Right, the change of every client,
+    with the largest gain first.
 
     Args:
-        result: of a run with `finetune`, or of `jaxfl.load` of one.
+        result: result of a run with `finetune`, or of `jaxfl.load`.
 
     Raises:
-        ValueError: the run did not fine-tune, or nobody was tested.
+        ValueError: the run did not fine-tune, or no client was tested.
     """
     evaluation = result.evaluation
     if evaluation.finetuned is None:
@@ -227,8 +227,8 @@ def personalisation(result: Run) -> "Figure":
     before, after = evaluation.values[main], evaluation.finetuned.values[main]
     known = np.isfinite(before) & np.isfinite(after)
     if not known.any():
-        raise ValueError(f"result must know the {main} of some client, got none: nobody has test rows.")
-    order = order_of(result)
+        raise ValueError(f"result must have the {main} of some client, got none: no client has test rows.")
+    order = drawing_order(result)
     color_of, found = style.cluster_colors(order), np.asarray(evaluation.cluster)[known]
     before, after = before[known], after[known]
     lower = is_lower_better(main, (getattr(result, "summary", None) or {}).get("lower_is_better", ()))
@@ -238,7 +238,7 @@ def personalisation(result: Run) -> "Figure":
     columns = -(-len(entries) // 18)
     figure = style.figure((8.6 + 0.95 * columns, 4.2))
     dots, change = figure.subplots(1, 2)
-    maps.draw(dots, np.stack([before, after], 1), [color_of.get(int(one), style.NOBODY) for one in found])
+    maps.draw_map(dots, np.stack([before, after], 1), [color_of.get(int(one), style.NO_CLUSTER_COLOR) for one in found])
     dots.axline((before[0], before[0]), slope=1, color="#444444", lw=1, ls=":", zorder=0)
     dots.set_title(f"{main} of each client", fontsize=10, loc="left")
     dots.set_xlabel("before fine-tuning", fontsize=9)
@@ -257,7 +257,8 @@ def personalisation(result: Run) -> "Figure":
     change.tick_params(labelsize=8)
     change.set_xlim(0, 100)
     style.light_grid(change)
-    words = f"{heading(result)}: {style.count(len(gain), 'client')}, mean {main} {before.mean():.4g} before fine-tuning"
-    figure.suptitle(f"{words}, {after.mean():.4g} after", fontsize=10, x=0.01, ha="left")
-    maps.legend(figure, entries, columns)
+    means = f"mean {main} {before.mean():.4g} before fine-tuning, {after.mean():.4g} after"
+    title = f"{run_name(result)}: {style.count_phrase(len(gain), 'client')}, {means}"
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    maps.draw_legend(figure, entries, columns)
     return figure

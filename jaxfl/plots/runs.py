@@ -1,4 +1,4 @@
-"""Pictures of a run. Every function takes what `jaxfl.run` returned and returns a matplotlib figure."""
+"""Plots of a run: metrics by round, and the clusters of all clients."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxfl.data.clients import FederatedData
 from jaxfl.plots import style
-from jaxfl.plots.style import NOBODY
+from jaxfl.plots.style import NO_CLUSTER_COLOR
 from jaxfl.simulation.evaluation.metrics import Evaluation, cluster_is_known, main_metric
 from jaxfl.simulation.records.history import History
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FEW = 5  # lines whose legend stands among them
-MARKED = 12  # points of a line with markers, or fewer
-NUMBERED = 120  # up to so many clients, a square says the number of its cluster
+MAX_INNER_LEGEND = 5  # lines up to which the legend is inside the panel
+MAX_MARKED = 12  # points of a line with markers, at most
+MAX_NUMBERED = 120  # clients up to which a square has the number of its cluster
 
 
 class Run(Protocol):
-    """What the pictures need of a `jaxfl.Result`."""
+    """The fields of a `jaxfl.Result` that are drawn."""
 
     @property
     def history(self) -> History:
-        """The records."""
+        """The records of all evaluations."""
         ...
 
     @property
@@ -44,15 +44,15 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     """Draws accuracy, loss and number of clusters by round.
 
     Accuracy, or the main metric of another task: micro (line), macro (dashes) and, for one run, the band from the 10th
-    to the 90th percentile of the clients. Loss: on the test rows (line) and while training (dashes). Clusters: found,
-    and the number of true groups where known. A line marks a drift.
+    to the 90th percentile of the clients. Loss: on the test rows (line) and in training (dashes). Clusters: their
+    number, and that of the true groups where known. A dashed vertical line marks a drift.
 
     Args:
-        result: of a run; or several by name, results or histories, to compare.
+        result: result of a run; or several results or histories by name.
 
     Raises:
-        TypeError: several without names.
-        ValueError: there is none.
+        TypeError: several results have no names.
+        ValueError: the mapping is empty.
     """
     if isinstance(result, list):
         raise TypeError("result must be of a run, or of several by name, got a list; give {name: result}.")
@@ -65,14 +65,16 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
     runs = dict(result) if isinstance(result, Mapping) else {"": result}
     if not runs:
         raise ValueError("result must name at least one run, got none.")
-    aside = len(runs) > FEW  # a legend of so many lines would cover them
-    figure = style.figure((12.5 if aside else 11, max(3.4, 0.5 + 0.18 * len(runs))))  # a line of its legend for each
+    aside = len(runs) > MAX_INNER_LEGEND  # inside, a long legend would cover the lines
+    figure = style.figure(
+        (12.5 if aside else 11, max(3.4, 0.5 + 0.18 * len(runs)))
+    )  # inches: a line of the legend for each
     measured, loss, clusters = figure.subplots(1, 3)
     histories = [one if isinstance(one, History) else one.history for one in runs.values()]
     main = main_metric(next((one[-1] for one in histories if len(one)), {}))
     for place, (name, one) in enumerate(runs.items()):
         history = one if isinstance(one, History) else one.history
-        color, mark = style.line(place)
+        color, mark = style.line_style(place)
         rounds = history.column("round")
 
         def draw(
@@ -82,12 +84,12 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
             if np.isfinite(values).any():
                 if several:
                     label = name if column == f"micro_{main}" else ""
-                marker, every = mark or ("o" if len(values) < 3 else ""), -(-len(values) // MARKED)
+                marker, every = mark or ("o" if len(values) < 3 else ""), -(-len(values) // MAX_MARKED)
                 look = {"color": color, "marker": marker, "ms": 4, "markevery": every}
                 axes.plot(of.column("round"), values, dashes, label=label or None, **look)
 
         if not several:
-            low, high = (_numbers(history.column(f"p{q}_{main}")) for q in (10, 90))
+            low, high = (_none_as_nan(history.column(f"p{q}_{main}")) for q in (10, 90))
             measured.fill_between(rounds, low, high, color=color, alpha=0.2, lw=0, label="10 % to 90 % of the clients")
         draw(measured, f"micro_{main}", "micro")
         draw(measured, f"macro_{main}", "macro", "--")
@@ -108,46 +110,46 @@ def convergence(result: Run | Mapping[str, Run | History]) -> "Figure":
         axes.set_xlabel("round")
         style.light_grid(axes)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        if len(shown) == 1:  # an axis of a single point has fractions of rounds
+        if len(shown) == 1:  # matplotlib would show fractions of rounds
             axes.set(xticks=shown, xlim=(shown[0] - 1, shown[0] + 1))
         if axes.get_legend_handles_labels()[0] and not (aside and axes is measured):
             axes.legend(fontsize=8, frameon=False)
     if aside:
         figure.legend(*measured.get_legend_handles_labels(), loc="outside right upper", fontsize=8, frameon=False)
     if main == "accuracy":
-        measured.set_ylim(top=min(1.02, measured.get_ylim()[1]))  # 1 is seen whole
-    if loss.dataLim.ymin >= 0:  # a log-likelihood may be below
+        measured.set_ylim(top=min(1.02, measured.get_ylim()[1]))  # so that markers at 1 are not cut
+    if loss.dataLim.ymin >= 0:  # a log-likelihood may be negative
         loss.set_ylim(0, max(loss.get_ylim()[1], 1.05 * loss.dataLim.ymax))
     clusters.set_ylim(0, max(clusters.get_ylim()[1] * 1.1, 2))
     clusters.yaxis.get_major_locator().set_params(integer=True)
     if not several:
-        figure.suptitle("" if isinstance(first, History) else heading(first), fontsize=10, x=0.01, ha="left")
+        figure.suptitle("" if isinstance(first, History) else run_name(first), fontsize=10, x=0.01, ha="left")
     return figure
 
 
 def clusters(result: Run) -> "Figure":
-    """Draws every client as a square: in the row of its true group, in the colour of its found cluster.
+    """Draws every client as a square in the row of its true group, in the colour of its cluster.
 
-    Found exactly, every row has one colour of its own. Where the groups are unknown there is one block, sorted by
-    cluster. Of a run that tests a sample of its clients, only these are drawn; clients that have left are not.
+    If the clusters are the groups, every row has one colour. Where the groups are unknown there is one block, sorted by
+    cluster. Only clients in the evaluation sample that have not left are drawn.
 
     Args:
-        result: of a run.
+        result: result of a run.
     """
     data, found = result.data, np.asarray(result.evaluation.cluster)
     group = np.zeros(len(found), int) if data.group is None else np.asarray(data.group)
     seen = cluster_is_known(result.evaluation, data)
     found, group = found[seen], group[seen]
     groups = np.unique(group)
-    order = order_of(result)
+    order = drawing_order(result)
     color_of = style.cluster_colors(order)
     blocks, width = _layout([np.flatnonzero(group == one) for one in groups], found, order)
-    gap = 0.0 if len(found) <= NUMBERED and all(len(block) <= width for block in blocks) else 0.03 * width
+    gap = 0.0 if len(found) <= MAX_NUMBERED and all(len(block) <= width for block in blocks) else 0.03 * width
     lines = [math.ceil(len(block) / width) for block in blocks]
     tops = [float(sum(lines[:place]) + gap * place) for place in range(len(blocks))]
 
     names, entries = style.group_names(data, groups), style.legend_entries(found, order, color_of)
-    cell, title = max(0.07, min(0.4, 7.0 / width)), described(result)  # inches
+    cell, title = max(0.07, min(0.4, 7.0 / width)), run_title(result)  # inches
     wide, high = width * cell, (tops[-1] + lines[-1]) * cell
     per_column = max(8, int(high / 0.2))
     left = 0.25 + 0.1 * max(map(len, names))
@@ -181,14 +183,14 @@ def clusters(result: Run) -> "Figure":
 
 
 def _layout(members: list[np.ndarray], found: np.ndarray, order: Sequence[int]) -> tuple[list[np.ndarray], int]:
-    """Returns every group's clients sorted by cluster, and the squares of a line: about 2.5 times as wide as high."""
+    """Returns each group's clients sorted by cluster, and the squares per line for a ratio of about 2.5 to 1."""
     rank = {cluster: place for place, cluster in enumerate(order)}
     blocks = [
         block[np.argsort([rank.get(int(found[i]), len(rank)) for i in block], kind="stable")] for block in members
     ]
     longest = max(map(len, blocks))
-    wish = longest if len(found) <= NUMBERED and longest <= 20 else math.ceil(math.sqrt(2.5 * len(found)))
-    return blocks, math.ceil(longest / math.ceil(longest / wish))  # full lines
+    wish = longest if len(found) <= MAX_NUMBERED and longest <= 20 else math.ceil(math.sqrt(2.5 * len(found)))
+    return blocks, math.ceil(longest / math.ceil(longest / wish))  # so that lines are full
 
 
 def _draw_squares(
@@ -199,7 +201,7 @@ def _draw_squares(
     found: np.ndarray,
     color_of: Mapping[int, str],
 ) -> None:
-    """Draws every client, with the number of its cluster where there is room."""
+    """Draws a square for every client, with the number of its cluster where there is room."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
@@ -208,47 +210,47 @@ def _draw_squares(
         for place, client in enumerate(block):
             x, y, cluster = place % width, top + place // width, int(found[client])
             squares.append(Rectangle((x + 0.06, y + 0.06), 0.88, 0.88))
-            colors.append(color_of.get(cluster, NOBODY))
-            if len(found) <= NUMBERED and cluster >= 0:
+            colors.append(color_of.get(cluster, NO_CLUSTER_COLOR))
+            if len(found) <= MAX_NUMBERED and cluster >= 0:
                 ink = style.ink(colors[-1])
                 size = 7 if cluster < 100 else 5
                 axes.text(x + 0.5, y + 0.53, str(cluster), ha="center", va="center", size=size, color=ink)
-    edges = ["#BBBBBB" if color == NOBODY else color for color in colors]
-    widths = [0.5 if color == NOBODY else 0.0 for color in colors]
+    edges = ["#BBBBBB" if color == NO_CLUSTER_COLOR else color for color in colors]
+    widths = [0.5 if color == NO_CLUSTER_COLOR else 0.0 for color in colors]
     axes.add_collection(PatchCollection(squares, facecolors=colors, edgecolors=edges, lw=widths, snap=False))
 
 
-def order_of(result: Run) -> list[int]:
-    """Returns the clusters in the order of their colours in every picture of a run: those that are drawn come first."""
+def drawing_order(result: Run) -> list[int]:
+    """Returns the clusters in the order of their colours in all plots of a run; clusters that are drawn come first."""
     found, seen = np.asarray(result.evaluation.cluster), cluster_is_known(result.evaluation, result.data)
     group = np.zeros(len(found), int) if result.data.group is None else np.asarray(result.data.group)
     order = style.cluster_order(found[seen], group[seen])
     return order + [one for one in style.cluster_order(found, group) if one not in order]
 
 
-def heading(result: Run) -> str:
-    """Returns what has run, which every title begins with, such as "stocfl on mnist"."""
+def run_name(result: Run) -> str:
+    """Returns the name of a run, with which every title begins, such as "stocfl on mnist"."""
     method = (getattr(result, "summary", None) or {}).get("method")
     return result.data.name if method is None else f"{method} on {result.data.name}"
 
 
-def described(result: Run) -> str:
-    """Returns what has run, how many clusters were found, and how well they agree with the groups."""
+def run_title(result: Run) -> str:
+    """Returns a title: name of the run, clients, clusters, and their agreement with the true groups."""
     metrics = result.evaluation.metrics
     held_out = 0 if result.data.held_out is None else int(np.asarray(result.data.held_out).sum())
     about = [f"{metrics['eval_clients']:,} tested"] if "eval_clients" in metrics else []
-    about += [f"{held_out:,} held out"] if held_out else []  # whose clusters are drawn, and in no number
+    about += [f"{held_out:,} held out"] if held_out else []  # their clusters are drawn and not counted
     apart = f" ({', '.join(about)})" if about else ""
     clients, found = (
-        style.count(*one) for one in ((result.data.num_clients, "client"), (metrics["num_clusters"], "cluster"))
+        style.count_phrase(*one) for one in ((result.data.num_clients, "client"), (metrics["num_clusters"], "cluster"))
     )
-    words = f"{heading(result)}: {clients}{apart}, {found} found"
+    words = f"{run_name(result)}: {clients}{apart}, {found} found"
     if metrics.get("ari") is None:
         return words
     groups = len(np.unique(np.asarray(result.data.group)))
-    return f"{words}, {style.count(groups, 'true group')}, ARI {metrics['ari']:.3f}"
+    return f"{words}, {style.count_phrase(groups, 'true group')}, ARI {metrics['ari']:.3f}"
 
 
-def _numbers(values: Sequence[Any]) -> np.ndarray:
-    """Returns numbers, NaN for None."""
+def _none_as_nan(values: Sequence[Any]) -> np.ndarray:
+    """Returns an array of numbers, with NaN for None."""
     return np.array([math.nan if value is None else value for value in values], float)

@@ -1,4 +1,4 @@
-"""What the pictures share: colours, words, figures that no one but the caller holds."""
+"""Colours, labels and figures that all pictures share."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours for every kind of colour vision, then the same, lighter and darker.
 BASE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-OTHERS = "#D9D9D9"  # clusters beyond the palette
-MARKERS = ("", "s", "^", "D")  # of lines; circles are points without lines
-NOBODY = "#FFFFFF"  # clients without a cluster
+OTHER_COLOR = "#D9D9D9"  # clusters beyond the palette
+MARKERS = ("", "s", "^", "D")  # of lines; circles stand for points without lines
+NO_CLUSTER_COLOR = "#FFFFFF"  # clients without a cluster
 
 
 def palette() -> list[str]:
-    """Returns 22 colours: seven hues that every eye tells apart, black, then lighter and darker hues.
+    """Returns 22 colours: seven hues for every kind of colour vision, black, then lighter and darker hues.
 
     >>> len(set(palette()))
     22
@@ -29,19 +29,19 @@ def palette() -> list[str]:
     return [*BASE, "#000000", *(mix(color, 1.0, 0.55) for color in BASE), *(mix(color, 0.0, 0.45) for color in BASE)]
 
 
-def cycle(count: int) -> list[str]:
-    """Returns `count` colours for lines."""
-    own = [color for color in palette() if color != "#F0E442"]  # yellow lines are lost on white
+def line_colors(count: int) -> list[str]:
+    """Returns `count_phrase` colours for lines."""
+    own = [color for color in palette() if color != "#F0E442"]  # yellow lines are hard to see on white
     return [own[index % len(own)] for index in range(count)]
 
 
-def line(place: int) -> tuple[str, str]:
-    """Returns the colour and the marker of a line: after seven hues they begin again, with markers.
+def line_style(place: int) -> tuple[str, str]:
+    """Returns colour and marker of the line at a position; the seven hues repeat with other markers.
 
-    >>> line(0), line(7), line(14)
+    >>> line_style(0), line_style(7), line_style(14)
     (('#0072B2', ''), ('#0072B2', 's'), ('#0072B2', '^'))
     """
-    own = cycle(7)
+    own = line_colors(7)
     return own[place % len(own)], MARKERS[place // len(own) % len(MARKERS)]
 
 
@@ -51,12 +51,10 @@ def class_colors(count: int) -> list[str]:
 
 
 def cluster_order(found: np.ndarray, group: np.ndarray | None) -> list[int]:
-    """Returns the clusters in the order of their colours; their numbers are the slots.
-
-    Those of the first group come first, in each the larger ones; -1 is none.
+    """Returns the clusters (slots) in the order of their colours: by the group of most clients, then by size.
 
     Args:
-        found: slots `[N]`.
+        found: slots `[N]`, -1 for no cluster.
         group: true groups `[N]`, or None.
 
     >>> cluster_order(np.array([7, 7, 3, -1, 5, 5]), np.array([1, 1, 0, 0, 1, 0]))
@@ -72,19 +70,19 @@ def cluster_order(found: np.ndarray, group: np.ndarray | None) -> list[int]:
 def cluster_colors(order: Sequence[int]) -> dict[int, str]:
     """Returns a colour for every cluster; those beyond the palette share a grey."""
     own = palette()
-    return {cluster: own[place] if place < len(own) else OTHERS for place, cluster in enumerate(order)}
+    return {cluster: own[place] if place < len(own) else OTHER_COLOR for place, cluster in enumerate(order)}
 
 
 def legend_entries(found: np.ndarray, order: Sequence[int], color_of: Mapping[int, str]) -> list[tuple[str, str]]:
-    """Returns labels and colours: the clusters that have clients with their number, the rest in one line."""
+    """Returns labels and colours of the clusters that have clients, those beyond the palette in one entry."""
     shown = list(order[: len(palette())])
     sizes = [(cluster, int((found == cluster).sum()), color_of[cluster]) for cluster in shown]
     entries = [(f"{number} ({clients:,})", color) for number, clients, color in sizes if clients]
     rest = np.intersect1d(order[len(shown) :], found)
     if len(rest):
-        entries.append((f"{len(rest)} more ({np.isin(found, rest).sum():,})", OTHERS))
+        entries.append((f"{len(rest)} more ({np.isin(found, rest).sum():,})", OTHER_COLOR))
     if (found < 0).any():
-        entries.append((f"none ({(found < 0).sum():,})", NOBODY))
+        entries.append((f"none ({(found < 0).sum():,})", NO_CLUSTER_COLOR))
     return entries
 
 
@@ -99,40 +97,40 @@ def mix(color: str, level: float, share: float) -> str:
 
 
 def ink(color: str) -> str:
-    """Returns black or white, whichever is read better on a colour."""
+    """Returns black or white, whichever is more legible on a colour."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "#FFFFFF"
 
 
-def count(number: int, noun: str) -> str:
-    """Returns a number and what is counted.
+def count_phrase(number: int, noun: str) -> str:
+    """Returns a number with its noun, in the plural where needed.
 
-    >>> count(1, "class"), count(4800, "client")
+    >>> count_phrase(1, "class"), count_phrase(4800, "client")
     ('1 class', '4,800 clients')
     """
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"
 
 
-def title_width(words: str) -> float:
-    """Returns the inches that a title of 10 points takes."""
-    return 0.08 * len(words)
+def title_width(text: str) -> float:
+    """Returns the width of a title of 10 points, in inches."""
+    return 0.08 * len(text)
 
 
 def group_names(data: FederatedData, groups: np.ndarray) -> list[str]:
-    """Returns a name for each of the true groups; one for everybody where they are unknown."""
+    """Returns a name for each true group; `["all"]` where the groups are unknown."""
     if data.group is None:
         return ["all"]
     return [data.group_names[group] if group < len(data.group_names) else f"group {group}" for group in groups]
 
 
 def class_names(data: FederatedData) -> list[str]:
-    """Returns a word for every class."""
+    """Returns a name for every class; its number where it has none."""
     return [data.class_names[one] if one < len(data.class_names) else str(one) for one in range(data.num_classes)]
 
 
 def mark_drift(axes: "Axes", runs: Iterable[Any]) -> None:
-    """Draws a line at the rounds at which the data of runs drift, where their summaries say so."""
+    """Draws a line at the rounds of drift in the summaries of runs."""
     summaries = (getattr(run, "summary", None) or {} for run in runs)
     rounds = {summary["drift_round"] for summary in summaries if "drift_round" in summary}
     for place, round in enumerate(sorted(rounds)):
@@ -140,7 +138,7 @@ def mark_drift(axes: "Axes", runs: Iterable[Any]) -> None:
 
 
 def light_grid(axes: "Axes") -> None:
-    """Gives axes a light grid behind the lines, and no frame."""
+    """Adds a light grid behind the lines of axes, and removes the frame."""
     axes.grid(color="#E5E5E5", lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -148,21 +146,26 @@ def light_grid(axes: "Axes") -> None:
 
 @checked
 def figure(size: tuple[float, float], layout: Literal["constrained"] | None = "constrained") -> "Figure":
-    """Returns an empty figure that no one but the caller holds."""
+    """Returns an empty figure that is not registered with pyplot.
+
+    Args:
+        size: width and height in inches.
+        layout: of matplotlib.
+    """
     return _figure_type()(figsize=size, layout=layout)
 
 
 @functools.cache
 def _figure_type() -> "type[Figure]":
-    """Returns matplotlib's figure, with what a notebook needs to show it without pyplot."""
+    """Returns a class of figures that notebooks show without pyplot."""
     import io
 
     from matplotlib.figure import Figure
 
-    class Picture(Figure):
+    class NotebookFigure(Figure):
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
             self.savefig(buffer, format="png", dpi=110)
             return buffer.getvalue()
 
-    return Picture
+    return NotebookFigure

@@ -12,7 +12,7 @@ from scipy import stats
 
 import jaxfl
 from jaxfl.analysis import finished
-from jaxfl.analysis.comparison import cell, compare, paired
+from jaxfl.analysis.comparison import compare, mean_cell, paired
 from jaxfl.cli.app import main
 from jaxfl.cli.tables.console import print_table
 from jaxfl.jobs import job
@@ -328,7 +328,7 @@ def test_a_page_tells_every_run(runs, capsys):
             rf"<tr><td>{method}</td><td>\d</td><td>{accuracy:.4g}</td>.*{runs / method}/seed-\d</td>", page
         )
     assert "<td><b>90.67 ± 2.08</b></td>" in page and "<td>62.00 ± 2.00</td>" in page
-    assert f"Left out, since they are not finished: {runs / 'going'}." in page
+    assert f"Left out because they are not finished: {runs / 'going'}." in page
     assert re.findall('src="[^"]{22}', page) == ['src="data:image/png;base64,'] and "href" not in page  # one file
 
 
@@ -436,7 +436,7 @@ def test_runs_of_one_seed_are_refused(runs):
 def test_a_number_that_is_infinite_ends_nothing_and_is_no_earlier_one(tmp_path):
     """The perplexity of a loss above 709 is infinite, which is null in a file."""
     assert paired([(math.inf, 1.0), (2.0, 1.0)])[1:] == (None, None, 2)
-    assert cell([math.inf, 1.0], 2, spread=True) == "inf"
+    assert mean_cell([math.inf, 1.0], 2, spread=True) == "inf"
     summaries = [{"seed": seed, "micro_perplexity": value} for seed, value in enumerate((math.inf, 3.0))]
     assert job.summarise_seeds(summaries, tmp_path)["micro_perplexity"] == {"mean": math.inf, "std": None}
     for seed in (0, 1):

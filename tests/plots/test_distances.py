@@ -81,7 +81,7 @@ def test_clients_are_ordered_by_group_and_the_unknown_come_last():
     assert across == down == [2, 4, 5]
 
 
-@pytest.mark.parametrize("of", get_args(distances.Kind))
+@pytest.mark.parametrize("of", get_args(distances.MatrixKind))
 def test_lighter_is_more_similar(of):
     group = np.arange(8) % 2
     matrix = similarity(group, noise=0.05)
@@ -178,7 +178,7 @@ def test_long_titles_are_wrapped_and_names_without_room_left_out():
 
 
 def test_of_many_clients_some_are_drawn_and_the_gap_is_of_all(monkeypatch):
-    monkeypatch.setattr(distances, "MOST", 10)
+    monkeypatch.setattr(distances, "MAX_DRAWN", 10)
     group = np.arange(40) % 2
     matrix = similarity(group)
     odd = 38  # the second last of the first group: not among the drawn
@@ -310,7 +310,7 @@ def test_panels_share_the_colours_of_their_labels():
     assert inside(figure) and apart(figure)
     both = plots.bars([100, 300], nested, "share", top=1)
     assert [axes.get_title(loc="left") for axes in both.axes] == list(nested) and legend(both) == ["a", "b", "c"]
-    assert {to_hex(bar.get_facecolor()) for bar in both.axes[0].containers[1]} == {style.cycle(3)[1].lower()}
+    assert {to_hex(bar.get_facecolor()) for bar in both.axes[0].containers[1]} == {style.line_colors(3)[1].lower()}
     assert both.axes[0].get_ylim() == both.axes[1].get_ylim() == (0, 1)
     assert inside(both) and apart(both)
 
@@ -356,4 +356,4 @@ def test_figures_for_one_point_and_nothing_at_all():
     assert axes.get_xlim() == (4, 6) and list(curves(axes)["a"].get_markevery()) == [0]
     (axes,) = plots.bars(["a", "b"], {"one": [None, None]}, "y").axes
     assert axes.get_ylim() == (0, 1)
-    assert gaps.numbers([1, None, np.inf, -2.5]).tolist()[0::3] == [1, -2.5]
+    assert gaps.finite_or_nan([1, None, np.inf, -2.5]).tolist()[0::3] == [1, -2.5]

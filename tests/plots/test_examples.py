@@ -48,7 +48,7 @@ def test_montage_draws_the_classes_asked_for_as_clients_see_them(shifted):
     _, below, _ = words(figure)
     assert below == [*"333888111"] * 2 and len(figure.axes[0].images) == 18
     clients = np.flatnonzero(cluster == 1)
-    picked = examples._pick_classes(shifted, clients, [3, 8, 1], 3, seed=0)
+    picked = examples._sample_rows_by_class(shifted, clients, [3, 8, 1], 3, seed=0)
     for place, one in enumerate(picked):
         assert one is not None and one[0] in clients
         batch = shifted.batch(shifted.train, one[0], jnp.array([one[1]]))

@@ -50,7 +50,7 @@ def test_labels_are_readable_for_few_and_many(num_clients, num_classes, groups):
     assert any(word.startswith(f"data: {num_clients:,} client") for word in words)
     assert any("800 of 1,000" in word for word in words) == (num_clients == 1000)
     own = [word for word in words if word.startswith("a site")]
-    assert len(own) == (groups if groups <= federation.NAMED else 0)
+    assert len(own) == (groups if groups <= federation.MAX_NAMED else 0)
 
 
 def drawn_shares(share, num_classes):
@@ -99,7 +99,7 @@ def test_a_heat_map_has_a_row_for_each_class_and_empty_clients_are_white():
 @given(st.lists(st.floats(0, federation.WIDTH), min_size=1, max_size=40))
 def test_names_are_moved_apart(places):
     places = np.sort(np.array(places))
-    moved = federation._apart(places, 0.135)
+    moved = federation._spread_positions(places, 0.135)
     assert np.all(np.diff(moved) >= 0.135 - 1e-9)
     assert moved[0] >= 0 and moved[-1] <= federation.WIDTH + 1e-9
     if np.all(np.diff(places) >= 0.136):
@@ -109,8 +109,8 @@ def test_names_are_moved_apart(places):
 @pytest.mark.parametrize("skew", ["rotated", "shifted"])
 def test_montage_shows_what_a_client_sees(skew):
     fed = jaxfl.data.load(f"{skew}-digits", num_clients=8, rows_per_client=30)
-    rows = examples._pick(fed, np.arange(8), 20, seed=3)
-    images, classes = examples._examples(fed, rows)
+    rows = examples._sample_rows(fed, np.arange(8), 20, seed=3)
+    images, classes = examples._render_examples(fed, rows)
     assert {client for client, _ in rows} == set(range(8)) and len(set(rows)) == 20
     for (client, position), image, name in zip(rows, images, classes, strict=True):
         batch = fed.batch(fed.train, client, jnp.array([position]))
@@ -146,7 +146,7 @@ def test_montage_for_grey_and_colour_and_many_groups(groups, shape, more, images
 def test_colours_survive_the_normalisation():
     fed = made(12, 4, 2, (4, 4, 3), mean=np.array([9.0, 8.0, 7.0]), std=np.array([50.0, 60.0, 70.0]))
     rows = [(5, 0), (2, 0)]
-    images, _ = examples._examples(fed, rows)
+    images, _ = examples._render_examples(fed, rows)
     pool = [fed.inputs[fed.train.rows[fed.train.start[client]]] for client, _ in rows]
     assert np.allclose(images * 255, pool, atol=1e-3)
 

@@ -46,7 +46,9 @@ def test_planted_groups_separate_and_have_colours():
     assert pca.get_xlabel() == f"component 1 ({100 * values[0] / values.sum():.1f} % of the variance)"
     assert tsne.get_title(loc="left") == "t-SNE, perplexity 4"  # a third of the others
     spread = np.ptp(dots(pca)[0], axis=0)
-    assert spread[0] == pytest.approx(np.ptp(maps.principal(sketches.points - sketches.points.mean(0))[0][:, 0]))
+    assert spread[0] == pytest.approx(
+        np.ptp(maps.principal_components(sketches.points - sketches.points.mean(0))[0][:, 0])
+    )
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def inside(figure):
 
 def test_places_are_found_once_and_groups_and_their_clusters_share_colours(monkeypatch):
     calls = []
-    monkeypatch.setattr(maps, "neighbours", lambda *args, found=maps.neighbours: calls.append(args) or found(*args))
+    monkeypatch.setattr(maps, "tsne", lambda *args, found=maps.tsne: calls.append(args) or found(*args))
     early = np.where(np.arange(24) % 2, 9 + GROUP, -1)
     late = np.array([9, 3, 11])[GROUP]  # slot 10 has merged into slot 3
     figure = plots.representations(
@@ -70,7 +70,7 @@ def test_places_are_found_once_and_groups_and_their_clusters_share_colours(monke
     np.testing.assert_array_equal(places[0], places[2])
     truth, first, last = map(by_client, figure.axes)
     assert truth.tolist() == last.tolist() == [plots.palette()[one] for one in GROUP]
-    assert set(first[early < 0]) == {style.NOBODY}
+    assert set(first[early < 0]) == {style.NO_CLUSTER_COLOR}
     for slot in (9, 11):
         assert set(first[early == slot]) == set(last[late == slot])
     gone = set(first[early == 10])
@@ -101,12 +101,12 @@ def test_of_many_clusters_the_small_ones_share_a_grey():
     late = np.where(np.arange(40) % 10 < 7, 10 * group, early)  # four of seven, and twelve alone
     figure = plots.representations(planted(group), {"early": early, "late": late})
     first, last = (by_client(axes, 40) for axes in figure.axes)
-    assert len(set(last)) == 5 and set(last[late == early]) == {*plots.palette()[:4], style.OTHERS}
-    assert set(first[np.arange(40) % 10 > 0]) == {style.OTHERS}
+    assert len(set(last)) == 5 and set(last[late == early]) == {*plots.palette()[:4], style.OTHER_COLOR}
+    assert set(first[np.arange(40) % 10 > 0]) == {style.OTHER_COLOR}
     assert (first[::10] == last[::10]).all()
     assert list(legend(figure))[-1] == "smaller ones" and len(legend(figure)) == 5
     few = plots.representations(planted(group), {"late": late})
-    assert style.OTHERS not in by_client(few.axes[0], 40), "sixteen have colours of their own"
+    assert style.OTHER_COLOR not in by_client(few.axes[0], 40), "sixteen have colours of their own"
 
 
 def test_a_colour_is_no_other_clusters():

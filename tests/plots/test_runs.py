@@ -120,7 +120,7 @@ def test_clusters_gives_groups_rows_and_clusters_colours(result):
     by_row = [{color for color, row in zip(colors, rows, strict=True) if row == one} for one in sorted(set(rows))]
     assert by_row[0] == {plots.palette()[0].lower()}  # the first group's cluster has the first colour
     assert by_row[1] == {plots.palette()[1].lower()}
-    assert by_row[2] == {plots.palette()[0].lower(), plots.NOBODY.lower()}
+    assert by_row[2] == {plots.palette()[0].lower(), plots.NO_CLUSTER_COLOR.lower()}
 
 
 @pytest.mark.parametrize("draw", [plots.convergence, plots.clusters, plots.alluvial, plots.confusion])
@@ -170,7 +170,7 @@ def test_colours_are_distinct_and_the_rest_is_grey(result):
     assert len(set(colors)) == len(colors) > 20
     _, drawn = squares(plots.clusters(having(result, np.arange(40), None)))
     assert len(set(drawn)) == len(colors) + 1
-    assert drawn.count(plots.OTHERS.lower()) == 40 - len(colors)
+    assert drawn.count(plots.OTHER_COLOR.lower()) == 40 - len(colors)
 
 
 def test_a_cluster_has_one_colour_in_all_pictures_of_a_run(result):
@@ -396,5 +396,5 @@ def test_similarity_is_of_the_data_and_in_the_order_of_the_clusters(result):
     assert {line.get_xdata()[0] for line in axes.get_lines() if len(set(line.get_xdata())) == 1} == {4, 6}
     first, second = plots.palette()[:2]
     strip = [[to_hex(color).upper() for color in one.images[0].get_array()[:, 0]] for one in (clusters, groups)]
-    assert strip[0] == [first] * 4 + [second] * 2 + [plots.NOBODY]
+    assert strip[0] == [first] * 4 + [second] * 2 + [plots.NO_CLUSTER_COLOR]
     assert strip[1] == [first] * 3 + [second, first, second, second]

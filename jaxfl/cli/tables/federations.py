@@ -8,7 +8,7 @@ from jaxfl import data as federations
 from jaxfl.cli.tables.choices import key_values
 from jaxfl.data import sources
 from jaxfl.data.describe import Description
-from jaxfl.plots.style import count
+from jaxfl.plots.style import count_phrase
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -139,7 +139,8 @@ def federation_text(found: Description) -> str:
         f"  training  {_split_phrase(found.train)}",
         *([] if found.validation is None else [f"  validate  {_split_phrase(found.validation)}"]),
         f"  test      {_split_phrase(found.test)}",
-        f"  pool      {count(found.num_rows, 'row')} of {shape} {found.input_dtype}, {_megabytes(found.pool_bytes)} MB",
+        f"  pool      {count_phrase(found.num_rows, 'row')} of {shape} {found.input_dtype}, "
+        f"{_megabytes(found.pool_bytes)} MB",
         f"  {LABEL_NOUNS[found.kind]:<9} {found.num_classes:,}"
         + (f" ({absent:,} without a row)" if absent else "")
         + names,
@@ -147,12 +148,12 @@ def federation_text(found: Description) -> str:
     ]
     wide = max([len(group["name"]) for group in found.groups[:MOST_GROUPS]], default=0)
     for group in found.groups[:MOST_GROUPS]:
-        clients, rows = count(group["clients"], "client"), count(group["train_rows"], "training row")
+        clients, rows = count_phrase(group["clients"], "client"), count_phrase(group["train_rows"], "training row")
         lines.append(f"    {group['name']:<{wide}}  {clients:>14}, {rows}")
     if len(found.groups) > MOST_GROUPS:
         lines.append(f"    and {len(found.groups) - MOST_GROUPS:,} more")
     if found.drift is not None:
-        whose = [f"{count(found.drift[name], 'client')} {name}" for name in ("change", "arrive", "leave")]
+        whose = [f"{count_phrase(found.drift[name], 'client')} {name}" for name in ("change", "arrive", "leave")]
         lines.append(f"  drift     after round {found.drift['round']:,}: {', '.join(whose)}")
     return "\n".join([*lines, "Clients by training rows:", *_histogram_lines(**found.histogram)])
 
@@ -177,7 +178,7 @@ def _histogram_lines(edges: Sequence[int], counts: Sequence[int]) -> list[str]:
 
 def _split_phrase(rows: dict[str, float]) -> str:
     """Returns the rows of a split, in all and by client, as a phrase."""
-    total = count(int(rows["rows"]), "row")
+    total = count_phrase(int(rows["rows"]), "row")
     distinct = f" ({int(rows['distinct']):,} distinct)" if rows["distinct"] < rows["rows"] else ""
     if rows["min"] == rows["max"]:
         return f"{total}{distinct}; each client has {rows['min']:,}"
