@@ -167,7 +167,7 @@ def _make_mesh(devices: DevicesChoice) -> jax.sharding.Mesh | None:
     by_process = [jax.local_devices(process) for process in range(jax.process_count())]
     if len({*map(len, by_process)}) > 1:
         raise ValueError(
-            f"every process must have as many devices, got {[*map(len, by_process)]}; CUDA_VISIBLE_DEVICES hides some."
+            f"devices must be as many in every process, got {[*map(len, by_process)]}; CUDA_VISIBLE_DEVICES hides some."
         )
     return jax.sharding.Mesh(np.concatenate([some[:devices] for some in by_process]), ("clients",))
 

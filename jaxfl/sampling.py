@@ -42,7 +42,7 @@ def cohort_size(cohort: int | float, data: FederatedData) -> int:
             at a time count; of fewer the rest of the cohort is padding.
 
     Raises:
-        ValueError: the share or the count is out of range, or nobody has anything to train on.
+        ValueError: the share or the count is out of range, or no client has training rows.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -99,7 +99,7 @@ def check_drawn(ids: AnyArray, mask: AnyArray, data: FederatedData) -> None:
         raise ValueError(f"sampler must draw clients from 0 to {data.num_clients - 1}, got {ids[wrong][0]}.")
     if data.held_out is not None and np.any(wrong := mask & np.asarray(data.held_out)[ids]):
         raise ValueError(f"sampler must draw clients that take part, got {ids[wrong][0]}, which is held out.")
-    real = np.sort(np.where(mask, ids, -1 - np.arange(ids.shape[1])), 1)  # padding is told apart from padding
+    real = np.sort(np.where(mask, ids, -1 - np.arange(ids.shape[1])), 1)  # every padding entry gets an id of its own
     if np.any(twice := real[:, 1:] == real[:, :-1]):
         raise ValueError(f"sampler must draw a client once in a round, got {real[:, 1:][twice][0]} twice.")
 
@@ -129,8 +129,8 @@ def draw_cohort(
 ) -> Cohort:
     """Returns the cohort that a sampler draws, with padding in place of clients that are absent in this round.
 
-    Where clients arrive or leave there may be fewer than `size` who do, and a sampler fills its cohort with others:
-    with those who are absent, and with those who are held out.
+    Where clients arrive or leave there may be fewer than `size` present, and a sampler fills its cohort with others:
+    absent and held-out ones.
 
     Args:
         sampler: draws it.
@@ -157,7 +157,7 @@ def draw_cohort(
         raise ValueError(
             f"sampler must give a mask of bools [{size}], True for participating clients, got {got}; use .astype(bool)."
         )
-    cohort = dataclasses.replace(cohort, plan=plan)  # the run's, whatever a sampler makes of it
+    cohort = dataclasses.replace(cohort, plan=plan)  # the plan of the run, whatever the sampler returned
     if data.absent is None:
         return cohort
     return dataclasses.replace(cohort, mask=cohort.mask & ~jnp.asarray(data.held_out)[cohort.ids])
@@ -183,7 +183,9 @@ def dropouts(share: float, sampler: Sampler = uniform) -> Sampler:
     """
     check_sampler(sampler)
     if not 0 <= share < 1:
-        raise ValueError(f"dropouts must be a share of the cohort, 0 or more and below 1, got {share}; 0.3 is a lot.")
+        raise ValueError(
+            f"dropouts must be a share of the cohort, 0 or more and below 1, got {share}; 0.3 is a high share."
+        )
     if not share:
         return sampler
 
@@ -204,7 +206,7 @@ def availability(
 ) -> Sampler:
     """Returns a sampler that draws uniformly among the clients that are available in a round.
 
-        always    everybody in every round: `uniform`
+        always    all clients in every round: `uniform`
         diurnal   client i in round t if cos(2 pi (t / period + phase_i)) > threshold, phase_i uniform in [0, 1)
         random    client i in any round with probability p_i, p_i uniform in [lowest, 1)
 
@@ -228,7 +230,7 @@ def availability(
     if not -1 < threshold < 1:
         raise ValueError(f"threshold must be above -1 and below 1, got {threshold}; at 0 a half is available.")
     if not 0 <= lowest <= 1:
-        raise ValueError(f"lowest must be a probability, from 0 to 1, got {lowest}.")
+        raise ValueError(f"lowest must be a probability, from 0 to 1, got {lowest}; 0.1 is the default.")
     if pattern == "always":
         return uniform
 
@@ -290,7 +292,7 @@ def _distinct_draws(root: Key, round: Array, data: FederatedData, size: int) -> 
     """Returns the first `size` distinct clients of a sequence of independent draws, in ascending order.
 
     The sequence ends after three cohorts. Where too few of it are different, since most are held out, lots are drawn:
-    whether it happens does not depend on who they are, so that all clients stay as likely.
+    whether this happens does not depend on which clients they are, so that all clients stay equally likely.
     """
     ids = jax.random.randint(key_for(root, Stream.COHORT, round), (3 * size + 16,), 0, data.num_clients)
     order = jnp.argsort(ids, stable=True)

@@ -15,12 +15,12 @@ from jaxfl.typing import Array, Key, Params
 
 
 def is_late(key: Key, share: Array | float) -> Array:
-    """Returns whether a client is among the `share` of stragglers `[]`, by its key of the round."""
+    """Returns whether a client is a straggler `[]` bool, with probability `share`, by its key of the round."""
     return jax.random.uniform(key_for(key, Stream.STRAGGLE), (), jnp.float32) < share
 
 
 def epoch_count(key: Key, data: FederatedData, local_epochs: int) -> int | Array:
-    """Returns how many of E = `local_epochs` a client trains for: E itself where nobody straggles, else `[]` int32."""
+    """Returns the number of a client's local epochs: `local_epochs` without stragglers, else an array `[]` int32."""
     if data.stragglers is None:
         return local_epochs
     fewer = jax.random.randint(key_for(key, Stream.STRAGGLE, 1), (), 1, max(local_epochs, 2), jnp.int32)

@@ -22,7 +22,7 @@ def proximal_pull(weight: float | Array) -> optax.GradientTransformationExtraArg
     Plain gradient steps of size `learning_rate` are stable only while `learning_rate * (weight + curvature) < 2`.
 
     Args:
-        weight: mu; 0 adds nothing. It may be traced (see `jaxfl.run_mapped`); whoever traces it checks it before.
+        weight: mu; 0 adds nothing. It may be traced (see `jaxfl.run_mapped`), and is checked before it is.
 
     Raises:
         ValueError: `weight` is negative.

@@ -47,9 +47,9 @@ def trip_count(key: Key, data: FederatedData, client: Array, local_epochs: int, 
 def row_count(data: FederatedData, client: Array) -> int | Array:
     """Returns the number of a client's training rows; a Python number where all have as many, off the CPU.
 
-    A loop of so many steps needs no look at who is done. On a GPU the host waits for no answer after each step, and
-    models of clients side by side are updated where they are, and not selected from the old and the new one. On a CPU
-    it is not faster: logistic models side by side took a tenth more.
+    A loop of that many steps needs no test of which clients are done. On a GPU the host then waits for no answer after
+    each step, and models of clients side by side are updated in place, and not selected from the old and the new one.
+    On a CPU it is not faster: logistic models side by side took a tenth more.
 
     >>> from jaxfl.data import load
     >>> int(row_count(load("rotated-digits", num_clients=4, rows_per_client=20), jnp.int32(3)))
@@ -89,7 +89,7 @@ def displacement(task: Task, optimizer: optax.GradientTransformation, *, pull: f
     small = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1,) * leaf.ndim, leaf.dtype), model)
     if _check_linear(optimizer, model).written != _check_linear(optimizer, small).written:
         raise ValueError(
-            "optimizer must treat an array alike whatever its size, got one that looks at shapes: its steps are read "
+            "optimizer must treat arrays of all sizes alike, got one that looks at shapes: its steps are read "
             "off one number for each array; choose arrays by their names or their number of axes."
         )
 
@@ -121,6 +121,6 @@ def _check_linear(optimizer: optax.GradientTransformationExtraArgs, model: Param
     if not all(program.follows(position) for position in range(program.leaves)):
         raise ValueError(
             "optimizer must only add and scale gradients, as SGD does with momentum, weight decay and schedules, got "
-            "one that does more, as Adam and clipping do: its steps do not tell the mean gradient; take optax.sgd(0.1)."
+            "one that does more, as Adam and clipping do: its steps do not give the mean gradient; take optax.sgd(0.1)."
         )
     return program

@@ -63,7 +63,7 @@ def local_train(
     """
     check_type("optimizer", optimizer, optax.GradientTransformation)
     if local_epochs < 1:
-        raise ValueError(f"local_epochs must be at least 1, got {local_epochs}.")
+        raise ValueError(f"local_epochs must be at least 1, got {local_epochs}; 5 is usual.")
     if local_epochs >= 2**31:
         raise ValueError(f"local_epochs must be below 2^31, got {local_epochs}; 5 is usual.")
     if batch_size is not None and batch_size < 1:

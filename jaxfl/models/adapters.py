@@ -94,7 +94,7 @@ def _reads_padding(averages: Callable[..., list[Array]], init: Callable[[Key], P
 # `(usual, args, kwargs, context) -> outputs`, as flax.linen has it: the context knows the module and the method's name.
 CallObserver = Callable[[Callable[..., Any], Any, Any, Any], Any]
 OBSERVED_LAYERS = (nnx.Dropout, nnx.Embed, nnx.MultiHeadAttention)
-_OBSERVER: ContextVar[CallObserver | None] = ContextVar("spy", default=None)
+_OBSERVER: ContextVar[CallObserver | None] = ContextVar("observer", default=None)
 
 
 @contextlib.contextmanager
@@ -232,7 +232,7 @@ def functions_of(network: Network, example: NetworkInputs) -> Functions:
     if isinstance(network, nnx.Module):
         name = type(network).__name__
         raise ValueError(
-            f"module must be what makes the network, got a {name} of flax.nnx that is made already: each seed draws "
+            f"module must be a class of flax.nnx or a function of rngs, got an instance of {name}: each seed draws "
             f"another initial model. Give the class, {name}, or a function: lambda rngs: {name}(..., rngs=rngs)."
         )
     made = network.func if isinstance(network, functools.partial) else network

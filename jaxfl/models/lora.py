@@ -158,7 +158,9 @@ def lora(
     base = _with_text_names(base)
     made = Lora(module, base, rank, float(rank if alpha is None else alpha), layers)
     if not jax.eval_shape(made._init, jax.random.key(0)):
-        raise ValueError(f"layers must name a kernel, got {layers!r}, and all that it names are vectors.")
+        raise ValueError(
+            f"layers must name a kernel, an array of two or more axes, got {layers!r}, which names vectors alone."
+        )
     return made
 
 

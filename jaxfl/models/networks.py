@@ -200,7 +200,7 @@ class LeafFemnistCNN(nn.Module):
 class LeafCelebaCNN(nn.Module):
     """LEAF's network for CelebA (84x84x3): 4 x [conv3x3x32, batch norm, pool, relu], dense; 31,202 parameters.
 
-    The batch norm uses the statistics of the batch at hand always, at test time too, as LEAF's and FeSEM's codes do;
+    The batch norm always uses the statistics of the current batch, at test time too, as LEAF's and FeSEM's codes do;
     there is no `batch_stats` collection.
 
     Attributes:

@@ -36,7 +36,7 @@ def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str
     from safetensors.numpy import save
 
     if not Path(path).parent.is_dir():
-        raise ValueError(f"path must be in a folder that is there, got {str(path)!r}; make it first.")
+        raise ValueError(f"path must be in an existing folder, got {str(path)!r}; create the folder first.")
     # ascontiguousarray would give a scalar an axis
     arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(model)]
     content = save(dict(zip(tree.names(model), arrays, strict=True)), metadata=dict(about or {}))
@@ -59,7 +59,9 @@ def load_weights(path: str | os.PathLike, like: Params) -> Params:
 
     path = Path(path).expanduser()
     if not path.is_file():
-        raise ValueError(f"there is no file {str(path)!r} of weights; result.export writes one, as do other libraries.")
+        raise ValueError(
+            f"path must be a file of weights, and there is no file {str(path)!r}; result.export writes one."
+        )
     try:
         held = load_file(path)
     except (SafetensorError, KeyError) as error:

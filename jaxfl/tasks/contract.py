@@ -53,9 +53,9 @@ class DenseLayers(NamedTuple):
     """Kernels `[d, h]` that a network multiplies rows with once; `jaxfl.client.fast.coordinates` may train them faster.
 
     Attributes:
-        first: names of kernels, as `tree.names` has them, multiplied with what is made of each row by itself, without
-            parameters or keys.
-        inner: those multiplied with what other layers have made.
+        first: names of kernels, as `tree.names` has them, multiplied with values that are computed from each row by
+            itself, without parameters or keys.
+        inner: those multiplied with the outputs of other layers.
         loss: `(model, batch, key, products) -> []`, the task's loss with `products[name](x) [B, h]` in place of
             `x @ kernel [d, h]`, for any of the names; it reads such kernels in no other way.
     """
@@ -116,7 +116,7 @@ class FastForms(NamedTuple):
     Attributes:
         dense: its dense layers, or None where none are known.
         replaced: kinds and counts of the network's convolutions and poolings that are computed in a fast form.
-        widest: bytes of the largest array that a network with such operations makes of a row; 0 without them.
+        widest: bytes of the largest array that a network with such operations computes from a row; 0 without them.
         one_pass: its outputs and its loss together, or None, see `outputs_and_loss`.
     """
 
@@ -278,7 +278,7 @@ def with_moving_averages(
     Args:
         averages: of one model.
         loss: `(model, batch, key) -> []`.
-        over: `(fn, model) -> []`, the sum of what `fn` makes of each model that `model` holds; None: it is one.
+        over: `(fn, model) -> []`, the sum of `fn(one)` over the models that `model` holds; None where it is one model.
     """
 
     def under(model: Params, batch: Batch, key: Key | None = None) -> Array:
@@ -326,7 +326,7 @@ def check_learns(task: Task, data: FederatedData) -> None:
     made, here = task.rows, row_spec(data)
     if made is not None and (made[:2] != here[:2] or made.num_classes < here.num_classes):
         raise ValueError(
-            f"data must be of the rows that the method's task was made for, {made}, got {here}; make the task from "
+            f"data must have the rows that the method's task was made for, {made}, got {here}; make the task from "
             "these data."
         )
 

@@ -243,6 +243,6 @@ def _check_kind(task: LabelKind, data: FederatedData) -> None:
     """Raises ValueError if the labels are of another kind."""
     if data.kind != task:
         raise ValueError(
-            f"{task} needs other labels than those of {data.name}, which are {data.labels.dtype} of shape "
+            f"data must have the labels that {task} needs, got those of {data.name}, {data.labels.dtype} of shape "
             f"{data.labels.shape}; jaxfl.{data.kind} is the task for them."
         )

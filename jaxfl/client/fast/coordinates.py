@@ -287,13 +287,13 @@ def in_coordinates(
         leaves = jax.tree.leaves(model)
         return [leaves[kernel.position] for kernel in kernels]
 
-    def turn(model: Params) -> Params:
+    def to_coordinates(model: Params) -> Params:
         return replace(
             model, [kernel_coordinates(kernel, leaf) for kernel, leaf in zip(kernels, own(model), strict=True)]
         )
 
-    start, turned = turn(model), {name: turn(value) for name, value in alike.items()}
-    if OptimizerProgram.of(optimizer, start, turned, others).written != program.written:
+    start, anchors = to_coordinates(model), {name: to_coordinates(value) for name, value in alike.items()}
+    if OptimizerProgram.of(optimizer, start, anchors, others).written != program.written:
         return "the optimiser looks at shapes"
     usual = own(model)
 
@@ -307,7 +307,7 @@ def in_coordinates(
                 kernel.name: kernel.product(one, leaf, memory, seen)
                 for kernel, one, leaf in zip(kernels, known, leaves, strict=True)
             }
-            # nobody reads the usual kernels: they have the shapes that the network expects
+            # the usual kernels are not read: they have the shapes that the network expects
             return dense.loss(replace(model, usual), part, key, products), seen
 
         known = [kernel.known(leaf, positions) for kernel, leaf in zip(kernels, leaves, strict=True)]
@@ -323,7 +323,7 @@ def in_coordinates(
         return replace(model, [full_kernel(kernel, leaf, memory) for kernel, leaf in leaves])
 
     empty = {kernel.name: kernel.empty for kernel in kernels if isinstance(kernel, InnerKernel)}
-    return TrainingForm(start, {**others, **turned}, loss_and_gradient, StepMemory(0, empty), restore)
+    return TrainingForm(start, {**others, **anchors}, loss_and_gradient, StepMemory(0, empty), restore)
 
 
 def _kernel_or_reason(
@@ -422,8 +422,8 @@ def tree_like(value: Any, model: Params) -> bool:
 def _first_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, *, kernels: int, filled: float) -> bool:
     """Returns whether coordinates take less work, per row and output of the layer; a pass over a kernel is work too."""
     usual = 2 * epochs * inputs + PASS_COST * epochs * steps * inputs / max(rows, 1)  # x W and x^T g
-    factored = (kernels + 1) * inputs + epochs * rows + rows * inputs / outputs + PASS_COST * epochs * steps
-    return rows > 0 and factored < filled * usual
+    in_coordinates = (kernels + 1) * inputs + epochs * rows + rows * inputs / outputs + PASS_COST * epochs * steps
+    return rows > 0 and in_coordinates < filled * usual
 
 
 def _inner_pays(rows: int, inputs: int, outputs: int, epochs: int, steps: int, *, kernels: int) -> bool:

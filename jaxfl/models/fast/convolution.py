@@ -253,8 +253,8 @@ def _gradients(
             for size, (before, behind) in zip(kernel.shape[:2], padding, strict=True)
         ]
         by_input = _lax_convolution(gradient, kernel[::-1, ::-1].swapaxes(2, 3), rest)
-        turned = _lax_convolution(inputs.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3), padding)
-        return by_input, turned.transpose(1, 2, 0, 3)
+        by_kernel = _lax_convolution(inputs.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3), padding)
+        return by_input, by_kernel.transpose(1, 2, 0, 3)
 
     @backward.def_vmap
     def mapped(size: int, batched: list[bool], *values: Array) -> tuple[tuple[Array, Array], tuple[bool, bool]]:

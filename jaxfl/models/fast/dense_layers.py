@@ -43,7 +43,7 @@ def find_dense_kernels(fn: Callable[..., Any], model: Params, inputs: Any, *othe
     """Returns the dense layers of `fn(model, inputs, *others)`.
 
     Only for this number of rows: what has as many rows by chance (a query of three rows, a sequence of one position)
-    is told by a second number.
+    is found out with a second number of rows.
 
     Args:
         fn: a network.

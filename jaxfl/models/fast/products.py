@@ -77,7 +77,7 @@ def _unless_mapped(form: ProductForm, usual: ProductForm) -> ProductForm:
 
 
 def _transposed_product(inputs: Array, gradient: Array) -> Array:
-    # without the barrier XLA makes of it the product whose result need not be transposed
+    # without the barrier XLA computes the product whose result need not be transposed
     return jax.lax.optimization_barrier(gradient.T @ inputs).T
 
 

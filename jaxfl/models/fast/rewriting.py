@@ -73,7 +73,7 @@ def replaceable(fn: Callable[..., Any], *args: Any) -> tuple[tuple[str, int], ..
 
 
 def widest(fn: Callable[..., Any], model: Any, rows: Any) -> int:
-    """Returns the bytes of the largest array that a program makes of rows, whatever it makes of the model alone.
+    """Returns the bytes of the largest array that a program computes from rows, not from the model alone.
 
     Args:
         fn: `(model, rows)`; programs within it that it does not open count with their results.
