@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxfl import tree
 from jaxfl.data.clients import Batch
+from jaxfl.simulation.evaluation.metrics import counted_clients
 from jaxfl.simulation.prepared import Prepared
 from jaxfl.simulation.result import TrainedRun
 from jaxfl.tasks import Metrics
@@ -57,11 +58,10 @@ def class_confusion(result: TrainedRun) -> ClassConfusion:
         jax.random.key(result.seed), tree.placed(result.state, prepared.plan.place)
     )
 
-    who = found.rows > 0
-    for kind in (data.held_out, None if data.attack is None else data.attack.attacker):
-        who = who if kind is None else who & ~np.asarray(kind)
-    pairs = np.stack([found.values[_pair_name(*pair)] for pair in np.ndindex(number, number)], 1)[who].astype(np.int64)
-    clusters, place = np.unique(found.cluster[who], return_inverse=True)
+    clients = (found.rows > 0) & counted_clients(data)
+    columns = np.stack([found.values[_pair_name(*pair)] for pair in np.ndindex(number, number)], 1)
+    pairs = columns[clients].astype(np.int64)
+    clusters, place = np.unique(found.cluster[clients], return_inverse=True)
     counts = np.zeros((len(clusters), number * number), np.int64)
     np.add.at(counts, place, pairs)
     return ClassConfusion(counts.reshape(-1, number, number), clusters)

@@ -22,7 +22,7 @@ class FinishedRun(NamedTuple):
         path: its directory.
         summary: what came of it.
         history: a record per evaluation.
-        config: what was asked for.
+        config: the names and options of the job.
 
     A run that was given more rounds has the old summary until it has made them: it is not finished meanwhile.
     """
@@ -39,12 +39,12 @@ class FinishedRun(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """The rounds that were asked for; a callback may have ended it before."""
+        """The rounds of the job; a callback may have ended the run before."""
         return self.config.get("rounds", self.summary["rounds"])
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it has made more rounds than its summary knows."""
+        """Whether it has more rounds done than its summary has."""
         return RunDirectory(self.path).is_unfinished()
 
     def setting(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def read_runs(folders: Sequence[str | os.PathLike]) -> tuple[dict[str, list[Fini
 def setting_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a name for each of several settings: its method, and the options in which it differs from the others.
 
-    An option of a method is told where runs of that method differ in it; one of a data set, where runs on it do.
+    An option of a method is named where runs of that method differ in it; one of a data set, where runs on it do.
 
     >>> small, large = {"method": "ifca", "method.num_clusters": 2}, {"method": "ifca", "method.num_clusters": 4}
     >>> setting_names([{"method": "fedavg"}, small, large])
@@ -133,7 +133,7 @@ def setting_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         owner = key.partition(".")[0]
         chosen = {"method": "method", "data": "data", "server": "server_optimizer"}
         same = None if owner == key else chosen.get(owner)
-        if owner.endswith("_checksum"):  # of a file, which settings without it need not be told from
+        if owner.endswith("_checksum"):  # of a file, from which settings without it need no distinction
             file = owner.removesuffix("_checksum")
             same = file if file in one else f"run.{file}"
         return [other for other in settings if same is None or other.get(same) == one[same]]
@@ -147,11 +147,11 @@ def setting_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         }
         return _value_word(one[key]) if len(same) == 1 else json.dumps(one[key])
 
-    def told(one: Mapping[str, Any]) -> list[str]:
+    def differing_options(one: Mapping[str, Any]) -> list[str]:
         keys = [key for key in one if key != "method" and any(other.get(key) != one[key] for other in alike(one, key))]
         return [f"{_bare_option(key)}={word(one, key)}" for key in keys]
 
-    found = [" ".join([one["method"], *told(one)]) for one in settings]
+    found = [" ".join([one["method"], *differing_options(one)]) for one in settings]
     called: dict[str, list[int]] = {}
     for place, name in enumerate(found):
         called.setdefault(name, []).append(place)

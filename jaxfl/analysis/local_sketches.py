@@ -42,7 +42,7 @@ def client_similarity(result: TrainedRun, *, clients: int | None = 400, size: in
 
     Args:
         result: of `jaxfl.run` or `jaxfl.load`.
-        clients: how many of those whose cluster the run knows, drawn at random where there are more of them with
+        clients: how many of those with a known cluster, drawn at random where there are more of them with
             training rows; None takes all.
         size: numbers kept of each gradient; a longer one is sketched, with an error of about `1 / sqrt(size)`.
 
@@ -68,7 +68,7 @@ def client_similarity(result: TrainedRun, *, clients: int | None = 400, size: in
     plan = resolve_plan("auto", anchor, len(chosen))._replace(mesh=None)  # the data lie on one device
     sent = represent(task, optax.sgd(1.0), size=size)
     psi = np.array(represent_clients(sent, key, anchor, without_conditions(result.data.subset(chosen)), plan))  # [M, d]
-    psi[~psi.any(1)] = np.nan  # similar to nobody is not the same as at right angles to everybody
+    psi[~psi.any(1)] = np.nan  # no gradient: not the same as a right angle to all others
     return ClientSimilarity(np.asarray(cosine(psi)), chosen)
 
 
@@ -95,7 +95,7 @@ def local_sketches(
     """Returns sketches of the local models after a run: each client trains its served model on its own rows.
 
     These are the models that `jaxfl.run(..., finetune=train)` tests after its last round, number for number: the same
-    start, the same batches, nobody late, nobody sending anything else. A model longer than `size` is kept as a sketch
+    start, the same batches, no conditions of clients. A model longer than `size` is kept as a sketch
     (see `jaxfl.clustering.sketch`): distances and inner products stay as they are but for an error of about
     1 / sqrt(size), so clusters and principal components do too; directions mean nothing. It costs a training of each
     client, and a chunk of models is alive at a time.
@@ -160,7 +160,7 @@ def _choose_clients(data: FederatedData, clients: int | Sequence[int] | np.ndarr
     """Returns ids `[M]` int32.
 
     Raises:
-        ValueError: more clients are asked for than have rows, or ids are not of this federation.
+        ValueError: more clients than have rows, or ids are not of this federation.
     """
     able = np.flatnonzero(np.asarray(data.train.size) > 0)
     if clients is None:

@@ -12,14 +12,14 @@ from jaxfl.settings import methods
 INPUTS, CLASSES, ROWS = 784, 10, 50
 LOCAL = {"local_epochs": 1, "batch_size": 10}  # of methods that have them
 START = 6.0  # seconds: about what a process takes to import JAX and to compile
-RATE = 15e9  # operations a second and core: a guess, told before anything is measured
+RATE = 15e9  # operations a second and core: an estimate before anything is measured
 
 
 class ScalingPoint(NamedTuple):
     """One point of a scaling measurement: all parameters of its process.
 
     Attributes:
-        method: a name that `jaxfl.settings.methods.row` knows.
+        method: a name that `jaxfl.settings.methods.row` finds.
         options: of the method.
         cohort: C, clients of a round.
         population: N.
@@ -129,7 +129,7 @@ def points(
     Args:
         over: a key of `AXES`.
         values: increasing.
-        method: a name that `jaxfl.settings.methods.row` knows.
+        method: a name that `jaxfl.settings.methods.row` finds.
         options: of the method, in place of one pass in batches of 10.
         hidden: width of the hidden layer.
         rounds: that are timed.

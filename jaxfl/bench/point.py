@@ -42,7 +42,7 @@ def measure(point: ScalingPoint, tell: Callable[[int], None] = lambda round: Non
 
     Args:
         point: what is to be measured.
-        tell: is told how many rounds were timed, before each.
+        tell: called before each round with the number of timed rounds.
     """
     empty = peak_bytes()
     data = prototypes(point.population, ROWS, (INPUTS,), CLASSES)

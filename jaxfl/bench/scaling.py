@@ -111,7 +111,7 @@ def scaling(
         over: "cohort", "population", "width", "devices" or "seeds". On a CPU a point of n devices may use n
             cores only, where the system lets a process choose (Linux).
         values: of the axis; None takes the usual ones of `jaxfl.bench.AXES`, of devices 1, 2, 4 ... and all.
-        method: a name that `jaxfl.settings.methods.row` knows.
+        method: a name that `jaxfl.settings.methods.row` finds.
         options: of the method. It trains for one local epoch unless they say otherwise.
         hidden: H, the width of the hidden layer.
         rounds: that are timed at each point.
@@ -184,8 +184,8 @@ def _process(*arguments: str) -> Iterator[dict[str, Any]]:
     """Yields the lines of `jaxfl.bench.point` in a separate process; a killed process has failed."""
     command, last = [sys.executable, "-m", "jaxfl.bench.point", *arguments], {}
     with (
-        tempfile.TemporaryFile("w+") as told,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True) as process,
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         assert process.stdout is not None
         try:
@@ -196,11 +196,11 @@ def _process(*arguments: str) -> Iterator[dict[str, Any]]:
         finally:
             process.kill()
         if not {"found", "refused", "failed"} & set(last):
-            told.seek(0)
-            yield {"failed": _why(code, told.read())}
+            errors.seek(0)
+            yield {"failed": _failure(code, errors.read())}
 
 
-def _why(code: int, told: str) -> str:
+def _failure(code: int, errors: str) -> str:
     """Returns the reason why a process has written no result.
 
     >>> _why(-9, ""), _why(1, "Traceback ...\\nOSError: disk full\\n")
@@ -208,7 +208,7 @@ def _why(code: int, told: str) -> str:
     """
     if code == -9:
         return "killed by the system (signal 9), which happens where memory runs out"
-    lines = told.strip().splitlines()
+    lines = errors.strip().splitlines()
     return lines[-1] if lines else f"ended with exit code {code}"
 
 
@@ -220,5 +220,5 @@ def _last(answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
     """
     *_, last = answers
     if "found" not in last:
-        raise OSError(f"the machine's devices could not be asked for: {last}.")
+        raise OSError(f"the devices of the machine could not be counted: {last}.")
     return last

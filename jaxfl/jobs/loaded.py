@@ -43,7 +43,7 @@ class LoadedRun(TrainedRun):
 
     Attributes:
         path: the folder.
-        config: what was asked for; None where `jaxfl.run` began the run, which is given objects and no names.
+        config: names and options; None where `jaxfl.run` started the run, which takes objects and no names.
         history: a record per evaluation.
         summary: what came of it; None where it has not ended, or goes on.
     """
@@ -180,11 +180,11 @@ class LoadedRun(TrainedRun):
         """Resumes the run in its folder, as `jaxfl run ... --resume` does, with the same bits; returns the result.
 
         Args:
-            rounds: in all, those that are made included; None is what was asked for.
+            rounds: in all, with the rounds done; None is the number of the job.
             callbacks: called with every `Event`.
 
         Raises:
-            ValueError: `jaxfl.run` began the run, it has made more rounds, or somebody else goes on with it.
+            ValueError: `jaxfl.run` started the run, it has more rounds done, or another process runs it.
             TypeError: rounds is no whole number.
         """
         check_type("rounds", rounds, int | None)
@@ -218,7 +218,7 @@ def load(
 
     Args:
         path: its folder.
-        method: of a run that `jaxfl.run` began, which keeps no names; None makes it as it was asked for.
+        method: of a run that `jaxfl.run` started, which saves no names; None builds it from the config.
         data: the same.
         data_dir: where the data's files lie, if not where they were.
 

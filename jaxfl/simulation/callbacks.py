@@ -43,7 +43,7 @@ class _BestValues:
     """The best value of a metric so far for each seed, and the evaluations since then; None is the task's main metric.
 
     Attributes:
-        newest: of each seed, whether the last evaluation is the best one; one of nobody is not.
+        newest: of each seed, whether the last evaluation is the best one; one without a value is not.
     """
 
     def __init__(self, metric: str | None):
@@ -84,7 +84,7 @@ class _BestValues:
             raise ValueError(f"metric must be a number of every evaluation, got {metric!r}; there are {known}.")
         value, sign = record[metric], -1 if is_lower_better(metric, event.lower) else 1
         self.newest[event.seed] = False
-        if value is None:  # nobody was tested: that is no better and no worse
+        if value is None:  # no client was tested: that is no better and no worse
             return
         value = -math.inf if math.isnan(value) else sign * value
         self.newest[event.seed] = better = value > self._best.get(event.seed, -math.inf)
@@ -328,13 +328,13 @@ class ProgressBar:
 
     def _lines(self) -> Callable[[Event], None]:
         began = time.monotonic()
-        told = collections.defaultdict[int | None, float](lambda: began)  # when the last line was written, by seed
+        printed = collections.defaultdict[int | None, float](lambda: began)  # when the last line was written, by seed
 
         def show(event: Event) -> None:
             now = time.monotonic()
-            over = event.round >= event.rounds  # told twice where a callback has ended it: with all times
-            if event.record is not None or over or now - told[event.seed] >= SILENT:
-                told[event.seed] = now
+            over = event.round >= event.rounds  # a second event where a callback has ended it: with all times
+            if event.record is not None or over or now - printed[event.seed] >= SILENT:
+                printed[event.seed] = now
                 print(self._line(event), file=self.file, flush=True)
 
         return show
@@ -351,10 +351,10 @@ class ProgressBar:
         main = main_metric(record)
         measured = record.get(f"micro_{main}")
         form = ".3f" if main == "accuracy" else ".4g"
-        told = "no test rows" if record else ""
+        untested = "no test rows" if record else ""
         parts = [
             f"loss {event.train_loss:{'.3f' if event.train_loss < 1e6 else '.3g'}}",
-            f"{main} {measured:{form}}" if measured is not None else told,
+            f"{main} {measured:{form}}" if measured is not None else untested,
             # of all clients, as evaluation assigns them; a round may see a few of them
             f"clusters {record.get('num_clusters', event.num_clusters)}",
             f"{diverged} diverged" if diverged else "",

@@ -33,7 +33,7 @@ def use_cores(count: int | None = None) -> int:
         count: how many; None takes those that this process may use, at most 8.
 
     Returns:
-        How many devices there are for it: 1 where JAX has computed already, or was told of a number by `XLA_FLAGS`.
+        How many devices there are for it: 1 where JAX has computed already, or `XLA_FLAGS` sets a number.
 
     Raises:
         ValueError: `count` is less than 1.
@@ -68,7 +68,7 @@ def keep_programs(folder: str | Path | None = None, *, max_bytes: int = MAX_CACH
         max_bytes: of all programs together.
 
     Returns:
-        The folder; None where JAX was told of another one (`JAX_COMPILATION_CACHE_DIR`), which stays, or where the
+        The folder; None where `JAX_COMPILATION_CACHE_DIR` sets another one, which stays, or where the
         folder cannot be written to.
 
     >>> import tempfile
@@ -97,7 +97,7 @@ def _processor_name() -> str:
     """Returns a name of the CPU's instruction set: programs for another one may not run here."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        told = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     except OSError:  # not Linux
-        told = platform.processor()
-    return hashlib.sha256(f"{platform.machine()} {told}".encode()).hexdigest()[:12]
+        features = platform.processor()
+    return hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:12]

@@ -113,7 +113,7 @@ def footprint(
         plan: a `Plan` or `"auto"`.
         devices: how many share the clients, as in `jaxfl.run`.
         resident: whether what belongs to each client lies on the device, as in `jaxfl.run`.
-        seeds: how many are asked for, of the same data: an accelerator trains them in one program.
+        seeds: number of seeds on the same data: an accelerator trains them in one program.
 
     Raises:
         ValueError: as `jaxfl.run`.
@@ -140,7 +140,7 @@ def footprint(
         keys, states = jax.eval_shape(functools.partial(tree.repeat, count=lanes.count), (key, parts.state))
     inner = chosen if lanes is None else prepared.lane
     limit = STREAM_LIMIT if on_host else program.CAPACITY
-    with coordinates.decisions() as told:
+    with coordinates.decisions() as decisions:
         arguments = keys, states, parts.data, size, inner, limit, sampling.uniform, parts.cohorts, lanes
         lowered = program.lower(method, *arguments)
     made = host_initialiser if prepared.host_state else program.initialiser
@@ -153,7 +153,7 @@ def footprint(
         tree.num_bytes(model),
         program.available_bytes(),
         chosen,
-        coordinates.phrase(told),
+        coordinates.phrase(decisions),
         parts.beside + evaluation_bytes(method, key, parts.tested, shapes, chosen, parts.together),
         program.program_bytes(first),
         parts.host,

@@ -43,7 +43,7 @@ class _TableLogger:
         if event.record is None:
             return
         file, written = self._file, self._written
-        known = scalars(event)  # and what may be known later: of metrics, or of rounds, of nobody
+        known = scalars(event)  # and metrics that may have a value later
         later = [name for name, value in event.record.items() if value is None and name not in GROUP_METRICS]
         values = [name for name in event.record if name in known or name in later]
         head = ["round", *([] if event.seed is None else ["seed"]), *values]
@@ -117,7 +117,7 @@ class Logger:
 
     Args:
         log: writes numbers by their names, those of an event.
-        end: is told whether the run has failed.
+        end: called at the end of the run with whether it has failed.
     """
 
     def __init__(self, log: Callable[[dict[str, float], Event], object], end: Callable[[bool], object]):

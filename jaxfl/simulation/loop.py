@@ -92,7 +92,7 @@ class RunState:
             if not evaluated and not self._is_sound(self._evaluation, progress.done, state):
                 return
             record = (progress.correct if evaluated else progress.record)(self._evaluation)
-        # what is recorded is not told again
+        # no second event for a record that callbacks have
         self._clock.save(progress, state, sound=self._program.serves, anew=not evaluated)
         event = self._event(record, state, whole=self._test_rows is not None)
         if record is not None or progress.round_seconds:
@@ -112,10 +112,10 @@ class RunState:
             return
         self._called[self._of_seed.seed] = event.round
         for callback in self._spec.callbacks if processes.first() else ():
-            told: Any = callback(event)
+            answer: Any = callback(event)
             # a comparison with one of JAX's numbers is an array; what else a user's function returns says nothing
-            number = isinstance(told, np.bool_ | np.ndarray | jax.Array) and np.ndim(told) == 0
-            self.ended |= told is True or (number and told.dtype == np.bool_ and bool(told))
+            number = isinstance(answer, np.bool_ | np.ndarray | jax.Array) and np.ndim(answer) == 0
+            self.ended |= answer is True or (number and answer.dtype == np.bool_ and bool(answer))
 
     def save(self, state: Any) -> None:
         """Saves the state of a run that is stopped."""
@@ -258,11 +258,11 @@ def in_less_memory(spec: RunSpec, kept: str, *, first: bool) -> list[RunSpec]:
         return [spec._replace(seeds=(one,), resume=True) for one in spec.seeds]
     plan, size = spec.prepared.plan, spec.prepared.size
     smaller = halve_chunk(plan, size)
-    told = f"the device ran out of memory with {plan.chunk or size} clients at a time; {kept}"
+    problem = f"the device ran out of memory with {plan.chunk or size} clients at a time; {kept}"
     if smaller is None or not first or processes.several():  # the others know nothing of it
-        raise MemoryError(f"{told}; lower the chunk (plan, --set chunk=), or take a smaller model.")
+        raise MemoryError(f"{problem}; lower the chunk (plan, --set chunk=), or take a smaller model.")
     warnings.warn(
-        f"{told}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
+        f"{problem}, and the run goes on from there with {smaller.chunk} at a time: the same choices, sums rounded "
         "otherwise.",
         stacklevel=5,
     )
@@ -309,9 +309,9 @@ def _train_program(spec: RunSpec, progresses: Sequence[Progress], called: Called
 
 def _ahead(signals: Deferred, count: int, runs: Sequence[RunState]) -> int:
     """Returns how many rounds to make now, the same number at every process; 0 where one of them received a signal."""
-    said = processes.gathered(0 if all(run.diverged or run.ended for run in runs) else count, signals.number)
-    signals.hear(int(said[:, 1].max()))
-    return 0 if said[:, 1].any() else int(said[0, 0])  # by the clock of the first
+    answers = processes.gathered(0 if all(run.diverged or run.ended for run in runs) else count, signals.number)
+    signals.hear(int(answers[:, 1].max()))
+    return 0 if answers[:, 1].any() else int(answers[0, 0])  # by the clock of the first
 
 
 def _program(spec: RunSpec, data: Sequence[FederatedData]) -> Rounds:

@@ -105,7 +105,7 @@ def run_mapped(
         seed of the first value, of the second, and so on.
 
     Warns:
-        UserWarning: the run at a value has come to nothing; `jaxfl.run` would have raised `Diverged`.
+        UserWarning: the run at a value has diverged; `jaxfl.run` would have raised `Diverged`.
 
     Raises:
         ValueError: an argument is out of range, or the method needs to know the value.
@@ -210,8 +210,8 @@ def mapped_rounds(make: Callable[[Any], Method], size: int, rounds: int, sampler
             updates = (cohort.mask & (data.at(round).train.size[cohort.ids] > 0)).sum(dtype=jnp.int32)
             return state, (info.overflow, info.diverged, updates)
 
-        state, told = jax.lax.scan(step, method.init(key, data.at(0)), None, length=rounds)
-        return state, *told
+        state, counts = jax.lax.scan(step, method.init(key, data.at(0)), None, length=rounds)
+        return state, *counts
 
     several = jax.vmap(one, in_axes=(None, 0, None))
 

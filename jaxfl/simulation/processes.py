@@ -1,7 +1,7 @@
 """Runs of several processes: one of them writes, and all of them share decisions.
 
 Each process has some of the devices, on one host or on several, and all of them run the same program in the same order;
-what one decides by its own clock, memory or disk, the others must hear of, or they would wait for each other for ever.
+what one decides by its own clock, memory or disk must be sent to the others, or they would wait for ever.
 Everything here but `first` is a meeting: it returns when every process has come. Of one process there is nothing to
 hear, and nothing is computed.
 """
@@ -40,8 +40,8 @@ def gathered(*numbers: int) -> np.ndarray:
     if not several():
         return own[None]
     # as bytes: JAX would make int32 of them
-    everybody = np.asarray(multihost_utils.process_allgather(own.view(np.uint8)))
-    return np.ascontiguousarray(everybody.reshape(jax.process_count(), -1)).view(np.int64)
+    gathered_bytes = np.asarray(multihost_utils.process_allgather(own.view(np.uint8)))
+    return np.ascontiguousarray(gathered_bytes.reshape(jax.process_count(), -1)).view(np.int64)
 
 
 def least(number: int | None) -> int | None:
@@ -94,12 +94,12 @@ def by_first(act: Callable[[], T]) -> T:
             _acting.reset(acting)
     text = json.dumps(answer).encode()
     length = int(gathered(len(text))[0, 0])
-    told = json.loads(from_first(np.frombuffer(text.ljust(length)[:length], np.uint8)).tobytes())
+    received = json.loads(from_first(np.frombuffer(text.ljust(length)[:length], np.uint8)).tobytes())
     if error is not None:
         raise error
-    if "error" in told:
-        raise (OSError if told["disk"] else ValueError)(told["error"])
-    return answer["value"] if first() else told["value"]
+    if "error" in received:
+        raise (OSError if received["disk"] else ValueError)(received["error"])
+    return answer["value"] if first() else received["value"]
 
 
 def check_same(what: Any) -> None:

@@ -105,7 +105,7 @@ class Lanes(NamedTuple):
 
 
 CAPACITY = 64  # rounds that one call may advance: their `Info` is kept until Python looks
-CACHED_METHODS = 4  # methods whose programs of a kind are kept for later runs
+CACHED_METHODS = 4  # methods, per builder, with programs in the cache
 CACHED_SHAPES = 8  # of each, programs: slots double, and seeds may be tested on other numbers of rows
 
 P = ParamSpec("P")
@@ -183,7 +183,7 @@ def compile_rounds(
 ) -> Callable[..., tuple[Any, RoundLog, Array, Array]]:
     """Compiles `(key, state, data, count) -> (state, log, done, overflow)`, which advances up to `count` rounds.
 
-    It stops at a round whose slots do not suffice, which is undone; `overflow []` is that of its `Info`, otherwise 0.
+    It stops at a round that needs more slots, which is undone; `overflow []` is that of its `Info`, otherwise 0.
 
     Args:
         method: the method.
@@ -206,11 +206,11 @@ def compile_rounds(
     needed = held + plan.copies * program_bytes(compiled)
     if available is None or needed <= available:
         return compiled
-    told = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
+    problem = f"the run needs about {needed / 1e9:.1f} GB beside its data and {available / 1e9:.1f} GB are free"
     alone = "" if plan.copies == 1 else f"devices=1 (each of {plan.copies} cores has all of it), "
     if held <= available:
         raise MemoryError(
-            f"{told}; {alone and f'take {alone}or '}lower plan.chunk (now {plan.chunk}), the model or the number of "
+            f"{problem}; {alone and f'take {alone}or '}lower plan.chunk (now {plan.chunk}), the model or the number of "
             "models; jaxfl.footprint shows what takes it."
         )
     few = ""
@@ -218,8 +218,8 @@ def compile_rounds(
         here = isinstance(getattr(state, method.per_client), tree.Rows)
         few = "a smaller cohort, " if here else "a smaller cohort with resident=False (others' models are in a file), "
     raise MemoryError(
-        f"{told}, its state of {data.num_clients} clients alone {held / 1e9:.1f} GB; take {alone}{few}fewer clients, a "
-        "smaller model, or a method that keeps less for each of them."
+        f"{problem}, its state of {data.num_clients} clients alone {held / 1e9:.1f} GB; take {alone}{few}fewer "
+        "clients, a smaller model, or a method that keeps less for each of them."
     )
 
 
@@ -242,10 +242,10 @@ def lower(
         state, cohort = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where.place), (state, cohort)
         )
-    with coordinates.decisions() as told:
+    with coordinates.decisions() as decisions:
         lowered = program.advance.lower(key, state, data, jnp.int32(0), *(() if cohort is None else (cohort,)))
-    program.told = told or program.told  # nothing is told of what JAX has traced before
-    coordinates.report(program.told)
+    program.decisions = decisions or program.decisions  # JAX traces nothing a second time
+    coordinates.report(program.decisions)
     return lowered
 
 
@@ -254,10 +254,10 @@ class _Rounds:
 
     def __init__(self, advance: Any):
         self.advance = advance
-        self.told: list[str] = []
+        self.decisions: list[str] = []
 
 
-def draw_cohort(sampler: Sampler, key: Key, round: Array, data: FederatedData, size: int, plan: Plan) -> Cohort:
+def draw_ordered_cohort(sampler: Sampler, key: Key, round: Array, data: FederatedData, size: int, plan: Plan) -> Cohort:
     """Returns the cohort of a round, in the engine's order; traceable.
 
     Args:
@@ -295,7 +295,7 @@ def one_round(
     """
     data = data.at(state.round)
     if cohort is None:
-        cohort = draw_cohort(sampler, key, state.round, data, size, plan)
+        cohort = draw_ordered_cohort(sampler, key, state.round, data, size, plan)
     state, info = default_mesh(plan.mesh)(method.round)(key, state, data, cohort)
     return state, cohort, info
 

@@ -82,7 +82,7 @@ class RoundTotals:
             if sent:
                 self.last_loss = loss if finite else math.nan
             self.updates += int(sent)
-            self.lost = self.lost + int(sent) if diverged >= sent else 0  # nobody's round changes nothing
+            self.lost = self.lost + int(sent) if diverged >= sent else 0  # a round without clients changes nothing
         self.participants += int(log.mask.sum())
         self.diverged += int(log.info.diverged.sum())
         self.diverged_in_all += int(log.info.diverged.sum())
@@ -139,7 +139,7 @@ def restore_state(saved: Saved, shapes: Any, field: str | None, *, kept: bool) -
     """Returns the state of a checkpoint in host memory, with host rows or without them.
 
     Args:
-        saved: of a run whose rows were on the host, or were not.
+        saved: of a run with host rows, or without them.
         shapes: of the method's first state.
         field: of the state that has the rows, see `Method.per_client`.
         kept: whether they are to stay on the host.
@@ -357,7 +357,7 @@ class Progress:
 
         Args:
             state: after the rounds done so far.
-            sound: says whether the state is worth keeping: a run that has come to nothing is found out when it is
+            sound: returns whether the state may be saved: that a run has diverged is found when it is
                 evaluated, and must find what was good before. None where it has been evaluated.
             anew: also where there is one of this round.
 

@@ -110,7 +110,7 @@ class Event(NamedTuple):
     Attributes:
         round, rounds: that are done, and that are wanted.
         num_clusters: of the last round.
-        train_loss: of the last round in which somebody took part; NaN if no loss was finite.
+        train_loss: of the last round in which clients took part; NaN if no loss was finite.
         seconds_per_round: of the last rounds.
         record: of the evaluation that was just made; None if none was.
         seconds: since the run was started or resumed, with everything.
@@ -122,7 +122,7 @@ class Event(NamedTuple):
         keep: writes a checkpoint of this moment into a folder.
         lower: metrics of the task that are better where they are lower, beside losses.
         earlier: the records of the evaluations before, those of before a resume too.
-        again: whether `record` is in place of the one of this round that was told before: where a callback has ended a
+        again: whether `record` replaces an earlier record of this round: where a callback has ended a
             run with `test_rows`, all rows are tested.
         whole: whether it is of all rows, where those before were of some: the last one of a run with `test_rows`.
     """
@@ -258,7 +258,7 @@ class TrainedRun:
 
         `cluster` says which model each gets (of a method with a model for each client, a number beyond those of the
         run), and `unseen_micro_accuracy` and so on how good it is. The pools of rows of both are joined in memory. What
-        a method makes of held-out clients in its rounds they do not have: FedEM and FedSoft with `estimate="everybody"`
+        a method computes for held-out clients in its rounds is missing: FedEM and FedSoft with `estimate="everybody"`
         serve them all models in equal parts.
 
         Args:
@@ -286,8 +286,8 @@ class TrainedRun:
     def clients(self) -> "pandas.DataFrame":
         """Returns a row per client: id, true group, cluster, training and test rows, the task's metrics and loss.
 
-        `name` says who made the client's rows, where that is known, `held_out` who was kept out of training, where
-        anybody was, and `absent` who has left or is yet to come, where anybody is. `group` is empty where groups are
+        `name` is the writer or site of a natural partition. `held_out` marks clients that were held out of training,
+        and `absent` those that have left or are yet to arrive, if there are any. `group` is empty where groups are
         unknown, `cluster` is the slot of the model that the client is served, -1 for none, and what was not tested is
         NaN. Of classification the metrics are `accuracy` and `f1`. With `finetune` there is `finetuned_accuracy`, or
         what the main metric is, too.
@@ -374,7 +374,7 @@ def _absence_columns(data: FederatedData) -> dict[str, np.ndarray]:
     if data.absent is None:
         return {"held_out": held_out}
     absent = np.asarray(data.absent)
-    held_out = held_out & ~absent  # who is absent does not train, either
+    held_out = held_out & ~absent  # absent clients do not train either
     return {**({"held_out": held_out} if held_out.any() else {}), "absent": absent}
 
 
@@ -387,7 +387,7 @@ def chosen_client(
         client: its id, or None.
         cluster: that of the client, or None.
         data: the federation.
-        evaluation: says who is in the cluster. Who was not in its sample, or has left, may be in another by now.
+        evaluation: has the clusters. Clients outside its sample, or that have left, may be in another one by now.
 
     Raises:
         ValueError: both or none are given, or there is no such client or cluster.
@@ -406,8 +406,8 @@ def chosen_client(
     there = np.ones(data.num_clients, bool) if data.absent is None else ~np.asarray(data.absent)
     ids = np.flatnonzero(there & (found.rows > 0) if sampled else there)
     if not (members := ids[found.cluster[ids] == cluster]).size:
-        known, who = ", ".join(map(str, np.unique(found.cluster[ids]))), "who was tested " if sampled else ""
-        raise ValueError(f"cluster must be one that somebody {who}is in, got {cluster}; they are {known}.")
+        known, who = ", ".join(map(str, np.unique(found.cluster[ids]))), "tested " if sampled else ""
+        raise ValueError(f"cluster must be that of a {who}client, got {cluster}; clusters are {known}.")
     return int(members[0])
 
 
@@ -415,11 +415,11 @@ def weights_metadata(
     summary: Mapping[str, Any], data: FederatedData, client: int | None, cluster: int | None
 ) -> dict[str, str]:
     """Returns the metadata of a file of weights; `mean` and `std` are what its inputs are scaled by."""
-    told = {name: summary[name] for name in ("method", "data", "rounds", "seed") if name in summary}
-    told |= {"client": client, "cluster": cluster}
+    metadata = {name: summary[name] for name in ("method", "data", "rounds", "seed") if name in summary}
+    metadata |= {"client": client, "cluster": cluster}
     scaled = {"mean": data.mean, "std": data.std}
-    told |= {name: np.asarray(value).tolist() for name, value in scaled.items() if value is not None}
-    return {name: str(value) for name, value in told.items() if value is not None}
+    metadata |= {name: np.asarray(value).tolist() for name, value in scaled.items() if value is not None}
+    return {name: str(value) for name, value in metadata.items() if value is not None}
 
 
 def _require_method(method: Method | None) -> Method:

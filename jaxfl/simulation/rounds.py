@@ -42,7 +42,7 @@ def arriving_clients(data: FederatedData) -> np.ndarray:
     >>> len(arriving_clients(load("rotated-digits", drift_round=5, arrive=0.25, leave=0.1)))
     10
     """
-    if data.absent is None or data.drift is None:  # without a drift, nobody comes
+    if data.absent is None or data.drift is None:  # without a drift, no client arrives
         return np.zeros(0, int)
     before, after = (np.asarray(one.absent) for one in data.phases)
     return np.flatnonzero(before & ~after)
@@ -57,7 +57,7 @@ def add_newcomers(method: Method, key: Key, state: Any, data: FederatedData, pla
         method: the method.
         key: of the run.
         state: after the rounds before the drift.
-        data: the federation, with its drift; somebody arrives.
+        data: the federation, with its drift and arriving clients.
         plan: chunk and devices of the run.
     """
     before, after = data.phases
@@ -196,7 +196,7 @@ class Rounds:
 
     def _compile(self, state: Any) -> None:
         """Compiles the rounds for states of these shapes."""
-        with coordinates.decisions() as told:
+        with coordinates.decisions() as decisions:
             self._advance = compile_rounds(
                 self._method,
                 self._key,
@@ -209,7 +209,7 @@ class Rounds:
                 cohort=None if self._stream is None else self._stream.cohorts,
                 lanes=self._lanes,
             )
-        self.factored = coordinates.phrase(told)
+        self.factored = coordinates.phrase(decisions)
 
 
 def serves_finite_model(method: Method, state: Any, ids: Array) -> bool:
@@ -235,14 +235,14 @@ def _finite_model_search(method: Method, shapes: Any) -> Callable[[Any, Array], 
     return jax.jit(search)
 
 
-CHECKED_CLIENTS = 64  # clients that are asked whether all start from the same row
+CHECKED_CLIENTS = 64  # clients for which it is checked that all start from the same row
 
 
 class HostRounds(Rounds):
     """The compiled rounds of a state whose field `Method.per_client` is `HostRows` between them.
 
-    A round is given its cohort's rows. Those of the next are read while it trains; who is in both gets the row that it
-    made. What it made is written while the next one trains.
+    A round is given its cohort's rows. The rows of the next round are read while it trains; a client in both cohorts
+    gets its new row. New rows are written while the next round trains.
 
     Args:
         prepared: the method and its plan.
@@ -281,9 +281,9 @@ class HostRounds(Rounds):
 
     def serves(self, state: Any) -> bool:
         """Returns whether any client is served a finite model."""
-        everybody = np.arange(state.cluster.shape[0], dtype=np.int32)
-        for begin in range(0, len(everybody), WINDOW_CLIENTS):
-            ids = np.resize(everybody[begin : begin + WINDOW_CLIENTS], min(WINDOW_CLIENTS, len(everybody)))
+        all_ids = np.arange(state.cluster.shape[0], dtype=np.int32)
+        for begin in range(0, len(all_ids), WINDOW_CLIENTS):
+            ids = np.resize(all_ids[begin : begin + WINDOW_CLIENTS], min(WINDOW_CLIENTS, len(all_ids)))
             if serves_finite_model(self._method, with_resident_rows(state, ids, self._plan.place), jnp.asarray(ids)):
                 return True
         return False
@@ -337,7 +337,7 @@ def host_initialiser(method: Method, shapes: Any, mesh: Any) -> Callable[[Key, F
     """Returns `(key, data) -> (state, equal)`, jitted: the first state with one row, and whether all clients start from
     it.
 
-    XLA makes no more of what all start from than is asked for: nothing of the size of all rows is ever there. So some
+    XLA computes only the rows that are used, so that arrays of the size of all rows never exist. Therefore some
     clients are looked at, not all.
     """
 

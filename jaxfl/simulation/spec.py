@@ -84,7 +84,7 @@ def share_equal_arrays(data: Sequence[FederatedData]) -> list[FederatedData] | N
     """Returns federations whose equal arrays are the same object; None where shapes differ, or how many take part.
 
     Raises:
-        ValueError: in one of them nobody who takes part has training rows.
+        ValueError: in one of them no client that takes part has training rows.
 
     >>> from jaxfl.data import synthetic
     >>> data = synthetic.clustered_linear(4), synthetic.clustered_linear(4)

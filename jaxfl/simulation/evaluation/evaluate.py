@@ -1,7 +1,7 @@
 """Evaluation of the served models: each client's test rows under its own served model, for all clients or a sample.
 
 Many clients share a model and a test set (four rotations of MNIST under four models are at most sixteen pairs, whatever
-the number of clients), so the pass runs over the distinct pairs and its sums are handed to all who share one.
+the number of clients), so the pass runs over the distinct pairs, and clients that share a pair share its sums.
 
 What is added up is the task's, see `jaxfl.tasks.Metrics`; the metrics of all clients are made of it in `metrics.py`.
 """
@@ -92,9 +92,9 @@ def tuner(method: Method, finetune: FineTune, plan: Plan, shapes: Any) -> Callab
     def tune(key: Key, state: Any, data: FederatedData, ids: Array, real: Array) -> Any:
         cohort = by_size(data, Cohort(ids, real, plan))
         found = over_clients(client, (key, state, data), cohort)[1]
-        everybody, count = data.num_clients, ids.shape[0]
-        place = jnp.zeros(everybody, jnp.int32)  # of each client among the ids
-        place = place.at[jnp.where(real, ids, everybody)].set(jnp.arange(count, dtype=jnp.int32), mode="drop")
+        num_clients, count = data.num_clients, ids.shape[0]
+        place = jnp.zeros(num_clients, jnp.int32)  # of each client among the ids
+        place = place.at[jnp.where(real, ids, num_clients)].set(jnp.arange(count, dtype=jnp.int32), mode="drop")
         in_order = jax.tree.map(
             lambda leaf: jnp.zeros((count, *leaf.shape[1:]), leaf.dtype).at[place[cohort.ids]].set(leaf), found
         )
@@ -135,7 +135,7 @@ def client_totals(method: Method, model: Any, data: FederatedData, client: Array
     return fold_rows(step, zero, data, data.test, client, rows_at_once(task, model, BLOCK))
 
 
-MAX_SAMPLE = 10_000  # clients that are all tested unless another number is asked for
+MAX_SAMPLE = 10_000  # clients that an evaluation tests by default; of more, a sample
 WINDOW_CLIENTS = 250  # clients of a window
 
 
@@ -157,7 +157,7 @@ def evaluation_sample(data: FederatedData, most: int | None, seed: int) -> np.nd
     Args:
         data: the federation.
         most: how many clients; None is `MAX_SAMPLE`. Drawn are those with test rows, and where clients arrive or leave
-            those who are there all the time, if there are such.
+            those that are present in all rounds, if there are such.
         seed: of the run.
 
     Raises:
@@ -179,7 +179,7 @@ def evaluation_sample(data: FederatedData, most: int | None, seed: int) -> np.nd
     able = able if len(able) else np.flatnonzero(np.asarray(data.test.size))
     drawn = host_rng(seed, "eval_clients").permutation(able) if len(able) else np.arange(data.num_clients)
     count = counted_clients(data)[drawn]
-    if count.any() and not count[:most].any():  # the metrics of the run would be of nobody
+    if count.any() and not count[:most].any():  # else no client would count in the metrics
         drawn = np.concatenate([drawn[count][:1], drawn[~count]])
     return np.sort(drawn[:most])
 
@@ -189,7 +189,7 @@ def resident_blocks(data: FederatedData, ids: np.ndarray, plan: Plan, test_rows:
 
     Args:
         data: the federation.
-        ids: who is tested.
+        ids: of the tested clients `[M]`.
         plan: has the devices.
         test_rows: the most rows of a client that are tested, or None.
     """
@@ -205,7 +205,7 @@ def window_blocks(
 
     Args:
         data: the federation.
-        ids: who is tested.
+        ids: of the tested clients `[M]`.
         plan: has the devices.
         test_rows: the most rows of a client that are tested, or None.
         assigns: whether the rows decide what clients are served.
@@ -243,14 +243,14 @@ def expand_to_all(found: Evaluation, ids: np.ndarray, cluster: np.ndarray) -> Ev
 
     Args:
         found: of the clients `ids`.
-        ids: who was tested.
+        ids: of the evaluation sample.
         cluster: of all clients.
     """
 
     def spread(values: np.ndarray) -> np.ndarray:
-        everybody = np.full(len(cluster), np.nan)
-        everybody[ids] = values
-        return everybody
+        full = np.full(len(cluster), np.nan)
+        full[ids] = values
+        return full
 
     rows = np.zeros(len(cluster), np.int64)
     rows[ids] = found.rows
@@ -290,7 +290,7 @@ def evaluator(
 ) -> Callable[[Key, Any], Evaluation]:
     """Returns `(key, state) -> Evaluation`; it compiles once for a method and may be called after any round.
 
-    A federation that drifts is looked at as it is in the state's round, without those who are not there.
+    A federation that drifts is evaluated as it is in the state's round, without absent clients.
 
     Where the federation has validation rows, a second pass tests the models on them, without fine-tuning: the metrics
     whose names begin with `validation_`. The pass sees no test row, not even where a method assigns clients by them.
@@ -301,7 +301,7 @@ def evaluator(
         plan: how the engine walks through the clients.
         finetune: what clients train before they are tested a second time; None tests them once.
         test_rows: the most rows of a client that are tested; None tests all.
-        clients: who is tested `[M]`, in ascending order; None tests all.
+        clients: the evaluation sample `[M]`, ids in ascending order; None tests all clients.
         stream: whether the rows stay on the host, and are sent in windows.
     """
     if (drifts_at := data.drifts_at) is not None:
@@ -335,7 +335,7 @@ def _test_rows_evaluator(
     if data.absent is not None:
         there = np.flatnonzero(~np.asarray(data.absent))
         sampled = np.intersect1d(ids, there)
-        ids = sampled if len(sampled) else there  # all who were drawn may have left
+        ids = sampled if len(sampled) else there  # all sampled clients may have left
     if stream:
         assigns, trains = method.assign is not keep_clusters, finetune is not None
         blocks = window_blocks(data, ids, plan, test_rows, assigns=assigns, trains=trains)
@@ -472,7 +472,7 @@ def distinct_pairs(
     Args:
         data: the federation.
         cluster: of all clients `[N]`.
-        ids: the clients that are looked at, and whose places are returned; all by default.
+        ids: the clients that are compared, and for which places are returned; all by default.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)  # two clients a rotation

@@ -11,12 +11,12 @@ rows:
   highest, where lower is better): over clients.
 - `ari`, `nmi`, `purity`, `num_clusters`: found clusters against true groups, of the clients that have training rows and
   a cluster; None where the true groups are unknown.
-- `unseen_micro_accuracy`, `unseen_macro_accuracy`: of held-out clients, who are in none of the numbers above.
+- `unseen_micro_accuracy`, `unseen_macro_accuracy`: of held-out clients, which are in none of the numbers above.
 - `attackers` (how many), `attackers_micro_accuracy`, `attackers_macro_accuracy`: where some clients attack (see
-  `jaxfl.data.conditions`), who are in none of the numbers above.
+  `jaxfl.data.conditions`), which are in none of the numbers above.
 - `finetuned_micro_accuracy`, `finetuned_macro_accuracy`, `finetuned_micro_f1`, `finetuned_macro_f1`: the same of models
-  that every client has first trained on its own training rows, see `FineTune`; where asked for.
-  `finetuned_unseen_micro_accuracy`, `finetuned_unseen_macro_accuracy` are of held-out clients, who do so as well.
+  that every client has first trained on its own training rows, see `FineTune`; only with `finetune`.
+  `finetuned_unseen_micro_accuracy`, `finetuned_unseen_macro_accuracy` are those of held-out clients.
   `finetuned_diverged` counts clients whose model was not finite then; they, and clients without training rows, are
   tested with the model that they are served.
 - `validation_micro_accuracy`, `validation_loss` and so on: the same of validation rows, where rows are set apart (see
@@ -66,7 +66,7 @@ class Evaluation(NamedTuple):
     rows: np.ndarray  # [N] test rows that were looked at
     loss: np.ndarray  # [N]
     cluster: np.ndarray  # [N] slot of the model that each client is served, -1 for none
-    finetuned: "Evaluation | None" = None  # the same of fine-tuned models, where asked for
+    finetuned: "Evaluation | None" = None  # the same of fine-tuned models, with `finetune`
 
     @property
     def main(self) -> str:
@@ -211,7 +211,7 @@ def client_spread(values: np.ndarray, name: str = "accuracy", *, lower: bool = F
     names = [f"std_{name}", *(f"p{q}_{name}" for q in (5, 10, 50, 90)), f"worst_decile_{name}"]
     if not len(values):
         return dict.fromkeys(names)
-    if np.isnan(values).any():  # who has none may be the worst
+    if np.isnan(values).any():  # a client without a value may be the worst
         return dict.fromkeys(names, math.nan)
     worst = np.sort(-values if lower else values)[: max(1, len(values) // 10)]
     with np.errstate(invalid="ignore"):  # of infinite ones

@@ -118,10 +118,10 @@ def evaluate_newcomers(
     before, after = (jax.eval_shape(method.init, key, one) for one in (data, both))
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise ValueError(
-            "data cannot be placed: the method keeps what new clients are placed by only where somebody is held out of "
+            "data cannot be assigned to clusters: the method keeps what that needs only where clients are held out of "
             "training; run with held_out=0.1."
         )
-    if method.per_client is not None:  # of nobody else are rows asked for, which may be a file on the host
+    if method.per_client is not None:  # rows of other clients are not read: they may be in a file on the host
         state = with_field(state, method.per_client, getattr(fresh, method.per_client))
 
     def taken(before: Any, after: Any, first: Any, last: Any) -> Any:
@@ -160,7 +160,7 @@ def with_newcomers(data: FederatedData, new: FederatedData) -> FederatedData:
     """Returns the clients of both federations `[N + M]`; the newcomers come last, are held out, and are scaled as the
     others.
 
-    True groups, attackers and validation rows are not known of the new ones, and so of nobody.
+    True groups, attackers and validation rows of newcomers are unknown; so all clients lose theirs.
     """
     plain = {"group": None, "attack": None, "validation": None, "drift": None, "absent": None}
     data, new = (dataclasses.replace(one, **plain) for one in (data, new))

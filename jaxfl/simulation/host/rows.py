@@ -4,12 +4,12 @@ A method may keep something for each of N clients, such as a model (see `Method.
 round needs its cohort's, and an evaluation those of some clients at a time: they are read from the file, and sent to
 the device as `ResidentRows`, in which `tree.take` and `tree.put` find them by the clients' numbers.
 
-The file, `rows.bin` in the run's directory, has places for rows, and an index says whose row lies where. A checkpoint
-holds the index, and what it names is on the disk before it is written. A place that one of the two checkpoints on disk
-names is not written again: a client that trains gets another one, which is free or at the file's end. So a run that is
-killed goes on from its checkpoint, bit for bit, and no checkpoint writes more than what was trained since the last.
-Without a directory the file is a temporary one. It is read and written, not mapped: what is read is no longer counted
-as the process's memory once it is used, and a full disk is an error that can be told.
+The file, `rows.bin` in the run's directory, has places for rows, and an index has the place of each client's row. A
+checkpoint holds the index, and the rows that it names are on the disk before it is written. A place that one of the two
+checkpoints on disk names is not written again: a client that trains gets another one, which is free or at the file's
+end. So a killed run goes on from its checkpoint, bit for bit, and no checkpoint writes more than the rows that were
+trained since the last one. Without a directory the file is a temporary one. It is read and written, not mapped: memory
+of rows is freed after their use, and a full disk is an error with a message.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ class HostRows(tree.Rows):
     """A row for each of N clients, on the host. One thread reads and writes the file, in order.
 
     Args:
-        index: whose row lies where.
+        index: the places of the rows.
         folder: of the file; None makes a temporary one.
         new: whether to begin the file anew; otherwise what is there stays until two checkpoints no longer name it.
 
@@ -153,8 +153,9 @@ class HostRows(tree.Rows):
         folder, wanted = self._path.parent if self._path else Path(tempfile.gettempdir()), clients * self.row_bytes
         if wanted > (free := shutil.disk_usage(folder).free):
             warnings.warn(
-                f"rows of {clients:,} clients, who may train, take {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB are "
-                f"free in {str(folder)!r}; {'take another directory' if self._path else 'TMPDIR names another place'}.",
+                f"rows of {clients:,} clients, as many as may train, take {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} "
+                f"GB are free in {str(folder)!r}; "
+                f"{'take another directory' if self._path else 'TMPDIR names another place'}.",
                 stacklevel=2,
             )
 
@@ -242,7 +243,7 @@ class HostRows(tree.Rows):
             except OSError as error:
                 if error.errno not in READ_ONLY:
                     raise
-            return self._path.open("rb", buffering=0)  # for who loads a run and trains nobody
+            return self._path.open("rb", buffering=0)  # enough to load a run without training
 
     def _read(self, ids: np.ndarray, memory: list[np.ndarray]) -> Params:
         place, check = self.index.place[ids], self.index.check[ids]
@@ -294,7 +295,7 @@ def with_resident_rows(state: Any, ids: np.ndarray, place: Any) -> Any:
 
     Args:
         state: of a method.
-        ids: whose rows will be needed.
+        ids: of the clients with rows that are needed.
         place: where to send them, as `Plan.place` says.
     """
     return jax.tree.map(lambda leaf: leaf.resident(ids, place) if isinstance(leaf, HostRows) else leaf, state)

@@ -22,7 +22,7 @@ from jaxfl.data.windows import Windows
 from jaxfl.methods.base import Method, slots_of
 from jaxfl.sampling import Sampler
 from jaxfl.simulation import processes
-from jaxfl.simulation.program import available_bytes, cached_program, draw_cohort, shapes_of
+from jaxfl.simulation.program import available_bytes, cached_program, draw_ordered_cohort, shapes_of
 from jaxfl.typing import Array, Key
 
 Resident = bool | Literal["auto"]
@@ -45,7 +45,7 @@ class RowStream:
         cut: whether rows are cut.
 
     Attributes:
-        blank: a window of nobody, on the device; the data where nothing is cut.
+        blank: a window without clients, on the device; the data where nothing is cut.
         rounds: in all.
     """
 
@@ -81,7 +81,7 @@ class RowStream:
         """
         ahead = [r for r in (round, round + 1) if r == round or r < self.rounds]
         self._cut = {r: self._cut[r] if r in self._cut else self._begin(r) for r in ahead}
-        # asked for before the device is busy with this round
+        # drawn before the device is busy with this round
         self._drawn = {r: self._cohort(r) for r in (*ahead, round + 2) if r <= ahead[-1] or r < self.rounds}
         return self._cut[round].result(), self._drawn[round]
 
@@ -114,7 +114,7 @@ def _cohort_drawer(
 
     def draw(key: Key, round: Array, data: FederatedData) -> Cohort:
         now = data.at(round)
-        return plan.readable(tree.repeat(draw_cohort(sampler, key, round, now, size, plan), STREAM_LIMIT))
+        return plan.readable(tree.repeat(draw_ordered_cohort(sampler, key, round, now, size, plan), STREAM_LIMIT))
 
     return jax.jit(draw)
 
@@ -123,7 +123,7 @@ def keeps_data_on_host(method: Method, data: FederatedData, resident: Resident) 
     """Returns whether the clients' rows of data stay on the host.
 
     Args:
-        method: says whose rows it reads.
+        method: `reads` is `"cohort"` or `"everybody"`.
         data: the federation.
         resident: True or False; `"auto"` where the data need more than half of the memory that is free: the device's,
             or on a CPU the machine's.

@@ -1,6 +1,6 @@
 """The directory of a run: its files, its lock, and the checks before a run is resumed.
 
-`config.json` says what was asked for. While the run goes on, `history.jsonl` and `clusters.jsonl` grow,
+`config.json` has the job of the run. While the run goes on, `history.jsonl` and `clusters.jsonl` grow,
 `checkpoint.npz` changes, with `checkpoint-before.npz` and maybe `rows.bin` (see `jaxfl.simulation.host.rows`) beside
 it, and `.lock` keeps other runs away. `summary.json` says what came of it. JSON files and checkpoints are whole or not
 there: they are written beside the old one and renamed over it.
@@ -235,7 +235,7 @@ class RunDirectory:
     def checked_rounds_done(self, identity: dict[str, Any], *, resume: bool) -> int:
         """Returns the rounds done of a run that may be resumed, see `check_identity`; writes nothing."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the checkpoint before: told when it is opened
+            warnings.simplefilter("ignore")  # of the checkpoint before: `open` warns of it
             saved = self.check_identity(identity, resume=resume)
         return 0 if saved is None else saved.header["round"]
 
@@ -256,7 +256,7 @@ class RunDirectory:
             ValueError: there are checkpoints, and none can be used.
         """
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the one before: told when it is opened
+            warnings.simplefilter("ignore")  # of the one before: `open` warns of it
             saved = checkpoint.newest(self.path)
         done = saved.header.get("round") if saved else 0
         return done if isinstance(done, int) else 0  # of no run: refused when it is opened
@@ -268,11 +268,11 @@ class RunDirectory:
         if asked > summary.get("rounds_asked", asked):  # of which it may have made none
             return True
         path = self.path / HISTORY
-        told = max((one["round"] for one in read_records(path)), default=0) if path.exists() else 0
-        if asked > ended >= told:
-            with contextlib.suppress(ValueError):  # of checkpoints that cannot be used nobody goes on
-                told = self.done()
-        return told > ended
+        last = max((one["round"] for one in read_records(path)), default=0) if path.exists() else 0
+        if asked > ended >= last:
+            with contextlib.suppress(ValueError):  # a run cannot be resumed from unreadable checkpoints
+                last = self.done()
+        return last > ended
 
     def config(self) -> dict[str, Any] | None:
         """Returns the config of the run; None if nothing was written."""

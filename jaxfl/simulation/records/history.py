@@ -1,7 +1,7 @@
 """The history of a run: a record per evaluation, on disk as soon as it exists.
 
 Beside the records of `history.jsonl` lie the clusters of the clients, in `clusters.jsonl`: a line after each evaluation
-at which somebody is in another cluster than before.
+at which a client is in another cluster than before.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class History:
     """The records of a run, one per evaluation, each a dictionary of plain numbers.
 
     A record holds the round, the metrics of `simulation.metrics`, and of the rounds since the record before:
-    `train_loss` (mean over clients and rounds, None if nobody took part or no loss was finite), `diverged` (clients
+    `train_loss` (mean over clients and rounds, None if no client took part or no loss was finite), `diverged` (clients
     left out), `seconds_per_round`; `seconds` (of rounds, without compiling and evaluating), `bytes_up` and `bytes_down`
     count from the start of the run, with what is exchanged once before the first round (but not by the starts
     `"balanced"` and `"kmeans++"` of `ifca` and `hypcluster`). What a method says of a round in one number (of FeSEM
@@ -60,7 +60,7 @@ class History:
 
         Args:
             path: of the file, which is replaced.
-            records: to begin with; of another history with the clusters that it knows, else with those in the folder.
+            records: the first ones; a `History` brings its clusters, otherwise those in the folder are read.
         """
         history = cls()
         history.path, history.records, history._writes = Path(path), list(records), True

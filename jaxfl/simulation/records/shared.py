@@ -52,10 +52,10 @@ class SharedDirectory(RunDirectory):
             arrays = {name: (array.dtype.str, array.shape) for name, array in saved.arrays.items()}
             return str(saved.path), saved.header, arrays
 
-        told = processes.by_first(read)
-        if told is None:
+        sent = processes.by_first(read)
+        if sent is None:
             return None
-        path, header, kinds = told
+        path, header, kinds = sent
         arrays = {
             name: processes.from_first(found[0].arrays[name] if found else np.zeros(shape, dtype))
             for name, (dtype, shape) in kinds.items()
