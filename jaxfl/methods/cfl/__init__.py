@@ -15,22 +15,22 @@ The split is kept if  sqrt((1 - alpha_cross) / 2) > gamma_max  (theorem 1: it te
 `clustering.gaps`). Both halves go on from theta, and may be split again.
 
 The split. The paper's algorithm is single linkage, which attains that minimum; published codes have complete linkage,
-which does not always. A cluster is compared once each member has trained in it: if only some take part in a round, by
-what each has sent last. Clients without rows, or whose update is not finite or zero, stay where they are, and nobody
-waits for them. Nor for clients that are held out of training: whenever they are served, they walk down the tree of
-splits to a cluster (see `cfl.state`), for which the state keeps a model and two vectors of every split.
+which does not always attain it. The members of a cluster are compared once each of them has trained in it, by their
+last updates. A client without rows, or with an update that is zero or not finite, stays in its cluster, and no split
+waits for it. Splits do not wait for held-out clients either: an evaluation finds their cluster in the tree of splits
+(see `cfl.state`), for which the state keeps a model and two vectors of every split.
 
 The thresholds. eps1 and eps2 grow with rate, epochs and parameters; the paper's rule is to watch one run, and to take a
-tenth of the largest mean update as eps1, and one to ten times eps1 as eps2. gamma_max is a property of the data that is
-not known. So that none of them needs a tuning run, `relative=True` (the default) measures them by what is observed:
+tenth of the largest mean update as eps1, and one to ten times eps1 as eps2. gamma_max is an unknown property of the
+data. With `relative=True` (the default) no tuning run is needed; the thresholds are multiples of observed values:
 
-    eps1       of the largest client update in the cluster now: mean updates are small because clients disagree
-    eps2       of the largest client update of the whole run: clients still move
-    gamma_max  of the same expression of nearest peers, see `keep_above_peers`: every client needs one in its group
+    eps1       of the largest client update in the cluster in this round: mean updates are small where clients disagree
+    eps2       of the largest client update of the whole run: large client updates show that clients still move
+    gamma_max  of the same expression for nearest peers, see `keep_above_peers`: every client needs one in its group
 
 Where the official code differs (`preset="official"`): complete linkage, no gamma_max, uniform means, no split up to
 round 20 or of fewer than three clients, absolute eps; its second split mixes up clients (its issue 2), and it averages
-by the new clusters in the round of a split already, where here both halves start from one model. FeSEM's baseline
+by the new clusters in the round of a split already, whereas both halves start from one model here. FeSEM's baseline
 (`preset="fesem"`): the last kernel's updates, average linkage, a split after every 30 rounds in a cluster of at least
 20 clients if gamma_max = 0.13 is exceeded, no eps.
 """
@@ -123,30 +123,32 @@ def cfl(
 ) -> Method:
     """Returns CFL.
 
-    `info.extra` has `mean_update []` and `client_update []`, the norms that eps1 and eps2 are about (of the cluster
-    whose mean update is largest, of the client whose update is), and `splits []`, the clusters split in this round.
+    `info.extra` has `mean_update []`, the largest norm of a cluster's mean update, and `client_update []`, the largest
+    norm of a client's update, which are compared with eps1 and eps2; and `splits []`, the clusters split in this round.
 
     Args:
         task: what is learned.
         optimizer: the local optimiser; its state starts fresh in every round.
-        preset: `"paper"`, `"official"` or `"fesem"`; their values are in brackets below, in this order. What is given
-            besides wins.
-        relative: eps1, eps2 and gamma_max are multiples of what the run observes, not absolute (yes, no, no).
-        eps1: a mean update below it is stationary (0.4, 0.4, infinity); 0 never splits, which is FedAvg.
-        eps2: a client update above it is not; of the layers compared (0.3, 1.6, 0).
-        gamma_max: what a split must exceed (1.1, 0, 0.13); 0 keeps every split.
+        preset: `"paper"`, `"official"` or `"fesem"`; their values are in brackets below, in this order. Options that
+            are given replace the preset's values.
+        relative: whether eps1, eps2 and gamma_max are multiples of observed values, or absolute (yes, no, no).
+        eps1: a cluster is stationary when the norm of its mean update is below it (0.4, 0.4, infinity); 0 never splits,
+            which is FedAvg.
+        eps2: a cluster may be split when the norm of a client's update, of the compared layers, is above it (0.3, 1.6,
+            0).
+        gamma_max: bound that a split must exceed to be kept (1.1, 0, 0.13); 0 keeps every split.
         linkage: `"single"`, `"complete"` or `"average"` (single, complete, average).
-        weighting: of a cluster's mean: `"rows"` or `"uniform"` (rows, uniform, rows).
+        weighting: weights of the clients in a cluster's mean: `"rows"` or `"uniform"` (rows, uniform, rows).
         layers: patterns (see `tree.matching`) of the parameters that clients are compared by, or `"last kernel"` (all,
             all, the last kernel).
-        warmup_rounds: rounds of the run before the first that may split (0, 20, 0).
+        warmup_rounds: rounds of the run before the first split (0, 20, 0).
         rounds_between: rounds that a cluster trains before it may be split (1, 1, 30).
-        min_clients: of a cluster that may be split (2, 3, 20).
+        min_clients: clients that a cluster must have to be split (2, 3, 20).
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        sketch_size: numbers kept of what a client is compared by, if it is longer; the error of a cosine is about
-            `1 / sqrt(sketch_size)`. None keeps it whole, for every client.
-        slots: cluster models held at first; the simulator doubles them when they run out.
+        sketch_size: numbers stored for each client's compared update, if it is longer; the error of a cosine is about
+            `1 / sqrt(sketch_size)`. None stores whole updates, for all clients.
+        slots: cluster models at the start; the simulator doubles them when they run out.
 
     Raises:
         ValueError: an option is out of range, or a pattern matches no parameter.
@@ -159,9 +161,9 @@ def cfl(
     (4, 1.0)
     """
     bounds = {"eps1": eps1, "eps2": eps2, "gamma_max": gamma_max}
-    pace = {"warmup_rounds": warmup_rounds, "rounds_between": rounds_between, "min_clients": min_clients}
+    limits = {"warmup_rounds": warmup_rounds, "rounds_between": rounds_between, "min_clients": min_clients}
     others = {"relative": relative, "linkage": linkage, "weighting": weighting, "layers": layers}
-    rule = preset_rule(preset, **bounds, **pace, **others)
+    rule = preset_rule(preset, **bounds, **limits, **others)
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     return splitting_clusters(task, train, rule, sketch_size=sketch_size, slots=slots)
 
@@ -169,12 +171,12 @@ def cfl(
 def preset_rule(
     preset: str, *, metric: ClientMetric = "cosine", compare: Compared = "updates", **given: Any
 ) -> SplitRule:
-    """Returns the rule of a preset; what is given (not None) wins.
+    """Returns the rule of a preset; given options (not None) replace its values.
 
     Args:
         preset: one of `PRESETS`.
         metric: of two clients; `"l2"` uses gamma_max only where it is relative.
-        compare: what a client is compared by: its `"updates"` (D_i) or its `"weights"` (theta + D_i).
+        compare: clients are compared by their `"updates"` (D_i) or by their `"weights"` (theta + D_i).
         **given: options of `cfl`.
 
     Raises:
@@ -182,7 +184,7 @@ def preset_rule(
     """
     rule = SplitRule(**base.from_preset(PRESETS, preset, **given), metric=metric, compare=compare)
     if metric == "l2" and not rule.relative and given.get("gamma_max") is None:
-        given["gamma_max"] = 0.0  # every split is kept, whatever it is
+        given["gamma_max"] = 0.0  # every split is kept
         rule = rule._replace(gamma_max=0.0)
     for name in ("eps1", "eps2", "gamma_max"):
         if PRESETS[preset]["relative"] != rule.relative and given.get(name) is None:
@@ -193,12 +195,12 @@ def preset_rule(
 
 
 def splitting_clusters(task: Task, train: Train, rule: SplitRule, *, sketch_size: int | None, slots: int) -> Method:
-    """Returns CFL of these parts.
+    """Returns CFL with the given local training and rule.
 
     Args:
         task: what is learned.
         train: a client's local training.
-        rule: of the splits.
+        rule: thresholds, linkage and comparison of the splits.
         sketch_size, slots: as in `cfl`.
     """
     for name, value in {"sketch_size": sketch_size, "slots": slots}.items():
@@ -214,7 +216,7 @@ def splitting_clusters(task: Task, train: Train, rule: SplitRule, *, sketch_size
         return to_vector(key, layers_of(model), size=length)
 
     def compared(key: Key, theta: Params, model: Params) -> Array:
-        """Returns what a client is compared by that has trained from theta."""
+        """Returns the vector `[d]` that a client with this model is compared by, after training from theta."""
         return vector_of(key, model if rule.compare == "weights" else jax.tree.map(jnp.subtract, model, theta))
 
     def init(key: Key, data: FederatedData) -> CFLState:
@@ -227,52 +229,52 @@ def splitting_clusters(task: Task, train: Train, rule: SplitRule, *, sketch_size
         model, loss = train(key_for(key, Stream.BATCHES, round, client), theta, data, client, anchor=theta)
         update = jax.tree.map(jnp.subtract, model, theta)
         weight = aggregate.client_weight(data, client, rule.weighting)
-        told = compared(key, theta, model), tree.norm(update), tree.norm(layers_of(update))
-        usable = tree.is_finite(update)
-        sent = ClientReport(loss, *(jnp.where(usable, number, 0) for number in told))
-        return aggregate.contribute(update, weight, cluster[client], base.slots_of(models)), sent
+        numbers = compared(key, theta, model), tree.norm(update), tree.norm(layers_of(update))
+        finite = tree.is_finite(update)
+        report = ClientReport(loss, *(jnp.where(finite, number, 0) for number in numbers))
+        return aggregate.contribute(update, weight, cluster[client], base.slots_of(models)), report
 
     def round(key: Key, state: CFLState, data: FederatedData, cohort: Cohort) -> tuple[CFLState, Info]:
-        total, sent = over_clients(client, (key, (state.models, state.cluster, state.round), data), cohort)
+        total, reports = over_clients(client, (key, (state.models, state.cluster, state.round), data), cohort)
         mean = aggregate.mean(total, empty=jax.tree.map(jnp.zeros_like, state.models))
         models = jax.tree.map(jnp.add, state.models, mean)
         mean_norm = jax.vmap(tree.norm)(mean)  # [K]
-        heard = record_reports(state, sent, data, cohort)
-        ready = ready_clusters(rule, heard, mean_norm, total.weight > 0, data)
-        after = divide(heard, ready)
-        one = base.shape_of(models)
-        seen = base.info(
+        state = record_reports(state, reports, data, cohort)
+        ready = ready_clusters(rule, state, mean_norm, total.weight > 0, data)
+        after = divide(state, ready)
+        model = base.shape_of(models)
+        info = base.info(
             cohort,
-            sent.loss,
+            reports.loss,
             state.cluster[cohort.ids],
             num_clusters=splitting.occupied(after.cluster, ready.shape[0]).sum(),
             diverged=total.diverged,
-            up=one,
-            down=one,
+            up=model,
+            down=model,
             overflow=after.doublings,
             mean_update=mean_norm.max(),
-            client_update=heard.update_norm.max(),
+            client_update=state.update_norm.max(),
             splits=after.opened.sum(dtype=jnp.int32),
         )
-        return apply_splits(heard, after, models), seen
+        return apply_splits(state, after, models), info
 
     def assign(key: Key, state: CFLState, data: FederatedData, cohort: Cohort) -> CFLState:
-        """Serves clients that are held out by the cluster that they come to down the tree of splits."""
+        """Returns the state where held-out clients have the cluster that the tree of splits leads them to."""
         if state.splits is None:
             return state
 
-        def newcomer(shared, client: Array):
+        def held_out(shared, client: Array):
             key, (splits, cluster), data = shared
 
             def vector_at(slot: Array, theta: Params) -> Array:
                 client_key = key_for(key, Stream.REPRESENTATION, slot, client)
                 return compared(key, theta, train(client_key, theta, data, client, anchor=theta)[0])
 
-            walks = jnp.asarray(data.held_out)[client] & (data.train.size[client] > 0)
-            walk = functools.partial(split_state.descend, splits, vector_at, SIMILARITIES[rule.metric])
-            return (), jax.lax.cond(walks, walk, lambda: cluster[client])
+            descends = jnp.asarray(data.held_out)[client] & (data.train.size[client] > 0)
+            descend = functools.partial(split_state.descend, splits, vector_at, SIMILARITIES[rule.metric])
+            return (), jax.lax.cond(descends, descend, lambda: cluster[client])
 
-        _, found = over_clients(newcomer, (key, (state.splits, state.cluster), data), cohort)
+        _, found = over_clients(held_out, (key, (state.splits, state.cluster), data), cohort)
         return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
 
     def client_params(state: CFLState, ids: Array) -> Params:

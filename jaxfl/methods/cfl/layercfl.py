@@ -1,21 +1,22 @@
-"""LayerCFL and AdaCFL: CFL by some layers.
+"""LayerCFL and AdaCFL: CFL by the parameters of chosen layers.
 
 Yuan, Qian, Yuan, Sun, Li and Li, "LayerCFL: an efficient federated learning with layer-wised clustering",
 Cybersecurity 2023, Algorithms 1 and 2; Gong, Xing, Liu, Wang and Liu, "Adaptive Clustered Federated Learning for
 Heterogeneous Data in Edge Computing", Mobile Networks and Applications 2022, as LayerCFL's paper describes it. Both
-split clusters as CFL does (see `methods.cfl`); what clients are compared by differs (equations 23 to 26):
+split clusters as CFL does (see `methods.cfl`); they compare clients by other vectors (equations 23 to 26):
 
     CFL, FMTL   cos(D_i, D_j)            of all layers
     LayerCFL    cos(D_i^p, D_j^p)        of one layer p: a convolution where the groups' inputs differ (feature skew), a
                                          dense layer where their labels do (label skew), all layers otherwise
     AdaCFL      |theta_i^p - theta_j^p|  of the dense layers
 
-with D_i = theta_i - theta what client i's training changes. eps2 is about |D_i^p|, eps1 about the whole model. From
-one start, |theta_i^p - theta_j^p| = |D_i^p - D_j^p|. `jaxfl.layer_profile` measures which layer tells the groups
-apart; `layers=profile.recommended()` takes it.
+with D_i = theta_i - theta, the update of client i. eps2 applies to |D_i^p|, eps1 to the update of the whole model. From
+one start, |theta_i^p - theta_j^p| = |D_i^p - D_j^p|. `jaxfl.layer_profile` measures which layer separates the groups;
+`layers=profile.recommended()` takes it.
 
-A layer is told by the shape of its kernel: `[inputs, outputs]` is dense, more axes are a convolution. So the gates of a
-recurrent cell pass for dense layers, and the projections of flax's attention for convolutions: give `layers` there.
+The kind of a layer is read from the shape of its kernel: `[inputs, outputs]` is dense, more axes are a convolution. So
+the gates of a recurrent cell count as dense layers, and the projections of flax's attention as convolutions: give
+`layers` for such networks.
 
 In the printed Algorithm 2 the update is that of the global model, and the condition of the feature-skewed branch is
 missing; it must be the clients' updates, and a convolution.
@@ -38,7 +39,7 @@ from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Key, Params
 
-FEATURE_LAYER = 3  # index of the layer that the paper takes under feature skew
+FEATURE_LAYER = 3  # index of the convolution that the paper takes under feature skew
 Environment = Literal["feature", "label", "unknown"]
 PRESETS = {"paper": {name: CFL_PRESETS["paper"][name] for name in ("eps1", "eps2", "gamma_max")}}  # where relative
 
@@ -60,7 +61,7 @@ def layercfl(
     sketch_size: int | None = 4096,
     slots: int = 8,
 ) -> Method:
-    """Returns LayerCFL. All layers is CFL.
+    """Returns LayerCFL; with all layers it is CFL.
 
     Args:
         task: what is learned.
@@ -68,11 +69,12 @@ def layercfl(
         environment: `"feature"`: the fourth convolution, as in the paper, or the last of fewer, or the first layer of a
             network without any; `"label"`: the first dense layer; `"unknown"`: all layers.
         layers: patterns (see `tree.matching`) of the parameters compared, instead of the environment's.
-        relative: eps1, eps2 and gamma_max are multiples of what the run observes, see `cfl`; else absolute, and needed.
-        eps1: a mean update below it is stationary; 0 never splits, which is FedAvg.
-        eps2: a client update above it is not; of the layers compared.
-        gamma_max: what a split must exceed; 0 keeps every split.
-        weighting: of a cluster's mean: `"rows"` or `"uniform"`.
+        relative: whether eps1, eps2 and gamma_max are multiples of observed values, see `cfl`; absolute ones must be
+            given.
+        eps1: a cluster is stationary when the norm of its mean update is below it; 0 never splits, which is FedAvg.
+        eps2: a cluster may be split when the norm of a client's update, of the compared layers, is above it.
+        gamma_max: bound that a split must exceed to be kept; 0 keeps every split.
+        weighting: weights of the clients in a cluster's mean: `"rows"` or `"uniform"`.
         local_epochs, batch_size, sketch_size, slots: as in `cfl`.
 
     Raises:
@@ -125,7 +127,7 @@ def adacfl(
         optimizer: the local optimiser.
         layers: patterns (see `tree.matching`) of the parameters compared; None is all dense layers.
         relative, eps1, eps2, local_epochs, batch_size, weighting, sketch_size, slots: as in `layercfl`.
-        gamma_max: what a split must exceed, in multiples of the distance of nearest peers; used if it is relative.
+        gamma_max: bound that a split must exceed, a multiple of the distance of nearest peers; used if it is relative.
 
     Raises:
         ValueError: an option is out of range, or a pattern matches no parameter.
@@ -138,7 +140,7 @@ def adacfl(
 
 
 def environment_layers(task: Task, environment: Environment) -> str | list[str]:
-    """Returns the pattern of the layer that the paper takes in an environment."""
+    """Returns the patterns of the layer that the paper takes in an environment."""
     if environment == "unknown":
         return ".*"
     if environment == "label":
@@ -165,7 +167,7 @@ def dense_layers(task: Task) -> list[str]:
 
 def exact_patterns(names: Sequence[str]) -> list[str]:
     """Returns patterns that match these layers and no others."""
-    return [f"^{re.escape(name)}" for name in names]  # from the top: layers within others have the same names
+    return [f"^{re.escape(name)}" for name in names]  # from the top: nested layers may have the same names
 
 
 def layer_kernels(task: Task) -> list[tuple[str, int]]:
@@ -178,10 +180,10 @@ def layer_kernels(task: Task) -> list[tuple[str, int]]:
                 found.append(("/".join(path or (name,)), below.ndim))  # a model of one layer may be flat
             walk(below, (*path, name))
 
-    def look(key: Key) -> Params:
+    def record_kernels(key: Key) -> Params:
         model = task.init(key)
-        walk(model, ())  # in here the keys are in the order in which the model was made
+        walk(model, ())  # inside `init` the keys are in the order of creation
         return model
 
-    jax.eval_shape(look, jax.random.key(0))
+    jax.eval_shape(record_kernels, jax.random.key(0))
     return found

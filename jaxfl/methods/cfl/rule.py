@@ -1,6 +1,6 @@
-"""When a cluster of CFL is split, and by what: the thresholds and what clients are compared by.
+"""The rule of CFL's splits: thresholds, comparison of clients, and the clusters that are ready.
 
-`methods.cfl` has the paper and says what the words mean; how a cluster is halved is in `splitting`.
+`methods.cfl` has the paper and its terms; `splitting` divides a cluster.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ SIMILARITIES = {
 
 
 class SplitRule(NamedTuple):
-    """When a cluster is split, by what, and how its clients are averaged; `cfl` says what the words mean."""
+    """Thresholds, linkage and comparison of the splits, and the weights of averaging; `cfl` describes the fields."""
 
     relative: bool
     eps1: float
@@ -48,23 +48,25 @@ class SplitRule(NamedTuple):
             if not getattr(self, name) >= 0:  # NaN too
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if self.gamma_max > 1 and not self.relative:
-            raise ValueError(f"gamma_max must be at most 1, got {self.gamma_max}; relative=True takes a multiple.")
+            raise ValueError(
+                f"gamma_max must be at most 1, got {self.gamma_max}; relative=True takes larger multiples."
+            )
         for name, low in {"warmup_rounds": 0, "rounds_between": 1, "min_clients": 2}.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
 
 
-def ready_clusters(rule: SplitRule, state: CFLState, mean_norm: Array, heard: Array, data: FederatedData) -> Array:
-    """Returns the clusters that may be split now `[K]` bool.
+def ready_clusters(rule: SplitRule, state: CFLState, mean_norm: Array, active: Array, data: FederatedData) -> Array:
+    """Returns the clusters that may be split in this round `[K]` bool.
 
     Args:
         rule: of the splits.
-        state: with what this round's clients have sent.
+        state: with the reports of this round's clients.
         mean_norm: of the clusters' mean updates `[K]`.
-        heard: clusters in which somebody has trained in this round `[K]`.
+        active: clusters with a contribution in this round `[K]`.
         data: the federation.
     """
-    member = state.cluster[:, None] == jnp.arange(heard.shape[0], dtype=jnp.int32)[None, :]  # [N, K]
+    member = state.cluster[:, None] == jnp.arange(active.shape[0], dtype=jnp.int32)[None, :]  # [N, K]
     largest_update, largest_layers = (  # [K] max_i |D_i|
         jnp.where(member, norm[:, None], 0).max(0) for norm in (state.update_norm, state.layers_norm)
     )
@@ -73,7 +75,7 @@ def ready_clusters(rule: SplitRule, state: CFLState, mean_norm: Array, heard: Ar
     waits = (member & (~state.trained & takes_part(data))[:, None]).any(0)  # for members yet to train
     enough = (member & comparable(state)[:, None]).sum(0) >= rule.min_clients
     due = (state.round + 1 - state.formed >= rule.rounds_between) & (state.round >= rule.warmup_rounds)
-    return stationary & clients_move & heard & ~waits & enough & due
+    return stationary & clients_move & active & ~waits & enough & due
 
 
 def split_if_ready(rule: SplitRule) -> Callable[[CFLState, Array], splitting.Division]:
@@ -83,7 +85,7 @@ def split_if_ready(rule: SplitRule) -> Callable[[CFLState, Array], splitting.Div
     def divide(state: CFLState, ready: Array) -> splitting.Division:
         def compare_and_split() -> splitting.Division:
             able = comparable(state)
-            # who has sent nothing is at zero, far from all weights, and would cost the others' distances their digits
+            # a client without a report has a zero vector, far from all weights, which would cost the distances digits
             vectors = jnp.where(able[:, None], state.vectors, state.vectors[jnp.argmax(able)])
             similarity = SIMILARITIES[rule.metric](vectors)
             return splitting.split(similarity, state.cluster, able, ready, linkage=rule.linkage, accept=accept)
@@ -95,7 +97,7 @@ def split_if_ready(rule: SplitRule) -> Callable[[CFLState, Array], splitting.Div
 
 
 def acceptance(rule: SplitRule) -> splitting.Accept:
-    """Returns which splits are kept."""
+    """Returns the function that decides whether a split is kept."""
     if rule.gamma_max == 0 or (rule.metric == "l2" and not rule.relative):
         return splitting.keep_all
     if not rule.relative:

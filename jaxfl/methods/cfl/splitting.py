@@ -1,4 +1,4 @@
-"""Splitting clusters in two, as slots: what CFL, LayerCFL and AdaCFL do between training and the next round."""
+"""Division of clusters in two, in slots, and the checks of a split (CFL, LayerCFL and AdaCFL)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,17 +18,17 @@ class Division(NamedTuple):
     """The clusters after some of them were split."""
 
     cluster: Array  # [N] int32 slot
-    source: Array  # [K] int32, the slot whose model each slot goes on with
-    doublings: Array  # [] int32, how often the slots must double for all halves, see `base.doublings`
+    source: Array  # [K] int32, the slot that each slot takes its model from
+    doublings: Array  # [] int32, times that the slots must double to hold all halves, see `base.doublings`
 
     @property
     def opened(self) -> Array:
-        """Returns the slots that a new cluster has taken `[K]` bool."""
+        """Returns the slots of new clusters `[K]` bool."""
         return self.source != jnp.arange(self.source.shape[0], dtype=jnp.int32)
 
 
 def no_division(cluster: Array, slots: int) -> Division:
-    """Returns the clusters as they are."""
+    """Returns the division that leaves the clusters as they are."""
     return Division(cluster, jnp.arange(slots, dtype=jnp.int32), jnp.int32(0))
 
 
@@ -41,12 +41,12 @@ def split(
     linkage: Bipartition,
     accept: Accept,
 ) -> Division:
-    """Splits every cluster that is ready in two, once.
+    """Returns the clusters after every cluster that is ready was split in two, once.
 
     Args:
         similarity: `[N, N]`, symmetric.
         cluster: `[N]` int32 slots.
-        comparable: `[N]` bool, whose similarities count; the other clients stay in their slot.
+        comparable: `[N]` bool, clients with similarities that count; the others stay in their slot.
         ready: `[K]` bool, the slots to split.
         linkage: see `clustering.linkage.bipartition`.
         accept: `(similarity, member [N], alpha_cross []) -> []` bool, whether a split is kept.
@@ -63,7 +63,7 @@ def split(
     slots = jnp.arange(ready.shape[0], dtype=jnp.int32)
 
     def halve(slot: Array, now: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Returns the clusters `[N]`, the sources `[K]` and how many halves have no slot `[]` after one more split."""
+        """Returns the clusters `[N]`, the sources `[K]` and the number of halves without a slot `[]` after a split."""
         cluster, source, homeless = now
         member = (cluster == slot) & comparable
         side, alpha_cross = bipartition(similarity, member, linkage=linkage)
@@ -91,20 +91,20 @@ def occupied(cluster: Array, slots: int) -> Array:
 
 
 def keep_above(gamma_max: float) -> Accept:
-    """Returns theorem 1's check of a split by cosines, for a known bound on the noise."""
+    """Returns the check of theorem 1 for a split by cosines, with a known bound on the noise."""
     return lambda similarity, member, alpha_cross: gaps.is_correct_split(alpha_cross, gamma_max)
 
 
 def keep_above_peers(times: float, apart: Callable[[Array], Array] = gaps.max_gamma) -> Accept:
-    """Returns the check with a bound that is seen instead of known: so many times the noise among nearest peers.
+    """Returns the check with a measured bound: `times` the distance between nearest peers.
 
-    If everyone has a peer of its own group, gamma_max cannot be seen, but how far the nearest peers are apart can: the
-    halves must be farther apart than that. A client without a peer, alone in its group or an attacker, is never split
-    off, and keeps its cluster from being split: `keep_above` with a bound of your own does split such a cluster.
+    gamma_max cannot be measured, but the distance between nearest peers can, if every client has a peer of its group:
+    the halves must be farther apart than that. A client without a peer, alone in its group or an attacker, is never
+    split off, and keeps its cluster from being split; `keep_above` with a bound of your own splits such a cluster.
 
     Args:
         times: above 1.
-        apart: how far two are apart by their similarity; the default is for cosines, `sqrt((1 - cosine) / 2)`.
+        apart: distance of two clients by their similarity; the default is for cosines, `sqrt((1 - cosine) / 2)`.
     """
     return lambda similarity, member, alpha_cross: (
         apart(alpha_cross) > times * apart(lowest_peer_similarity(similarity, member))
@@ -112,13 +112,13 @@ def keep_above_peers(times: float, apart: Callable[[Array], Array] = gaps.max_ga
 
 
 def keep_all(similarity: Array, member: Array, alpha_cross: Array) -> Array:
-    """Keeps every split."""
+    """Returns True: every split is kept."""
     del similarity, member, alpha_cross
     return jnp.bool_(True)
 
 
 def lowest_peer_similarity(similarity: Array, member: Array) -> Array:
-    """Returns the similarity of the member that is least like its nearest peer, and that peer `[]`.
+    """Returns the lowest similarity `[]` between a member and its nearest peer.
 
     Args:
         similarity: `[N, N]`.

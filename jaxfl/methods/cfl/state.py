@@ -1,15 +1,17 @@
-"""What CFL keeps between two rounds: models in slots, and what every client has sent since its cluster was formed.
+"""The state of CFL: cluster models in slots, the clients' last reports, and the tree of splits.
 
-The tree of CFL's splits. Sattler, Mueller and Samek, IEEE TNNLS 2020, on varying client populations: of every split,
-the server keeps the model that it was made at and the updates of both sides. A client that comes later starts at the
-root. At every split of the cluster that it is in, it trains from that model, and goes to the side whose updates are
-more like its own.
+A report is the vector that a client is compared by and its norms; it counts until the client's cluster is split.
+
+The tree of splits is for clients that did not train (Sattler, Mueller and Samek, IEEE TNNLS 2020, on varying client
+populations). For every split the server keeps the model of the cluster and the updates of both sides. A held-out client
+starts at the root. At every split of its cluster it trains from that model, and goes to the side with updates more
+similar to its own.
 
 The paper takes the largest cosine with any client of a side, and so keeps [N, d] of every split. Here it is the cosine
-with the mean of a side (in AdaCFL, the distance from it), [2, d] of every split, which has less noise: the side
-of more clients does not win by chance. Little is lost. Clients of the two sides have a cosine of alpha_cross at most;
+with the mean of a side (in AdaCFL, the distance from it), [2, d] of every split. The mean has less noise: the side
+with more clients does not win by chance. Little is lost. Clients of the two sides have a cosine of alpha_cross at most;
 where that is below 0, as in a split of groups that pull a stationary model apart, every client of one side has a
-negative cosine with the mean of the other, and a positive one with that of its own, for the two sides cancel.
+negative cosine with the mean of the other side, and a positive one with that of its own, for the two sides cancel.
 """
 
 from collections.abc import Callable
@@ -28,14 +30,14 @@ from jaxfl.typing import Array, Params
 
 
 class SplitTree(NamedTuple):
-    """The splits so far, each in the place of the slot that it has opened.
+    """The splits so far, each at the index of the slot that it has opened.
 
-    Slots are opened one after the other from 1 on, and never freed: places in ascending order are the order of time.
+    Slots are opened one after the other from 1 on and never freed: the indices are in the order of time.
     """
 
     source: Array  # [K] int32, the slot that was split; -1 for none
-    models: Params  # [K, ...] that its clients were compared at
-    sides: Array  # [K, 2, d], the mean vectors of those who stayed and of those who left
+    models: Params  # [K, ...] that the clients had trained from
+    sides: Array  # [K, 2, d], the mean vectors of the clients that stayed and of those that left
 
     def grown(self) -> "SplitTree":
         """Returns the tree with twice the slots."""
@@ -48,7 +50,7 @@ def empty_tree(models: Params, vector: jax.ShapeDtypeStruct) -> SplitTree:
 
     Args:
         models: `[K, ...]`, of the slots.
-        vector: the shape `[d]` of what clients are compared by.
+        vector: the shape `[d]` of the vectors that clients are compared by.
     """
     slots = jax.tree.leaves(models)[0].shape[0]
     return SplitTree(jnp.full(slots, -1, jnp.int32), models, jnp.zeros((slots, 2, *vector.shape), vector.dtype))
@@ -60,12 +62,12 @@ def record_splits(
     """Returns the tree with the splits of a round.
 
     Args:
-        splits: before.
+        splits: the tree before the round.
         after: the clusters after the splits.
-        cluster: `[N]`, before them.
-        vectors: `[N, d]`, what clients are compared by.
-        able: `[N]` bool, who has been compared.
-        models: `[K, ...]`, that they trained from.
+        cluster: `[N]`, before the splits.
+        vectors: `[N, d]`, that clients are compared by.
+        able: `[N]` bool, the clients that were compared.
+        models: `[K, ...]`, that the clients trained from.
     """
 
     def mean(member: Array) -> Array:
@@ -89,11 +91,11 @@ def record_splits(
 def descend(
     splits: SplitTree, vector_at: Callable[[Array, Params], Array], similarity: Callable[[Array], Array]
 ) -> Array:
-    """Returns the slot `[]` that a client comes to from the root; where neither side is more like it, it stays.
+    """Returns the slot `[]` that a client comes to from the root; it stays where both sides are equally similar.
 
     Args:
         splits: K slots.
-        vector_at: `(slot, model) -> [d]`, what the client is compared by when it trains from the model of a split.
+        vector_at: `(slot, model) -> [d]`, the client's vector after training from the model of a split.
         similarity: `[M, d] -> [M, M]`.
 
     >>> sides = jnp.array([[[0.0], [0.0]], [[1.0], [-1.0]], [[3.0], [1.0]]])
@@ -116,35 +118,35 @@ def descend(
 
 
 class CFLState(NamedTuple):
-    """Slots of cluster models, and what every client has sent since its cluster was formed."""
+    """Slots of cluster models, and the last report of every client."""
 
     models: Params  # [K, ...]; a slot without clients is free
     formed: Array  # [K] int32, rounds done when the cluster was formed
-    trained: Array  # [N] bool, who has trained since its cluster was formed; the two norms of others are 0
-    vectors: Array  # [N, d], what clients are compared by; 0 where the update was not finite, as are its norms
+    trained: Array  # [N] bool, has trained since its cluster was formed; otherwise its two norms are 0
+    vectors: Array  # [N, d], that clients are compared by; 0 where the update was not finite, as are its norms
     update_norm: Array  # [N] |D_i|
-    layers_norm: Array  # [N] |D_i|, of the layers compared
-    largest: Array  # [], the largest |D_i| of the layers ever observed
+    layers_norm: Array  # [N] |D_i|, of the compared layers
+    largest: Array  # [], the largest |D_i| of the compared layers so far
     cluster: Array  # [N] int32 slot
-    splits: SplitTree | None  # for clients that are kept out of training; None where there are none
+    splits: SplitTree | None  # for held-out clients; None where there are none
     round: Array  # [] int32
 
 
 class ClientReport(NamedTuple):
-    """What the clients of a cohort send besides their models, and what is seen of them."""
+    """Losses and reports of a cohort's clients."""
 
     loss: Array  # [C]
     vectors: Array  # [C, d], 0 where the update is not finite
-    update_norm: Array  # [C], as well
-    layers_norm: Array  # [C], as well
+    update_norm: Array  # [C], 0 likewise
+    layers_norm: Array  # [C], 0 likewise
 
 
 def initial_state(model: Params, vector: jax.ShapeDtypeStruct, data: FederatedData, slots: int) -> CFLState:
-    """Returns the state before the first round: all clients in one cluster, and nobody heard.
+    """Returns the state before the first round: all clients in one cluster, without reports.
 
     Args:
         model: that all start from.
-        vector: the shape `[d]` of what clients are compared by.
+        vector: the shape `[d]` of the vectors that clients are compared by.
         data: N clients.
         slots: K.
     """
@@ -165,10 +167,10 @@ def initial_state(model: Params, vector: jax.ShapeDtypeStruct, data: FederatedDa
 
 
 def record_reports(state: CFLState, sent: ClientReport, data: FederatedData, cohort: Cohort) -> CFLState:
-    """Returns the state with what the clients of a cohort have sent; who has no rows has sent nothing.
+    """Returns the state with the reports of a cohort's clients; clients without rows report nothing.
 
-    Who has left the federation is compared with nobody any more: a last update that nobody is like would keep its
-    cluster from being split for ever.
+    The norms of clients that have left the federation become 0, so that they are not compared: an old update that is
+    similar to no other would keep its cluster from being split.
     """
     trained = cohort.mask & (data.train.size[cohort.ids] > 0)
     ids = jnp.where(trained, cohort.ids, data.num_clients)  # out of range: written nowhere
@@ -185,29 +187,29 @@ def record_reports(state: CFLState, sent: ClientReport, data: FederatedData, coh
 
 
 def comparable(state: CFLState) -> Array:
-    """Returns whose vectors can be compared `[N]`: those of clients whose last update has a direction."""
+    """Returns bool `[N]` for clients whose vectors can be compared: the last update has a direction."""
     return (state.update_norm > 0) & (state.layers_norm > 0)
 
 
 def apply_splits(state: CFLState, after: splitting.Division, models: Params) -> CFLState:
-    """Returns the state of the next round: both halves of a split go on from one model, and are heard anew.
+    """Returns the state of the next round: both halves of a split go on from one model, and their reports are reset.
 
     Args:
-        state: with what this round's clients have sent, and the models that they trained from.
+        state: with the reports of this round's clients, and the models that they trained from.
         after: the clusters after the splits.
         models: `[K, ...]`, the slots' new ones.
     """
     fresh = after.opened.at[after.source].max(after.opened)  # [K], both halves of every split
-    anew = fresh[after.cluster]  # [N]
+    reset = fresh[after.cluster]  # [N]
     splits = state.splits
     if splits is not None:
         splits = record_splits(splits, after, state.cluster, state.vectors, comparable(state), state.models)
     return state._replace(
         models=tree.take(models, after.source),
         formed=jnp.where(fresh, state.round + 1, state.formed),
-        trained=state.trained & ~anew,
-        update_norm=jnp.where(anew, 0, state.update_norm),
-        layers_norm=jnp.where(anew, 0, state.layers_norm),
+        trained=state.trained & ~reset,
+        update_norm=jnp.where(reset, 0, state.update_norm),
+        layers_norm=jnp.where(reset, 0, state.layers_norm),
         cluster=after.cluster,
         splits=splits,
         round=state.round + 1,

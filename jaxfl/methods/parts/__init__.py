@@ -1,1 +1,1 @@
-"""What several methods share: how clients are compared, and how clusters start, split, merge and are joined."""
+"""Parts that several methods share: comparison of clients, starts of clusters, training by cluster, newcomers."""

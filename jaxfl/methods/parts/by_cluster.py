@@ -21,13 +21,13 @@ ClusterTraining = Callable[..., tuple[aggregate.Total, Array]]
 def cluster_training(train: Train, weighting: aggregate.Weighting) -> ClusterTraining:
     """Returns `learn(key, models, cluster, round, data, cohort, *, anchor=None) -> (total, losses [C])`.
 
-    Every client of the cohort trains its cluster's model out of `models [K, ...]`, and its model goes into the sum of
-    its cluster in `total`; into none if `cluster [N]` has -1 for it. The training's anchor is the one given, the same
-    for all, or the model that the client starts from.
+    Every client of the cohort trains its cluster's model out of `models [K, ...]`, and the result is added to the sum
+    of its cluster in `total`; to no sum where `cluster [N]` is -1. The training's anchor is `anchor`, the same for all
+    clients, or the model that the client starts from.
 
     Args:
         train: a client's local training.
-        weighting: of a cluster's clients.
+        weighting: of the clients in the mean of their cluster.
     """
 
     def learn(
@@ -54,14 +54,14 @@ def cluster_training(train: Train, weighting: aggregate.Weighting) -> ClusterTra
 
 
 def cluster_averaging(train: Train, weighting: aggregate.Weighting) -> Callable[..., tuple[Params, Info]]:
-    """Returns a round of FedAvg in every cluster.
+    """Returns `step(key, models, cluster, round, data, cohort, *, num_clusters, overflow=0) -> (models, info)`.
 
-    `step(key, models, cluster, round, data, cohort, *, num_clusters, overflow=0) -> (models, info)`: `num_clusters` and
-    `overflow` are for `info`; a cluster that nobody is heard of keeps its model.
+    A step is a round of FedAvg in every cluster. `num_clusters` and `overflow` go into `info`; a cluster without a
+    finite contribution keeps its model.
 
     Args:
         train: a client's local training.
-        weighting: of a cluster's clients.
+        weighting: of the clients in the mean of their cluster.
     """
     learn = cluster_training(train, weighting)
 
@@ -77,23 +77,23 @@ def cluster_averaging(train: Train, weighting: aggregate.Weighting) -> Callable[
         overflow: Array | int = 0,
     ) -> tuple[Params, Info]:
         total, loss = learn(key, models, cluster, round, data, cohort)
-        found, one = cluster[cohort.ids], base.shape_of(models)
-        seen = base.info(
+        model = base.shape_of(models)
+        info = base.info(
             cohort,
             loss,
-            found,
+            cluster[cohort.ids],
             num_clusters=num_clusters,
             diverged=total.diverged,
-            up=one,
-            down=one,
+            up=model,
+            down=model,
             overflow=overflow,
         )
-        return aggregate.mean(total, empty=models), seen
+        return aggregate.mean(total, empty=models), info
 
     return step
 
 
 def cluster_models(models: Params, cluster: Array, initial: Params) -> Params:
-    """Returns the models `[C, ...]` that clients of these clusters `[C]` are served; at -1 it is the initial one."""
-    own = tree.take(models, jnp.maximum(cluster, 0))
-    return tree.where(cluster >= 0, own, tree.repeat(initial, cluster.shape[0]))
+    """Returns the models `[C, ...]` of the clusters `[C]`, and the initial model where a cluster is -1."""
+    chosen = tree.take(models, jnp.maximum(cluster, 0))
+    return tree.where(cluster >= 0, chosen, tree.repeat(initial, cluster.shape[0]))

@@ -1,11 +1,13 @@
-"""Where K models start from that compete for the clients by their loss (IFCA, HypCluster).
+"""K models that compete for the clients by their loss (IFCA, HypCluster): their start, and each client's choice.
 
-Of equal models the first wins every client for ever, and of random ones the luckiest may win nearly all. The ways out
-that are in use:
+The start. Of equal models the first one wins every client in every round; of random models one may win nearly all
+clients. Published remedies:
 
-    balanced   draw K random models again until each wins its share of the clients    (IFCA's CIFAR code)
-    groups     first train each model by FedAvg on a random group of the clients      (IFCA's FEMNIST code, Google's)
-    kmeans++   train a model for one client, and again for the client worst served    (FedJAX)
+    balanced   draw K random models again until each wins its share of the clients         (IFCA's CIFAR code)
+    groups     first train each model by FedAvg on a random group of the clients           (IFCA on FEMNIST, Google)
+    kmeans++   train a model for one client, then for the client with the highest loss     (FedJAX)
+
+The choice. A client trains, and is served, the model with the lowest loss on its rows. Ties go to the lowest index.
 """
 
 import dataclasses
@@ -29,7 +31,8 @@ from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
 StartKind = Literal["random", "balanced", "groups", "kmeans++"]
-MAX_DRAWS = 100  # of random models, until they are balanced
+JudgingRows = Literal["train", "test"]
+MAX_DRAWS = 100  # of K random models, until they are balanced
 MAX_JUDGES = 1000  # clients whose losses decide on a start, at most
 
 Start = Callable[[Key, FederatedData], Params]
@@ -38,7 +41,7 @@ ModelLosses = Callable[[Params, FederatedData, Array], Array]
 
 
 def independent_models(task: Task, num_clusters: int) -> Draw:
-    """Returns `(key, data, number) -> models [K, ...]`: the draw of this number of K independent initial models."""
+    """Returns `draw(key, data, number) -> models [K, ...]`: K independent initial models, others for each `number`."""
 
     def draw(key: Key, data: FederatedData, number: Array | int = 0) -> Params:
         del data
@@ -49,16 +52,17 @@ def independent_models(task: Task, num_clusters: int) -> Draw:
 
 
 def balanced_start(task: Task, draw: Draw, losses: ModelLosses, num_clusters: int, *, min_share: float) -> Start:
-    """Returns the start from the first of many draws in which every model wins its share of the clients.
+    """Returns `start(key, data) -> models [K, ...]`: the first draw in which every model wins its share of the clients.
 
-    If none does, it is the draw whose least successful model wins most; `clients` in the first round's `Info` tells.
+    If there is no such draw, it is the one whose least successful model wins the most clients; `clients` in the first
+    round's `Info` shows it.
 
     Args:
         task: what is learned.
         draw: `(key, data, number) -> models [K, ...]`.
         losses: `(models, data, client) -> [K]`.
         num_clusters: K.
-        min_share: of the clients with rows and finite losses, for every model.
+        min_share: share of the clients with rows and finite losses that every model has to win.
     """
 
     def start(key: Key, data: FederatedData) -> Params:
@@ -66,12 +70,12 @@ def balanced_start(task: Task, draw: Draw, losses: ModelLosses, num_clusters: in
 
         def client(shared, client: Array):
             models, data = shared
-            found = losses(models, data, client)
-            counts = (data.train.size[client] > 0) & tree.is_finite(found.min())
-            return (), jnp.where(counts, jnp.argmin(found), -1)
+            loss = losses(models, data, client)  # [K]
+            counts = (data.train.size[client] > 0) & tree.is_finite(loss.min())
+            return (), jnp.where(counts, jnp.argmin(loss), -1)
 
         def judge(number: Array) -> tuple[Array, Array]:
-            """Returns how many clients the least successful model wins, and if those are enough."""
+            """Returns the number of clients that the least successful model wins `[]`, and whether it suffices `[]`."""
             _, winner = over_clients(client, (draw(key, data, number), data), judges)
             winner = jnp.where(judges.mask, winner, -1)
             won = jax.nn.one_hot(winner, num_clusters, dtype=jnp.int32).sum(0, dtype=jnp.int32)  # [K]; -1 is nowhere
@@ -92,24 +96,25 @@ def balanced_start(task: Task, draw: Draw, losses: ModelLosses, num_clusters: in
 
 
 def random_groups(key: Key, data: FederatedData, num_clusters: int) -> Array:
-    """Returns a random group `[N]` int32 for every client; all are of one size, give or take a client."""
+    """Returns a random group `[N]` int32 for every client; the sizes of the groups differ by one client at most."""
     draw = jax.random.uniform(key_for(key, Stream.START), (data.num_clients,))
     if data.held_out is not None:
-        draw = jnp.where(data.held_out, 1.0, draw)  # behind all those who train
+        draw = jnp.where(data.held_out, 1.0, draw)  # behind all clients that train
     return jnp.argsort(jnp.argsort(draw)).astype(jnp.int32) % num_clusters
 
 
 def kmeans_start(task: Task, train: Train, losses: ModelLosses, num_clusters: int, *, rounds: int) -> Start:
-    """Returns FedJAX's start: models of single clients, each the next that all models so far serve worst.
+    """Returns `start(key, data) -> models [K, ...]`: models of K single clients, chosen as in FedJAX.
 
-    FedJAX trains a model for every candidate; those of the K who are chosen are enough.
+    The first client is random; the next one is always the client with the highest loss under all models so far. FedJAX
+    trains a model for every candidate; here only the K chosen clients train.
 
     Args:
         task: gives the model that all train from.
         train: a client's local training.
         losses: `(models, data, client) -> [K]`.
         num_clusters: K.
-        rounds: how often `train` follows itself for one model.
+        rounds: rounds of `train` in a row for each model.
     """
 
     def start(key: Key, data: FederatedData) -> Params:
@@ -157,18 +162,18 @@ def check_start(
         raise ValueError(f'warmup_rounds must be at least 0, got {warmup_rounds}; start="random" has no warm-up.')
     if start == "balanced" and not 0 <= min_share * num_clusters <= 1 + 1e-6:
         raise ValueError(
-            f"min_share must be from 0 to 1 / num_clusters ({1 / num_clusters:.3g}), got {min_share}; "
-            "not every cluster can have more."
+            f"min_share must be from 0 to 1 / num_clusters ({1 / num_clusters:.3g}), got {min_share}: "
+            "the shares of all clusters add up to 1 at most."
         )
     if start == "kmeans++" and shared:
         raise ValueError(
-            f"shared must be empty with start='kmeans++', got {shared!r}: models that were trained apart have no "
+            f"shared must be empty with start='kmeans++', got {shared!r}: models that were trained separately have no "
             "layers in common; take another start."
         )
 
 
 def _judging_clients(key: Key, data: FederatedData, task: Task) -> Cohort:
-    """Returns the clients whose losses decide: all that take part, or `JUDGES` of them, in a plan for this machine."""
+    """Returns the cohort whose losses decide on a start: all clients that train, or `MAX_JUDGES` of them at random."""
     size = min(data.num_clients, MAX_JUDGES)
     model = jax.eval_shape(task.init, key)
     plan = resolve_plan("auto", model, size)
@@ -178,23 +183,22 @@ def _judging_clients(key: Key, data: FederatedData, task: Task) -> Cohort:
     return dataclasses.replace(judges, mask=~jnp.asarray(data.held_out)[judges.ids])
 
 
-JudgingRows = Literal["train", "test"]
 ClusterChoice = Callable[[Any, FederatedData, Array], Array]
 
 
 def model_losses(task: Task) -> ModelLosses:
-    """Returns `(models [K, ...], data, client) -> [K]`: their losses on a client's training rows; NaN is infinite."""
+    """Returns `(models [K, ...], data, client) -> [K]`: mean losses on a client's training rows, infinite for NaN."""
     losses_on_rows = mean_losses(task)
 
     def losses(models: Params, data: FederatedData, client: Array) -> Array:
-        found = losses_on_rows(models, data, client)  # [K]
-        return jnp.where(jnp.isnan(found), jnp.inf, found)
+        loss = losses_on_rows(models, data, client)  # [K]
+        return jnp.where(jnp.isnan(loss), jnp.inf, loss)
 
     return losses
 
 
 def lowest_loss(losses: Array) -> Array:
-    """Returns the model of the lowest of the losses `[K]`."""
+    """Returns the index `[]` int32 of the lowest of the losses `[K]`."""
     return jnp.argmin(losses).astype(jnp.int32)
 
 
@@ -205,28 +209,28 @@ def cluster_choice(losses: ModelLosses, *, grouped_rounds: int) -> ClusterChoice
 
     Args:
         losses: of all models.
-        grouped_rounds: in the first of them it is the client's group, where all groups stay as they are.
+        grouped_rounds: first rounds, in which a client trains the model of its random group.
     """
 
     def choose(state: Any, data: FederatedData, client: Array) -> Array:
-        found = lowest_loss(losses(state.models, data, client))
-        return jnp.where(data.train.size[client] > 0, found, state.cluster[client])  # who has no rows has no losses
+        chosen = lowest_loss(losses(state.models, data, client))
+        return jnp.where(data.train.size[client] > 0, chosen, state.cluster[client])  # without rows there is no loss
 
     def after_warmup(state: Any, data: FederatedData, client: Array) -> Array:
-        def own() -> Array:
-            return state.cluster[client]  # its group, until the first choice
+        def group() -> Array:
+            return state.cluster[client]  # until the first choice
 
-        return jax.lax.cond(state.round < grouped_rounds, own, lambda: choose(state, data, client))
+        return jax.lax.cond(state.round < grouped_rounds, group, lambda: choose(state, data, client))
 
     return after_warmup if grouped_rounds else choose
 
 
 def assigning(losses: ModelLosses, choose: JudgingRows) -> Assign:
-    """Returns `assign`, which serves every client with rows the model of the lowest loss on its `choose` rows."""
+    """Returns `assign`: every client with rows is served the model with the lowest loss on its `choose` rows."""
 
     def assign(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
         del key
-        # clients with as many training rows may have other numbers of test rows
+        # clients with equal numbers of training rows may have unequal numbers of test rows
         judged = data if choose == "train" else dataclasses.replace(data, train=data.test, filled=0.0)
 
         def client(shared, client: Array):

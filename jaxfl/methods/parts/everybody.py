@@ -1,4 +1,4 @@
-"""The mean over all clients of what each of them keeps, as a server knows it: from what a cohort says has changed."""
+"""The mean over all clients of a value that each client stores, updated by the server from a cohort's changes."""
 
 from typing import NamedTuple
 
@@ -13,14 +13,14 @@ from jaxfl.typing import Array, Params
 
 
 class Counted(NamedTuple):
-    """Of whom the mean was when it was last moved, by weight."""
+    """The weights of the clients that a mean was over when it was last updated."""
 
-    there: Array  # [N] float32, of those that took part
-    heard: Array  # [] float32, of them without those who diverged in that round
+    there: Array  # [N] float32, of the clients that took part
+    heard: Array  # [] float32, their sum without the clients that diverged in that round
 
 
 def count_nobody(clients: int) -> Counted:
-    """Returns what the mean of no clients is of, which is 0."""
+    """Returns the weights before the first round: those of no client."""
     return Counted(jnp.zeros(clients, jnp.float32), jnp.float32(0))
 
 
@@ -33,20 +33,20 @@ def update_mean(
     cohort: Cohort,
     weighting: Weighting,
 ) -> tuple[Params, Counted]:
-    """Returns the weighted mean over all clients after a cohort's rows have changed, and of whom it is.
+    """Returns the weighted mean over all clients after a cohort's values have changed, and the new weights.
 
-    All clients are those that take part, with rows and not held out: others would damp the change. Nor do those count
-    in a round in which they are left out because they diverge. What clients begin with is 0: when some arrive, the sum
-    is of more. When some leave, nobody knows what each of them has, and the mean stays: theirs is taken to be that of
-    all.
+    The mean is over the clients that take part, with rows and not held out: others would damp the change. Clients that
+    diverge do not count in that round. A client begins with the value 0, so that a new client adds its weight alone.
+    The server does not have the values of single clients: when clients leave, their values are taken to be the mean,
+    and the mean stays.
 
     Args:
-        mean: before `[...]`.
-        change: of the cohort's rows, their weighted sum `[...]`.
-        counted: of whom the mean is.
-        total: what the change was taken from, for the weight that counts; without clusters.
+        mean: before the round `[...]`.
+        change: weighted sum of the changes of the cohort's values `[...]`.
+        counted: the weights of the mean before the round.
+        total: the sums that the change was taken from, for their weight; without clusters.
         data: the federation.
-        cohort: who was asked.
+        cohort: the clients of the round.
         weighting: of the clients, `"rows"` or `"uniform"`.
     """
 

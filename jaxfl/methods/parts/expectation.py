@@ -1,4 +1,4 @@
-"""Expectation-maximisation of a mixture at a client: what its rows say of K models, and its training of them.
+"""Expectation-maximisation of a mixture of K models on a client's rows.
 
 `fedem` has the paper and its equations.
 """
@@ -22,14 +22,14 @@ RowLosses = Callable[[Params, Batch, Key | None], Array]
 
 
 def row_losses_by_model(task: Task) -> RowLosses:
-    """Returns `(models [K, ...], batch, key) -> [K, B]`: the loss of each model on each row, 0 of padding."""
+    """Returns `(models [K, ...], batch, key) -> [K, B]`: the loss of each model on each row, 0 for padding."""
     losses = row_losses(task)
     return lambda models, batch, key: for_each(task, lambda model: losses(model, batch, key), models)
 
 
 def count_leading(weights: Array, data: FederatedData) -> Array:
-    """Returns how many models `[]` are the one of the largest weight `[N, K]` of some client that takes part."""
-    most = jnp.where(takes_part(data), jnp.argmax(weights, 1), -1)  # [N]; -1 is nowhere
+    """Returns the number `[]` of models that have the largest weight of `weights [N, K]` at some client that trains."""
+    most = jnp.where(takes_part(data), jnp.argmax(weights, 1), -1)  # [N]; -1 counts for no model
     return jax.nn.one_hot(most, weights.shape[1], dtype=jnp.int32).any(0).sum(dtype=jnp.int32)
 
 
@@ -48,9 +48,9 @@ def responsibilities(losses: Array, log_weights: Array) -> Array:
 
 
 def expectation(task: Task) -> WeightStep:
-    """Returns `(learners, log_weights [K], data, client) -> log_weights [K]`: one step of a client's pi, mean_j q_j.
+    """Returns `(learners, log_weights [K], data, client) -> log_weights [K]`: one update of a client's pi, mean_j q_j.
 
-    It stays as it was where the client has no rows, or they give no finite losses.
+    pi is unchanged where the client has no rows or no finite losses.
 
     Args:
         task: of one learner.
@@ -64,7 +64,7 @@ def expectation(task: Task) -> WeightStep:
 
         found = fold_rows(add, jnp.zeros_like(log_weights), data, data.train, client)  # [K]
         size = jnp.maximum(data.train.size[client], 1).astype(found.dtype)
-        tiny = jnp.finfo(found.dtype).tiny  # a learner that has lost every row may win one again
+        tiny = jnp.finfo(found.dtype).tiny  # above 0, so that a learner without a row may win one later
         usable = (data.train.size[client] > 0) & jnp.isfinite(found).all()
         return jnp.where(usable, jnp.log(jnp.maximum(found / size, tiny)), log_weights)
 
@@ -74,15 +74,15 @@ def expectation(task: Task) -> WeightStep:
 def maximisation(
     task: Task, optimizer: optax.GradientTransformation, **local: Any
 ) -> Callable[[Key, Params, Array, FederatedData, Array], tuple[Params, Array]]:
-    """Returns `(key, learners, log_weights [K], data, client) -> (learners, loss)`: a client's training of all of them.
+    """Returns `(key, learners, log_weights [K], data, client) -> (learners, loss)`: the local training of all learners.
 
-    They are trained as one model, on the sum over m of mean_j q_j(m) loss_j(m). q is made anew in every step, from the
-    learners of the round: K more forward passes, and nothing is kept of a row.
+    The learners are trained as one model, on the sum over m of mean_j q_j(m) loss_j(m). q is computed anew in every
+    step, from the learners of the round: K more forward passes, and nothing is stored per row.
 
     Args:
         task: of one learner.
-        optimizer: of each learner by itself: what looks at a whole model, such as clipping, looks at one of them.
-        **local: epochs and rows of a step, see `local_train`.
+        optimizer: of each learner separately: clipping by a norm, for example, is by the norm of one learner.
+        **local: `local_epochs` and `batch_size`, see `local_train`.
     """
     losses_of = row_losses_by_model(task)
     optimizer = optax.GradientTransformation(jax.vmap(optimizer.init), jax.vmap(optimizer.update))

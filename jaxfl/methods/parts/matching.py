@@ -1,4 +1,4 @@
-"""Matched averaging: hidden neurons are put into one order before models are averaged.
+"""Matched averaging: hidden neurons are brought into one order before models are averaged.
 
 The hidden neurons of a layer can be exchanged without changing what a network computes, if the next layer's inputs are
 exchanged too. Two models of one function may thus have a mean that computes nothing like it; matched neuron by neuron,
@@ -10,10 +10,10 @@ a reference,
 and the next layer's inputs follow: whole k x k filters of a convolution, and of a dense layer behind one, the inputs of
 all pixels of a channel. The layer's width is fixed, so the last layer's neurons, the classes, stay where they are.
 
-Under FedMA's posterior the score of a pair, |v_i + w_l / s^2|^2 / (s_i + 1 / s^2) less terms without l, has w_l in
-<v_i, w_l> and in |w_l|^2 alone. Where every neuron of the model finds a neuron of the reference, and all of those have
-been found equally often, as they have at fixed width, the sum over the pairs is largest where the sum above is least:
-the posterior asks for the same order. It differs in the mean, see `posterior_mean`.
+Under FedMA's posterior the score of a pair, |v_i + w_l / s^2|^2 / (s_i + 1 / s^2) less terms without l, depends on w_l
+through <v_i, w_l> and |w_l|^2 alone. At fixed width every neuron of the model is matched with one of the reference, and
+all of those equally often. Then the sum of the scores is largest where the sum above is least: the posterior gives the
+same order. It differs in the mean, see `posterior_mean`.
 
 References: Wang, Yurochkin, Sun, Papailiopoulos and Khazaeni, "Federated Learning with Matched Averaging", ICLR 2020
 (section 2.2 and algorithm 1); Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", 2019.
@@ -35,7 +35,7 @@ BIAS_MEAN = 0.1  # FedMA's prior of biases; that of all other weights is 0
 
 
 class Layer(NamedTuple):
-    """The leaves of one layer, by their places in `jax.tree.leaves`; all have its neurons as their last axis."""
+    """The leaves of one layer, by their indices in `jax.tree.leaves`; the last axis of each is the layer's neurons."""
 
     kernel: int  # [..., inputs, neurons]
     vectors: tuple[int, ...]  # [neurons] each: bias, and scale and bias of a normalisation behind the kernel
@@ -44,10 +44,10 @@ class Layer(NamedTuple):
 def chain(task: Task) -> tuple[Layer, ...]:
     """Returns the layers of the task's model from input to output.
 
-    The model must be a plain chain, made in the order in which it computes: every kernel takes what the kernel before
-    it gives, channel by channel (`[kh, kw, channels, neurons]`), or flattened with the channels as the fastest axis
-    (`[pixels * channels, neurons]`), as flax does. Branches and skipped layers cannot be told from shapes: their
-    neurons have no order of their own, and such models must not be matched.
+    The model must be a plain chain of layers, created in the order in which it computes: the inputs of every kernel are
+    the outputs of the kernel before it, channel by channel (`[kh, kw, channels, neurons]`), or flattened with the
+    channels as the fastest axis (`[pixels * channels, neurons]`), as flax does. Branches and skip connections cannot be
+    detected from shapes; models that have them must not be matched.
 
     Raises:
         ValueError: a shape does not fit.
@@ -57,17 +57,19 @@ def chain(task: Task) -> tuple[Layer, ...]:
     >>> chain(jaxfl.classification(jaxfl.models.MLP(hidden=(16,), num_classes=10), data))
     (Layer(kernel=1, vectors=(0,)), Layer(kernel=3, vectors=(2,)))
     """
-    made: list[str] = []  # names of the leaves in the order in which the model was made: trees are sorted by name
+    created: list[
+        str
+    ] = []  # names of the leaves in the order in which the model creates them: trees are sorted by name
 
-    def look(key: Key) -> Params:
+    def record_names(key: Key) -> Params:
         model = task.init(key)
-        made.extend(_names_as_made(model))
+        created.extend(_names_as_made(model))
         return model
 
-    model = jax.eval_shape(look, jax.random.key(0))
+    model = jax.eval_shape(record_names, jax.random.key(0))
     names, shapes = tree.names(model), [leaf.shape for leaf in jax.tree.leaves(model)]
     layers: list[Layer] = []
-    for place in map(names.index, made):
+    for place in map(names.index, created):
         shape = shapes[place]
         if len(shape) > 1:
             width = shapes[layers[-1].kernel][-1] if layers else 1
@@ -97,16 +99,16 @@ def match(model: Params, reference: Params, layers: Sequence[Layer]) -> Params:
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
     >>> task = jaxfl.classification(jaxfl.models.MLP(hidden=(16,), num_classes=10), data)
     >>> model = task.init(jax.random.key(0))
-    >>> turned = permute(model, chain(task), [jnp.arange(16)[::-1]])
-    >>> bool(jnp.array_equal(tree.ravel(turned), tree.ravel(model)))
+    >>> reversed = permute(model, chain(task), [jnp.arange(16)[::-1]])
+    >>> bool(jnp.array_equal(tree.ravel(reversed), tree.ravel(model)))
     False
-    >>> bool(jnp.array_equal(tree.ravel(match(turned, model, chain(task))), tree.ravel(model)))
+    >>> bool(jnp.array_equal(tree.ravel(match(reversed, model, chain(task))), tree.ravel(model)))
     True
     """
     treedef = jax.tree.structure(model)
-    leaves, theirs = jax.tree.leaves(model), jax.tree.leaves(reference)
+    leaves, reference_leaves = jax.tree.leaves(model), jax.tree.leaves(reference)
     for layer, following in pairwise(layers):
-        order = assign_neurons(_neuron_weights(leaves, layer), _neuron_weights(theirs, layer))
+        order = assign_neurons(_neuron_weights(leaves, layer), _neuron_weights(reference_leaves, layer))
         leaves = _reorder(leaves, layer, following, order)
     return jax.tree.unflatten(treedef, leaves)
 
@@ -117,7 +119,7 @@ def permute(model: Params, layers: Sequence[Layer], orders: Sequence[Array]) -> 
     Args:
         model: of one client.
         layers: of `chain`.
-        orders: for each layer but the last, which neuron comes to every place `[neurons]`.
+        orders: for each layer but the last, the index of the neuron that comes to every position `[neurons]`.
     """
     leaves = jax.tree.leaves(model)
     for (layer, following), order in zip(pairwise(layers), orders, strict=True):
@@ -126,10 +128,10 @@ def permute(model: Params, layers: Sequence[Layer], orders: Sequence[Array]) -> 
 
 
 def assign_neurons(rows: Array, reference: Array) -> Array:
-    """Returns which of the rows goes to the place of each reference row, `[H]` int32: least squared distances in sum.
+    """Returns the row matched with each reference row, `[H]` int32: the least sum of squared distances.
 
-    Solved exactly by the Hungarian algorithm, on the device. It is left out where every reference row is nearest to
-    the row of its own place: nothing can be better then. That is the rule among models that started from the reference.
+    The Hungarian algorithm solves it exactly, on the device. It is skipped where every reference row is nearest to the
+    row of the same index, which is then the best order. That is usual among models that started from the reference.
 
     Args:
         rows: `[H, d]`.
@@ -141,10 +143,11 @@ def assign_neurons(rows: Array, reference: Array) -> Array:
     product = jnp.matmul(reference, rows.T, precision="highest")  # [H, H]
     cost = jnp.square(rows).sum(1)[None] - 2 * product  # less a constant for every reference row
     places = jnp.arange(rows.shape[0], dtype=jnp.int32)
-    settled = (jnp.diagonal(cost)[:, None] <= cost).all() | ~jnp.isfinite(cost).all()  # who has diverged stays as it is
+    # a model that has diverged keeps its order
+    settled = (jnp.diagonal(cost)[:, None] <= cost).all() | ~jnp.isfinite(cost).all()
 
     def solve() -> Array:
-        # mapped over clients both branches run: those who are settled must not keep the loop waiting
+        # mapped over clients both branches run: the loop must not wait for clients whose order is settled
         easy = 1 - jnp.eye(rows.shape[0], dtype=cost.dtype)
         mine, order = hungarian_algorithm(jnp.where(settled, easy, cost).astype(jnp.result_type(float)))
         return jnp.zeros_like(places).at[mine].set(order.astype(jnp.int32))
@@ -153,7 +156,7 @@ def assign_neurons(rows: Array, reference: Array) -> Array:
 
 
 def posterior_mean(mean: Params, count: Array, layers: Sequence[Layer], weight: float) -> Params:
-    """Returns FedMA's posterior mean of matched models: as if `weight` more had been the prior's mean.
+    """Returns FedMA's posterior mean of matched models: the mean with the prior's mean added as `weight` more models.
 
     With s^2 the variance of a model's neuron around the common one, and s_0^2 that of the prior, weight = s^2 / s_0^2:
     1 in FedMA's code. The prior's mean is 0, of biases 0.1. The last layer is a plain mean.
@@ -174,13 +177,13 @@ def posterior_mean(mean: Params, count: Array, layers: Sequence[Layer], weight: 
 
 
 def _neuron_weights(leaves: Sequence[Array], layer: Layer) -> Array:
-    """Returns what goes into every neuron of a layer, its biases and scales appended `[neurons, d]`."""
+    """Returns the weights into every neuron of a layer, its biases and scales appended `[neurons, d]`."""
     kernel = leaves[layer.kernel]
     return jnp.concatenate([kernel.reshape(-1, kernel.shape[-1]), *(leaves[place][None] for place in layer.vectors)]).T
 
 
 def _reorder(leaves: Sequence[Array], layer: Layer, following: Layer, order: Array) -> list[Array]:
-    """Returns the leaves with a layer's neurons, and the next layer's inputs, in another order."""
+    """Returns the leaves with a layer's neurons, and the next layer's inputs, in the given order."""
     moved = list(leaves)
     for place in (layer.kernel, *layer.vectors):
         moved[place] = jnp.take(moved[place], order, axis=-1)
@@ -192,15 +195,16 @@ def _reorder(leaves: Sequence[Array], layer: Layer, following: Layer, order: Arr
 
 
 def _names_as_made(node: Params, prefix: str = "") -> list[str]:
-    """Returns the leaves' names in the order of the dictionaries, a layer's kernel before its vectors."""
+    """Returns the names of the leaves in the order of the dictionaries, a layer's kernel before its vectors."""
     if not isinstance(node, dict):
         return [prefix]
     keys = sorted(node, key=lambda key: getattr(node[key], "ndim", 0) == 1)  # stable
     return [name for key in keys for name in _names_as_made(node[key], f"{prefix}/{key}" if prefix else str(key))]
 
 
-def _chain_error(name: str, shape: tuple[int, ...], why: str) -> ValueError:
+def _chain_error(name: str, shape: tuple[int, ...], reason: str) -> ValueError:
+    """Returns the error of a model that is no plain chain of layers."""
     return ValueError(
         f"the model must be a plain chain of layers for its neurons to be matched, got {name} of shape {list(shape)}: "
-        f"{why}; average such a model by index (fesem)."
+        f"{reason}; average such a model by index (fesem)."
     )

@@ -1,8 +1,8 @@
-"""The three steps of FeSEM and FeSEM-MA, streamed: no client's model is kept.
+"""Multi-centre averaging in one pass over the clients: the rounds of FeSEM, FeSEM-MA and WeCFL.
 
-`fesem` has the paper and its equations. A round begins with the local step, and the E and M step follow in the same
-pass over the clients: a client's model is compared with the centres as soon as it is trained, and goes into the sum of
-its cluster.
+`fesem` has the paper and its equations. A round begins with the local step; the E and M steps follow in the same pass:
+a client's model is compared with the centres as soon as it is trained, and is added to the sum of its cluster. So the
+models of all clients never exist at once. The first centres are those of k-means over all clients' first updates.
 """
 
 import math
@@ -55,7 +55,7 @@ def local_update(
 
 
 def share_of_rows(data: FederatedData, client: Array) -> Array:
-    """Returns 1 / (m alpha_i) for alpha_i = n_i / n `[]`: the mean number of rows over the client's own."""
+    """Returns 1 / (m alpha_i) for alpha_i = n_i / n `[]`: the mean number of rows, divided by the client's number."""
     real = takes_part(data)
     dtype = jnp.result_type(float)
     mean = jnp.where(real, data.train.size, 0).sum().astype(dtype) / jnp.maximum(real.sum(), 1).astype(dtype)
@@ -63,7 +63,7 @@ def share_of_rows(data: FederatedData, client: Array) -> Array:
 
 
 class FeSEMState(NamedTuple):
-    """K centres, and the cluster that each client was last found in."""
+    """K centres, and each client's cluster of the last E step."""
 
     centres: Params  # [K, ...]
     cluster: Array  # [N] int32
@@ -71,12 +71,12 @@ class FeSEMState(NamedTuple):
 
 
 class CentreRule(NamedTuple):
-    """How models are compared and averaged: what sets FeSEM and FeSEM-MA apart.
+    """Comparison and averaging of models: the difference between FeSEM and FeSEM-MA.
 
     Attributes:
         distances: `(model, centres [K, ...]) -> [K]`, of the E step.
-        shown: `model -> tree`, what the first clustering is shown of it.
-        align: `(model, centre) -> model`, what goes into the mean of the cluster whose centre it was.
+        shown: `model -> tree`, the parameters that the first clustering uses.
+        align: `(model, centre) -> model`, the model that enters the mean of the centre's cluster.
         settle: `(means [K, ...], members [K]) -> centres`, of the M step.
     """
 
@@ -87,7 +87,7 @@ class CentreRule(NamedTuple):
 
 
 def index_rule(task: Task, layers: str | Sequence[str], distance: CentreDistance = "squared_l2") -> CentreRule:
-    """Returns the rule that takes parameters as they come: FeSEM's and WeCFL's.
+    """Returns the rule that compares and averages parameters by index: FeSEM's and WeCFL's.
 
     Args:
         task: what is learned.
@@ -125,7 +125,15 @@ def multi_centre(
     first_epochs: int | None,
     voting: Weighting = "uniform",
 ) -> Method:
-    """Returns FeSEM under a rule; the options are those of `fesem`, `voting` weighs clients in the first clustering."""
+    """Returns FeSEM under a rule.
+
+    Args:
+        task, optimizer: see `fesem`, as the options that are not named here.
+        rule: comparison and averaging of models.
+        num_clusters: K.
+        proximal_weight, loss_weighting, local_epochs, batch_size, weighting, first_epochs: see `fesem`.
+        voting: the weights of clients in the first clustering.
+    """
     _check_arguments(num_clusters, proximal_weight, first_epochs)
     local = {"proximal_weight": proximal_weight, "loss_weighting": loss_weighting, "batch_size": batch_size}
     update = local_update(task, optimizer, local_epochs, **local)
@@ -139,27 +147,27 @@ def multi_centre(
     client = local_and_e_step(rule, learn, weighting)
 
     def round(key: Key, state: FeSEMState, data: FederatedData, cohort: Cohort) -> tuple[FeSEMState, Info]:
-        total, (loss, found, away, counts) = over_clients(client, (key, state, data), cohort)
+        total, (loss, nearest, distance, counts) = over_clients(client, (key, state, data), cohort)
         counts &= cohort.mask
-        objective = jnp.where(counts, away, 0).sum() / jnp.maximum(counts.sum(), 1).astype(away.dtype)
-        cluster = base.write_clusters(state.cluster, cohort, found)
-        one = base.shape_of(state.centres)
-        seen = base.info(
+        objective = jnp.where(counts, distance, 0).sum() / jnp.maximum(counts.sum(), 1).astype(distance.dtype)
+        cluster = base.write_clusters(state.cluster, cohort, nearest)
+        model = base.shape_of(state.centres)
+        info = base.info(
             cohort,
             loss,
             state.cluster[cohort.ids],
             num_clusters=(count_members(cluster, data, num_clusters) > 0).sum(),
             diverged=total.diverged,
-            up=one,
-            down=one,
-            distance=away,
+            up=model,
+            down=model,
+            distance=distance,
             objective=objective,
-            changed=(cohort.mask & (found != state.cluster[cohort.ids])).sum(dtype=jnp.int32),
+            changed=(cohort.mask & (nearest != state.cluster[cohort.ids])).sum(dtype=jnp.int32),
         )
-        seen = add_exchange(seen, state.round == 0, data, up=one, down=one)
-        heard = centre_of.counts(jnp.where(counts, found, -1), num_clusters)
-        centres = rule.settle(aggregate.mean(total, empty=state.centres), heard)
-        return FeSEMState(centres, cluster, state.round + 1), seen
+        info = add_exchange(info, state.round == 0, data, up=model, down=model)
+        contributors = centre_of.counts(jnp.where(counts, nearest, -1), num_clusters)  # [K]
+        centres = rule.settle(aggregate.mean(total, empty=state.centres), contributors)
+        return FeSEMState(centres, cluster, state.round + 1), info
 
     def client_params(state: FeSEMState, ids: Array) -> Params:
         return tree.take(state.centres, state.cluster[ids])
@@ -170,27 +178,27 @@ def multi_centre(
 def local_and_e_step(
     rule: CentreRule, learn: CentreTraining, weighting: Weighting
 ) -> Callable[..., tuple[aggregate.Contribution, tuple]]:
-    """Returns the local step and the E step of one client, `(shared, client) -> (sent, (loss, found, away, counts))`.
+    """Returns `(shared, client) -> (contribution, (loss, nearest, distance, counts))`: the local step and the E step.
 
-    `found []` is the nearest centre of the client's new model, `away []` how far it is, and `counts []` is False of a
-    client without rows or whose model is not finite: it stays where it was.
+    `nearest []` is the centre nearest to the client's new model, `distance []` its distance. `counts []` is False for a
+    client without rows or with a model that is not finite: it keeps its cluster.
 
     Args:
-        rule: how models are compared and averaged.
+        rule: comparison and averaging of models.
         learn: a client's local update.
-        weighting: of a cluster's mean.
+        weighting: of the clients in the mean of their cluster.
     """
 
     def client(shared, client: Array):
         key, state, data = shared
         model, loss = learn(key, state, data, client)
-        away = rule.distances(model, state.centres)  # [K]
-        counts = (data.train.size[client] > 0) & tree.is_finite(model) & jnp.isfinite(away).all()
-        found = jnp.where(counts, jnp.argmin(away).astype(jnp.int32), state.cluster[client])
-        aligned = rule.align(model, tree.take(state.centres, found))
+        distances = rule.distances(model, state.centres)  # [K]
+        counts = (data.train.size[client] > 0) & tree.is_finite(model) & jnp.isfinite(distances).all()
+        nearest = jnp.where(counts, jnp.argmin(distances).astype(jnp.int32), state.cluster[client])
+        aligned = rule.align(model, tree.take(state.centres, nearest))
         weight = aggregate.client_weight(data, client, weighting)
-        sent = aggregate.contribute(aligned, weight, found, base.slots_of(state.centres))
-        return sent, (loss, found, jnp.where(counts, away[found], 0), counts)
+        contribution = aggregate.contribute(aligned, weight, nearest, base.slots_of(state.centres))
+        return contribution, (loss, nearest, jnp.where(counts, distances[nearest], 0), counts)
 
     return client
 
@@ -204,19 +212,19 @@ def kmeans_init(
     weighting: Weighting,
     voting: Weighting,
 ) -> Init:
-    """Returns `init(key, data) -> state`: k-means of what all clients have made of one model, and its means.
+    """Returns `init(key, data) -> state`: k-means over all clients' first updates of one model, and their means.
 
     Args:
         task: what is learned.
-        rule: what is clustered of a model, and how models are averaged.
+        rule: comparison and averaging of models.
         update: a client's first local update.
         num_clusters, weighting: as in `fesem`.
-        voting: of clients in k-means.
+        voting: the weights of clients in k-means.
     """
 
     def first(key: Key, model: Params, data: FederatedData, client: Array, *, anchor: Params) -> tuple[Params, Array]:
-        sent, loss = update(key, model, data, client, anchor=anchor)
-        return rule.align(sent, anchor), loss
+        trained, loss = update(key, model, data, client, anchor=anchor)
+        return rule.align(trained, anchor), loss
 
     def vector_of(key: Key, model: Params) -> Array:
         return to_vector(key, rule.shown(model))
@@ -225,28 +233,28 @@ def kmeans_init(
         base.check_clusters(num_clusters, data)
         model = task.init(key_for(key, Stream.INIT))
         vectors, known = train_all_once(key, model, data, first, vector_of)
-        start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
+        start_key = key_for(key, Stream.START, round=1)  # round 0 of this stream is for the clients' training
         votes = aggregate.client_weight(data, jnp.arange(data.num_clients), voting)
         found = kmeans.kmeans(start_key, vectors, num_clusters, mask=known, weights=votes)
         cluster = nearest_centre(vectors, found.centres)
 
         def client(shared, client: Array):
             key, model, cluster, data = shared
-            client_key = key_for(key, Stream.START, client=client)  # trains as in `train_all_once`
-            sent, _ = first(client_key, model, data, client, anchor=model)
+            client_key = key_for(key, Stream.START, client=client)  # the same training as in `train_all_once`
+            trained, _ = first(client_key, model, data, client, anchor=model)
             weight = aggregate.client_weight(data, client, weighting)
-            return aggregate.contribute(sent, weight, cluster[client], num_clusters), ()
+            return aggregate.contribute(trained, weight, cluster[client], num_clusters), ()
 
-        heard = jnp.where(known, cluster, -1)
-        total, _ = over_clients(client, (key, model, heard, data), all_clients(model, data))
+        counted = jnp.where(known, cluster, -1)  # [N]
+        total, _ = over_clients(client, (key, model, counted, data), all_clients(model, data))
         means = aggregate.mean(total, empty=tree.repeat(model, num_clusters))
-        return FeSEMState(rule.settle(means, centre_of.counts(heard, num_clusters)), cluster, jnp.int32(0))
+        return FeSEMState(rule.settle(means, centre_of.counts(counted, num_clusters)), cluster, jnp.int32(0))
 
     return init
 
 
 def count_members(cluster: Array, data: FederatedData, num_clusters: int) -> Array:
-    """Returns how many clients that take part are in every cluster `[K]` int32."""
+    """Returns the number of clients that take part in every cluster `[K]` int32."""
     return centre_of.counts(jnp.where(takes_part(data), cluster, -1), num_clusters)
 
 
@@ -255,8 +263,6 @@ def _check_arguments(num_clusters: int, proximal_weight: float, first_epochs: in
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
     if not 0 <= proximal_weight < math.inf:  # nor NaN
-        raise ValueError(
-            f"proximal_weight must be at least 0 and finite, got {proximal_weight}; 0 switches the pull off."
-        )
+        raise ValueError(f"proximal_weight must be at least 0 and finite, got {proximal_weight}; 0 removes the pull.")
     if first_epochs is not None and first_epochs < 1:
         raise ValueError(f"first_epochs must be at least 1, got {first_epochs}; None is local_epochs.")

@@ -1,4 +1,4 @@
-"""Clients that join between two rounds: who they are, and room for them in what a state keeps of every client."""
+"""Clients that join between two rounds: their cohort, and rows for them in the fields of a state."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from jaxfl.typing import Array
 
 
 def joining_cohort(ids: Sequence[int], data: FederatedData) -> Cohort:
-    """Returns the cohort of those who join, one after another.
+    """Returns the cohort of the clients that join, computed one after another.
 
     Args:
         ids: clients of `data`.
         data: the federation with the new clients in it.
 
     Raises:
-        ValueError: there is none, there is no such client, or one is named twice.
+        ValueError: `ids` is empty, names a client twice, or names one that the federation does not have.
 
     >>> from jaxfl.data import synthetic
     >>> joining_cohort([3, 1], synthetic.clustered_linear(4)).ids.tolist()
@@ -33,25 +33,25 @@ def joining_cohort(ids: Sequence[int], data: FederatedData) -> Cohort:
 
 
 def count_new(rows: Array, num_clients: int) -> int:
-    """Returns how many clients `rows [M, ...]` do not know yet.
+    """Returns the number of clients that have no row in `rows [M, ...]` yet.
 
     Raises:
-        ValueError: it knows more clients than there are.
+        ValueError: there are more rows than clients.
     """
     new = num_clients - rows.shape[0]
     if new < 0:
         raise ValueError(
-            f"data must hold the {rows.shape[0]} clients that the state knows, got {num_clients}; new clients "
-            "come last."
+            f"data must have at least the {rows.shape[0]} clients of the state, got {num_clients}; add new clients "
+            "behind the others."
         )
     return new
 
 
 def pad_clients(rows: Array, num_clients: int, fill: int = 0) -> Array:
-    """Returns `rows [M, ...]` with a row of `fill` for every client that is new `[N, ...]`.
+    """Returns `rows [M, ...]` with a row of `fill` for every new client `[N, ...]`.
 
     Raises:
-        ValueError: it knows more clients than there are.
+        ValueError: there are more rows than clients.
 
     >>> pad_clients(jnp.array([2, 0]), 4, -1).tolist()
     [2, 0, -1, -1]

@@ -1,4 +1,7 @@
-"""Clustering all clients once, by what each has learned alone: training them all, and the nearest centre of each."""
+"""One-shot clustering: all clients train once from one model, and are clustered by their models or updates.
+
+The distances may be of other data as well: PACFL clusters by angles between the clients' inputs, without training.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,26 +31,27 @@ def cluster_clients(
     threshold: float | Array,
     num_clusters: int | None,
 ) -> tuple[Array, Array]:
-    """Clusters the known clients, and finds a place for everybody else.
+    """Returns the clusters of all clients by agglomerative clustering of the known ones, and the number of clusters.
 
     Args:
         distance: `[N, N]`.
-        known: bool `[N]`, who makes the clusters.
-        able: bool `[N]`, whose distances mean something.
+        known: bool `[N]`, the clients that are clustered.
+        able: bool `[N]`, the clients with distances that count.
         linkage: see `clustering.linkage`.
         threshold: T.
-        num_clusters: of the known, instead of T.
+        num_clusters: number of clusters of the known clients; replaces T.
 
     Returns:
-        The clusters `[N]` int32: 0, 1, ... in the order of their first known members. Who is able but not known is in
-        that of the nearest who is; who is not able, in the largest. And their number, at least 1.
+        The clusters `[N]` int32: 0, 1, ... in the order of their first known members. A client that is able but not
+        known is in the cluster of the nearest known client; a client that is not able, in the largest cluster. The
+        number of clusters `[]` is at least 1.
 
     >>> distance = jnp.abs(jnp.arange(4.0)[:, None] - jnp.arange(4.0)[None])
     >>> known, able = jnp.array([False, True, True, False]), jnp.array([False, True, True, True])
     >>> cluster_clients(distance, known, able, "single", 0.5, None)[0].tolist()
     [0, 0, 1, 1]
     """
-    # infinitely far away from everybody, the unknown merge last
+    # clients that are not known are infinitely far from all others and merge last
     merges = trees.linkage(jnp.where(known[:, None] & known[None], distance, jnp.inf), linkage)
     if num_clusters is None:
         label = trees.cut_by_threshold(merges, threshold)
@@ -56,12 +60,12 @@ def cluster_clients(
     size = jnp.zeros_like(label).at[label].add(known.astype(jnp.int32))  # [N] by label
     nearest = jnp.argmin(jnp.where(known[None], distance, jnp.inf), axis=1)
     home = jnp.where(known, label, jnp.where(able, label[nearest], jnp.argmax(size).astype(jnp.int32)))
-    number = jnp.cumsum(size > 0, dtype=jnp.int32) - 1  # labels without anybody known have none
+    number = jnp.cumsum(size > 0, dtype=jnp.int32) - 1  # labels without a known client have no number
     return jnp.maximum(number[home], 0), jnp.maximum(number[-1] + 1, 1)
 
 
 def grow(state: Any) -> Any:
-    """Returns the state with twice the slots: its `models` twice, which are all alike until clusters are found."""
+    """Returns the state with twice the slots: `models` is repeated, and all models are equal before the clustering."""
     return state._replace(models=jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), state.models))
 
 
@@ -71,7 +75,7 @@ PointOf = Callable[[Key, Params], Array]
 def train_all_once(
     key: Key, model: Params, data: FederatedData, train: Train, point_of: PointOf, compare: Compared = "weights"
 ) -> tuple[Array, Array]:
-    """Trains every client from one model, one-shot.
+    """Returns the points of all clients after training from one model, and which of them are clustered.
 
     Args:
         key: of the run.
@@ -79,11 +83,11 @@ def train_all_once(
         data: the federation.
         train: a client's local training.
         point_of: `(key, model or update) -> [d]`.
-        compare: what is sent, see `train_once`.
+        compare: see `train_once`.
 
     Returns:
-        The points `[N, d]` of what they send, and who has sent a finite model and takes part `[N]`; clients kept out of
-        training send theirs just to be served.
+        The points `[N, d]`, and bool `[N]` for clients that take part and whose model is finite. Held-out clients train
+        as well, to be served by a cluster.
     """
     points, finite = train_once(key, model, data, train, point_of, all_clients(model, data), compare)
     return points, finite & takes_part(data)
@@ -92,51 +96,52 @@ def train_all_once(
 def train_once(
     key: Key, model: Params, data: FederatedData, train: Train, point_of: PointOf, cohort: Cohort, compare: Compared
 ) -> tuple[Array, Array]:
-    """Trains every client of a cohort from one model, the same way whoever else is in it.
+    """Returns the points of a cohort's clients after training from one model; they do not depend on the cohort.
 
     Args:
         key, model, data, train, point_of: see `train_all_once`.
-        cohort: who is trained.
-        compare: what becomes a point: `"weights"`, the model, or `"updates"`, the model less the one it started from.
+        cohort: the clients that are trained.
+        compare: the points are those of `"weights"`, the trained model, or of `"updates"`, its difference to `model`.
 
     Returns:
-        The points `[C, d]`, and whose models are finite `[C]`; the others' points are of the model that they started
-        from, or of no update.
+        The points `[C, d]`, and bool `[C]` for finite models. The point of a model that is not finite is that of
+        `model`, or of a zero update.
     """
 
     def client(shared, client: Array):
         key, model, data = shared
         trained, _ = train(key_for(key, Stream.START, client=client), model, data, client, anchor=model)
         finite = tree.is_finite(trained)
-        sent = tree.where(finite, trained, model)
-        sent = jax.tree.map(jnp.subtract, sent, model) if compare == "updates" else sent
-        return (), (point_of(key, sent), finite)
+        contribution = tree.where(finite, trained, model)
+        if compare == "updates":
+            contribution = jax.tree.map(jnp.subtract, contribution, model)
+        return (), (point_of(key, contribution), finite)
 
     return over_clients(client, (key, model, data), cohort)[1]
 
 
 def all_clients(model: Params, data: FederatedData) -> Cohort:
-    """Returns the cohort of all clients, who are sent one model, in a plan for this machine."""
+    """Returns the cohort of all clients, with a plan for this machine when all receive one model."""
     count = data.num_clients
     plan = resolve_plan("auto", model, count)
     return Cohort.of(jnp.arange(count), plan)
 
 
-def add_exchange(seen: Info, due: Array, data: FederatedData, *, up: Params, down: Params) -> Info:
-    """Returns what is seen of a round, with what all clients but those held out sent and were sent if that was due.
+def add_exchange(info: Info, due: Array, data: FederatedData, *, up: Params, down: Params) -> Info:
+    """Returns `info` with the bytes of an exchange with all clients that are not held out, if it was due.
 
-    What `init` has them exchange is counted in the first round: `due` is then `state.round == 0`.
+    An exchange of `init` is counted in the first round: `due` is then `state.round == 0`.
 
     Args:
-        seen: of the cohort.
-        due: bool `[]`, whether all were asked.
+        info: of the cohort's round.
+        due: bool `[]`, whether the exchange took place.
         data: the federation.
         up: pytree of arrays or shapes that one client sends.
-        down: pytree of arrays or shapes that one client is sent.
+        down: pytree of arrays or shapes that one client receives.
     """
-    asked = data.num_clients if data.held_out is None else (~jnp.asarray(data.held_out)).sum()
-    times = jnp.where(due, asked, 0)
-    return seen._replace(bytes_up=seen.bytes_up + traffic(times, up), bytes_down=seen.bytes_down + traffic(times, down))
+    clients = data.num_clients if data.held_out is None else (~jnp.asarray(data.held_out)).sum()
+    times = jnp.where(due, clients, 0)
+    return info._replace(bytes_up=info.bytes_up + traffic(times, up), bytes_down=info.bytes_down + traffic(times, down))
 
 
 def nearest_centre(points: Array, centres: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What belongs to each client: a row of `[N, ...]` that it takes into a round, trains, and puts back."""
+"""Personal parameters: a row of `[N, ...]` for each client, which a round takes, trains and writes back."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,56 +17,56 @@ RowFunction = Callable[[Any, Array, Params], tuple[Any, Params, Array, Array]]
 
 
 class RowsPass(NamedTuple):
-    """What a pass over the clients of a round has made.
+    """The results of a pass over the clients of a round.
 
     Attributes:
-        sums: of what the clients have sent, see `jaxfl.engine.over_owners`.
+        sums: of the contributions, see `jaxfl.engine.over_owners`.
         rows: of all clients `[N, ...]`.
         loss: `[C]`.
-        kept: `[C]` bool, whether the client has the row that it has trained; if not, it has its old one.
-        diverged: `[]` int32, how many clients of the cohort were not finite.
+        finite: `[C]` bool, whether the client's training was finite; otherwise its row is unchanged.
+        diverged: `[]` int32, number of clients of the cohort whose training was not finite.
     """
 
     sums: Any
     rows: Params
     loss: Array
-    kept: Array
+    finite: Array
     diverged: Array
 
 
 def over_rows(client: RowFunction, shared: Any, cohort: Cohort, rows: Params) -> RowsPass:
-    """Runs `client` for every client of a cohort, with its row; rows of diverged clients and of padding stay.
+    """Returns the results of `client` for every client of a cohort; rows of diverged clients and of padding stay.
 
     Args:
         client: `(shared, client, row) -> (sums, row, loss, finite)` for one client: `sums` as in `over_clients`, the
-            row after training, the training loss `[]`, and whether all that it has trained is finite `[]`.
-        shared: what every client is sent.
-        cohort: who takes part.
+            row after training, the training loss `[]`, and whether all trained parameters are finite `[]`.
+        shared: arguments that are the same for every client.
+        cohort: the clients of the round.
         rows: of all clients `[N, ...]`, reached by `tree.take` and `tree.put` alone, see `Method.per_client`.
 
     >>> def double(shared, client, row):
     ...     return (), 2 * row, jnp.float32(0), jnp.isfinite(row)
     >>> passed = over_rows(double, (), Cohort.of([2, 0]), jnp.array([1.0, 2.0, jnp.inf]))
-    >>> passed.rows.tolist(), passed.kept.tolist(), int(passed.diverged)
+    >>> passed.rows.tolist(), passed.finite.tolist(), int(passed.diverged)
     ([2.0, 2.0, inf], [False, True], 1)
     """
 
-    def one(shared: Any, number: Array, row: Params):
+    def keep_finite(shared: Any, number: Array, row: Params):
         sums, trained, loss, finite = client(shared, number, row)
         return sums, (loss, finite), tree.where(finite, trained, row)
 
-    sums, (loss, finite), rows = over_owners(one, shared, cohort, rows)
+    sums, (loss, finite), rows = over_owners(keep_finite, shared, cohort, rows)
     return RowsPass(sums, rows, loss, finite, (~finite & cohort.mask).sum(dtype=jnp.int32))
 
 
-def personal_info(passed: RowsPass, cohort: Cohort, num_clients: int, sent: Params) -> Info:
-    """Returns what is seen of a pass in which everybody is a cluster; `sent` is what a client sends, and is sent."""
-    diverged = passed.diverged
-    return info(cohort, passed.loss, cohort.ids, num_clusters=num_clients, diverged=diverged, up=sent, down=sent)
+def personal_info(passed: RowsPass, cohort: Cohort, num_clients: int, exchanged: Params) -> Info:
+    """Returns the `Info` of a pass where each client is a cluster; a client sends and receives `exchanged`."""
+    diverged, size = passed.diverged, exchanged
+    return info(cohort, passed.loss, cohort.ids, num_clusters=num_clients, diverged=diverged, up=size, down=size)
 
 
 def mark_trained(trained: Array, passed: RowsPass, data: FederatedData, cohort: Cohort) -> Array:
-    """Returns who has ever trained a row of its own `[N]` bool, after a pass; clients without rows make no step."""
-    moved = passed.kept & (data.train.size[cohort.ids] > 0)
+    """Returns bool `[N]` for clients that have ever trained their row, after a pass; without rows there is no step."""
+    moved = passed.finite & (data.train.size[cohort.ids] > 0)
     ids = jnp.where(cohort.mask & moved, cohort.ids, data.num_clients)
     return trained.at[ids].set(True, mode="drop")

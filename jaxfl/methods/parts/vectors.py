@@ -1,4 +1,4 @@
-"""What clients are compared by: some parameters of the model or update that they send, as one vector."""
+"""Vectors that clients are compared by: chosen parameters of their models or updates, sketched if they are long."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,20 +16,20 @@ LAST_KERNEL = "last kernel"  # no pattern: parameters' names have no spaces
 
 
 def to_vector(key: Key, model: Params, layers: str | Sequence[str] = ".*", size: int = 1024) -> Array:
-    """Returns what a model is clustered by `[d]`: the layers' parameters, sketched to `size` if they are more."""
+    """Returns the vector `[d]` of a model's chosen layers, sketched to `size` numbers if it is longer."""
     vector = tree.ravel(tree.partition(model, tree.matching(model, layers))[0])
     return vector if vector.size <= size else sketch.sketch(key_for(key, Stream.SKETCH), vector, size)
 
 
 def compared_leaves(task: Task, layers: str | Sequence[str]) -> Params:
-    """Returns by which leaves of the task's model clients are compared: a bool for every leaf.
+    """Returns a bool for every leaf of the task's model: whether clients are compared by it.
 
     Args:
         task: what is learned.
         layers: patterns (see `tree.matching`), or `LAST_KERNEL`.
 
     Raises:
-        ValueError: the patterns match nothing, or the model has no last kernel.
+        ValueError: the patterns match no parameter, or the last layer of the model has no kernel.
     """
     model = jax.eval_shape(task.init, jax.random.key(0))
     if layers != LAST_KERNEL:
@@ -44,15 +44,15 @@ def compared_leaves(task: Task, layers: str | Sequence[str]) -> Params:
 
 
 def chosen_leaves(task: Task, patterns: str | Sequence[str] | None, option: str = "personal") -> Params:
-    """Returns which leaves of the task's model the patterns name, see `tree.matching`; None names the last layer's.
+    """Returns a bool for every leaf of the task's model: whether a pattern matches its name, see `tree.matching`.
 
     Args:
         task: what is learned.
-        patterns: of parameters' names, or None.
-        option: that gives them, for the message.
+        patterns: of parameters' names; None chooses the last layer.
+        option: the option that gives the patterns, for the message.
 
     Raises:
-        ValueError: a pattern names nothing, or None a layer of a model that is not made of dictionaries.
+        ValueError: a pattern matches no parameter, or `patterns` is None and the model is not made of dictionaries.
     """
     if patterns is None:
         return last_layer(task, option)
@@ -60,28 +60,28 @@ def chosen_leaves(task: Task, patterns: str | Sequence[str] | None, option: str 
 
 
 def last_layer(task: Task, option: str = "personal") -> Params:
-    """Returns which leaves of the task's model are those of the layer that was made last: a bool for every leaf.
+    """Returns a bool for every leaf of the task's model: whether it is of the layer that the model creates last.
 
-    A layer is what holds arrays: of nested modules, the innermost one.
+    A layer is a module that holds arrays: of nested modules, the innermost one.
 
     Args:
         task: what is learned.
-        option: that names layers otherwise, for the message.
+        option: the option that names layers otherwise, for the message.
 
     Raises:
         ValueError: the model is not made of dictionaries.
     """
     layer: list[str] = []
 
-    def look(key: Key) -> Params:
+    def record_path(key: Key) -> Params:
         node = model = task.init(key)
-        # in here the keys are in the order in which the model was made; transformations return them sorted
+        # inside `init` the keys are in the order of creation; transformations return them sorted
         while isinstance(node, dict) and node and isinstance(last := list(node)[-1], str):
             layer.append(last)
             node = node[last]
         return model
 
-    model = jax.eval_shape(look, jax.random.key(0))
+    model = jax.eval_shape(record_path, jax.random.key(0))
     if not layer:
         raise ValueError(
             f"{option} must be given for a model that is a {type(model).__name__} and not a dictionary of layers; "
@@ -89,6 +89,6 @@ def last_layer(task: Task, option: str = "personal") -> Params:
         )
     prefix = "".join(f"{name}/" for name in layer[:-1])  # the last name is an array's
     if not prefix and any(isinstance(node, dict) for node in model.values()):
-        prefix = layer[-1]  # beside layers, an array in none of them is one by itself
+        prefix = layer[-1]  # an array beside the layers is a layer by itself
     flags = [name.startswith(prefix) for name in tree.names(model)]
     return jax.tree.unflatten(jax.tree.structure(model), flags)

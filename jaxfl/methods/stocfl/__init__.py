@@ -13,17 +13,17 @@ and then the sampled clients i of cluster k train, from the models they were sen
     omega^i:   omega <- omega - eta * grad f_i(omega)                                   (line 22)
     omega_{t+1} <- mean of omega^i;    theta_k <- mean of theta_k^i over k's sampled members
 
-The paper leaves the model of a merged cluster open ("merge"): here, as in the official code, the cluster with more
-members keeps its own (ties: the lower slot). Parts of three or more clusters merge at once; the official code unites
-them pair by pair, so that two small ones may outweigh the largest.
+The paper does not define the model of a merged cluster: here, as in the official code, it is the model of the part with
+the most members (ties: the lower slot). Three or more clusters merge at once; the official code merges them pair by
+pair, so that two small ones may outweigh the largest.
 
 Where the official code differs (`preset="official"`): Psi is the displacement after some local epochs, not normalised;
 only clusters and members sampled in this round are compared; a new cluster starts from the current omega; and omega is
 trained as a chain over the clients instead of in parallel, which makes more steps in a round than any client does, and
 is what the paper's table 1 needs.
 
-StoCFL starts with N clusters but holds no N models: an unseen client is nowhere, and merging precedes training, so only
-clusters that have been trained own a slot.
+StoCFL starts with N clusters but does not hold N models: an unseen client is in no cluster, and merging precedes
+training, so that only trained clusters have a slot.
 """
 
 from typing import Any, Literal
@@ -103,33 +103,34 @@ def stocfl(
     Args:
         task: what is learned; its initial model matters: PyTorch's uniform initialisation separates rotations at 0.5.
         optimizer: the local optimiser of both models.
-        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. What is given besides
-            wins.
-        threshold: tau; above 1 nothing merges (Ditto), -1 merges everything at once. `"auto"`, beyond the paper, needs
-            no tuning: greedily, by cosines corrected for the noise of few rows, see `parts.merging`; a client then
-            sends one number more.
-        proximal_weight: lambda, the pull of the cluster models to omega.
+        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. Options that are given
+            replace the preset's values.
+        threshold: tau, the cosine from which clusters merge; above 1 nothing merges (Ditto), -1 merges all clusters.
+            `"auto"`, beyond the paper, needs no tuning: it merges greedily, by cosines corrected for the noise of few
+            rows, see `stocfl.merging`; a client then sends one number more.
+        proximal_weight: lambda, the pull of the cluster models to the global model omega.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: `"uniform"` (the official code) or `"rows"`.
-        representation: Psi, `"gradient"` or `"displacement"`: what some local epochs do to the anchor (gradient,
-            displacement).
-        representation_epochs: of the displacement.
-        representation_size: numbers kept of each Psi; a longer one is sketched (see `clustering.sketch`), with an error
-            of a cosine of about `1 / sqrt(representation_size)`. None keeps it whole.
-        normalise: whether Psi has length 1 (yes, no).
-        anchor_task: of another, for example smaller, anchor model, on the same federation; None takes omega_0.
-        members: whose mean represents a cluster, all `"observed"` members or those `"sampled"` in this round
+        weighting: weights of the clients in the means: `"uniform"` (the official code) or `"rows"`.
+        representation: Psi, the `"gradient"` at the anchor model, or the `"displacement"` of the anchor model by some
+            local epochs (gradient, displacement).
+        representation_epochs: local epochs of the displacement.
+        representation_size: numbers stored of each Psi; a longer one is sketched (see `clustering.sketch`), with an
+            error of a cosine of about `1 / sqrt(representation_size)`. None stores all numbers.
+        normalise: whether Psi is scaled to length 1 (yes, no).
+        anchor_task: task of another, for example smaller, anchor model on the same federation; None takes omega_0.
+        members: a cluster is represented by the mean of all its `"observed"` members, or of those `"sampled"` in this
+            round (observed, sampled).
+        compare: clusters that may merge: all `"observed"` ones, or those with a member `"sampled"` in this round
             (observed, sampled).
-        compare: clusters that may merge, all `"observed"` ones or those with a member `"sampled"` in this round
-            (observed, sampled).
-        linkage: `"single"`, all pairs at once, or `"greedy"`: the closest pair merges and is represented anew, until
-            no cosine reaches tau; `"auto"` is greedy.
-        newcomers: where a new cluster starts, at the `"initial"` model omega_0 or the current `"global"` one (initial,
+        linkage: `"single"` merges all pairs at once; `"greedy"` merges the closest pair and represents it anew, until
+            no cosine reaches tau. `threshold="auto"` is greedy.
+        newcomers: start of a new cluster: the `"initial"` model omega_0, or the current `"global"` model (initial,
             global).
-        update: of omega, `"parallel"` or as a `"chain"`, see `averaging` (parallel, chain).
-        keep: Psi of all observed `"clients"` `[N, d]`, or only the sums of `"clusters"` `[K, d]`.
-        slots: cluster models held at first; the simulator doubles them when they run out.
+        update: training of omega: `"parallel"`, or as a `"chain"`, see `averaging` (parallel, chain).
+        keep: stored representations: Psi of all observed `"clients"` `[N, d]`, or only the sums of `"clusters"`
+            `[K, d]`.
+        slots: cluster models at the start; the simulator doubles them when they run out.
 
     Raises:
         ValueError: an option is out of range, or two of them contradict each other.
@@ -165,16 +166,16 @@ def assemble(
     weighting: aggregate.Weighting,
     slots: int,
 ) -> Method:
-    """Returns StoCFL of these parts.
+    """Returns StoCFL with the given rule, representation and training.
 
     Args:
-        rule: what is compared, what merges, and what a new cluster starts from.
-        represented: what clients send of themselves.
+        rule: comparison and merging of clusters, and the start of new ones.
+        represented: representation of single clients.
         solver: trains omega.
         train: trains theta, pulled to its anchor, omega.
         anchor_task: see `stocfl`.
-        weighting: of a cluster's clients.
-        slots: at first.
+        weighting: of the clients in the mean of their cluster.
+        slots: K at the start.
     """
     observe = observing(represented, agreement=rule.threshold == "auto")
 
@@ -200,37 +201,37 @@ def assemble(
 
     def round(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> tuple[StoCFLState, Info]:
         newcomer = cohort.mask & unobserved(state, data, cohort)
-        sent = observe(key, state.anchor, data, cohort, newcomer)
-        start, merged = regroup(state, data.train.size, cohort, sent, newcomer)  # lines 7 to 13
-        solved, of_omega = solver.round(key, state.solver, data, cohort)  # line 22
+        observation = observe(key, state.anchor, data, cohort, newcomer)
+        start, merged = regroup(state, data.train.size, cohort, observation, newcomer)  # lines 7 to 13
+        solved, omega_info = solver.round(key, state.solver, data, cohort)  # line 22
         # line 21, on the batches of the solver
         total, loss = learn(key, start.models, start.cluster, state.round, data, cohort, anchor=omega(state))
-        told = sent if rule.threshold == "auto" else sent.psi
-        once = base.traffic(newcomer.sum(), tree.take(told, 0))  # bytes, when first seen
-        seen = round_info(cohort, start, merged, total, loss, of_omega, once)
+        message = observation if rule.threshold == "auto" else observation.psi
+        once = base.traffic(newcomer.sum(), tree.take(message, 0))  # bytes of a client's first round
+        info = round_info(cohort, start, merged, total, loss, omega_info, once)
         models = aggregate.mean(total, empty=start.models)
-        return start._replace(solver=solved, models=models, round=state.round + 1), seen
+        return start._replace(solver=solved, models=models, round=state.round + 1), info
 
     def assign(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> StoCFLState:
-        """Serves clients that were never sampled by the cluster closest to their Psi (section 4.4, unseen clients)."""
+        """Returns the state where clients never sampled have the cluster closest to their Psi (section 4.4)."""
         unseen, size = unobserved(state, data, cohort), state.sizes()
-        sent = observe(key, state.anchor, data, cohort, unseen)
-        closest, _ = merging.closest_clusters(sent.psi, state.sums(), size)
+        observation = observe(key, state.anchor, data, cohort, unseen)
+        closest, _ = merging.closest_clusters(observation.psi, state.sums(), size)
         found = jnp.where(unseen & (size > 0).any(), closest, state.cluster[cohort.ids])
         return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
 
     def client_params(state: StoCFLState, ids: Array) -> Params:
         slot = state.cluster[ids]
-        own = tree.take(state.models, jnp.maximum(slot, 0))
-        return tree.where(slot >= 0, own, solver.client_params(state.solver, ids))
+        models = tree.take(state.models, jnp.maximum(slot, 0))
+        return tree.where(slot >= 0, models, solver.client_params(state.solver, ids))
 
-    reads = "everybody" if rule.threshold == "auto" else solver.reads  # everybody's rows are halved in one go
+    reads = "everybody" if rule.threshold == "auto" else solver.reads  # the rows of all clients are halved at once
     join = joining(observe, rule.threshold)
     return Method(init, round, client_params, solver.task, assign, grow, join, reads)
 
 
 def unobserved(state: StoCFLState, data: FederatedData, cohort: Cohort) -> Array:
-    """Returns which of the cohort have rows and are in no cluster yet `[C]`."""
+    """Returns bool `[C]` for clients of the cohort that have rows and are in no cluster yet."""
     return (state.cluster[cohort.ids] < 0) & (data.train.size[cohort.ids] > 0)
 
 
@@ -240,31 +241,32 @@ def round_info(
     merged: merging.Merged,
     total: aggregate.Total,
     loss: Array,
-    of_omega: Info,
+    omega_info: Info,
     once: Array,
 ) -> Info:
-    """Returns what is seen of a round.
+    """Returns the `Info` of a round.
 
     Args:
-        cohort: who took part.
+        cohort: the clients of the round.
         state: after the merge.
-        merged: what the merge has done.
-        total: of the training of theta.
-        loss: as well `[C]`.
-        of_omega: of the solver's round.
-        once: bytes that newcomers have sent of themselves `[]`.
+        merged: the result of the merge.
+        total: sums of the training of theta.
+        loss: of the training of theta `[C]`.
+        omega_info: of the solver's round.
+        once: bytes of the newcomers' representations `[]`.
     """
-    of_theta = base.info(
+    theta_info = base.info(
         cohort,
         loss,
         state.cluster[cohort.ids],
         num_clusters=merged.num_clusters,
-        diverged=jnp.maximum(total.diverged, of_omega.diverged),
+        diverged=jnp.maximum(total.diverged, omega_info.diverged),
         up=state.initial,
         down=state.initial,
         overflow=merged.doublings,
         objective=merging.objective(state.sums(), state.sizes()),
     )
-    return of_theta._replace(
-        bytes_up=of_theta.bytes_up + of_omega.bytes_up + once, bytes_down=of_theta.bytes_down + of_omega.bytes_down
+    return theta_info._replace(
+        bytes_up=theta_info.bytes_up + omega_info.bytes_up + once,
+        bytes_down=theta_info.bytes_down + omega_info.bytes_down,
     )

@@ -1,12 +1,12 @@
-"""Clients that join or leave between two rounds of StoCFL; newcomers of a round are the matter of `regrouping`.
+"""Clients that join or leave StoCFL between two rounds; `regrouping` has the newcomers of a round.
 
 Zeng et al., "Stochastic Clustered Federated Learning", 2023, section 4.4. A client that joins sends Psi, and
 
     1. its candidate is the cluster whose representation has the largest cosine with it;
     2. if that cosine is >= tau it joins the candidate, otherwise it opens a cluster with the candidate's model.
 
-Nothing else merges; the next rounds see to that. A client whose data have changed joins again. Members of one cluster
-that leave take nothing with them but their part of its representation.
+No clusters merge here; the next rounds merge them. A client with changed data joins again. A client that leaves takes
+only its part of the cluster's representation with it.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ from jaxfl.typing import Array, Key
 def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
-    `data` is the federation with the new clients in it: as many as before, or more, the new ones last. Clients that are
-    known are represented anew. Those without training rows stay in no cluster (-1).
+    `data` is the federation with the new clients in it: as many as before, or more, the new ones last. Known clients
+    are represented anew. Clients without training rows are in no cluster (-1).
 
     Args:
         observe: from `representation.observing`.
-        threshold: tau, or `"auto"`: what newcomers of a round are asked for as well.
+        threshold: tau, or `"auto"`, as in the rounds.
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=80, held_out=0.25)
@@ -50,7 +50,7 @@ def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
 
     @engine.jit
     def enter(key: Key, state: StoCFLState, data: FederatedData, cohort: Cohort) -> tuple[StoCFLState, Array, Array]:
-        """Returns the state, the clusters `[M]`, and how often the slots must double for them."""
+        """Returns the state, the clusters `[M]`, and the times that the slots must double to hold them `[]`."""
         count, ids = state.slots, cohort.ids
         able = data.train.size[ids] > 0
         psi, agreement = observe(key, state.anchor, data, cohort, able)
@@ -91,10 +91,10 @@ def joining(observe: Observe, threshold: float | Literal["auto"]) -> Join:
 
 
 def leave(state: StoCFLState, ids: Sequence[int]) -> StoCFLState:
-    """Returns the state without these clients, as if they had never been observed; their models' influence stays.
+    """Returns the state without the Psi of these clients; the influence of their training on the models stays.
 
-    Of clusters kept as sums, whose members' Psi are not known apart, the sum keeps its direction and shrinks by the
-    share of the members that leave.
+    Where only the sum of a cluster's Psi is stored, the sum keeps its direction and shrinks by the share of the members
+    that leave.
 
     Args:
         state: StoCFL's.
@@ -105,16 +105,17 @@ def leave(state: StoCFLState, ids: Sequence[int]) -> StoCFLState:
 
 @jax.jit
 def _remove_clients(state: StoCFLState, gone: Array) -> StoCFLState:
+    """Returns the state without the clients `gone [M]`."""
     cluster = state.cluster.at[gone].set(-1)
     before, after = (merging.cluster_sizes(c, state.slots).astype(jnp.float32) for c in (state.cluster, cluster))
     return state._replace(cluster=cluster, memory=state.memory.left(gone, after / jnp.maximum(before, 1)))
 
 
 def add_clients(state: StoCFLState, data: FederatedData) -> StoCFLState:
-    """Returns the state for all clients of `data`; new ones are unobserved.
+    """Returns the state with rows for all clients of `data`; new ones are unobserved.
 
     Raises:
-        ValueError: the state knows more clients.
+        ValueError: the state has more clients.
     """
     new = newcomers.count_new(state.cluster, data.num_clients)
     if not new:

@@ -1,8 +1,8 @@
-"""What StoCFL's server keeps: its state, and in it one of two memories of what the clients have sent.
+"""The state of StoCFL, and two memories of the clients' representations Psi.
 
-Clusters are compared by the sums of their members' Psi. A memory of clients keeps every Psi, so that a sum can be taken
-over any members; a memory of clusters keeps the sums alone, which is less where clients are many. The two have the same
-functions.
+Clusters are compared by the sums of their members' Psi. `ClientMemory` stores every Psi, so that a sum can be taken
+over any members; `ClusterMemory` stores the sums alone, which is less when there are many clients. Both have the same
+methods.
 """
 
 from typing import Any, NamedTuple, Self
@@ -23,12 +23,12 @@ class ClientMemory(NamedTuple):
 
     @classmethod
     def empty(cls, psi: jax.ShapeDtypeStruct, num_clients: int, slots: int) -> Self:
-        """Returns the memory of nobody, for Psi of this shape `[d]`."""
+        """Returns the memory without clients, for Psi of this shape `[d]`."""
         del slots
         return cls(jnp.zeros((num_clients, *psi.shape), psi.dtype))
 
     def sums(self, cluster: Array, slots: int) -> Array:
-        """Returns the sums of the members' Psi `[K, d]`, by any clusters `[N]`; -1 belongs nowhere."""
+        """Returns the sums of the members' Psi `[K, d]` for any clusters `[N]`; -1 is no cluster."""
         return merging.sums_by_cluster(self.psi, cluster, slots)
 
     def merged(self, nodes: Array, to: Array, ids: Array) -> Self:
@@ -36,8 +36,8 @@ class ClientMemory(NamedTuple):
 
         Args:
             nodes: the sums of the clusters, then Psi of the cohort `[K + C, d]`.
-            to: the slot that each node went to `[K + C]`.
-            ids: of the cohort's newcomers `[C]`; out of range for the others, who are known.
+            to: the new slot of each node `[K + C]`.
+            ids: of the cohort's newcomers `[C]`; out of range for all others.
         """
         del to
         return self._replace(psi=self.psi.at[ids].set(nodes[nodes.shape[0] - ids.shape[0] :], mode="drop"))
@@ -59,18 +59,18 @@ class ClientMemory(NamedTuple):
 
 
 class ClusterMemory(NamedTuple):
-    """The sum of Psi of every cluster's members; its functions take what `ClientMemory` says."""
+    """The sum of Psi of every cluster's members; the arguments of its methods are those of `ClientMemory`."""
 
     psi: Array  # [K, d], summed over the members
 
     @classmethod
     def empty(cls, psi: jax.ShapeDtypeStruct, num_clients: int, slots: int) -> Self:
-        """Returns the memory of nobody, for Psi of this shape `[d]`."""
+        """Returns the memory without clients, for Psi of this shape `[d]`."""
         del num_clients
         return cls(jnp.zeros((slots, *psi.shape), psi.dtype))
 
     def sums(self, cluster: Array, slots: int) -> Array:
-        """Returns the sums `[K, d]`, of the clusters as they are."""
+        """Returns the sums `[K, d]` of the current clusters."""
         del cluster, slots
         return self.psi
 
@@ -80,12 +80,12 @@ class ClusterMemory(NamedTuple):
         return self._replace(psi=merging.sums_by_cluster(nodes, to, self.psi.shape[0]))
 
     def joined(self, psi: Array, to: Array, ids: Array) -> Self:
-        """Returns the memory with what clients have sent added to their clusters' sums."""
+        """Returns the memory with the clients' Psi added to the sums of their clusters."""
         del ids
         return self._replace(psi=self.psi + merging.sums_by_cluster(psi, to, self.psi.shape[0]))
 
     def left(self, ids: Array, share: Array) -> Self:
-        """Returns the memory with every sum shrunk to the share of its members that stay: Psi are not known apart."""
+        """Returns the memory with every sum scaled by the share of its members that stay: single Psi are not stored."""
         del ids
         return self._replace(psi=self.psi * share.astype(self.psi.dtype)[:, None])
 
@@ -100,9 +100,9 @@ MEMORIES: dict[str, type[PsiMemory]] = {"clients": ClientMemory, "clusters": Clu
 
 
 class StoCFLState(NamedTuple):
-    """Slots of cluster models, the global model, and what the observed clients have sent of themselves."""
+    """Slots of cluster models, the global model, and the representations of the observed clients."""
 
-    solver: Any  # state of the method that trains omega
+    solver: Any  # the state of the method that trains omega
     initial: Params  # omega_0
     anchor: Params  # psi, where representations are taken
     models: Params  # [K, ...] theta
@@ -129,8 +129,8 @@ class StoCFLState(NamedTuple):
 
         Args:
             rows: n `[N]`.
-            observed: whose agreement is known `[N]`.
-            cluster: `[N]`; -1 belongs nowhere.
+            observed: clients with a known agreement `[N]`.
+            cluster: `[N]`; -1 is no cluster.
         """
         of_clients = merging.noise_shares(self.agreement, rows, observed)
         return of_clients, merging.sums_by_cluster(of_clients[:, None], cluster, self.slots)[:, 0]

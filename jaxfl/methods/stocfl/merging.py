@@ -1,17 +1,17 @@
-"""How StoCFL's clusters meet: which merge, in which slot they go on, and whom a client is closest to.
+"""Merging of StoCFL's clusters, the slots of merged clusters, and the cluster closest to a client.
 
 Zeng et al., "Stochastic Clustered Federated Learning", 2023, Algorithm 1, lines 7-13, and the two steps of section 4.4.
 The nodes of a merge are the clusters' slots, then the newcomers of a cohort, each a cluster of its own.
 
 A threshold for any number of rows. Cosines of noisy representations are too small: those within a rotation of MNIST
-are 0.35 for 50 images a client and 0.68 for 200, and no tau fits both. But how much two halves of a client's rows agree
-(y_i, see `representation`) says how much of Psi_i is signal; pooled over all observed clients, as one client's own
-estimate is noisy,
+are 0.35 for 50 images a client and 0.68 for 200, and no tau fits both. The agreement of two halves of a client's rows
+(y_i, see `representation`) measures the share of signal in Psi_i. Pooled over all observed clients, since the estimate
+of a single client is noisy,
 
     kappa = 2 sum_i y_i / sum_i n_i (1 - y_i),    rho_i = n_i kappa / (1 + n_i kappa)    (Spearman and Brown, 1910)
 
 is the share of |Psi_i|^2 = 1 that is signal. Divided by lengths without noise, a cosine estimates that of the clients'
-distributions (Spearman's correction for attenuation, 1904), which one threshold, `AUTO`, suits whatever the rows.
+distributions (Spearman's correction for attenuation, 1904), and one threshold, `AUTO`, fits any number of rows.
 """
 
 from collections.abc import Callable
@@ -34,18 +34,18 @@ class Merged(NamedTuple):
     """The clusters after a merge."""
 
     cluster: Array  # [N] int32 slots
-    to: Array  # [K + C] int32, the slot that each node went to
-    opened: Array  # [K] bool, slots that a new cluster has taken
+    to: Array  # [K + C] int32, the new slot of each node
+    opened: Array  # [K] bool, slots of new clusters
     num_clusters: Array  # [] int32
-    doublings: Array  # [] int32, how often the slots must double for all of them, see `base.doublings`
+    doublings: Array  # [] int32, times that the slots must double to hold all clusters, see `base.doublings`
 
 
 def grouping(linkage: Literal["single", "greedy"], threshold: float | Literal["auto"]) -> Grouping:
-    """Returns which nodes belong together.
+    """Returns the function that groups nodes.
 
     Args:
-        linkage: `"single"`: what chains of pairs that reach the threshold connect; `"greedy"`: the closest pair merges
-            and is represented anew, until no pair reaches it.
+        linkage: `"single"` groups the nodes that chains of pairs above the threshold connect; `"greedy"` merges the
+            closest pair and represents it anew, until no pair reaches the threshold.
         threshold: tau, or `"auto"`, which is greedy.
     """
 
@@ -66,7 +66,7 @@ def noise_shares(agreement: Array, rows: Array, observed: Array) -> Array:
     Args:
         agreement: y `[N]`.
         rows: n `[N]`.
-        observed: bool `[N]`; those with less than two rows, which have no halves, have no say, nor those of NaN.
+        observed: bool `[N]`; clients with less than two rows, which have no halves, or with NaN do not enter kappa.
 
     >>> noise_shares(jnp.array([0.2, 0.4]), jnp.array([50, 50]), jnp.array([True, True])).round(3).tolist()
     [0.538..., 0.538...]
@@ -88,21 +88,21 @@ def merge(
     newcomer: Array,
     group: Grouping,
 ) -> Merged:
-    """Merges clusters and newcomers.
+    """Returns the clusters after clusters and newcomers were merged.
 
     Args:
         nodes: the clusters' representations, then the cohort's `[K + C, d]`.
-        noise: in the squared lengths of the nodes `[K + C]`, see `noise_of`; 0 where it is not corrected for.
-        size: members of each cluster `[K]`; a slot without any is free.
+        noise: in the squared lengths of the nodes `[K + C]`, see `noise_shares`; 0 for no correction.
+        size: members of each cluster `[K]`; a slot without members is free.
         compared: clusters that may merge `[K]`; the others stay as they are.
         cluster: slots of the clients before the merge `[N]`, -1 for those not observed yet.
-        ids: the cohort `[C]`, ascending, or which slot a new cluster opens would depend on its order.
-        newcomer: which of the cohort are observed for the first time `[C]`.
-        group: which nodes belong together.
+        ids: the cohort `[C]`, ascending, so that the slots of new clusters do not depend on the order of the cohort.
+        newcomer: clients of the cohort that are observed for the first time `[C]`.
+        group: of `grouping`.
 
     Returns:
         The new clusters. A merged cluster keeps the slot of its largest part, ties to the lower slot; a cluster of
-        newcomers alone opens the lowest free one.
+        newcomers alone opens the lowest free slot.
     """
     slots = size.shape[0]
     alive = jnp.concatenate([compared & (size > 0), newcomer])
@@ -110,7 +110,7 @@ def merge(
     count = nodes.shape[0]
     where = jnp.where(alive, label, count)  # dead nodes are dropped below
 
-    # the largest slot of each group, lower slots winning ties; -1 where there are newcomers only
+    # the largest slot of each group, ties to the lower slot; -1 for newcomers alone
     order = jnp.argsort(-size, stable=True).astype(jnp.int32)  # largest slot first
     rank = jnp.argsort(order).astype(jnp.int32)
     best = jnp.full(count, slots, jnp.int32).at[where[:slots]].min(rank, mode="drop")  # [K + C]
@@ -134,7 +134,7 @@ def merge(
 
 
 def sums_by_cluster(vectors: Array, cluster: Array, slots: int) -> Array:
-    """Returns the sum of the members' vectors `[K, d]`; -1 belongs nowhere."""
+    """Returns the sum of the members' vectors `[K, d]`; -1 is no cluster."""
     member = jax.nn.one_hot(cluster, slots, dtype=vectors.dtype)  # [N, K]
     return jnp.matmul(member.T, vectors, precision="highest")
 
@@ -145,10 +145,10 @@ def cluster_sizes(cluster: Array, slots: int) -> Array:
 
 
 def closest_clusters(psi: Array, sums: Array, size: Array) -> tuple[Array, Array]:
-    """Returns the cluster `[C]` that each `psi [C, d]` is closest to, and its cosine `[C]`; -inf if there is none.
+    """Returns the cluster `[C]` closest to each `psi [C, d]`, and its cosine `[C]`; -inf if there is no cluster.
 
-    A cluster whose sum is 0, of clients who have sent nothing usable, is the last that is taken: its cosine is -2. At 0
-    it would get all who are unlike everybody else.
+    A cluster with a sum of 0, of clients without a finite Psi, has the cosine -2 and is chosen last. With a cosine of 0
+    it would get all clients that are similar to no other.
 
     >>> slot, cosine = closest_clusters(jnp.array([[0.0, 2.0]]), jnp.eye(2), jnp.array([1, 1]))
     >>> slot.item(), cosine.item()
@@ -160,14 +160,14 @@ def closest_clusters(psi: Array, sums: Array, size: Array) -> tuple[Array, Array
 
 
 def reaches(psi: Array, noise: Array, sums: Array, noise_of_sums: Array) -> Array:
-    """Returns whether each `psi [C, d]` and the cluster of `sums [C, d]` beside it would merge by `"auto"` `[C]`."""
+    """Returns bool `[C]`: whether each `psi [C, d]` would merge with the cluster of `sums [C, d]` by `"auto"`."""
 
-    def one(*parts: Array) -> Array:
+    def pair(*parts: Array) -> Array:
         nodes, noise = jnp.stack(parts[:2]), jnp.stack(parts[2:])
         gram = jnp.matmul(nodes, nodes.T, precision="highest").astype(jnp.float32)
         return agglomerate(gram, jnp.diagonal(gram) - noise, AUTO[0], slack=AUTO[1])[1] == 0
 
-    return jax.vmap(one)(psi, sums, noise, noise_of_sums)
+    return jax.vmap(pair)(psi, sums, noise, noise_of_sums)
 
 
 def objective(sums: Array, size: Array) -> Array:

@@ -1,7 +1,7 @@
-"""What a round of StoCFL does before it trains: newcomers come in as clusters of their own, and clusters merge.
+"""Regrouping before the training of a StoCFL round: newcomers become clusters of their own, and clusters merge.
 
-Zeng et al., "Stochastic Clustered Federated Learning", 2023, Algorithm 1, lines 7 to 13, and what the paper leaves open
-or its official code does otherwise: the `Rule`.
+Zeng et al., "Stochastic Clustered Federated Learning", 2023, Algorithm 1, lines 7 to 13. `StoCFLRule` has the choices
+that the paper leaves open, or where its official code differs.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from jaxfl.typing import Array, Params
 
 
 class StoCFLRule(NamedTuple):
-    """What StoCFL does where there is a choice; `stocfl` says what the words mean."""
+    """The choices of StoCFL; `stocfl` describes the fields."""
 
     representation: RepresentationKind
     normalise: bool
@@ -36,39 +36,41 @@ class StoCFLRule(NamedTuple):
         if self.threshold != self.threshold:
             raise ValueError('threshold must be a number or "auto", got nan.')
         if self.threshold == "auto" and not self.normalise:
-            raise ValueError('normalise must be on with threshold="auto", got off: noise is a share of a length of 1.')
+            raise ValueError(
+                'normalise must be True with threshold="auto", got False: noise is measured at length 1; leave it out.'
+            )
         if self.members == "sampled" and self.compare == "observed":
             raise ValueError(
                 'compare must be "sampled" with members="sampled", got "observed": a cluster without a sampled member '
-                "has no representation then."
+                "has no representation."
             )
         if self.members == "sampled" and self.keep == "clusters":
             raise ValueError(
-                'keep must be "clients" with members="sampled", got "clusters": sums cannot be taken apart.'
+                'keep must be "clients" with members="sampled", got "clusters": sums do not have the members\' Psi.'
             )
 
 
 def regrouping(
     rule: StoCFLRule, omega: Callable[[StoCFLState], Params]
 ) -> Callable[[StoCFLState, Array, Cohort, Observation, Array], tuple[StoCFLState, merging.Merged]]:
-    """Returns `regroup(state, rows [N], cohort, sent, newcomer [C]) -> (state, merged)`.
+    """Returns `regroup(state, rows [N], cohort, observation, newcomer [C]) -> (state, merged)`.
 
-    `sent` is what the newcomers of the cohort have sent, and `rows` the number of every client's training rows.
+    `observation` has the representations of the cohort's newcomers, and `rows` every client's number of training rows.
 
     Args:
         rule: of StoCFL.
-        omega: of a state, the current global model.
+        omega: `state -> model`, the current global model.
     """
     group = merging.grouping(rule.linkage, rule.threshold)
 
     def regroup(
-        state: StoCFLState, rows: Array, cohort: Cohort, sent: Observation, newcomer: Array
+        state: StoCFLState, rows: Array, cohort: Cohort, observation: Observation, newcomer: Array
     ) -> tuple[StoCFLState, merging.Merged]:
         count, num_clients = state.slots, state.cluster.shape[0]
         order = jnp.argsort(cohort.ids)
-        ids, mask, newcomer, psi = cohort.ids[order], cohort.mask[order], newcomer[order], sent.psi[order]
+        ids, mask, newcomer, psi = cohort.ids[order], cohort.mask[order], newcomer[order], observation.psi[order]
         new = jnp.where(newcomer, ids, num_clients)  # out of range: dropped
-        state = state._replace(agreement=state.agreement.at[new].set(sent.agreement[order], mode="drop"))
+        state = state._replace(agreement=state.agreement.at[new].set(observation.agreement[order], mode="drop"))
         size = state.sizes()
         here = jnp.zeros(num_clients, bool).at[jnp.where(mask, ids, num_clients)].set(True, mode="drop")
         sampled = jnp.where(here, state.cluster, -1)  # [N]
@@ -84,7 +86,7 @@ def regrouping(
         return state._replace(models=models_after(state, merged), memory=memory, cluster=merged.cluster), merged
 
     def models_after(state: StoCFLState, merged: merging.Merged) -> Params:
-        """Returns the models `[K, ...]` that clusters, merged and new ones too, go on with."""
+        """Returns the models `[K, ...]` of all clusters after the merge, and of new ones."""
         fresh = state.initial if rule.newcomers == "initial" else omega(state)
         return tree.where(merged.opened, tree.repeat(fresh, state.slots), state.models)
 

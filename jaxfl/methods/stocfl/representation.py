@@ -1,9 +1,9 @@
-"""What StoCFL knows a client by: a vector that says where its data pull a fixed model, the anchor.
+"""StoCFL's representation of a client: the direction in which its data move a fixed model, the anchor.
 
 Zeng et al., "Stochastic Clustered Federated Learning", 2023, section 3.1: `Psi(D) = Normalize(grad of loss(psi; D))`,
 the full-batch gradient at the anchor psi. The official code takes the displacement instead, anchor minus the model
 after some local epochs, and does not normalise it; one full-batch epoch is a gradient step, which has the gradient's
-direction. Clients are comparable only by the same anchor, loss and number of epochs; dropout is off.
+direction. Representations are comparable only for the same anchor, loss and number of epochs; dropout is off.
 """
 
 import functools
@@ -32,11 +32,10 @@ RepresentationKind = Literal["gradient", "displacement"]
 
 
 class Representation(NamedTuple):
-    """What a client sends of itself.
+    """The functions that represent a client.
 
     Attributes:
-        psi: `(key, anchor, data, client) -> Psi [d]`; 0, similar to nobody, for a client without rows or where it is
-            not finite.
+        psi: `(key, anchor, data, client) -> Psi [d]`; 0, similar to no client, without rows or where it is not finite.
         agreement: `(key, anchor, halves, client) -> []`, 2 <a, b> / (|a|^2 + |b|^2) of the representations of the two
             `halves` of a client's rows, before they are normalised: 1 without noise, 0 if they are nothing but noise,
             NaN where they are not finite.
@@ -47,10 +46,10 @@ class Representation(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What the clients of a cohort send of themselves; 0 from those who are not asked."""
+    """The representations of a cohort's clients; 0 for clients that are not represented in this round."""
 
     psi: Array  # [C, d]
-    agreement: Array  # [C], 0 unless it is asked for
+    agreement: Array  # [C], 0 where it is not used
 
 
 Observe = Callable[[Key, Params, FederatedData, Cohort, Array], Observation]
@@ -70,14 +69,14 @@ def represent(
     """Returns the representation of single clients.
 
     Args:
-        task: what the anchor has learned, or has not: an initial model will do.
+        task: of the anchor, which may be an initial model.
         optimizer: of the displacement's local epochs.
         kind: `"gradient"` (the paper) or `"displacement"` (the official code).
         epochs: of the displacement.
         batch_size: of the displacement; None takes all of a client's rows at once.
-        size: numbers kept; a longer vector is sketched (see `clustering.sketch`), with an error of a cosine of about
-            `1 / sqrt(size)`. None keeps it whole.
-        normalise: Psi to length 1; otherwise long vectors weigh more in a cluster.
+        size: numbers of a representation; a longer vector is sketched (see `clustering.sketch`), with an error of a
+            cosine of about `1 / sqrt(size)`. None takes all numbers.
+        normalise: whether Psi is scaled to length 1; otherwise long vectors weigh more in a cluster.
 
     Raises:
         ValueError: an option is out of range or unknown.
@@ -91,7 +90,7 @@ def represent(
     ((8, 650), 1.0)
     """
     if size is not None and size < 1:
-        raise ValueError(f"representation_size must be at least 1, got {size}; none keeps all numbers.")
+        raise ValueError(f"representation_size must be at least 1, got {size}; none takes all numbers.")
     if epochs < 1:
         raise ValueError(f"representation_epochs must be at least 1, got {epochs}.")
     still = without_dropout(task)
@@ -99,38 +98,38 @@ def represent(
     train = local_train(still, optimizer, local_epochs=epochs, batch_size=batch_size)
 
     def vector(key: Key, anchor: Params, data: FederatedData, client: Array, part: int = 0) -> Array:
-        own = key_for(key, Stream.REPRESENTATION, part, client)  # no round: a client sends it once
+        client_key = key_for(key, Stream.REPRESENTATION, part, client)  # no round: a client sends it once
         if kind == "gradient":
-            _, found = gradient_of(anchor, data, client, own)
+            _, direction = gradient_of(anchor, data, client, client_key)
         else:
-            # as many steps of one length for all clients, be they late or sampled late: others would not compare
+            # without schedule and stragglers: only equal steps of all clients are comparable
             even = replace(data, rate=None, stragglers=None)
-            model, _ = train(own, anchor, even, client, anchor=anchor)
-            found = jax.tree.map(jnp.subtract, anchor, model)
-        return tree.ravel(found) if size is None else to_vector(key, found, size=size)
+            model, _ = train(client_key, anchor, even, client, anchor=anchor)
+            direction = jax.tree.map(jnp.subtract, anchor, model)
+        return tree.ravel(direction) if size is None else to_vector(key, direction, size=size)
 
     def psi(key: Key, anchor: Params, data: FederatedData, client: Array) -> Array:
-        found = vector(key, anchor, data, client)
-        norm = jnp.linalg.norm(found)
-        usable = (norm > 0) & jnp.isfinite(norm)  # inf / inf would be a NaN in the sums of every cluster
-        scale = jnp.where(usable, norm, 1) if normalise else jnp.ones((), found.dtype)
-        return jnp.where(usable, found / scale, 0)
+        direction = vector(key, anchor, data, client)
+        norm = jnp.linalg.norm(direction)
+        finite = (norm > 0) & jnp.isfinite(norm)  # inf / inf would be a NaN in the sums of every cluster
+        scale = jnp.where(finite, norm, 1) if normalise else jnp.ones((), direction.dtype)
+        return jnp.where(finite, direction / scale, 0)
 
     def agreement(key: Key, anchor: Params, halves: tuple[FederatedData, FederatedData], client: Array) -> Array:
-        one, other = (vector(key, anchor, half, client, part) for part, half in enumerate(halves))
-        power = jnp.square(one).sum() + jnp.square(other).sum()
-        alike = jnp.where(power > 0, 2 * (one * other).sum() / jnp.where(power > 0, power, 1), 0)
-        return jnp.where(jnp.isfinite(power), alike, jnp.nan).astype(jnp.float32)
+        first, second = (vector(key, anchor, half, client, part) for part, half in enumerate(halves))
+        power = jnp.square(first).sum() + jnp.square(second).sum()
+        share = jnp.where(power > 0, 2 * (first * second).sum() / jnp.where(power > 0, power, 1), 0)
+        return jnp.where(jnp.isfinite(power), share, jnp.nan).astype(jnp.float32)
 
     return Representation(psi, agreement)
 
 
 def observing(representation: Representation, *, agreement: bool) -> Observe:
-    """Returns `observe(key, anchor, data, cohort, wanted [C]) -> Sent`: what those of a cohort send who are wanted.
+    """Returns `observe(key, anchor, data, cohort, wanted [C]) -> observation` of the wanted clients of a cohort.
 
     Args:
         representation: from `represent`.
-        agreement: whether they send that of the halves of their rows too.
+        agreement: whether the agreement of the halves of a client's rows is computed too.
     """
 
     def observe(key: Key, anchor: Params, data: FederatedData, cohort: Cohort, wanted: Array) -> Observation:
@@ -143,26 +142,26 @@ def observing(representation: Representation, *, agreement: bool) -> Observe:
         def client(shared, client: Array, wanted: Array):
             key, anchor, data, halves = shared
 
-            def sent() -> Observation:
-                alike = (
+            def observation() -> Observation:
+                share = (
                     representation.agreement(key, anchor, halves, client) if agreement else jnp.zeros((), jnp.float32)
                 )
-                return Observation(representation.psi(key, anchor, data, client), alike)
+                return Observation(representation.psi(key, anchor, data, client), share)
 
-            return (), jax.lax.cond(wanted, sent, functools.partial(zeros_like_result, sent))
+            return (), jax.lax.cond(wanted, observation, functools.partial(zeros_like_result, observation))
 
-        def everybody() -> Observation:
+        def represent_cohort() -> Observation:
             return over_clients(client, (key, anchor, data, halves), cohort, wanted)[1]
 
-        # clients side by side all compute what one of them does: a round without newcomers computes nothing
-        return jax.lax.cond(wanted.any(), everybody, functools.partial(zeros_like_result, everybody))
+        # under vmap a `cond` computes both branches: this one skips a round without newcomers
+        return jax.lax.cond(wanted.any(), represent_cohort, functools.partial(zeros_like_result, represent_cohort))
 
     return observe
 
 
-def zeros_like_result(made: Callable[[], Any]) -> Any:
-    """Returns zeros in the place of every array that `made()` returns."""
-    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(made))
+def zeros_like_result(function: Callable[[], Any]) -> Any:
+    """Returns zeros with the shapes and dtypes of the arrays that `function()` returns."""
+    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), jax.eval_shape(function))
 
 
 def represent_clients(
@@ -175,17 +174,17 @@ def represent_clients(
         key: of the run; decides the sketch, the batches of a displacement, and an attacker's noise.
         anchor: the model.
         data: the federation.
-        plan: how many clients are worked on side by side; None takes one at a time.
+        plan: chunk and devices; None computes one client at a time.
     """
 
     return _representation_program(representation, plan or Plan(chunk=1))(key, anchor, data.on_device())
 
 
-@functools.lru_cache(4)  # of a few models, one after another: each call of its own would compile again
+@functools.lru_cache(4)  # for a few models: a new program would be compiled for every call
 def _representation_program(
     representation: Representation, plan: Plan
 ) -> Callable[[Key, Params, FederatedData], Array]:
-    """Returns the program of `of_clients`."""
+    """Returns the program of `represent_clients`."""
 
     def run(key: Key, anchor: Params, data: FederatedData) -> Array:
         def client(shared, client: Array):
@@ -199,10 +198,10 @@ def _representation_program(
 
 
 def check_points(points: np.ndarray | Array) -> np.ndarray:
-    """Returns representations `[N, d]` as float32.
+    """Returns the representations `[N, d]` as float32.
 
     Raises:
-        ValueError: they are not vectors of at least two clients, or a number is not finite.
+        ValueError: `points` are not vectors of at least two clients, or a number is not finite.
     """
     rows = np.asarray(points, np.float32)
     if rows.ndim != 2 or len(rows) < 2 or not rows.shape[1]:
@@ -211,7 +210,7 @@ def check_points(points: np.ndarray | Array) -> np.ndarray:
         )
     if not np.isfinite(rows).all():
         raise ValueError(
-            f"points must be finite, got {int((~np.isfinite(rows)).any(1).sum())} clients with NaN or infinity; leave "
-            "them out."
+            f"points must be finite, got {int((~np.isfinite(rows)).any(1).sum())} clients with NaN or infinity; remove "
+            "these clients."
         )
     return rows
