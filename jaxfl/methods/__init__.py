@@ -1,6 +1,6 @@
 """The registry: every method by name.
 
-A new method is one file, and here its import and its row, among those of its kind; all other lists are made of these.
+A new method is one file, with its import and its registry row here; all other lists are derived from these.
 
 >>> METHODS["fedavg"].paper
 'McMahan et al., AISTATS 2017'
@@ -56,20 +56,20 @@ from jaxfl.methods.stocfl import stocfl
 from jaxfl.methods.wecfl import PRESETS as WECFL_PRESETS
 from jaxfl.methods.wecfl import wecfl as wecfl
 
-GLOBAL: dict[str, Row] = {  # one model for everybody
+GLOBAL: dict[str, Row] = {  # one model for all clients
     "fedavg": Row(fedavg, "one global model, averaged local models", "McMahan et al., AISTATS 2017"),
     "fedsgd": Row(fedsgd, "one global model, averaged full-batch gradients", "McMahan et al., AISTATS 2017"),
     "fedprox": Row(fedprox, "FedAvg with a proximal term", "Li et al., MLSys 2020"),
     "feddane": Row(feddane, "FedAvg with steps corrected by the cohort's gradient", "Li et al., Asilomar 2019"),
     "fednova": Row(
         fednova,
-        "FedAvg of changes that are divided by how many steps they took",
+        "FedAvg of updates that are normalised by their numbers of local steps",
         "Wang et al., NeurIPS 2020",
         presets=FEDNOVA_PRESETS,
     ),
     "scaffold": Row(
         scaffold,
-        "FedAvg with steps corrected by what a client's gradient lacks of everybody's",
+        "FedAvg with steps corrected by control variates of the clients and the server",
         "Karimireddy et al., ICML 2020",
     ),
     "feddyn": Row(
@@ -83,45 +83,45 @@ GLOBAL: dict[str, Row] = {  # one model for everybody
 }
 
 PERSONAL: dict[str, Row] = {  # a model for each client, or a part of one
-    "local": Row(local, "every client learns alone", "baseline"),
+    "local": Row(local, "every client trains alone", "baseline"),
     "ditto": Row(ditto, "a model for each client, pulled to the global one", "Li et al., ICML 2021"),
     "fedper": Row(
         fedper, "shared base layers, a head for each client", "Arivazhagan et al., 2019", small={"personal": "bias"}
     ),
     "fedrep": Row(
         fedrep,
-        "FedPer whose clients train their head first, then the base",
+        "FedPer with clients that train their head first, then the base",
         "Collins et al., ICML 2021",
         small={"personal": "bias", "head_epochs": 2},
     ),
     "lg_fedavg": Row(
         lg_fedavg,
-        "layers of each client's own below a shared network",
+        "personal layers below a shared network",
         "Liang et al., 2020",
         small={"shared": "kernel", "warmup_rounds": 1},
     ),
     "fedbn": Row(
         fedbn,
-        "FedAvg, the layers of normalisation each client's own",
+        "FedAvg with personal normalisation layers",
         "Li et al., ICLR 2021",
         small={"personal": "bias"},
         network="mlp-batch-norm",
     ),
     "perfedavg": Row(
         perfedavg,
-        "a global model that is good after one step on a client's rows",
+        "a global model that is adapted to a client by one gradient step",
         "Fallah et al., NeurIPS 2020",
         adapts="adaptation_rate",
     ),
-    "apfl": Row(apfl, "a mixture of the global model and one of the client's own", "Deng et al., 2020"),
+    "apfl": Row(apfl, "a mixture of the global model and a personal model", "Deng et al., 2020"),
     "pfedme": Row(
         pfedme,
-        "own models are proximal points of the global one",
+        "personal models that are proximal points of the global one",
         "T. Dinh et al., NeurIPS 2020",
         small={"proximal_weight": 1.0, "outer_rate": 0.5},
         presets=PFEDME_PRESETS,
     ),
-    "fedamp": Row(fedamp, "own models, pulled to a mean of those like them", "Huang et al., AAAI 2021"),
+    "fedamp": Row(fedamp, "personal models, pulled to a mean of similar models", "Huang et al., AAAI 2021"),
 }
 
 CLUSTERED: dict[str, Row] = {  # a model for each cluster
@@ -149,14 +149,14 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
     ),
     "fesem_ma": Row(
         fesem_ma,
-        "FeSEM, the neurons of a layer matched before they are averaged",
+        "FeSEM with neurons that are matched before they are averaged",
         "Long et al., World Wide Web 2022",
         small={"num_clusters": 2},
         finds_clusters=True,
     ),
     "wecfl": Row(
         wecfl,
-        "K centres, clients weighted by rows in the clustering and in the means",
+        "K centres, with clients weighted by rows in the clustering and in the means",
         "Ma et al., 2022",
         small={"num_clusters": 2},
         finds_clusters=True,
@@ -172,7 +172,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
     ),
     "feddrift": Row(
         feddrift,
-        "clients whose data drift get models of their own, which merge where they are alike",
+        "new models for clients with drifted data, which merge where they are similar",
         "Jothimurugesan et al., AISTATS 2023",
         small={"rounds_per_step": 1, "start": "own", "measure": "loss", "merge_threshold": 0.3, "slots": 8},
         finds_clusters=True,
@@ -210,7 +210,7 @@ CLUSTERED: dict[str, Row] = {  # a model for each cluster
     ),
     "kfed": Row(
         kfed,
-        "clusters found once from the clients' updates, farthest first",
+        "clusters found once from the clients' updates, with farthest-first seeds",
         "Dennis et al., ICML 2021",
         small={"num_clusters": 2},
         finds_clusters=True,

@@ -1,7 +1,7 @@
-"""APFL: every client is served a mixture of a model of its own and the global one.
+"""APFL: every client is served a mixture of a personal model and the global one.
 
 Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020. In a round, every sampled client i takes
-steps on its w_i, which starts as the global w, and on its own v_i; in each step, with F_i over the step's rows,
+steps on its w_i, which starts as the global w, and on its personal v_i; in each step, with F_i over the step's rows,
 
     g        <- grad F_i(alpha_i v_i + (1 - alpha_i) w_i)
     alpha_i  <- clip(alpha_i - eta_alpha <v_i - w_i, g>, 0, 1)      # if it adapts
@@ -9,17 +9,17 @@ steps on its w_i, which starts as the global w, and on its own v_i; in each step
     w_i      <- w_i - eta grad F_i(w_i)                             # all three from the values before the step
 
 and then w <- mean of the w_i. A client is served alpha_i v_i + (1 - alpha_i) w; v_i and alpha_i are never sent. So w
-is FedAvg's whatever alpha is; with alpha = 1, v_i is local training, and with 0 everybody is served w. v_i starts at
+is FedAvg's for every alpha; with alpha = 1, v_i is local training, and with 0 all clients are served w. v_i starts at
 w^0; clients that have never trained are served w. The paper's tau local steps are E epochs here. Optimisers other than
-SGD act on w_i and v_i apart; alpha always takes plain steps.
+SGD act on w_i and v_i separately; alpha always takes plain steps.
 
-An alpha that adapts may be lost early: the steps of v_i are alpha times as long, so that w_i is ahead of it, alpha
-falls, and at 0 v_i stands still. On rotated digits (40 clients, half of them a round, 5 epochs in batches of 20, both
-rates 0.1) it is 0 for all clients after 20 rounds; 0.5, kept as it is, serves them better.
+An alpha that adapts may fall to 0 early: the steps of v_i are alpha times as long, so that w_i is ahead of it, alpha
+falls, and at 0 v_i does not move. On rotated digits (40 clients, half of them a round, 5 epochs in batches of 20, both
+rates 0.1) it is 0 for all clients after 20 rounds; a constant 0.5 serves them better.
 
 The equations are those of the paper as other codes have them; they could not be compared with its text. The official
 code mixes the two models' outputs in place of their parameters, the same for a linear model, takes the gradient of
-v_i after the step of w_i, keeps alpha = 0.5 unless told otherwise, and then moves it once a round, by
+v_i after the step of w_i, has a constant alpha = 0.5 by default, and otherwise moves it once a round, by
 <v_i - w_i, alpha grad_v + (1 - alpha) grad_w> + 0.02 alpha. FedJAX's code has no factor alpha_i in the step of v_i.
 Running averages of batch normalisation are not mixed: those of v_i are the mixture's.
 """
@@ -47,20 +47,20 @@ from jaxfl.typing import Array, Key, Params
 
 
 class PersonalMixture(NamedTuple):
-    """What belongs to each client."""
+    """The personal model and alpha of each client."""
 
     model: Params  # [N, ...] v
     mixture: Array  # [N] alpha
 
 
 class APFLState(NamedTuple):
-    """The global model, and what belongs to each client."""
+    """The global model, and a personal model and alpha for each client."""
 
     model: Params  # w
     own: PersonalMixture  # [N, ...]
     trained: Array  # [N] bool, False while v_i is w^0
     server: optax.OptState  # of the server's optimiser
-    cluster: Array  # [N] int32, everybody in a slot of its own
+    cluster: Array  # [N] int32, every client in a slot of its own
     round: Array  # [] int32
 
 
@@ -81,9 +81,10 @@ def apfl(
     Args:
         task: what is learned.
         optimizer: the local optimiser of w_i, and of v_i.
-        mixture: alpha, the share of a client's own model in what it is served, from 0 to 1; at first, where it adapts.
-        mixture_rate: eta_alpha, by which alpha adapts in every step; 0 keeps it as it is. The paper takes the learning
-            rate of the models. A schedule multiplies it like that one.
+        mixture: alpha, the share of the personal model in a client's served model, from 0 to 1; the start value if it
+            adapts.
+        mixture_rate: eta_alpha, the learning rate of alpha; 0 keeps alpha constant. The paper takes the learning rate
+            of the models. A schedule multiplies both.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
         weighting: of the global average: `"uniform"` (1 / m, the official code) or `"rows"` (n_i / n).
@@ -102,10 +103,10 @@ def apfl(
     _check_arguments(mixture, mixture_rate)
     adapts = mixture_rate > 0
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
-    of_alpha = share_descent(mixture_rate) if adapts else optax.set_to_zero()
+    alpha_optimizer = share_descent(mixture_rate) if adapts else optax.set_to_zero()
     names = {"w": "w", "v": "v", "alpha": "alpha"}
-    apart = optax.multi_transform({"w": optimizer, "v": optimizer, "alpha": of_alpha}, names)
-    train = local_train(joint_task(task, adapts), apart, local_epochs=local_epochs, batch_size=batch_size)
+    separate = optax.multi_transform({"w": optimizer, "v": optimizer, "alpha": alpha_optimizer}, names)
+    train = local_train(joint_task(task, adapts), separate, local_epochs=local_epochs, batch_size=batch_size)
 
     def init(key: Key, data: FederatedData) -> APFLState:
         model, count = task.init(key_for(key, Stream.INIT)), data.num_clients
@@ -117,18 +118,18 @@ def apfl(
     def client(shared, client: Array, own: PersonalMixture):
         key, (model, round), data = shared
         both = {"w": model, "v": own.model, "alpha": own.mixture}
-        made, loss = train(key_for(key, Stream.BATCHES, round, client), both, data, client, rate=data.rate)
-        finite = tree.is_finite(made)
+        trained, loss = train(key_for(key, Stream.BATCHES, round, client), both, data, client, rate=data.rate)
+        finite = tree.is_finite(trained)
         weight = jnp.where(finite, aggregate.client_weight(data, client, weighting), 0)
-        share = jnp.clip(made["alpha"], 0, 1) if adapts else own.mixture  # an attacker's is anything
-        return aggregate.contribute(made["w"], weight), PersonalMixture(made["v"], share), loss, finite
+        share = jnp.clip(trained["alpha"], 0, 1) if adapts else own.mixture  # an attacker may perturb it
+        return aggregate.contribute(trained["w"], weight), PersonalMixture(trained["v"], share), loss, finite
 
     def round(key: Key, state: APFLState, data: FederatedData, cohort: Cohort) -> tuple[APFLState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.own)
         model, moments = optimizers.step_to_mean(server_optimizer, state.server, state.model, passed.sums)
-        seen = personal_info(passed, cohort, data.num_clients, model)
+        info = personal_info(passed, cohort, data.num_clients, model)
         trained = mark_trained(state.trained, passed, data, cohort)
-        return APFLState(model, passed.rows, trained, moments, state.cluster, state.round + 1), seen
+        return APFLState(model, passed.rows, trained, moments, state.cluster, state.round + 1), info
 
     def client_params(state: APFLState, ids: Array) -> Params:
         own, model = tree.take(state.own, ids), base.serve_one(state.model, ids)
@@ -138,13 +139,13 @@ def apfl(
 
 
 def interpolate(own: Params, model: Params, mixture: Array, averages: Averages | None = None) -> Params:
-    """Returns `alpha v + (1 - alpha) w`, for one client, or for several whose alpha is `[C]`.
+    """Returns `alpha v + (1 - alpha) w`, for one client, or for several with alpha `[C]`.
 
     Args:
         own: v.
         model: w.
         mixture: alpha.
-        averages: of the task; these leaves are v's.
+        averages: running averages of the task; these leaves are those of v.
 
     >>> interpolate({"w": jnp.array([4.0])}, {"w": jnp.array([0.0])}, jnp.array(0.25))["w"].tolist()
     [1.0]
@@ -154,21 +155,21 @@ def interpolate(own: Params, model: Params, mixture: Array, averages: Averages |
         share = tree.along(mixture, v).astype(v.dtype)
         return share * v + (1 - share) * w
 
-    made = jax.tree.map(mix, own, model)
+    mixture_model = jax.tree.map(mix, own, model)
     if averages is None:
-        return made
-    return jax.tree.map(lambda average, v, both: v if average else both, averages.chosen(own), own, made)
+        return mixture_model
+    return jax.tree.map(lambda average, v, both: v if average else both, averages.chosen(own), own, mixture_model)
 
 
 def joint_task(task: Task, adapts: bool) -> Task:
-    """Returns the task of a tree of `w`, `v` and `alpha`: its loss is the mixture's, its gradient the three steps'.
+    """Returns the task of a tree of `w`, `v` and `alpha`: the loss of the mixture, with the gradients of the 3 steps.
 
     Args:
         task: of one model.
         adapts: whether alpha has a gradient.
     """
 
-    def of(loss: Loss) -> Loss:
+    def joint_loss(loss: Loss) -> Loss:
         def run(model: Params, batch: Batch, key: Key | None = None) -> Array:
             alpha = model["alpha"] if adapts else jax.lax.stop_gradient(model["alpha"])
             alone = loss(model["w"], batch, key)
@@ -180,14 +181,14 @@ def joint_task(task: Task, adapts: bool) -> Task:
     averages = averages_of(task)
     if averages is not None:
         names = frozenset(f"{part}/{name}" for part in ("v", "w") for name in averages.names)
-        averages = Averages(names, of(averages.loss))
-    return with_loss(task, of(task.loss), averages)
+        averages = Averages(names, joint_loss(averages.loss))
+    return with_loss(task, joint_loss(task.loss), averages)
 
 
 def share_descent(learning_rate: float) -> optax.GradientTransformationExtraArgs:
-    """Returns plain gradient steps that end between 0 and 1.
+    """Returns plain gradient descent on a share, clipped to 0 to 1.
 
-    The update takes `rate`, by which who takes the step will multiply it (see `jaxfl.scheduled`).
+    The update takes `rate`, the learning-rate factor that its result will be multiplied with (see `jaxfl.scheduled`).
 
     >>> share = share_descent(0.5)
     >>> [float(share.update(jnp.array(g), share.init(0.75), jnp.array(0.75))[0]) for g in (1.0, 9.0, -1.0)]
@@ -198,8 +199,8 @@ def share_descent(learning_rate: float) -> optax.GradientTransformationExtraArgs
         del extra
 
         def step(gradient: Array, share: Array) -> Array:
-            pace = jnp.ones_like(share) if rate is None else jnp.where(rate > 0, rate, 1).astype(share.dtype)
-            return jnp.clip(-learning_rate * gradient, -share / pace, (1 - share) / pace)
+            factor = jnp.ones_like(share) if rate is None else jnp.where(rate > 0, rate, 1).astype(share.dtype)
+            return jnp.clip(-learning_rate * gradient, -share / factor, (1 - share) / factor)
 
         return jax.tree.map(step, updates, params), state
 
@@ -207,10 +208,10 @@ def share_descent(learning_rate: float) -> optax.GradientTransformationExtraArgs
 
 
 def _check_arguments(mixture: float, mixture_rate: float) -> None:
-    """Raises ValueError if an option is out of range."""
+    """Raises ValueError if an argument is out of range."""
     if not 0 <= mixture <= 1:
         raise ValueError(f"mixture must be from 0 (the global model) to 1 (the client's own), got {mixture}.")
     if not 0 <= mixture_rate < math.inf:  # nor NaN
         raise ValueError(
-            f"mixture_rate must be at least 0 and finite, got {mixture_rate}; 0 keeps the mixture as it is."
+            f"mixture_rate must be at least 0 and finite, got {mixture_rate}; 0 keeps the mixture constant."
         )

@@ -9,8 +9,8 @@ FedAvg; FedSGD is its first line); Li et al., "Federated Optimization in Heterog
     FedProx   w_i <- the same on f_i(v) + mu / 2 * ||v - w||^2 from w;    w <- sum_i (n_i / n) w_i
 
 n counts the rows of the sampled clients. The server may take its step with an optimiser of its own, see `jaxfl.server`.
-As a chain (`update="chain"`, what StoCFL's official code does with its global model and its FedAvg), each client starts
-from what the one before it has made, and w becomes the mean of all of them: as many steps in a round as all clients
+As a chain (`update="chain"`, as StoCFL's official code trains its global model and its FedAvg), each client starts from
+the model of the client before it, and w becomes the mean of all these models: a round has as many steps as all clients
 make together.
 The stragglers of FedProx's experiments are a condition of the federation, see `jaxfl.data.conditions`.
 """
@@ -71,7 +71,7 @@ def averaging(
     server_optimizer: optax.GradientTransformation | None = None,
     update: Update = "parallel",
 ) -> Method:
-    """Returns the method that averages what `train` makes of the global model, its anchor.
+    """Returns the method that averages the clients' models, trained from the global model as anchor.
 
     Args:
         task: what is learned.
@@ -99,8 +99,8 @@ def averaging(
             )
         model, moments = optimizers.step_to_mean(server_optimizer, state.server, state.model, total)
         zero = jnp.zeros(cohort.ids.shape, jnp.int32)
-        seen = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=model, down=model)
-        return AveragingState(model, moments, state.cluster, state.round + 1), seen
+        info = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=model, down=model)
+        return AveragingState(model, moments, state.cluster, state.round + 1), info
 
     return Method(initial(task, server_optimizer), round, lambda state, ids: base.serve_one(state.model, ids), task)
 
@@ -111,17 +111,17 @@ def in_turn(
     shared: Any,
     cohort: Cohort,
 ) -> tuple[aggregate.Total, Array]:
-    """Trains the clients of a cohort one after another, by id, each from the model that the one before has sent.
+    """Returns the results of training a cohort one after another, by id, each client from the model before it.
 
     Args:
         train_from: `(model, shared, client) -> (contribution, loss)`.
-        model: what the first one starts from.
-        shared: what every client is sent.
-        cohort: who takes part.
+        model: that the first client starts from.
+        shared: arguments that are the same for every client.
+        cohort: the clients of the round.
 
     Returns:
-        The sum of all contributions, and the losses `[C]` in the cohort's order. A client that sends nothing usable
-        (padding, no rows, not finite) is passed over: the next one starts from the model before it.
+        The sum of all contributions, and the losses `[C]` in the cohort's order. A client without a finite contribution
+        (padding, no rows, not finite) is skipped: the next client starts from the model before it.
     """
     shared = jax.tree.map(jnp.asarray, shared)  # data still in host memory: NumPy arrays take no traced index
     order = jnp.argsort(jnp.where(cohort.mask, cohort.ids, jnp.iinfo(cohort.ids.dtype).max))
@@ -185,7 +185,7 @@ def fedprox(
     weighting: aggregate.Weighting = "rows",
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
-    """Returns FedProx: FedAvg whose clients are pulled to the global model.
+    """Returns FedProx: FedAvg with local training pulled to the global model.
 
     With one full-batch local step it is FedAvg for every mu: the pull is zero at the start.
 
@@ -238,7 +238,7 @@ def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: ag
         moved = optax.apply_updates(state.model, conduct.scale_updates(updates, data.rate))
         model = tree.where(total.weight[0] > 0, moved, state.model)  # weight decay alone must not move it
         zero = jnp.zeros(cohort.ids.shape, jnp.int32)
-        seen = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=gradient, down=model)
-        return AveragingState(model, (), state.cluster, state.round + 1), seen
+        info = base.info(cohort, loss, zero, num_clusters=1, diverged=total.diverged, up=gradient, down=model)
+        return AveragingState(model, (), state.cluster, state.round + 1), info
 
     return Method(initial(task), round, lambda state, ids: base.serve_one(state.model, ids), task)

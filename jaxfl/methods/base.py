@@ -1,19 +1,19 @@
-"""The contract of a method: a few pure functions and what they return.
+"""The contract of a method: its pure functions, its state and the `Info` of a round.
 
 To write a method, write a factory that returns a `Method`, add a `Row` to `GLOBAL`, `PERSONAL` or `CLUSTERED` of
 `jaxfl.methods`, and run `jaxfl.testing.check_method(row)`: the battery that every method in jaxfl passes.
-`tests/methods/example_method.py` is the file to imitate.
+`tests/methods/example_method.py` is the example to follow.
 
 A state is a pytree of arrays whose shapes and dtypes never change while a run goes on. It holds what the next round
 needs, and by convention two fields that the simulator reads:
 
 - `round []` int32: rounds done so far; the address of this round's random numbers;
-- `cluster [N]` int32: the slot of the model that each client is served; clients with the same slot are served the same
-  model (the evaluation relies on it and the battery tests it). -1 is the model of clients that no cluster has yet.
+- `cluster [N]` int32: the slot of each client's served model; clients with the same slot are served the same model (the
+  evaluation relies on it and the battery tests it). -1 is for clients that are in no cluster yet.
 
-Clusters are slots `[K, ...]`: a split fills one, a merge frees one. A method whose number of clusters can grow beyond
-its slots says with `info.overflow` how often they must double; the simulator then undoes the round and calls `grow` so
-often.
+Clusters are slots `[K, ...]`: a split fills one, a merge frees one. Where the number of clusters can grow beyond the
+slots, `info.overflow` is the number of times that the slots must double; the simulator then undoes the round and calls
+`grow` that many times.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,20 +34,20 @@ Reads = Literal["cohort", "everybody"]
 
 
 class Info(NamedTuple):
-    """What a person wants to see of one round."""
+    """Numbers of one round for people; no later round reads them."""
 
-    loss: Array  # [C] mean training loss on the way
+    loss: Array  # [C] mean training loss over the local steps
     cluster: Array  # [C] int32 slot that each client trained in
     num_clusters: Array  # [] int32
     diverged: Array  # [] int32 clients left out because their model was not finite, see `tree.is_finite`
-    bytes_up: Array  # [] float32, all clients together; in the first round with what they exchanged before it
+    bytes_up: Array  # [] float32, of all clients; in the first round with the exchanges before it
     bytes_down: Array  # [] float32
-    overflow: Array  # [] int32: how often the slots must double to be enough; unless 0 the round must be undone
+    overflow: Array  # [] int32: times that the slots must double to suffice; unless 0 the round must be undone
     extra: dict[str, Array]
 
 
 class Init(Protocol):
-    """The type of `Method.init`. These types name arguments for a type checker; nothing is checked while a run goes."""
+    """The type of `Method.init`. These types name arguments for a type checker; nothing is checked during a run."""
 
     def __call__(self, key: Key, data: FederatedData) -> Any:
         """Returns the first state."""
@@ -58,7 +58,7 @@ class Round(Protocol):
     """The type of `Method.round`."""
 
     def __call__(self, key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
-        """Returns the state after a round, and what it says of the round."""
+        """Returns the state after a round, and the `Info` of the round."""
         ...
 
 
@@ -66,7 +66,7 @@ class ClientParams(Protocol):
     """The type of `Method.client_params`."""
 
     def __call__(self, state: Any, ids: Array) -> Params:
-        """Returns the models `[C, ...]` that the clients `ids [C]` are served."""
+        """Returns the served models `[C, ...]` of the clients `ids [C]`."""
         ...
 
 
@@ -90,12 +90,12 @@ class Join(Protocol):
     """The type of `Method.join`."""
 
     def __call__(self, key: Key, state: Any, data: FederatedData, ids: Sequence[int]) -> tuple[Any, Array]:
-        """Returns the state with the clients `ids` of `data` let in, and their clusters `[C]`."""
+        """Returns the state with the clients `ids` of `data` as members, and their clusters `[C]`."""
         ...
 
 
 def keep_clusters(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> Any:
-    """Returns the state as it is: clients are served the cluster that they were last trained in."""
+    """Returns the state unchanged: clients are served the model of the cluster that they last trained in."""
     return state
 
 
@@ -105,23 +105,23 @@ class Method(NamedTuple):
     Attributes:
         init: `(key, data) -> state`.
         round: `(key, state, data, cohort) -> (state, info)`; `key` is the key of the run, the same in every round.
-        client_params: `(state, ids [C]) -> models [C, ...]`, the model that each client is served.
-        task: what is learned; the evaluation asks it for outputs and metrics.
-        assign: `(key, state, data, cohort) -> state` whose `cluster` is up to date for the cohort (all clients), those
-            never sampled too, by the method's own rule. Evaluation calls it; training never sees its result.
+        client_params: `(state, ids [C]) -> models [C, ...]`, the served model of each client.
+        task: what is learned; the evaluation takes outputs and metrics from it.
+        assign: `(key, state, data, cohort) -> state` with `cluster` up to date for the cohort (all clients), also for
+            clients never sampled, by the method's rule. Evaluation calls it; training does not use its result.
         grow: `state -> state` with twice the slots, or None if the slots always suffice.
-        join: `(key, state, data, ids) -> (state, clusters)`: lets clients of `data` in between two rounds, see
+        join: `(key, state, data, ids) -> (state, clusters)`: adds clients of `data` between two rounds, see
             `jaxfl.methods.stocfl.joining`; None if the method has no rule for it. A run calls it for clients that
-            arrive (see `jaxfl.data.drift`), and without it serves them as `assign` serves those that are held out.
-        reads: whose rows are read: those of the `"cohort"` alone, by `round` and by `assign`, and nobody's by `init`;
-            or `"everybody"`'s. Who only reads the cohort's rows can train clients whose rows do not fit the device, see
-            `jaxfl.simulation.host.streaming`, and on several devices each has the rows of its own clients alone:
-            `round` passes its cohort to `over_clients` as it is. Sizes and what else is known of clients `[N]` may be
-            read in any case.
+            arrive (see `jaxfl.data.drift`), and without it serves them as `assign` serves held-out clients.
+        reads: `"cohort"`: `round` and `assign` read the rows of their cohort alone, and `init` reads none; or
+            `"everybody"`: rows of all clients are read. With `"cohort"`, the rows of all clients need not fit the
+            device, see `jaxfl.simulation.host.streaming`, and each of several devices has the rows of its own clients
+            alone: `round` passes its cohort to `over_clients` unchanged. Sizes and other arrays `[N]` may always be
+            read.
         per_client: the state's field that has a row for each client, `[N, ...]`, such as its model; None if there is
-            none. `init` gives everybody the same row; `round` and `client_params` reach rows by `over_owners`,
-            `tree.take` and `tree.put`, those of their cohort or ids alone. Then the field can be larger than the
-            device's memory, see `jaxfl.simulation.host.rows`.
+            none. `init` gives all clients the same row; `round` and `client_params` reach the rows of their cohort or
+            ids alone, by `over_owners`, `tree.take` and `tree.put`. Then the field can be larger than the device's
+            memory, see `jaxfl.simulation.host.rows`.
     """
 
     init: Init
@@ -136,18 +136,18 @@ class Method(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A line of the registry.
+    """The registry row of a method.
 
     Attributes:
         factory: returns the method: `factory(task, optimizer, **options)`.
         summary: one line for `jaxfl methods`.
-        paper: where it is from.
+        paper: authors, venue and year.
         small: options for the battery's small federation of two planted groups.
-        finds_clusters: the battery asks for the planted groups, exactly.
-        presets: by preset, what an option stands for whose default is None; the first is the usual one.
-        adapts: the option that is the rate of the step which each client takes with the model that it is served; runs
-            by name test the model after it, too. None where clients use the model as it is.
-        network: of `jaxfl.models`, that the examples of its page take.
+        finds_clusters: whether the battery requires exactly the planted groups.
+        presets: by preset, the values of options that have the default None; the first preset is the default.
+        adapts: the option with the rate of the gradient step that each client takes on its served model; runs by name
+            also test the model after that step. None where clients use the served model unchanged.
+        network: of `jaxfl.models`, for the examples of the method's page.
     """
 
     factory: Callable[..., Method]
@@ -161,7 +161,7 @@ class Row(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Returns the keyword-only options of the factory and their defaults; `jaxfl.schema` tells more of them."""
+        """Returns the keyword-only options of the factory and their defaults; `jaxfl.schema` has their types."""
         return {name: option.default for name, option in function_options(self.factory).items()}
 
 
@@ -177,18 +177,18 @@ def info(
     overflow: Array | int = 0,
     **extra: Array,
 ) -> Info:
-    """Returns an `Info`; `up` and `down` are what one client sends and receives, counted for every real client.
+    """Returns an `Info`; the bytes of `up` and `down` are counted for every real client.
 
     Args:
-        cohort: who took part.
+        cohort: the clients of the round.
         loss: `[C]`.
         cluster: `[C]`.
         num_clusters: clusters alive after the round.
         diverged: clients left out.
         up: pytree of arrays or shapes that one client sends.
-        down: pytree of arrays or shapes that one client is sent.
+        down: pytree of arrays or shapes that one client receives.
         overflow: see `Info`.
-        **extra: arrays of the method's own.
+        **extra: other arrays of the method.
     """
     real = cohort.mask.sum()
     return Info(
@@ -204,11 +204,11 @@ def info(
 
 
 def traffic(clients: Array, each: Params) -> Array:
-    """Returns the bytes `[]` float32 that clients send if each of them sends a pytree of arrays or shapes.
+    """Returns the bytes `[]` float32 of a number of clients that each send a pytree of arrays or shapes.
 
     Args:
-        clients: how many, `[]`.
-        each: what one sends; it may be larger than the 2 GB that an integer of JAX can count.
+        clients: their number `[]`.
+        each: the pytree; it may be larger than the 2 GB that an integer of JAX can count.
 
     >>> float(traffic(jnp.int32(10), jax.ShapeDtypeStruct((2**30,), jnp.float32))) / 2**30
     40.0
@@ -217,7 +217,7 @@ def traffic(clients: Array, each: Params) -> Array:
 
 
 def from_preset(presets: Mapping[str, Mapping[str, Any]], preset: str, **given: Any) -> dict[str, Any]:
-    """Returns the options of a preset; what is given (not None) wins.
+    """Returns the options of a preset; given options (not None) replace its values.
 
     >>> from_preset({"paper": {"mu": 0.1, "layers": ".*"}}, "paper", mu=0.5, layers=None)
     {'mu': 0.5, 'layers': '.*'}
@@ -226,7 +226,7 @@ def from_preset(presets: Mapping[str, Mapping[str, Any]], preset: str, **given: 
 
 
 def doublings(needed: Array, slots: int) -> Array:
-    """Returns how often the slots must double to hold the needed clusters `[]` int32.
+    """Returns the times `[]` int32 that the slots must double to hold the needed clusters.
 
     >>> [int(doublings(jnp.int32(needed), 4)) for needed in (0, 4, 5, 8, 9, 400)]
     [0, 0, 1, 1, 2, 7]
@@ -236,12 +236,12 @@ def doublings(needed: Array, slots: int) -> Array:
 
 
 def doubled(grow: Callable[[State], State], state: State, times: int | Array) -> State:
-    """Returns the state after its slots were doubled so often.
+    """Returns the state after its slots were doubled a number of times.
 
     Args:
         grow: of the method.
         state: before.
-        times: `info.overflow`.
+        times: the number, `info.overflow`.
 
     >>> doubled(lambda slots: 2 * slots, 3, times=2)
     12
@@ -252,7 +252,7 @@ def doubled(grow: Callable[[State], State], state: State, times: int | Array) ->
 
 
 def serve_one(model: Params, ids: Array) -> Params:
-    """Returns the one global model for every id: `[C, ...]` views of it."""
+    """Returns the global model for every id: `[C, ...]` views of it."""
     return tree.repeat(model, ids.shape[0])
 
 
@@ -263,7 +263,7 @@ def write_clusters(cluster: Array, cohort: Cohort, found: Array) -> Array:
 
 
 def served_model(method: Method, state: Any) -> Params:
-    """Returns the shapes of the model that a client is served; `state` may be shapes as well."""
+    """Returns the shapes of a client's served model; `state` may be shapes as well."""
     models = jax.eval_shape(method.client_params, state, jax.ShapeDtypeStruct((1,), jnp.int32))
     return shape_of(models)
 
@@ -288,11 +288,11 @@ def check_clusters(num_clusters: int, data: FederatedData) -> None:
 
 
 def takes_part(data: FederatedData) -> Array:
-    """Returns who has rows and is not held out `[N]`."""
+    """Returns bool `[N]` for clients that have rows and are not held out."""
     rows = jnp.asarray(data.train.size) > 0
     return rows if data.held_out is None else rows & ~jnp.asarray(data.held_out)
 
 
 def present(data: FederatedData) -> Array:
-    """Returns who is there in this round, held out or not `[N]`."""
+    """Returns bool `[N]` for clients that are present in this round, held out or not."""
     return jnp.ones(data.num_clients, bool) if data.absent is None else ~jnp.asarray(data.absent)

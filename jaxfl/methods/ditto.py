@@ -5,16 +5,16 @@ Any method may train the global model w (the "solver"); beside it, in a round, e
 
     v_k <- v_k - eta * (grad F_k(v_k) + lambda * (v_k - w^t))
 
-from its own v_k, on the mini-batches that the global part sees too, pulled to w^t, the model that was broadcast in this
-round (not to the one that the round makes of it). Only sampled clients move; v_k starts at w^0. Nothing personal is
-sent: lambda = 0 is local training beside the solver, and w does not depend on lambda.
+from its own v_k, on the mini-batches of the global part, pulled to w^t, the model that was broadcast in this round (not
+to the model after the round). Only v_k of sampled clients change; v_k starts at w^0. Personal models are never sent:
+lambda = 0 is local training beside the solver, and w does not depend on lambda.
 
-With several lambdas, as in the official code's dynamic choice from (0.1, 1, 2), a client takes in every step the one
-whose step has the lowest loss on its validation rows: a tenth of its training rows, and at least one of two or more,
-that neither model is trained on.
+With several lambdas, as in the official code's dynamic choice from (0.1, 1, 2), a client takes in every step the lambda
+with the lowest loss on its validation rows: a tenth of its training rows, and at least one of two or more, that neither
+model is trained on.
 
 Where the official code differs: clients that were never sampled are served their v_k = w^0 (here the global model,
-unless `newcomers="initial"`); batches of a round run on through the client's rows instead of passing over all of them,
+unless `newcomers="initial"`); the batches of a round continue through the client's rows instead of passing over all,
 and an epoch drops its last, partial batch. Clients of one training row, and so without validation rows, take the first
 lambda.
 """
@@ -44,17 +44,17 @@ from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-VALIDATION_SHARE = 0.1  # of the training rows of a client that chooses lambda
+VALIDATION_SHARE = 0.1  # share of a client's training rows that choose lambda
 Judge = Callable[[Params], Array]
 
 
 class DittoState(NamedTuple):
     """The solver's state, and a model for each client."""
 
-    solver: Any  # w, and what else the solver keeps
+    solver: Any  # the state of the global part, with w
     models: Params  # [N, ...] v
     trained: Array  # [N] bool, False while v_k is w^0
-    cluster: Array  # [N] int32, everybody in a slot of its own
+    cluster: Array  # [N] int32, every client in a slot of its own
     round: Array  # [] int32
 
 
@@ -76,17 +76,17 @@ def ditto(
     Args:
         task: what is learned.
         optimizer: the local optimiser of the personal models, and of the global part if `solver` is None.
-        proximal_weight: lambda, the pull to the global model; several of them, such as `(0.1, 1.0, 2.0)`, to let every
-            client choose one in every step. Plain gradient steps need `learning_rate * (lambda + curvature) < 2`.
-            (StoCFL's table probably has 0.1.)
+        proximal_weight: lambda, the pull to the global model; of several values, such as `(0.1, 1.0, 2.0)`, each client
+            chooses one in every step. Plain gradient steps need `learning_rate * (lambda + curvature) < 2`. (StoCFL's
+            table probably has 0.1.)
         local_epochs: E, epochs of the global part.
         personal_epochs: epochs of the personal part; None takes `local_epochs`.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: of the global average: `"uniform"` (the official code) or `"rows"`.
-        solver: trains the global part, e.g. `fedprox(task, optimizer, ...)`, and then has its own epochs, batches and
-            weighting; None is FedAvg with those above. A method of several models pulls each client to the one that
-            it was served before the round.
-        newcomers: what clients that have never trained are served: the `"global"` model, or the `"initial"` one (the
+        weighting: weights of the clients in the global average: `"uniform"` (the official code) or `"rows"`.
+        solver: method that trains the global part, e.g. `fedprox(task, optimizer, ...)`, with its own epochs, batches
+            and weighting; None is FedAvg with those above. With a method of several models, each client is pulled to
+            its served model before the round.
+        newcomers: served model of clients that have never trained: the `"global"` model, or the `"initial"` one (the
             official code).
 
     Raises:
@@ -102,21 +102,23 @@ def ditto(
     weights = tuple(proximal_weight) if isinstance(proximal_weight, Sequence) else (proximal_weight,)
     if not weights:
         raise ValueError(
-            "proximal_weight must be a number or a tuple of at least one, got (); 0 switches the pull off."
+            "proximal_weight must be a number or a tuple of at least one number, got (); 0 removes the pull."
         )
     if personal_epochs is not None and personal_epochs < 1:
         raise ValueError(f"personal_epochs must be at least 1, got {personal_epochs}.")
     if solver is None:
         solver = fedavg(task, optimizer, local_epochs=local_epochs, batch_size=batch_size, weighting=weighting)
     if solver.task != task:
-        raise ValueError("solver must be a method that learns ditto's task, got one of another; build it from that.")
+        raise ValueError(
+            "solver must be a method for the task given to ditto, got one for another task; make it from the same task."
+        )
     shared_part: Method = solver
     pulled = best_step([optax.chain(proximal_pull(weight), optimizer) for weight in weights])
     epochs = local_epochs if personal_epochs is None else personal_epochs
     learn = personal_training(local_train(task, pulled, local_epochs=epochs, batch_size=batch_size), shared_part)
 
-    def held_back(key: Key, data: FederatedData) -> tuple[FederatedData, FederatedData]:
-        """Returns the federation of the rows that are trained on, and of those that choose lambda."""
+    def split_rows(key: Key, data: FederatedData) -> tuple[FederatedData, FederatedData]:
+        """Returns the federation with the rows for training, and with those that choose lambda."""
         if len(weights) == 1:
             return data, data
         rest, validation = divide_rows(key, data.train, VALIDATION_SHARE)
@@ -124,21 +126,21 @@ def ditto(
 
     def init(key: Key, data: FederatedData) -> DittoState:
         clients = jnp.arange(data.num_clients, dtype=jnp.int32)
-        start = shared_part.init(key, held_back(key, data)[0])
+        start = shared_part.init(key, split_rows(key, data)[0])
         models = shared_part.client_params(start, clients)
         return DittoState(start, models, jnp.zeros(data.num_clients, bool), clients, jnp.int32(0))
 
     def round(key: Key, state: DittoState, data: FederatedData, cohort: Cohort) -> tuple[DittoState, Info]:
-        data, validation = held_back(key, data)
-        after, seen = shared_part.round(key, state.solver, data, cohort)
+        data, validation = split_rows(key, data)
+        after, info = shared_part.round(key, state.solver, data, cohort)
 
         passed = learn(key, state, data, validation, cohort)
         trained = mark_trained(state.trained, passed, data, cohort)
-        seen = personal_round_info(seen, cohort, passed, data.num_clients)
-        return DittoState(after, passed.rows, trained, state.cluster, state.round + 1), seen
+        info = personal_round_info(info, cohort, passed, data.num_clients)
+        return DittoState(after, passed.rows, trained, state.cluster, state.round + 1), info
 
     def assign(key: Key, state: DittoState, data: FederatedData, cohort: Cohort) -> DittoState:
-        """Has clients that have no model of their own served what the solver gives those that it has not seen."""
+        """Returns the state with the solver's assignment, for clients without a personal model."""
         return state._replace(solver=shared_part.assign(key, state.solver, data, cohort))
 
     def client_params(state: DittoState, ids: Array) -> Params:
@@ -150,21 +152,21 @@ def ditto(
     def grow(state: DittoState) -> DittoState:
         return state._replace(solver=shared_part.grow(state.solver)) if shared_part.grow else state
 
-    reads = "everybody" if len(weights) > 1 else shared_part.reads  # everybody's rows are divided in one go
-    # v_k starts at w^0, which has to be one for all: methods that read everybody's rows may know clients apart by then
+    reads = "everybody" if len(weights) > 1 else shared_part.reads  # the rows of all clients are divided at once
+    # v_k starts at w^0, which must be the same for all: methods that read all rows may have several models by then
     per_client = "models" if shared_part.reads == "cohort" else None
     grown = grow if shared_part.grow else None
     assigned = keep_clusters if shared_part.assign is keep_clusters else assign
     return Method(init, round, client_params, task, assigned, grown, reads=reads, per_client=per_client)
 
 
-def personal_round_info(seen: Info, cohort: Cohort, passed: RowsPass, num_clients: int) -> Info:
-    """Returns what is seen of a round: bytes and overflow are the solver's, the losses are those of personal models."""
-    return seen._replace(
+def personal_round_info(info: Info, cohort: Cohort, passed: RowsPass, num_clients: int) -> Info:
+    """Returns the solver's `Info` with the losses, clusters and divergence of the personal models."""
+    return info._replace(
         loss=passed.loss,
         cluster=cohort.ids,
         num_clusters=jnp.int32(num_clients),
-        diverged=jnp.maximum(seen.diverged, passed.diverged),
+        diverged=jnp.maximum(info.diverged, passed.diverged),
     )
 
 
@@ -172,7 +174,7 @@ def personal_training(train: Train, solver: Method) -> Callable[..., RowsPass]:
     """Returns `learn(key, state, data, validation, cohort)`, which trains the personal models of a cohort.
 
     Args:
-        train: a client's local training, which takes `judge`, see `best_of`.
+        train: a client's local training, which takes `judge`, see `best_step`.
         solver: trains the global part.
     """
     loss_of = mean_loss(solver.task)
@@ -199,15 +201,15 @@ def personal_training(train: Train, solver: Method) -> Callable[..., RowsPass]:
 
 
 def best_step(candidates: Sequence[optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimiser that tries every candidate in every step and keeps the step with the lowest loss.
+    """Returns the optimiser that computes the step of every candidate and takes the step with the lowest loss.
 
     Args:
-        candidates: optimisers with states of one kind. A single one is taken as it is.
+        candidates: optimisers with states of equal structure. A single one is returned unchanged.
 
     Returns:
-        An optimiser whose update takes `judge`, `model -> loss []`, and `rate`, by which who takes the step will
-        multiply it (see `jaxfl.scheduled`), and passes all else on. The first of equals wins; a loss that is not a
-        number never does.
+        An optimiser. Its update takes `judge`, `model -> loss []`, and `rate`, the learning-rate factor that its result
+        will be multiplied with (see `jaxfl.scheduled`); other arguments are passed on. The first of equal losses wins;
+        NaN never wins.
 
     >>> import optax
     >>> best, model, gradient = best_step([optax.sgd(0.1), optax.sgd(1.0)]), jnp.array(3.0), jnp.array(2.0)
@@ -233,7 +235,7 @@ def best_step(candidates: Sequence[optax.GradientTransformation]) -> optax.Gradi
         if len(steps) == 1:
             return steps[0]
         if judge is None:
-            raise ValueError("judge must be passed to the update: the loss that a step is chosen by.")
+            raise ValueError("judge must be given to the update, got None: it is the loss that a step is chosen by.")
         losses = jnp.stack([judge(optax.apply_updates(params, conduct.scale_updates(step, rate))) for step, _ in steps])
         best = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses))
         return jax.tree.map(lambda *leaves: jnp.stack(leaves)[best], *steps)

@@ -1,19 +1,19 @@
-"""FedAMP: every client is pulled to a mean of all clients' models in which models like its own weigh more.
+"""FedAMP: personal models, each pulled to a mean of all clients' models in which similar models weigh more.
 
 Huang, Chu, Zhou, Wang, Liu, Pei and Zhang, "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021.
-There is no global model. The server keeps each client's model w_j as it was sent last; before client i trains, it makes
+There is no global model. The server stores each client's last model w_j; before client i trains, it computes
 
     xi_ij <- alpha A'(||w_i - w_j||^2),  A'(x) = exp(-x / sigma) / sigma,  j other than i;    xi_ii <- 1 - sum_j xi_ij
     u_i   <- sum_j xi_ij w_j                                              # the client's model in the cloud
 
-and the client minimises f_i(w) + lambda / (2 alpha) ||w - u_i||^2 by E epochs of SGD from its w_i, and sends what it
-gets. HeurFedAMP, `similarity="cosine"`, is the paper's heuristic for deep networks, whose squared distances are soon so
-far above sigma that nobody is like anybody; it fixes xi_ii, and
+and the client minimises f_i(w) + lambda / (2 alpha) ||w - u_i||^2 by E epochs of SGD from its w_i, and sends the
+result. HeurFedAMP, `similarity="cosine"`, is the paper's heuristic for deep networks: their squared distances are soon
+so far above sigma that no two models count as similar. It fixes xi_ii, and
 
     xi_ij <- (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h other than i} exp(sigma cos(w_i, w_h))
 
-Stored models of absent clients count; those that have never been trained do not, and are w^0. Where all models are one,
-u_i is that one; with alpha = 0, or xi_ii = 1, it is w_i, and the client is pulled to where it was.
+Stored models of absent clients count; untrained ones, w^0, do not. Where all models are equal, u_i is that model; with
+alpha = 0, or xi_ii = 1, it is w_i, and the client is pulled to its last model.
 
 No official code was found, nor could the paper's text be opened: the equations are those in which notes and three other
 codes agree. These start either from w_i, as here, or from u_i. Their settings differ, too: alpha, lambda and sigma are
@@ -51,11 +51,11 @@ Similarity = Literal["distance", "cosine"]
 
 
 class FedAMPState(NamedTuple):
-    """A model for each client, as the server keeps it."""
+    """The last model of each client."""
 
     models: Params  # [N, ...]
     trained: Array  # [N] bool, False while a client's model is w^0
-    cluster: Array  # [N] int32, everybody in a slot of its own
+    cluster: Array  # [N] int32, every client in a slot of its own
     round: Array  # [] int32
 
 
@@ -78,12 +78,12 @@ def fedamp(
         task: what is learned.
         optimizer: the local optimiser.
         similarity: `"distance"` (FedAMP) or `"cosine"` (HeurFedAMP).
-        sigma: of distances, the squared one at which a model weighs 1 / e of one that is equal; of cosines, how much
-            more a similar model weighs: 0 makes all equal.
-        attraction: alpha, of distances; None is sigma / N, with which equal models have equal weights, where N counts
-            the clients that are not held out. At most sigma / (M - 1), M of all clients: beyond, xi_ii may be
-            negative where models are equal.
-        own_share: xi_ii, of cosines, from 0 to 1; None is 1 / N of the same N.
+        sigma: with distances, the squared distance at which a model weighs 1 / e of an equal one; with cosines, the
+            factor of the cosines: 0 gives all models equal weights.
+        attraction: alpha, for distances; None is sigma / N, which gives equal models equal weights, where N counts the
+            clients that are not held out. At most sigma / (M - 1), M of all clients: above it, xi_ii may be negative
+            where models are equal.
+        own_share: xi_ii, for cosines, from 0 to 1; None is 1 / N of the same N.
         proximal_weight: lambda / alpha, the pull to u_i; the paper's lambda alone is not an option. Plain gradient
             steps need `learning_rate * (proximal_weight + curvature) < 2`.
         local_epochs: E.
@@ -104,8 +104,8 @@ def fedamp(
     train = local_train(task, local, local_epochs=local_epochs, batch_size=batch_size)
 
     def weights(models: Params, model: Params, others: Array, data: FederatedData) -> Array:
-        """Returns xi_ij `[N]`, 0 where `others` does not hold."""
-        # with rows or without: who diverges must leave the others as they are without its rows
+        """Returns xi_ij `[N]`, 0 where `others` is False."""
+        # with rows or without: a client that diverges must leave the others as if it had no rows
         count = others.shape[0] if data.held_out is None else others.shape[0] - jnp.asarray(data.held_out).sum()
         count = jnp.asarray(count, jnp.result_type(float))
         if similarity == "distance":
@@ -128,24 +128,23 @@ def fedamp(
         key, (models, trained, round), data = shared
         others = trained.at[client].set(False)
         cloud = cloud_model(models, model, weights(models, model, others, data))
-        made, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=cloud)
-        kept = tree.where(data.train.size[client] > 0, made, model)  # who makes no step does not move to the cloud
-        return (), kept, loss, tree.is_finite(made)
+        trained, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client, anchor=cloud)
+        row = tree.where(data.train.size[client] > 0, trained, model)  # without a step it does not move to the cloud
+        return (), row, loss, tree.is_finite(trained)
 
     def round(key: Key, state: FedAMPState, data: FederatedData, cohort: Cohort) -> tuple[FedAMPState, Info]:
         shared = key, (state.models, state.trained, state.round), data
         passed = over_rows(client, shared, cohort, state.models)
-        sent = base.shape_of(state.models)
-        seen = personal_info(passed, cohort, data.num_clients, sent)
+        info = personal_info(passed, cohort, data.num_clients, base.shape_of(state.models))
         trained = mark_trained(state.trained, passed, data, cohort)
-        return FedAMPState(passed.rows, trained, state.cluster, state.round + 1), seen
+        return FedAMPState(passed.rows, trained, state.cluster, state.round + 1), info
 
-    # no `per_client`: a round reads everybody's models, though the rows of its cohort alone
+    # no `per_client`: a round reads the models of all clients, though the rows of its cohort alone
     return Method(init, round, lambda state, ids: tree.take(state.models, ids), task)
 
 
 def cloud_model(models: Params, model: Params, weights: Array) -> Params:
-    """Returns u_i: the sum of `models [N, ...]` by `weights [N]`, and the client's own `model` for what is left of 1.
+    """Returns u_i: the weighted sum of `models [N, ...]`, with the client's own `model` for the rest of the weights.
 
     >>> cloud_model({"w": jnp.array([1.0, 3.0])}, {"w": jnp.array(8.0)}, jnp.array([0.5, 0.25]))["w"].tolist()
     3.25
@@ -160,7 +159,7 @@ def cloud_model(models: Params, model: Params, weights: Array) -> Params:
 
 
 def squared_model_distances(models: Params, model: Params) -> Array:
-    """Returns the squared distances `[N]` of `models [N, ...]` from one; equal ones have exactly 0.
+    """Returns the squared distances `[N]` of `models [N, ...]` from `model`; exactly 0 for equal ones.
 
     >>> squared_model_distances({"w": jnp.array([[1.0, 1.0], [4.0, 5.0]])}, {"w": jnp.array([1.0, 1.0])}).tolist()
     [0.0, 25.0]
@@ -169,7 +168,7 @@ def squared_model_distances(models: Params, model: Params) -> Array:
 
 
 def cosines(models: Params, model: Params) -> Array:
-    """Returns the cosines `[N]` of `models [N, ...]` and one; 0 where one of the two is zero.
+    """Returns the cosines `[N]` of `models [N, ...]` and `model`; 0 where one of the two is zero.
 
     >>> cosines({"w": jnp.array([[2.0, 0.0], [3.0, 3.0], [0.0, 0.0]])}, {"w": jnp.array([1.0, 0.0])}).tolist()
     [1.0, 0.707..., 0.0]
@@ -180,7 +179,7 @@ def cosines(models: Params, model: Params) -> Array:
 
 
 def masked_softmax(values: Array, mask: Array) -> Array:
-    """Returns the shares `[N]` of e to the `values` among those under `mask`; 0 for the others, and where it is empty.
+    """Returns the softmax `[N]` of the `values` under `mask`; 0 for the others, and everywhere if `mask` is empty.
 
     >>> masked_softmax(jnp.array([1.0, 1.0, 9.0]), jnp.array([True, True, False])).tolist()
     [0.5, 0.5, 0.0]

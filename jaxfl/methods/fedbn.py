@@ -1,15 +1,15 @@
-"""FedBN: FedAvg, but for the layers of batch normalisation, which are each client's own.
+"""FedBN: FedAvg with personal layers of batch normalisation.
 
 Li, Jiang, Zhang, Kamp and Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR
-2021. For clients that see the same things differently (another scanner, another light). A model is (base, norm), and in
-a round every sampled client i
+2021. For clients with different features of the same classes (another scanner, another light). A model is (base, norm),
+and in a round every sampled client i
 
     (base_i, norm_i) <- E epochs of SGD on f_i from (base, norm_i), both together
     base             <- (1 / m) sum_i base_i                       # scales, offsets and statistics stay where they are
 
-It is FedPer with those layers in the head's place. They are found by their names: every layer that has "norm" in its
-name, or whose name begins with "bn". A client that was never sampled has the initial ones, which suit no trained base:
-with few rounds, let everybody take part (`cohort=1.0`).
+It is FedPer with these layers in place of the head. They are found by name: every layer with "norm" in its name, or
+with a name that begins with "bn". A client that was never sampled has the initial layers, which do not fit a trained
+base: with few rounds, sample all clients (`cohort=1.0`).
 
 The official code is the same: uniform weights, all clients in every round, E = 1, B = 32, plain SGD of rate 0.01.
 """
@@ -71,7 +71,7 @@ def fedbn(
             raise
         raise ValueError(
             f"personal must be given for a network without layers named norm or bn, got parameters "
-            f"{', '.join(tree.names(model))}; take one with layers of normalisation, such as mlp-batch-norm, or "
-            "name them."
+            f"{', '.join(tree.names(model))}; take a network with normalisation layers, such as mlp-batch-norm, or "
+            "give their names."
         ) from error
     return partial_averaging(task, train, chosen, weighting=weighting, server_optimizer=server_optimizer)

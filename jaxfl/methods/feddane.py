@@ -1,21 +1,21 @@
-"""FedDANE: local training turned towards the cohort's gradient.
+"""FedDANE: local training with a correction towards the cohort's gradient.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "FedDANE: A Federated Newton-Type Method", Asilomar Conference
-2019. A round asks its clients twice; p_k = n_k / n, with n the rows of the sampled clients:
+2019. A round has two exchanges; p_k = n_k / n, with n the rows of the sampled clients:
 
     A  client k sends grad F_k(w_t), of all its rows;         g_t <- sum_k p_k grad F_k(w_t)
     B  client k minimises F_k(w) + <g_t - grad F_k(w_t), w> + mu / 2 * ||w - w_t||^2 from w_t by E epochs of SGD:
        w <- w - eta * (grad F_k(w; batch) + (g_t - grad F_k(w_t)) + mu * (w - w_t));    w_{t+1} <- sum_k p_k w_k
 
-The corrections of a cohort sum to zero, weighted: what one client gains another loses. They are full-batch gradients
-and the steps are not, so on mini-batches a client's own gradient does not cancel, not even in its first step.
+The weighted sum of a cohort's corrections is zero. They are full-batch gradients and the steps are not, so on
+mini-batches a client's own gradient does not cancel, not even in its first step.
 
-The paper draws a second cohort for phase B. The official code draws both with the same seed, so that they are one, as
-here; there is no option for two, because a round is given its cohort and does not know how the clients were drawn. The
-method drifts where clients are few and unlike each other: the authors found it worse than FedAvg and FedProx.
+The paper draws a second cohort for phase B. The official code draws both with the same seed, so that they are equal, as
+here; there is no option for two, because the sampler draws the cohort outside the round. The method drifts where
+clients are few and differ much: the authors found it worse than FedAvg and FedProx.
 
-All that is averaged must have a gradient, so that networks with running averages are refused (`jaxfl.layers.BatchNorm`
-has none).
+All averaged parameters must have a gradient, so that networks with running averages are refused
+(`jaxfl.layers.BatchNorm` has none).
 """
 
 from typing import NamedTuple
@@ -101,12 +101,12 @@ def feddane(
 
     def send_model(shared, client: Array):
         key, round, model, together, data = shared
-        # once more, as a client would have kept it: the gradients of a whole cohort never exist at once
+        # computed again, as a real client would have stored it: a cohort's gradients never exist at once
         _, gradient = gradient_of(model, data, client, key_for(key, Stream.DROPOUT, round, client))
         correction = jax.tree.map(lambda g, own: g - own, together, gradient)
         client_key = key_for(key, Stream.BATCHES, round, client)
         trained, loss = train(client_key, model, data, client, anchor=model, correction=correction)
-        # who was left out of g_t stays out: huge numbers cancel in grad F_k(w; batch) - grad F_k(w_t), and are finite
+        # a client left out of g_t stays out: huge numbers cancel in grad F_k(w; batch) - grad F_k(w_t), and are finite
         weight = jnp.where(tree.is_finite(gradient), aggregate.client_weight(data, client, weighting), 0)
         return aggregate.contribute(trained, weight), loss
 
@@ -116,15 +116,15 @@ def feddane(
         together = tree.take(aggregate.mean(gradients, empty=jax.tree.map(lambda g: jnp.zeros_like(g)[None], model)), 0)
         solutions, loss = over_clients(send_model, (key, state.round, model, together, data), cohort)
         new, moments = optimizers.step_to_mean(server_optimizer, state.server, model, solutions)
-        seen = base.info(
+        info = base.info(
             cohort,
             loss,
             jnp.zeros(cohort.ids.shape, jnp.int32),
             num_clusters=1,
-            diverged=gradients.diverged + solutions.diverged,  # nobody is in both
+            diverged=gradients.diverged + solutions.diverged,  # no client is in both
             up=(together, new),  # two exchanges: a gradient, then a model
             down=(model, together),
         )
-        return FedDANEState(new, moments, state.cluster, state.round + 1), seen
+        return FedDANEState(new, moments, state.cluster, state.round + 1), info
 
     return Method(init, round, lambda state, ids: base.serve_one(state.model, ids), task)

@@ -1,34 +1,35 @@
-"""FedDrift and FedDrift-Eager: clusters for data that change while they are learned.
+"""FedDrift and FedDrift-Eager: clustering of clients with data that drift during training.
 
 Jothimurugesan, Hsieh, Wang, Joshi and Gibbons, "Federated Learning under Distributed Concept Drift", AISTATS 2023; the
-rules below are those of the official code (github.com/microsoft/FedDrift). Rounds make time steps; before the first
-round of each but the first, with r_cm the risk (share of errors, or mean loss) of model m on the rows of client c:
+rules below are those of the official code (github.com/microsoft/FedDrift). Rounds are grouped into time steps; before
+the first round of each step but the first, with r_cm the risk (share of errors, or mean loss) of model m on the rows of
+client c:
 
     c takes the best model         m_c = argmin_m r_cm  of the pool; its own where another is as good
-    and drifts if                  r_c,m_c - (its risk at the step before) > delta
+    and has drifted if             r_c,m_c - (its risk at the step before) > delta
         then it trains a copy of m_c in a free slot, alone (isolated) for W steps (here 1, as in that code), after
         which the copy is in the pool
-    models i and j are apart by    d_ij = max(R_ij - R_ii, R_ji - R_jj, 0)
+    models i and j have distance   d_ij = max(R_ij - R_ii, R_ji - R_jj, 0)
         where R_ij is the risk of i on the rows of j's clients, and merge by complete linkage while d <= delta';
-        a merged model is their mean, weighted by the (client, step) pairs that each was given
+        a merged model is their mean, weighted by the (client, step) pairs that each has had
 
-In every round, each client of the cohort trains its model, and a model becomes the mean of those that come back, by
-rows. At first there is one model for all (the paper), or with `start="own"` one for each client, which the mergings
-make fewer: what finds clusters that are there from the beginning. FedDrift-Eager (`eager=True`): all that drift in a
-step share one new model, copied from the first one's; nothing is isolated or merged.
+In every round, each client of the cohort trains its model, and a model becomes the mean of the returned ones, by rows.
+At first there is one model for all (the paper), or with `start="own"` one for each client; merging then finds clusters
+that exist from the beginning. FedDrift-Eager (`eager=True`): all clients that drift in a step share one new model,
+copied from the first one's; nothing is isolated or merged.
 
-What is simpler here, since a client's data are its rows of this round (see `jaxfl.data.drift`):
+Simplifications, since a client's data are its rows of this round (see `jaxfl.data.drift`):
 
-- nobody keeps rows of earlier steps. In the paper a model goes on to be trained, and is told apart from others, on all
-  rows that were ever given to it. Here that is on the rows that its clients have now; a model without clients stays as
-  it is in the pool, where somebody may come back to it, and merges with none.
-- the risk is that on training rows, which clients know better from step to step while their data stay.
+- rows of earlier steps are not stored. In the paper a model is trained, and compared with others, on all rows that it
+  was ever given. Here it is on the present rows of its clients; a model without clients stays unchanged in the pool,
+  where clients may take it again, and does not merge.
+- the risk is that on training rows, and falls from step to step while a client's data stay.
 
-As in the official code, the risk at the step before is that of the best model before it was trained on; at the first
-step there is none (there: of an untrained model), so that no drift is seen at the second. Free slots are those that
-were never used, then those longest without clients; where there is none, a client that drifts stays with its best
-model. That code's clients make `epochs` steps of AMSGrad with a state for the whole step; here the local optimiser
-begins anew in each round. It compares accuracies; whether the paper means losses was not checked.
+As in the official code, the risk at the step before is that of the best model before its training in that step; at the
+first step there is none (there: of an untrained model), so that no drift is detected at the second. Free slots are
+those that were never used, then those longest without clients; without a free slot, a client that drifts stays with its
+best model. That code's clients make `epochs` steps of AMSGrad with a state for the whole step; here the state of the
+local optimiser starts fresh in each round. It compares accuracies; whether the paper means losses was not checked.
 """
 
 import math
@@ -64,20 +65,20 @@ LARGEST_LOSS = 2.0**64  # a loss beyond it is that of a client whose model is no
 
 
 class FedDriftState(NamedTuple):
-    """Slots of models, and what each client knows of its own."""
+    """Slots of models, and the risk and isolation of each client."""
 
     models: Params  # [K, ...]
     cluster: Array  # [N] int32
     risk: Array  # [N] float32, of the best model at the last step; infinity before the second
     alone_until: Array  # [N] int32, the step at which the client's isolation ends
-    weight: Array  # [K] float32, (client, step) pairs that a model was given; 0 of a free slot
-    used: Array  # [K] int32, the last step in which somebody had it; -1 for never
-    step: Array  # [] int32, the last time step at whose beginning drifts were looked for
+    weight: Array  # [K] float32, (client, step) pairs of a model; 0 for a free slot
+    used: Array  # [K] int32, the last step in which the model had clients; -1 for never
+    step: Array  # [] int32, the last time step with a search for drifts
     round: Array  # [] int32
 
 
 def in_pool(state: FedDriftState, now: Array) -> Array:
-    """Returns which models everybody may take `[K]`: those that were given to somebody who is not alone with it."""
+    """Returns bool `[K]` for models that all clients may take: those with a client that is not isolated."""
     private = jnp.zeros(state.weight.shape, bool).at[state.cluster].max(state.alone_until > now)
     return (state.weight > 0) & ~private
 
@@ -92,22 +93,22 @@ def choose_models(
     *,
     there: Array,
 ) -> tuple[FedDriftState, Array, Array]:
-    """Gives every client the best model, or a new one if it has drifted.
+    """Returns the state after every client took the best model, or a new one if it has drifted.
 
     Args:
         state: before.
-        risks: of every model for every client `[N, K]`, infinite for who cannot say.
-        able: who has taken part and can say `[N]`; the others stay with their model.
+        risks: of every model for every client `[N, K]`, infinite where unknown.
+        able: clients that take part with finite risks `[N]`; the others keep their model.
         now: the time step `[]`.
         threshold: delta.
-        eager: whether all that drift share a model.
-        there: who takes part `[N]`: the models of others, who may be held out or gone, are nobody's.
+        eager: whether all clients that drift share a new model.
+        there: clients that take part `[N]`: models of the others, held out or gone, count as unused.
 
     Returns:
-        The state; which models `[K]` are in the pool and are no new ones; and who has drifted `[N]`.
+        The state; bool `[K]` for models of the pool that are not new; and bool `[N]` for clients that have drifted.
     """
     slots = state.weight.shape[0]
-    # at the first step everybody was counted, for nobody was asked; now it is known who of them cannot say
+    # at the first step, without risks, all clients were counted; now those without finite risks are subtracted
     could = jnp.zeros(slots, jnp.float32).at[state.cluster].add(able.astype(jnp.float32))
     state = state._replace(weight=jnp.where(now == 1, jnp.minimum(could, state.weight), state.weight))
     pool = in_pool(state, now)
@@ -120,7 +121,7 @@ def choose_models(
     drifted = chooses & (newest - state.risk > threshold)
 
     has_client = jnp.zeros(slots, bool).at[home].max(there)
-    # never used ones first, and none that somebody has
+    # models that were never used come first; models with clients come last
     order = jnp.argsort(jnp.where(has_client, jnp.iinfo(jnp.int32).max, state.used), stable=True).astype(jnp.int32)
     place = jnp.where(eager, 0, jnp.cumsum(drifted, dtype=jnp.int32) - 1)
     gets = drifted & (place < (~has_client).sum(dtype=jnp.int32))
@@ -140,13 +141,13 @@ def choose_models(
 
 
 def merge_models(state: FedDriftState, risks: Array, rows: Array, pool: Array, height: float) -> FedDriftState:
-    """Merges the models of the pool that are close on each other's clients.
+    """Returns the state after models of the pool with similar risks on each other's clients were merged.
 
     Args:
-        state: of clients that have their models of this step.
+        state: with the clients' models of this step.
         risks: of every model for every client `[N, K]`.
-        rows: of every client `[N]`, 0 for those that do not count.
-        pool: which models may merge `[K]`.
+        rows: number of rows of every client `[N]`, 0 for those that do not count.
+        pool: models that may merge `[K]`.
         height: delta'.
     """
     slots = pool.shape[0]
@@ -155,11 +156,11 @@ def merge_models(state: FedDriftState, risks: Array, rows: Array, pool: Array, h
     both = able[:, None] & able[None]
     label = linkage.cut_by_threshold(linkage.linkage(jnp.where(both, distance, jnp.inf), "complete"), height)
     same = (both & (label[:, None] == label[None])) | jnp.eye(slots, dtype=bool)
-    keeper = jnp.argmax(same, 1).astype(jnp.int32)  # the lowest of those that are one
+    keeper = jnp.argmax(same, 1).astype(jnp.int32)  # the lowest slot of those that merge
     first = tree.take(state.models, 0)
-    one = aggregate.contribute(first, jnp.float32(0), jnp.int32(0), slots)
+    first_model = aggregate.contribute(first, jnp.float32(0), jnp.int32(0), slots)
     all_models = aggregate.contribute(state.models, state.weight, keeper, slots)
-    total = aggregate.add_many(aggregate.empty_total(one), all_models, jnp.ones(slots, bool))
+    total = aggregate.add_many(aggregate.empty_total(first_model), all_models, jnp.ones(slots, bool))
     gone = keeper != jnp.arange(slots, dtype=jnp.int32)
     grew = same.sum(1) > 1
     return state._replace(
@@ -171,12 +172,12 @@ def merge_models(state: FedDriftState, risks: Array, rows: Array, pool: Array, h
 
 
 def model_distances(risks: Array, cluster: Array, rows: Array) -> tuple[Array, Array]:
-    """Returns how far models are from each other `[K, K]`, and which have rows to say so `[K]`.
+    """Returns the distances d_ij between models `[K, K]`, and bool `[K]` for models with rows to measure them on.
 
     Args:
         risks: of every model for every client `[N, K]`.
         cluster: of every client `[N]`.
-        rows: of every client `[N]`, 0 for those that do not count.
+        rows: number of rows of every client `[N]`, 0 for those that do not count.
 
     >>> risks = jnp.array([[0.1, 0.4], [0.3, 0.2]])
     >>> model_distances(risks, jnp.array([0, 1]), jnp.ones(2))[0].round(1).tolist()
@@ -184,7 +185,7 @@ def model_distances(risks: Array, cluster: Array, rows: Array) -> tuple[Array, A
     """
     slots = risks.shape[1]
     share = jax.nn.one_hot(cluster, slots, dtype=risks.dtype) * rows[:, None].astype(risks.dtype)  # [N, K]
-    counted = jnp.where(rows[:, None] > 0, risks, 0)  # a client that cannot say has weight 0, and 0 * infinity is NaN
+    counted = jnp.where(rows[:, None] > 0, risks, 0)  # an unknown risk has weight 0, and 0 * infinity is NaN
     total = jnp.matmul(counted.T, share, precision="highest")  # [K, K]: of model i, over the clients of j
     risk = aggregate.divide(total.T, share.sum(0), jnp.zeros_like(total)).T
     own = jnp.diagonal(risk)
@@ -193,17 +194,17 @@ def model_distances(risks: Array, cluster: Array, rows: Array) -> tuple[Array, A
 
 
 def drift_risks(task: Task, measure: Measure) -> Risks:
-    """Returns `(models [K, ...], data, client) -> [K]`: their risk on a client's training rows, infinite if unknown.
+    """Returns `(models [K, ...], data, client) -> [K]`: risks on a client's training rows, infinite where unknown.
 
     Args:
         task: what is learned.
         measure: see `feddrift`.
 
     Raises:
-        ValueError: errors are asked for where no classes are learned.
+        ValueError: the measure is `"accuracy"` and the task is no classification.
     """
     if measure == "accuracy" and task.metrics is not ACCURACY:
-        raise ValueError("measure must be 'loss' for a task whose labels are no classes, got 'accuracy'; or 'auto'.")
+        raise ValueError("measure must be 'loss' or 'auto' for a task without classes, got 'accuracy'.")
 
     def errors(model: Params, batch: Batch, key: Key | None) -> Array:
         wrong = (jnp.argmax(task.outputs(model, batch), 1).astype(batch.y.dtype) != batch.y).astype(jnp.float32)
@@ -238,23 +239,24 @@ def feddrift(
 ) -> Method:
     """Returns FedDrift.
 
-    `info.extra` has `drifted []`, the clients that have drifted in this round.
+    `info.extra` has `drifted []`, the number of clients that have drifted in this round.
 
     Args:
         task: what is learned.
         optimizer: the local optimiser.
-        rounds_per_step: R, rounds of a time step: how often drifts are looked for (the paper: 200).
-        threshold: delta, by how much the risk has to grow (the official code: 0.04 to 0.2, on MNIST 0.1).
-        merge_threshold: delta', at which models merge, in the same units; None is delta, as in the official code. It
-            has to be above what a client's own rows are easier for its model than other rows of the same cluster are.
+        rounds_per_step: R, rounds of a time step; drifts are detected between steps (the paper: 200).
+        threshold: delta, the increase of the risk that counts as drift (the official code: 0.04 to 0.2, on MNIST 0.1).
+        merge_threshold: delta', the distance up to which models merge, in the same units; None is delta, as in the
+            official code. It has to be above the difference of a model's risks on a client's own rows and on other
+            rows of the same cluster.
         eager: FedDrift-Eager.
-        start: `"common"` or `"own"`, the models of the first step.
-        measure: what risks are: `"accuracy"`, the share of errors; `"loss"`; or `"auto"`, errors where classes are
-            learned and losses elsewhere.
+        start: models of the first step: one `"common"` model, or each client's `"own"`.
+        measure: the risk: `"accuracy"`, the share of errors; `"loss"`; or `"auto"`, errors for classification and
+            losses for other tasks.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: of a model's clients: `"rows"` or `"uniform"`.
-        slots: K, the most models; with `start="own"` at least as many as clients.
+        weighting: weights of the clients in a model's mean: `"rows"` or `"uniform"`.
+        slots: K, the largest number of models; with `start="own"` at least the number of clients.
 
     Raises:
         ValueError: an option is out of range, or options do not go together.
@@ -276,8 +278,8 @@ def feddrift(
         count = data.num_clients
         if start == "own" and count > slots:
             raise ValueError(
-                f"slots must be at least the number of clients ({count}) with start='own', got {slots}; raise them, or "
-                "take start='common'."
+                f"slots must be at least the number of clients ({count}) with start='own', got {slots}; raise slots, "
+                "or take start='common'."
             )
         models = tree.repeat(task.init(key_for(key, Stream.INIT)), slots)
         cluster = jnp.arange(count, dtype=jnp.int32) if start == "own" else jnp.zeros(count, jnp.int32)
@@ -288,7 +290,7 @@ def feddrift(
         used, zero = never.at[cluster].set(0), jnp.int32(0)
         return FedDriftState(models, cluster, risk, alone_until, weight, used, step=zero, round=zero)
 
-    def look(state: FedDriftState, data: FederatedData, cohort: Cohort) -> Array:
+    def all_risks(state: FedDriftState, data: FederatedData, cohort: Cohort) -> Array:
         """Returns the risk of every model for every client `[N, K]`."""
         plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])
         everybody = Cohort.of(jnp.arange(data.num_clients), plan)
@@ -299,13 +301,13 @@ def feddrift(
 
         return over_clients(client, (state.models, data), everybody)[1]
 
-    def had(state: FedDriftState, data: FederatedData) -> Array:
-        """Returns which models are somebody's `[K]`."""
+    def occupied(state: FedDriftState, data: FederatedData) -> Array:
+        """Returns bool `[K]` for models with clients."""
         return jnp.zeros(slots, bool).at[state.cluster].max(base.takes_part(data))
 
     def step(state: FedDriftState, data: FederatedData, cohort: Cohort) -> tuple[FedDriftState, Array]:
-        """Returns the state after the beginning of a time step, and how many clients have drifted."""
-        risks, rows = look(state, data, cohort), data.train.size.astype(jnp.float32)
+        """Returns the state after the beginning of a time step, and the number of clients that have drifted."""
+        risks, rows = all_risks(state, data, cohort), data.train.size.astype(jnp.float32)
         there = base.takes_part(data)
         able = there & jnp.isfinite(risks).any(1)
         now = state.round // rounds_per_step
@@ -315,31 +317,31 @@ def feddrift(
         return state._replace(step=now), drifted.sum(dtype=jnp.int32)
 
     def round(key: Key, state: FedDriftState, data: FederatedData, cohort: Cohort) -> tuple[FedDriftState, Info]:
-        due = (state.round // rounds_per_step > state.step) & cohort.mask.any()  # it waits for somebody
+        due = (state.round // rounds_per_step > state.step) & cohort.mask.any()  # it waits for a cohort with clients
         in_use = (state.weight > 0).sum()
         state, drifted = jax.lax.cond(due, lambda: step(state, data, cohort), lambda: (state, jnp.int32(0)))
         total, loss = learn(key, state.models, state.cluster, state.round, data, cohort)
         one = base.shape_of(state.models)
-        seen = base.info(
+        info = base.info(
             cohort,
             loss,
             state.cluster[cohort.ids],
-            num_clusters=had(state, data).sum(),
+            num_clusters=occupied(state, data).sum(),
             diverged=total.diverged,
             up=one,
             down=one,
             drifted=drifted,
         )
-        # at a step everybody is sent all models, and sends a number of each
-        asked = jnp.where(due, base.takes_part(data).sum() * in_use, 0)
-        seen = seen._replace(
-            bytes_up=seen.bytes_up + base.traffic(asked, state.risk[0]),
-            bytes_down=seen.bytes_down + base.traffic(asked, one),
+        # at the beginning of a step all clients receive all models, and send one number for each
+        exchanges = jnp.where(due, base.takes_part(data).sum() * in_use, 0)
+        info = info._replace(
+            bytes_up=info.bytes_up + base.traffic(exchanges, state.risk[0]),
+            bytes_down=info.bytes_down + base.traffic(exchanges, one),
         )
-        return state._replace(models=aggregate.mean(total, empty=state.models), round=state.round + 1), seen
+        return state._replace(models=aggregate.mean(total, empty=state.models), round=state.round + 1), info
 
     def assign(key: Key, state: FedDriftState, data: FederatedData, cohort: Cohort) -> FedDriftState:
-        """Serves clients that are held out by the best model of the pool that somebody has."""
+        """Returns the state where held-out clients have the best model of the pool that has clients."""
         if data.held_out is None:
             return state
 
@@ -349,10 +351,10 @@ def feddrift(
             def best() -> Array:
                 return jnp.argmin(jnp.where(pool, risks_of(models, data, client), jnp.inf)).astype(jnp.int32)
 
-            asks = jnp.asarray(data.held_out)[client] & (data.train.size[client] > 0)
-            return (), jax.lax.cond(asks, best, lambda: cluster[client])
+            chooses = jnp.asarray(data.held_out)[client] & (data.train.size[client] > 0)
+            return (), jax.lax.cond(chooses, best, lambda: cluster[client])
 
-        pool = in_pool(state, state.round // rounds_per_step) & had(state, data)
+        pool = in_pool(state, state.round // rounds_per_step) & occupied(state, data)
         _, found = over_clients(client, (state.models, pool, state.cluster, data), cohort)
         return state._replace(cluster=base.write_clusters(state.cluster, cohort, found))
 
@@ -363,10 +365,10 @@ def feddrift(
 
 
 def _check_arguments(rounds_per_step: int, threshold: float, merge_threshold: float | None, slots: int) -> None:
-    """Raises ValueError if an option is out of range."""
+    """Raises ValueError if an argument is out of range."""
     for name, value in {"rounds_per_step": rounds_per_step, "slots": slots}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     for name, number in {"threshold": threshold, "merge_threshold": merge_threshold}.items():
         if number is not None and (math.isnan(number) or number < 0):
-            raise ValueError(f"{name} must be at least 0, got {number}; infinity is never drifting, or always merging.")
+            raise ValueError(f"{name} must be at least 0, got {number}; at infinity nothing drifts, or all merges.")

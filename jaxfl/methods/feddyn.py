@@ -1,7 +1,7 @@
-"""FedDyn: a linear and a quadratic term that change from round to round make local optima agree with the global one.
+"""FedDyn: dynamic regularisation, a linear and a quadratic term that align local optima with the global one.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR
-2021. Client i keeps h_i, which starts at 0. In a round, the clients of the cohort S train from theta
+2021. Client i stores h_i, which starts at 0. In a round, the clients of the cohort S train from theta
 
     theta_i <- argmin_v f_i(v) + alpha <h_i, v> + (alpha / 2) ||v - theta||^2,    by E epochs of SGD:
                v <- v - eta * (grad f_i(v) + alpha * (v - theta + h_i))
@@ -9,19 +9,19 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, "Federated Learning
     h       <- h + (1 / N) sum_S (theta_i - theta)
     theta   <- (1 / |S|) sum_S theta_i + h
 
-So h is the mean of all h_i, which the server knows without seeing them. After an exact local solve
+So h is the mean of all h_i, and the server does not need the h_i. After an exact local solve
 grad f_i(theta_i) = -alpha h_i: where theta stays, the h_i sum to zero, and so do the gradients. Early on theta goes too
-far and may test much worse than the mean of theta_i; with a small alpha h outgrows it, and the run may diverge (watch
+far and may test much worse than the mean of theta_i; with a small alpha h grows too large, and the run may diverge (see
 `info.extra["history"]`, the norm of h). Plain steps need `eta * (alpha + curvature) < 2`.
 
-Words: the paper's h is -alpha h here, and its local gradients are -alpha h_i; the authors say so in issue 3 of their
-repository. N counts the clients with rows that are not held out; where some arrive or leave, see
+Notation: the paper's h is -alpha h here, and its local gradients are -alpha h_i; the authors say so in issue 3 of their
+repository. N counts the clients with rows that are not held out; for clients that arrive or leave, see
 `methods.parts.everybody`. The equations are those of the official code; they were not compared with the paper's
 algorithm.
 
 Where the official code differs (`preset="official"`): alpha_i = alpha / (n_i N / n), n all rows, so that small clients
 are pulled harder and the objective weighs by rows; and its examples test neither theta nor the mean over S, but that of
-all clients' last theta_i (`served="everybody"`), for which a model of each client is kept. It also clips gradients at
+all clients' last theta_i (`served="everybody"`), for which a model of each client is stored. It also clips gradients at
 norm 10 and decays weights by 0.001, which `optimizer` can do.
 """
 
@@ -53,19 +53,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class ClientTerms(NamedTuple):
-    """What is kept for each client."""
+    """The regularisation term and the last model of each client."""
 
     history: Params  # [N, ...] h_i
-    last: Params  # [N, ...] theta_i of the last round that it was in; None unless the mean of them is served
+    last: Params  # [N, ...] theta_i of the client's last round; None unless the mean of these is served
 
 
 class FedDynState(NamedTuple):
-    """One model for all, and what was added up of the clients' changes."""
+    """One model for all, and the sums of the clients' updates."""
 
     model: Params  # theta
     history: Params  # h
     served: Params
-    counted: everybody.Counted  # of whom h is the mean
+    counted: everybody.Counted  # the weights of the mean h
     rows: ClientTerms  # [N, ...]
     cluster: Array  # [N] int32, all 0
     round: Array  # [] int32
@@ -93,10 +93,10 @@ def feddyn(
         preset: `"paper"` (`pull="equal"`, `served="sent"`) or `"official"` (`pull="rows"`, `served="everybody"`).
         proximal_weight: alpha; the official examples use 0.01. With 0 the sum of all changes is still added: it is not
             FedAvg.
-        pull: `"equal"`, alpha for everybody; or `"rows"`, alpha divided by a client's rows and multiplied by the mean
+        pull: `"equal"`, alpha for all clients; or `"rows"`, alpha divided by a client's rows and multiplied by the mean
             number of rows.
-        served: the model that clients are served: `"sent"`, theta; `"average"`, the mean of theta_i over the last
-            cohort; or `"everybody"`, over all clients, each as it was when it last took part.
+        served: the served model: `"sent"`, theta; `"average"`, the mean of theta_i over the last cohort; or
+            `"everybody"`, the mean of all clients' last theta_i.
         local_epochs: E; the official examples use 5.
         batch_size: B; None takes all of a client's rows at once, the official examples use 50.
 
@@ -153,13 +153,13 @@ def feddyn(
         average = optax.tree.add(model, tree.take(aggregate.mean(total, empty=nothing), 0)[0])
         theta, average = tree.where(anybody, (optax.tree.add(average, history), average), (model, state.served))
         if keeps_last:
-            first = task.init(key_for(key, Stream.INIT))  # of which the last models are moves
+            first = task.init(key_for(key, Stream.INIT))  # the last models are differences to it
             before = optax.tree.sub(state.served, first)
             far, _ = everybody.update_mean(before, last, state.counted, total, data, cohort, "uniform")
             shown = tree.where(anybody, optax.tree.add(first, far), state.served)
         else:
             shown = theta if rule["served"] == "sent" else average
-        seen = base.info(
+        info = base.info(
             cohort,
             loss,
             jnp.zeros(cohort.ids.shape, jnp.int32),
@@ -169,6 +169,6 @@ def feddyn(
             down=model,
             history=tree.norm(history),
         )
-        return FedDynState(theta, history, shown, counted, rows, state.cluster, state.round + 1), seen
+        return FedDynState(theta, history, shown, counted, rows, state.cluster, state.round + 1), info
 
     return Method(init, round, lambda state, ids: base.serve_one(state.served, ids), task, per_client="rows")

@@ -1,7 +1,7 @@
-"""FedEM: every client's data are a mixture of K distributions, learned by expectation-maximisation.
+"""FedEM: expectation-maximisation of K models, for clients with data from mixtures of K distributions.
 
 Marfoq, Neglia, Bellet, Kameni and Vidal, "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS
-2021. The server holds K models, the learners; client i keeps weights pi_i, 1 / K each at first. In a round, every
+2021. The server holds K models, the learners; client i stores weights pi_i, 1 / K each at first. In a round, every
 sampled client i, with rows j = 1 ... n_i,
 
     q_j(m)    proportional to pi_im exp(-loss(theta_m; x_j, y_j)),  sum_m q_j(m) = 1       # E step
@@ -13,20 +13,20 @@ sampled client i, with rows j = 1 ... n_i,
 q is that of the round's learners, without dropout, and stays as it is while the client trains. A client is served the
 mixture p(y | x) = sum_m pi_im softmax(h_m(x)); probabilities are mixed, not logits. One learner is FedAvg.
 
-Any task is taken that says how outputs are mixed: of classes and of tokens log sum_m pi_m softmax(h_m), of several
-labels the logit of sum_m pi_m sigmoid(h_m), of numbers sum_m pi_m h_m. `jaxfl.supervised` says nothing, and is refused.
-The loss of an evaluation is -log sum_m pi_m exp(-loss_m), which the method lowers: of classes it is the cross-entropy
-of the mixture.
+Any task that defines the mixture of its outputs is allowed: for classes and tokens log sum_m pi_m softmax(h_m), for
+several labels the logit of sum_m pi_m sigmoid(h_m), for numbers sum_m pi_m h_m. Tasks of `jaxfl.supervised` do not
+define it and are refused. The loss of an evaluation is -log sum_m pi_m exp(-loss_m), which the method minimises: for
+classes it is the cross-entropy of the mixture.
 
-A client that is not sampled keeps its pi. One that never was, a held-out one for example, has 1 / K, unless
-`estimate="everybody"` makes a step of its pi in every round, with the new learners and without training; the official
-code does so for unseen clients whenever it evaluates. `method.join` does it once for the clients that it is given;
-those of `result.evaluate`, who were in no round, have 1 / K.
+A client that is not sampled keeps its pi. A client that was never sampled, for example a held-out one, has 1 / K,
+unless `estimate="everybody"` updates its pi in every round, with the new learners and without training; the official
+code does so for unseen clients whenever it evaluates. `method.join` does it once for the clients that join; clients of
+`result.evaluate`, which were in no round, have 1 / K.
 
-Where the official code differs: the average runs over all clients, and those that are not sampled still hold the old
+Where the official code differs: the average is over all clients, and those that are not sampled still hold the old
 learners, so that a small cohort makes a small step (`mean_over="everybody"`). It keeps the optimisers' states from
 round to round; here they start fresh. Both average by rows. By the likelihood, a learner's average would be weighted by
-the rows that it stands for, sum_j q_j(m): `weighting="responsibilities"`. The paper's own weights could not be checked.
+its share of the rows, sum_j q_j(m): `weighting="responsibilities"`. The paper's own weights could not be checked.
 """
 
 from collections.abc import Sequence
@@ -56,11 +56,11 @@ PRESETS: dict[str, dict[str, Any]] = {"paper": {"mean_over": "cohort"}, "officia
 
 
 class FedEMState(NamedTuple):
-    """K learners, and what they weigh at each client."""
+    """K learners, and their weights at each client."""
 
     learners: Params  # [K, ...] theta
     log_weights: Array  # [N, K] float, log pi
-    cluster: Array  # [N] int32, everybody in a slot of its own: no two mixtures are the same
+    cluster: Array  # [N] int32, every client in a slot of its own: mixtures differ
     round: Array  # [] int32
 
 
@@ -79,26 +79,26 @@ def fedem(
 ) -> Method:
     """Returns FedEM.
 
-    A client trains all K learners and sends them: K times the work and the traffic of FedAvg, and every test takes K
-    models. `info.extra` has `shares [K]`, the mean of the cohort's pi.
+    A client trains all K learners and sends them: K times the work and the traffic of FedAvg, and every test computes
+    K models. `info.extra` has `shares [K]`, the mean of the cohort's pi.
 
     Args:
         task: what is learned.
         optimizer: the local optimiser, of each learner by itself.
-        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. What is given besides
-            wins.
+        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. Options that are
+            given replace the preset\'s values.
         num_clusters: K: the number of learners.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: of a learner's average: `"rows"` (n_i) or `"responsibilities"` (sum_j q_j(m)), of which a client
-            then sends K numbers.
+        weighting: weights of the clients in a learner's average: `"rows"` (n_i) or `"responsibilities"`
+            (sum_j q_j(m)), K more numbers that a client sends.
         mean_over: the `"cohort"`, or `"everybody"`: clients that are not sampled count with the old learners (cohort,
             everybody).
-        estimate: whose pi is made in a round: that of the `"cohort"`, or of `"everybody"`, whose rows are read then
-            and who are all sent the new learners.
+        estimate: clients with a new pi in each round: the `"cohort"`, or `"everybody"`: all clients then receive the
+            new learners, and their rows are read.
 
     Raises:
-        ValueError: an option is out of range, or the task does not say how outputs are mixed.
+        ValueError: an option is out of range, or the task does not define the mixture of its outputs.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -111,7 +111,7 @@ def fedem(
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
     chosen = base.from_preset(PRESETS, preset, mean_over=mean_over)
     local = {"local_epochs": local_epochs, "batch_size": batch_size}
-    local_train(task, optimizer, **local)  # says of a wrong option before a round does
+    local_train(task, optimizer, **local)  # checks the options before the first round
     served, by_rows = mixture(task, num_clusters), weighting == "rows"
     step, train = expectation(task), maximisation(task, optimizer, **local)
 
@@ -143,10 +143,10 @@ def fedem(
             rows = jnp.where(base.takes_part(data) & absent, jnp.asarray(data.train.size), 0)  # [N]
             total = add_absent(total, state.learners, _learner_weights(rows, log_weights, by_rows).sum(0))
         learners = aggregate.mean(total, empty=state.learners)
-        seen = round_info(state, data, cohort, loss, found, finite, log_weights, by_rows)
+        info = round_info(state, data, cohort, loss, found, finite, log_weights, by_rows)
         if estimate == "everybody":
-            others = absent & base.present(data)  # who is to arrive sees no model yet
-            log_weights, asked = jax.lax.cond(
+            others = absent & base.present(data)  # a client that has not arrived receives no model yet
+            log_weights, receivers = jax.lax.cond(
                 cohort.mask.any(),
                 lambda: (
                     estimate_weights(step, learners, log_weights, others, data, cohort),
@@ -154,9 +154,9 @@ def fedem(
                 ),
                 lambda: (log_weights, jnp.zeros_like(others.sum())),
             )
-            down = base.traffic(asked, learners)
-            seen = seen._replace(bytes_down=seen.bytes_down + down)
-        return FedEMState(learners, log_weights, state.cluster, state.round + 1), seen
+            down = base.traffic(receivers, learners)
+            info = info._replace(bytes_down=info.bytes_down + down)
+        return FedEMState(learners, log_weights, state.cluster, state.round + 1), info
 
     def client_params(state: FedEMState, ids: Array) -> Params:
         return {"learners": tree.repeat(state.learners, ids.shape[0]), "log_weights": state.log_weights[ids]}
@@ -171,9 +171,9 @@ def equal_weights(clients: int, count: int) -> Array:
 
 
 def add_absent(total: aggregate.Total, learners: Params, weights: Array) -> aggregate.Total:
-    """Returns the sums with clients added that hold the old learners `[K, ...]`, and weigh so much together `[K]`.
+    """Returns the sums with the absent clients added, which hold the old learners `[K, ...]` with a weight `[K]`.
 
-    Where nobody else counts there is nothing to average.
+    A learner without weight in `total` is not averaged.
     """
     weights = jnp.where(total.weight > 0, weights, 0).astype(total.weight.dtype)
     values = jax.tree.map(
@@ -185,7 +185,7 @@ def add_absent(total: aggregate.Total, learners: Params, weights: Array) -> aggr
 def estimate_weights(
     step: WeightStep, learners: Params, log_weights: Array, chosen: Array, data: FederatedData, cohort: Cohort
 ) -> Array:
-    """Returns log pi `[N, K]` after a step of the chosen clients' `[N]`, held out or not; in the cohort's plan."""
+    """Returns log pi `[N, K]` after an update for the chosen clients `[N]`, held out or not; in the cohort's plan."""
 
     def client(shared, client: Array):
         learners, log_weights, chosen, data = shared
@@ -193,16 +193,16 @@ def estimate_weights(
         after = jax.lax.cond(chosen[client], lambda: step(learners, before, data, client), lambda: before)
         return (), after
 
-    plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])  # no more at a time than train
+    plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])  # no larger chunk than in training
     everybody = Cohort.of(jnp.arange(data.num_clients), plan)
     return over_clients(client, (learners, log_weights, chosen, data), everybody)[1]
 
 
 def joining(step: WeightStep) -> base.Join:
-    """Returns `join(key, state, data, ids) -> (state, clusters [M])`: one step of the clients' pi, and no training.
+    """Returns `join(key, state, data, ids) -> (state, clusters [M])`: one update of the clients' pi, without training.
 
-    `data` is the federation with the new clients in it: as many as before, or more, the new ones last. To join again is
-    another step.
+    `data` is the federation with the new clients in it: as many as before, or more, the new ones last. A client that
+    joins again gets another update.
     """
 
     @engine.jit
@@ -228,15 +228,15 @@ def joining(step: WeightStep) -> base.Join:
 
 
 def _learner_weights(rows: Array, log_weights: Array, by_rows: bool) -> Array:
-    """Returns what clients of `rows []` or `[N]` weigh in the average of each learner, `[K]` or `[N, K]`."""
+    """Returns the weights of clients of `rows []` or `[N]` in the average of each learner, `[K]` or `[N, K]`."""
     whole = jnp.broadcast_to(rows.astype(log_weights.dtype)[..., None], log_weights.shape)
     share = jnp.exp(log_weights)
-    # below rounding it is none: a learner that nobody else has would be lost where weights underflow
+    # a share below rounding is 0: a learner without any other client would be lost where weights underflow
     return whole if by_rows else whole * jnp.where(share > jnp.finfo(share.dtype).eps, share, 0)
 
 
 def _stack_totals(totals: list[aggregate.Total]) -> aggregate.Total:
-    """Returns the sums of all learners as those of K clusters."""
+    """Returns the sums of all learners as the sums of K clusters."""
     return jax.tree.map(lambda *sums: jnp.concatenate(sums) if sums[0].ndim else sums[0], *totals)
 
 
@@ -250,7 +250,7 @@ def round_info(
     log_weights: Array,
     by_rows: bool,
 ) -> Info:
-    """Returns what is seen of a round; a client's cluster is the learner of its largest weight."""
+    """Returns the `Info` of a round; a client's cluster is the learner with its largest weight."""
     real = cohort.mask & (data.train.size[cohort.ids] > 0)
     total = jnp.where(real[:, None], jnp.exp(found), 0).sum(0)
     return base.info(

@@ -1,4 +1,4 @@
-"""FedGroup, clients grouped once by the directions of their first updates; FedGrouProx.
+"""FedGroup and FedGrouProx: clients are grouped once, by the directions of their first updates.
 
 Duan et al., "FedGroup: Efficient Clustered Federated Learning via Decomposed Data-Driven Measure", 2020; FlexCFL is its
 journal version. Before the first round every client trains the initial model omega_0, to w_i, and D_i = w_i - omega_0.
@@ -8,23 +8,23 @@ Of alpha K = 20 K clients, drawn at random,
     E_ik    = cos(D_i, V_k); k-means of the rows of E finds K groups (their Euclidean distance is the paper's EDC)
     w_g     = mean of the members' w_i, which the group's model starts from;    D_g = mean of their D_i
 
-and the others go to the group whose D_g has the largest cosine with their own D_i. Nobody moves later. A round is
-FedAvg in every group (with the pull of FedProx to w_g it is FedGrouProx); then, at a rate eta_G > 0 between the groups,
-all at once,
+and the others go to the group with the largest cosine of D_g and their own D_i. Groups do not change later. A round is
+FedAvg in every group (with the pull of FedProx to w_g it is FedGrouProx); then, with a rate eta_G > 0 between the
+groups, for all groups at once,
 
     w_g <- (w_g + eta_G sum_{l != g} w_l / |w_l|) / (1 + eta_G sum_{l != g} 1 / |w_l|)
 
-The length |w_l| grows with the model, so that one eta_G means less to a larger one. E needs no singular vectors: with
-the eigenpairs (l_k, v_k) of the n x n matrix of products D_i'D_j, E_ik = sqrt(l_k) v_ik / |D_i|, up to signs, which
-k-means does not see. So sketches of the D_i will do (see `clustering.sketch`), as long as their size is far above K;
-and who trained is trained again to be added up: no client's model is kept.
+The length |w_l| grows with the model, so that an eta_G has less effect on a larger one. E needs no singular vectors:
+with the eigenpairs (l_k, v_k) of the n x n matrix of products D_i'D_j, E_ik = sqrt(l_k) v_ik / |D_i|, up to signs,
+which do not change k-means. So sketches of the D_i suffice (see `clustering.sketch`), if their size is far above K.
+The drawn clients train a second time for the means w_g, so that no client's model is stored.
 
-There are two official codes, alike in this but for when the others are asked: all before the first round, as here, or
+There are two official codes. They differ in when the other clients are grouped: all before the first round, as here, or
 each before its first training, from omega_0 and with the same D_g. Both make 50 steps in mini-batches where
 `first_epochs` counts epochs, and have alpha = 20, K = 3 or 5 and eta_G = 0, 0.01 or 0.1; the paper's table of eta_G
-could not be opened. A group that k-means leaves empty keeps omega_0, attracts nobody, and takes no part in eta_G's
-step. Who has no rows is in no group (-1) and is served omega_0; clients held out of training are grouped as the others
-are, and so are those who join later (`join`, which must be given the run's key).
+could not be opened. A group that k-means leaves empty keeps omega_0, gets no client, and takes no part in eta_G's
+step. A client without rows is in no group (-1) and is served omega_0; held-out clients are grouped like the others, and
+so are clients that join later (`join`, with the key of the run).
 """
 
 import math
@@ -55,7 +55,7 @@ from jaxfl.server import aggregate
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
-ALPHA = 20  # clients drawn for each group, of both official codes
+ALPHA = 20  # clients drawn for each group, as in both official codes
 STEPS = 20  # of k-means
 
 
@@ -89,14 +89,16 @@ def fedgroup(
         task: what is learned.
         optimizer: the local optimiser.
         num_clusters: K.
-        between_rate: eta_G, of the step of every group towards the others; 0 makes none.
-        proximal_weight: mu, of the pull to the group's model (FedGrouProx); 0 switches it off. The first updates are
-            not pulled.
+        between_rate: eta_G, the rate of every group's step towards the other groups; 0 makes no step.
+        proximal_weight: mu, the pull to the group's model (FedGrouProx); 0 is no pull. The first updates are not
+            pulled.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m), of the models in a round; w_g of the start is uniform.
-        first_epochs: of the first updates.
-        sketch_size: numbers kept of each first update, if it is longer; E is off by about 1 / sqrt(sketch_size).
+        weighting: weights of the models in a round: `"rows"` (n_i / n) or `"uniform"` (1 / m); the means w_g of the
+            start are uniform.
+        first_epochs: epochs of the first updates.
+        sketch_size: numbers stored of each first update, if it is longer; the error of E is about
+            `1 / sqrt(sketch_size)`.
 
     Raises:
         ValueError: an option is out of range, or there are more clusters than clients.
@@ -123,7 +125,7 @@ def fedgroup(
         ids = draw_clients(key, base.takes_part(data), ALPHA * num_clusters)
         known = known[ids]
         points = decomposed_cosines(jnp.where(known[:, None], updates[ids], 0), num_clusters)
-        start_key = key_for(key, Stream.START, round=1)  # in round 0 it is the clients'
+        start_key = key_for(key, Stream.START, round=1)  # round 0 of this stream is for the clients' training
         found = kmeans.kmeans(start_key, points, num_clusters, mask=known, max_iterations=STEPS)
         label = found.labels  # [n], -1 of those unknown
         member = jax.nn.one_hot(label, num_clusters, dtype=updates.dtype)  # [n, K]
@@ -141,13 +143,13 @@ def fedgroup(
     def round(key: Key, state: FedGroupState, data: FederatedData, cohort: Cohort) -> tuple[FedGroupState, Info]:
         occupied = count_members(state.cluster, data, num_clusters) > 0
         number = {"num_clusters": occupied.sum()}
-        models, seen = step(key, state.models, state.cluster, state.round, data, cohort, **number)
+        models, info = step(key, state.models, state.cluster, state.round, data, cohort, **number)
         if between_rate:
             able = (cohort.mask & (data.train.size[cohort.ids] > 0)).sum(dtype=jnp.int32)
-            models = tree.where(able > seen.diverged, attract_models(models, occupied, between_rate), models)
+            models = tree.where(able > info.diverged, attract_models(models, occupied, between_rate), models)
         one = state.initial
-        seen = add_exchange(seen, state.round == 0, data, up=one, down=one)
-        return state._replace(models=models, round=state.round + 1), seen
+        info = add_exchange(info, state.round == 0, data, up=one, down=one)
+        return state._replace(models=models, round=state.round + 1), info
 
     def client_params(state: FedGroupState, ids: Array) -> Params:
         return cluster_models(state.models, state.cluster[ids], state.initial)
@@ -156,12 +158,12 @@ def fedgroup(
 
 
 def draw_clients(key: Key, able: Array, count: int) -> Array:
-    """Returns some clients `[n]` int32, without repetition and by id; those who are not able only if there are too few.
+    """Returns random clients `[n]` int32, each once and by id; others than the able ones only if these are too few.
 
     Args:
         key: of the run.
         able: bool `[N]`.
-        count: how many; all if there are not more.
+        count: their number; all clients if it is larger.
     """
     lot = jax.random.uniform(key_for(key, Stream.START, round=2), able.shape)
     chosen = jnp.argsort(jnp.where(able, lot, 2))[:count]  # the lots are below 1
@@ -173,7 +175,7 @@ def decomposed_cosines(updates: Array, components: int) -> Array:
 
     Args:
         updates: `[n, d]`; the cosines of zeros are 0.
-        components: m, at most n; what is beyond the rank of the updates is 0.
+        components: m, at most n; components beyond the rank of the updates are 0.
 
     >>> decomposed_cosines(jnp.array([[2.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), 1).ravel().round(3).tolist()
     [..., 0.0, ...]
@@ -190,7 +192,7 @@ def nearest_direction(updates: Array, directions: Array) -> Array:
 
     Args:
         updates: `[M, d]`.
-        directions: `[K, d]`; who has none attracts nobody.
+        directions: `[K, d]`; a group with the direction 0 is never chosen.
     """
     length = jnp.sqrt(jnp.square(directions).sum(1))[None]  # [1, K]; an update's own length changes nothing
     products = jnp.matmul(updates, directions.T, precision="highest")
@@ -201,12 +203,12 @@ def nearest_direction(updates: Array, directions: Array) -> Array:
 def group_models(
     key: Key, model: Params, data: FederatedData, train: Train, ids: Array, label: Array, num_clusters: int
 ) -> Params:
-    """Returns the means of what each group's clients make of a model `[K, ...]`; it itself where there is nobody.
+    """Returns the means of each group's models, trained from `model` `[K, ...]`; `model` for a group without clients.
 
     Args:
-        key, model, data, train: as in `one_shot.train_once`, so that the same models are made.
+        key, model, data, train: as in `one_shot.train_once`, so that training gives the same models.
         ids: `[n]`.
-        label: of these clients `[n]`, -1 of those who do not count.
+        label: of these clients `[n]`, -1 for those that do not count.
         num_clusters: K.
     """
 
@@ -247,7 +249,7 @@ def attract_models(models: Params, occupied: Array, rate: float) -> Params:
 def joining(train: Train, vector_of: PointOf) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`: first updates from omega_0, and the nearest D_g.
 
-    Who has no rows is in no group. The key must be that of the run, which the sketches are made by.
+    A client without rows is in no group. The key must be that of the run, which decides the sketches.
 
     Args:
         train: a client's first training.
@@ -269,7 +271,7 @@ def joining(train: Train, vector_of: PointOf) -> Join:
 
 
 def _check_arguments(num_clusters: int, first_epochs: int, sketch_size: int, between_rate: float) -> None:
-    """Raises ValueError if an option is out of range."""
+    """Raises ValueError if an argument is out of range."""
     sizes = {"num_clusters": num_clusters, "first_epochs": first_epochs, "sketch_size": sketch_size}
     for name, value in sizes.items():
         if value < 1:

@@ -1,18 +1,18 @@
-"""FedNova: the clients' changes are averaged as if everybody had gone equally far.
+"""FedNova: normalised averaging, an average of updates per unit of local progress.
 
 Wang, Liu, Liang, Joshi and Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
 Optimization", NeurIPS 2020. Where clients make unequal numbers of steps K_i, FedAvg and FedProx minimise another
-objective, that of p_i K_i f_i. With p_i = n_i / n, n the rows of the sampled clients, client i
+objective, the sum of p_i K_i f_i. With p_i = n_i / n, n the rows of the sampled clients, client i
 
     y_i <- K_i local steps from x;    d_i = (x - y_i) / s_i,    s_i = eta |a_i|_1
     x   <- x - tau * sum_i p_i d_i,   tau = sum_i p_i s_i
 
-a_i says how often each of its gradients counts in y_i: s_i is how far the optimiser goes in K_i steps along a gradient
-of 1 (`jaxfl.client.steps.displacement`), eta K_i for SGD; the paper's formulas for momentum and for a proximal term
-are special cases. So each client's share of the change is p_i, however many steps it makes, and with equal K_i it is
-FedAvg: always with full batches and nobody late. Weight decay is part of the gradient.
+a_i has the weight of each of its gradients in y_i: s_i is the distance that the optimiser moves in K_i steps along a
+gradient of 1 (`jaxfl.client.steps.displacement`), eta K_i for SGD; the paper's formulas for momentum and for a proximal
+term are special cases. So each client's share of the change is p_i for any number of steps, and with equal K_i it is
+FedAvg: always with full batches and without stragglers. Weight decay is part of the gradient.
 
-Words: tau_i of the paper is K_i, tau_eff is tau / eta. The paper counts floor(E n_i / B) steps; here the last, partial
+Notation: tau_i of the paper is K_i, tau_eff is tau / eta. The paper counts floor(E n_i / B) steps; here the partial
 batch of an epoch is a step too. The equations are those of the official code; they were not compared with the paper's.
 
 Where the official code differs (`preset="official"`): with a proximal term, tau = eta sum_i p_i K_i. With a proximal
@@ -66,9 +66,9 @@ def fednova(
         optimizer: the local optimiser: SGD, with momentum, weight decay or a schedule. Its state starts fresh in every
             round.
         preset: `"paper"` (`tau_eff="norm"`) or `"official"` (`tau_eff="steps"`).
-        tau_eff: how far the server goes: `"norm"`, as far as its clients do, the mean of s_i; or `"steps"`, where
-            clients are pulled eta times their mean number of steps. Without a pull both are the same.
-        proximal_weight: mu, the pull to the global model, FedProx in FedNova; 0 is none.
+        tau_eff: length of the server's step: `"norm"`, the mean of s_i; or `"steps"`, with a pull, eta times the
+            clients' mean number of steps. Without a pull both are the same.
+        proximal_weight: mu, the pull to the global model, FedProx in FedNova; 0 is no pull.
         local_epochs: E; the official experiments use 2, or a random number of them.
         batch_size: B; None takes all of a client's rows at once, the official experiments use 32.
         weighting: p_i: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
@@ -111,15 +111,15 @@ def fednova(
         average = jax.tree.map(lambda x, slope, length: x - length * slope, state.model, change, far)
         counted = total.weight[0] > 0
         model, moments = optimizers.step(server_optimizer, state.server, state.model, average, counted=counted)
-        seen = base.info(
+        info = base.info(
             cohort,
             loss,
             jnp.zeros(cohort.ids.shape, jnp.int32),
             num_clusters=1,
             diverged=total.diverged,
-            up=(model, state.round),  # and one number, how many steps
+            up=(model, state.round),  # and one number, that of its steps
             down=model,
         )
-        return AveragingState(model, moments, state.cluster, state.round + 1), seen
+        return AveragingState(model, moments, state.cluster, state.round + 1), info
 
     return Method(initial(task, server_optimizer), round, lambda state, ids: base.serve_one(state.model, ids), task)

@@ -6,12 +6,12 @@ Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personaliza
     (w_i, h_i) <- E epochs of SGD on f_i from (w, h_i), both together
     w          <- sum_i (n_i / n) w_i                                   # the heads stay where they are
 
-n counts the rows of the sampled clients. Unsampled clients keep their old head, and are served it on the new base; a
-client that has never trained has the initial head, the same for everybody. The optimiser's state starts fresh in every
-round, for head and base alike. Parameters of a normalisation layer belong where their names say.
+n counts the rows of the sampled clients. A client that is not sampled is served its old head on the new base; a client
+that has never trained has the initial head, the same for all. The optimiser's state starts fresh in every round, for
+head and base. Parameters of a normalisation layer are in head or base by their names.
 
-Which layers are personal is chosen by name. Personal layers need not be the last ones: LG-FedAvg (`lg_fedavg`) keeps
-those below a shared head, FedBN (`fedbn`) those of normalisation. FedRep (`fedrep`) trains head and base in turns.
+Personal layers are chosen by name. They need not be the last ones: in LG-FedAvg (`lg_fedavg`) the layers below a shared
+head are personal, in FedBN (`fedbn`) the normalisation layers. FedRep (`fedrep`) trains head and base in turns.
 """
 
 from typing import NamedTuple
@@ -34,12 +34,12 @@ from jaxfl.typing import Array, Key, Params
 
 
 class FedPerState(NamedTuple):
-    """The base, and a head for each client: each a tree of the model with None where the other has its leaves."""
+    """The base, and a head for each client: trees of the model with None for the leaves of the other part."""
 
     base: Params
     heads: Params  # [N, ...]
     server: optax.OptState  # of the server's optimiser
-    cluster: Array  # [N] int32, everybody in a slot of its own
+    cluster: Array  # [N] int32, every client in a slot of its own
     round: Array  # [] int32
 
 
@@ -61,10 +61,10 @@ def fedper(
         optimizer: the local optimiser of base and head.
         personal: regular expressions of the personal layers' or parameters' names, see `jaxfl.tree.matching`:
             `"Dense_1"`, `("Dense_.*", "bias")`; `()` is none (FedAvg), `".*"` is all (local training). None takes the
-            layer that the model made last, which in a model of a single layer is all.
+            layer that the model creates last, which in a model of a single layer is all.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: of the base's average: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
+        weighting: weights of the clients in the base's average: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
         server_optimizer: takes the server's step on the base, see `jaxfl.server`; None takes the average.
 
     Raises:
@@ -90,14 +90,14 @@ def partial_averaging(
     weighting: aggregate.Weighting,
     server_optimizer: optax.GradientTransformation | None = None,
 ) -> Method:
-    """Returns the method that averages what `train` makes of a model, but for leaves that stay with their client.
+    """Returns the method that averages the clients' trained models, except for personal leaves.
 
     Args:
         task: what is learned.
         train: a client's local training of the whole model.
-        chosen: bool for every leaf of the model: what is a client's own.
-        weighting: of the average of all else.
-        server_optimizer: takes the server's step on it; None takes the average.
+        chosen: bool for every leaf of the model: whether it is personal.
+        weighting: of the average of the other leaves.
+        server_optimizer: takes the server's step on the other leaves; None takes the average.
     """
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
 
@@ -115,13 +115,13 @@ def partial_averaging(
             finite = tree.is_finite(model)
             new_head, new_rest = tree.partition(model, chosen)
             weight = aggregate.client_weight(data, client, weighting)
-            weight = jnp.where(finite, weight, 0)  # where the head has diverged, the base has not been trained
+            weight = jnp.where(finite, weight, 0)  # with a head that has diverged, the base is not trained
             return aggregate.contribute(new_rest, weight), new_head, loss, finite
 
         passed = over_rows(client, (key, (state.base, state.round), data), cohort, state.heads)
         rest, moments = optimizers.step_to_mean(server_optimizer, state.server, state.base, passed.sums)
-        seen = personal_info(passed, cohort, data.num_clients, rest)
-        return FedPerState(rest, passed.rows, moments, state.cluster, state.round + 1), seen
+        info = personal_info(passed, cohort, data.num_clients, rest)
+        return FedPerState(rest, passed.rows, moments, state.cluster, state.round + 1), info
 
     def client_params(state: FedPerState, ids: Array) -> Params:
         return tree.combine(tree.take(state.heads, ids), tree.repeat(state.base, ids.shape[0]))

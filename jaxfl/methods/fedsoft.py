@@ -1,30 +1,30 @@
-"""FedSoft: every client's rows are a mixture of K clusters', and its own model is pulled to the centres of all of them.
+"""FedSoft: soft clustering, with a personal model that is pulled to a mixture of K centres.
 
 Ruan and Joe-Wong, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating", AAAI 2022. The server
-holds K centres c_s, client k one model w_k, the same for everybody at first. In a round, every sampled client k
+holds K centres c_s, client k one model w_k, the same for all clients at first. In a round, every sampled client k
 
-    n_ks   <- how many of its n_k rows have their lowest loss under c_s                    # every tau rounds
+    n_ks   <- number of its n_k rows with their lowest loss under c_s                      # every tau rounds
     u_ks   <- n_ks / n_k, or sigma where that is 0
     w_k    <- E epochs from its last w_k on  f_k(w) + (lambda / 2) sum_s u_ks ||w - c_s||^2
 
     c_s    <- sum_k u_ks n_k w_k / sum_k u_ks n_k                                          # over the sampled clients
 
 The K proximal terms are one pull, of weight lambda U_k with U_k = sum_s u_ks (1, but for sigma), to the mixture of the
-centres m_k = sum_s u_ks c_s / U_k. So a client trains one model however many clusters there are. lambda = 0 is local
-training. All tasks are taken: only losses of rows are asked for.
+centres m_k = sum_s u_ks c_s / U_k. So a client trains one model for any number of clusters. lambda = 0 is local
+training. All tasks are allowed: only losses of rows are needed.
 
 Where the official code differs: it draws a set of clients for each centre, by u_ks n_k and without replacement, and
 takes the plain mean of their models, which is another mean than the one above; here the cohort is the sampler's, as for
-all methods, and the mean is that of the code without its draws. It estimates u of everybody in every second round, with
+all methods, and the mean is that of the code without its draws. It estimates all clients' u in every second round, with
 sigma = 1e-4 (`preset="official"`); it keeps Adam's state from round to round and does not shuffle rows. The paper's own
 sigma and tau could not be checked: its preset estimates a client's u whenever it trains, without smoothing.
 
-A client whose u was never made has 1 / K. One that has never trained, a held-out one for example, is served m_k, unless
-`newcomers="initial"` (the official code, whose models start untrained); with `estimate="everybody"` its u is its own,
-but not that of clients of `result.evaluate`, who were in no round.
+A client without an estimate has u = 1 / K. A client that has never trained, for example a held-out one, is served m_k,
+unless `newcomers="initial"` (as in the official code, where models start untrained). With `estimate="everybody"` its u
+is estimated, but not for clients of `result.evaluate`, which were in no round.
 
-Random centres win rows at random, and all centres begin as nearly the same mean. If one of them wins every row,
-`info.extra["shares"]`, the mean of the cohort's u `[K]`, says so.
+Random centres win rows at random, and all centres begin as nearly the same mean. One of them may win every row:
+`info.extra["shares"]`, the mean of the cohort's u `[K]`, shows it.
 """
 
 import math
@@ -63,9 +63,9 @@ class FedSoftState(NamedTuple):
 
     centres: Params  # [K, ...] c
     models: Params  # [N, ...] w
-    weights: Array  # [N, K] float, u; 1 / K until it is made
+    weights: Array  # [N, K] float, u; 1 / K before the first estimate
     trained: Array  # [N] bool, False while w_k is the initial model
-    cluster: Array  # [N] int32, everybody in a slot of its own; or the centre of the largest u, where that is served
+    cluster: Array  # [N] int32, every client in a slot of its own; or the centre with the largest u, if that is served
     round: Array  # [] int32
 
 
@@ -94,22 +94,22 @@ def fedsoft(
     Args:
         task: what is learned.
         optimizer: the local optimiser.
-        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. What is given besides
-            wins.
+        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. Options that are
+            given replace the preset\'s values.
         num_clusters: K.
         proximal_weight: lambda, the pull to the mixture of the centres; the code has 0.1 for MNIST and letters, 0.01
             for CIFAR. Plain gradient steps need `learning_rate * (lambda + curvature) < 2`.
         smoother: sigma, the weight of a centre that has won no row of a client (0, 1e-4).
-        estimate_every: tau, rounds from one estimation of u to the next; a client that has never trained makes it
-            whenever it begins (1, 2).
-        estimate: who estimates u in such a round: the `"cohort"`, or `"everybody"`, whose rows are read then and who
-            are all sent the centres (cohort, everybody).
+        estimate_every: tau, rounds from one estimate of u to the next; a client also estimates u in its first round
+            (1, 2).
+        estimate: clients that estimate u in such a round: the `"cohort"`, or `"everybody"`: all clients then receive
+            the centres, and their rows are read (cohort, everybody).
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: of the centres: `"rows"` (u_ks n_k) or `"uniform"` (u_ks).
-        served: a client's `"own"` model, or that of the `"cluster"` with the largest u.
-        newcomers: what clients that have never trained are served in place of their own model: the `"mixture"` of the
-            centres, or the `"initial"` model.
+        weighting: weights of the clients in the centres: `"rows"` (u_ks n_k) or `"uniform"` (u_ks).
+        served: served model: a client's `"own"`, or that of the `"cluster"` with the largest u.
+        newcomers: served model of clients that have never trained: the `"mixture"` of the centres, or the `"initial"`
+            model.
 
     Raises:
         ValueError: an option is out of range.
@@ -131,7 +131,7 @@ def fedsoft(
 
     def init(key: Key, data: FederatedData) -> FedSoftState:
         count = data.num_clients
-        model = task.init(key_for(key, Stream.INIT))  # that of all clients; the centres are others
+        model = task.init(key_for(key, Stream.INIT))  # of all clients; the centres are drawn separately
         return FedSoftState(
             centres=competing.independent_models(task, num_clusters)(key, data, 1),
             models=tree.repeat(model, count),
@@ -150,24 +150,28 @@ def fedsoft(
         anchor = mean_centre(centres, u)
         client_key = key_for(key, Stream.BATCHES, round, client)
         model, loss = train(client_key, own, data, client, anchor=anchor, pull_scale=u.sum())
-        finite, some = tree.is_finite(model), data.train.size[client] > 0
-        sent = aggregate.contribute_to_all(model, u * aggregate.client_weight(data, client, weighting).astype(u.dtype))
-        kept = jnp.where(finite & some, u, weights[client])  # who has diverged, or no rows, keeps what it had
-        return sent, (loss, kept, finite), tree.where(finite & some, model, own)
+        finite = tree.is_finite(model)
+        trained_now = finite & (data.train.size[client] > 0)  # otherwise u and the model are unchanged
+        weight = u * aggregate.client_weight(data, client, weighting).astype(u.dtype)
+        contribution = aggregate.contribute_to_all(model, weight)
+        new_u = jnp.where(trained_now, u, weights[client])
+        return contribution, (loss, new_u, finite), tree.where(trained_now, model, own)
 
     def round(key: Key, state: FedSoftState, data: FederatedData, cohort: Cohort) -> tuple[FedSoftState, Info]:
         weights, due = state.weights, jnp.array(False)
         if everybody:
             due = ((state.round % rule["estimate_every"] == 0) | ~state.trained.any()) & cohort.mask.any()
-            made = jax.lax.cond(due, lambda: population_importance(weigh, state.centres, data, cohort), lambda: weights)
-            able = base.present(data) & (data.train.size > 0)  # who is to arrive sees no centres yet
-            weights = jnp.where(able[:, None], made, weights)
+            estimates = jax.lax.cond(
+                due, lambda: population_importance(weigh, state.centres, data, cohort), lambda: weights
+            )
+            able = base.present(data) & (data.train.size > 0)  # a client that has not arrived receives no centres yet
+            weights = jnp.where(able[:, None], estimates, weights)
         shared = key, (state.centres, weights, state.trained, state.round), data
         total, (loss, u, finite), models = over_owners(client, shared, cohort, state.models)
         ids = jnp.where(cohort.mask, cohort.ids, data.num_clients)  # padding is written nowhere
         weights = weights.at[ids].set(u, mode="drop")
         moved = state.trained[cohort.ids] | (finite & (data.train.size[cohort.ids] > 0))
-        asked = jnp.where(due, base.present(data).sum() - cohort.mask.sum(), 0)
+        others = jnp.where(due, base.present(data).sum() - cohort.mask.sum(), 0)
         return FedSoftState(
             centres=aggregate.mean(total, empty=state.centres),
             models=models,
@@ -175,7 +179,7 @@ def fedsoft(
             trained=state.trained.at[ids].set(moved, mode="drop"),
             cluster=state.cluster if served == "own" else jnp.argmax(weights, 1).astype(jnp.int32),
             round=state.round + 1,
-        ), round_info(state, data, cohort, loss, u, finite, weights, asked)
+        ), round_info(state, data, cohort, loss, u, finite, weights, others)
 
     def client_params(state: FedSoftState, ids: Array) -> Params:
         if served == "cluster":
@@ -194,8 +198,7 @@ def fedsoft(
 def importance(task: Task, smoother: float) -> Weigh:
     """Returns `(centres [K, ...], data, client) -> [K]`: u, the share of a client's rows that each centre wins.
 
-    Of equal losses the first wins; a loss that is not a number or infinite never does. Where no row is won, all have
-    1 / K.
+    The first of equal losses wins; NaN and infinite losses never win. If no row is won, u is 1 / K.
 
     Args:
         task: what is learned.
@@ -221,7 +224,7 @@ def importance(task: Task, smoother: float) -> Weigh:
 
 
 def mean_centre(centres: Params, weights: Array) -> Params:
-    """Returns the mean of the centres `[K, ...]` with these weights `[K]`, one of which is above 0."""
+    """Returns the weighted mean of the centres `[K, ...]`; one of the weights `[K]` is above 0."""
     share = weights / weights.sum()
     # a product: XLA's sum over the first axis of four layers of 1,500 x 1,500 takes 2 s on a CPU, this a millisecond
     return jax.tree.map(
@@ -230,19 +233,19 @@ def mean_centre(centres: Params, weights: Array) -> Params:
 
 
 def population_importance(weigh: Weigh, centres: Params, data: FederatedData, cohort: Cohort) -> Array:
-    """Returns u of all clients `[N, K]`, held out or not; in the cohort's plan."""
+    """Returns u of all clients `[N, K]`, held out or not, computed in the cohort's plan."""
 
     def client(shared, client: Array):
         centres, data = shared
         return (), weigh(centres, data, client)
 
-    plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])  # no more at a time than train
+    plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])  # no larger chunk than in training
     everybody = Cohort.of(jnp.arange(data.num_clients), plan)
     return over_clients(client, (centres, data), everybody)[1]
 
 
 def assigning(weigh: Weigh) -> Assign:
-    """Returns `assign`, which serves every client with rows the centre that wins most of them."""
+    """Returns `assign`: every client with rows is served the centre that wins most of them."""
 
     def assign(key: Key, state: FedSoftState, data: FederatedData, cohort: Cohort) -> FedSoftState:
         def client(shared, client: Array):
@@ -264,12 +267,23 @@ def round_info(
     u: Array,
     finite: Array,
     weights: Array,
-    asked: Array,
+    others: Array,
 ) -> Info:
-    """Returns what is seen of a round; a client's cluster is that of its largest u."""
+    """Returns the `Info` of a round; a client's cluster is the centre with its largest u.
+
+    Args:
+        state: before the round.
+        data: the federation.
+        cohort: the clients of the round.
+        loss: `[C]`.
+        u: of the cohort `[C, K]`.
+        finite: bool `[C]`, whether the client's model is finite.
+        weights: u of all clients `[N, K]`.
+        others: number of clients that estimate u without being sampled `[]`.
+    """
     real = cohort.mask & finite & (data.train.size[cohort.ids] > 0)
     model, numbers = base.shape_of(state.centres), weights[0]
-    seen = base.info(
+    info = base.info(
         cohort,
         loss,
         jnp.argmax(u, 1).astype(jnp.int32),
@@ -279,15 +293,14 @@ def round_info(
         down=state.centres,
         shares=jnp.where(real[:, None], u, 0).sum(0) / jnp.maximum(real.sum(), 1).astype(u.dtype),
     )
-    # beside them are those who estimate without being sampled
-    return seen._replace(
-        bytes_up=seen.bytes_up + base.traffic(asked, numbers),
-        bytes_down=seen.bytes_down + base.traffic(asked, state.centres),
+    return info._replace(
+        bytes_up=info.bytes_up + base.traffic(others, numbers),
+        bytes_down=info.bytes_down + base.traffic(others, state.centres),
     )
 
 
 def _check_arguments(num_clusters: int, smoother: float, estimate_every: int) -> None:
-    """Raises ValueError if an option is out of range."""
+    """Raises ValueError if an argument is out of range."""
     for name, value in {"num_clusters": num_clusters, "estimate_every": estimate_every}.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")

@@ -1,22 +1,22 @@
 """FeSEM-MA: FeSEM with matched averaging.
 
 Long, Xie, Shen, Zhou, Wang and Jiang, "Multi-center Federated Learning: Clients Clustering for Better Personalization",
-World Wide Web 2022, section 5.1. The steps are FeSEM's (see `fesem`), but the hidden neurons of a model are first put
-into the order of the centre that it is compared with, layer by layer, see `jaxfl.matching`: with M(W, C) the model W in
-the order of C,
+World Wide Web 2022, section 5.1. The steps are FeSEM's (see `fesem`), but the hidden neurons of a model are first
+brought into the order of the compared centre, layer by layer, see `jaxfl.matching`: with M(W, C) the model W in the
+order of C,
 
     E       r_i <- argmin_k |M(W_i, C_k) - C_k|^2          "the distance [...] is the neuron matching score"
     M       C_k <- mean of {M(W_i, C_k): r_i = k}
 
-What the paper leaves open is settled as follows. The widths of the layers stay as they are (FedMA may add neurons, and
-models of different widths have no distance). The neurons to match with are those of the centre that the round began
-with, as in FedMA's rounds of communication; so the models pass one by one and are never held together, and the sweeps
-in which FedMA matches all models anew have no place. Upper layers are not trained again after a lower one is matched,
-which would take a communication for each layer. The first updates are put into the order of the model that all began
-with. The last layer, of the classes, is a plain mean (FedMA weighs it by the clients' rows of each class).
+Where the paper leaves choices open: The widths of the layers are constant (FedMA may add neurons, and models of
+different widths have no distance). Neurons are matched with those of the centre at the start of the round, as in
+FedMA's rounds of communication. So the models are processed one by one and never exist at once, and FedMA's sweeps,
+which match all models anew, are left out. Upper layers are not trained again after a lower one is matched, which would
+take one communication per layer. The first updates are matched with the common initial model. The last layer, of the
+classes, is a plain mean (FedMA weighs it by the clients' rows of each class).
 
-As every client starts from its centre, matching seldom finds another order than the one that is there; the paper says
-so itself where it explains why FeSEM-MA is no better than FeSEM.
+Since every client starts from its centre, matching rarely changes the order of the neurons; the paper gives this as the
+reason why FeSEM-MA is no better than FeSEM.
 
 >>> import jaxfl, optax
 >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -61,15 +61,17 @@ def fesem_ma(
 
     Args:
         task: what is learned; its model must be a plain chain of layers, see `matching.chain`.
-        optimizer: the local optimiser; the pull is added to the gradient that it is given.
+        optimizer: the local optimiser; the pull is added to its gradients.
         num_clusters: K; the paper reports 3.
-        prior_weight: of FedMA's posterior mean, in clients: 1 in FedMA's code. 0 is the mean.
-        proximal_weight: lambda; mu = 2 lambda.
-        loss_weighting: alpha_i, which the pull is relative to: `"uniform"` (1 / m) or `"rows"` (n_i / n).
+        prior_weight: weight of the prior in FedMA's posterior mean, as a number of clients: 1 in FedMA's code. 0 is the
+            plain mean.
+        proximal_weight: lambda, the pull to the centre; mu = 2 lambda.
+        loss_weighting: alpha_i, weights of the losses, which the pull is relative to: `"uniform"` (1 / m) or `"rows"`
+            (n_i / n).
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: of the M step: `"uniform"` (equation 9) or `"rows"` (n_i).
-        first_epochs: of the updates that clients are first clustered by; None is `local_epochs`.
+        weighting: weights of the clients in the M step: `"uniform"` (equation 9) or `"rows"` (n_i).
+        first_epochs: epochs of the updates for the first clustering; None is `local_epochs`.
 
     Raises:
         ValueError: an option is out of range, the model is no chain of layers, or there are more clusters than clients.
@@ -79,17 +81,17 @@ def fesem_ma(
     layers = matching.chain(task)
 
     def distances(model: Params, centres: Params) -> Array:
-        def one(centre: Params) -> Array:
+        def distance(centre: Params) -> Array:
             return squared_l2(matching.match(model, centre, layers), jax.tree.map(lambda leaf: leaf[None], centre))[0]
 
-        return jax.lax.map(one, centres)  # not mapped side by side: most need no assignment at all
+        return jax.lax.map(distance, centres)  # one by one, since most need no assignment, which vmap always computes
 
     def settle(means: Params, members: Array) -> Params:
         if not prior_weight:
             return means
         posterior = jax.vmap(lambda mean, count: matching.posterior_mean(mean, count, layers, prior_weight))
-        kept = members == 0  # a centre that nobody was heard for is no mean
-        return tree.where(kept, means, posterior(means, members.astype(jnp.result_type(float))))
+        unchanged = members == 0  # a centre without contributions is no mean
+        return tree.where(unchanged, means, posterior(means, members.astype(jnp.result_type(float))))
 
     by_function = CentreRule(
         distances=distances,

@@ -5,9 +5,9 @@ data", IJCNN 2020, Algorithm 1.
 
     rounds 0 to n - 1    FedAvg:                                             theta <- sum_i (n_i / n) theta_i
     round n              ALL clients train theta and send                    D_i = theta_i - theta
-                         agglomerative clustering of the D_i: the two nearest clusters merge, again and again, while
-                         their distance is at most T; what is left are the clusters, however many
-    from round n on      FedAvg in every cluster, each from theta, never clustered again
+                         agglomerative clustering of the D_i: the two nearest clusters merge while their distance is at
+                         most T; their number is a result
+    from round n on      FedAvg in every cluster, each from theta; the clusters do not change
 
 No official code was found. Published ones differ from the paper and from each other: one clusters the models instead
 of the updates (by `metric="l2"`, `linkage="complete"`, `warmup_rounds=20`), the others use average
@@ -17,11 +17,11 @@ From a common start, models and updates have the same L1 and L2 distances, up to
 grow with the number of parameters, the learning rate and the epochs, and T has to follow; the cosine does not. On the
 rotated digits (20 to 40 clients of 60 to 80 rows), average linkage of 1 - cos merges the clients of a rotation below
 0.51 and rotations above 0.90 at n = 10, and below 0.63 and above 1 at n = 20; where all have one rotation, they merge
-below 0.77 and 0.95: the longer the warm-up, the less their updates have in common.
+below 0.77 and 0.95: the longer the warm-up, the less similar their updates are.
 
-A client without rows, or whose model is not finite, has no D_i: it is in nobody's way, and in the largest cluster.
-Clients held out of training are put with the nearest client that took part. So are those who come later: theta is kept,
-from which all train once more then. Before round n all have one model.
+A client without rows, or with a model that is not finite, has no D_i: it does not affect the clustering, and is in the
+largest cluster. Held-out clients are in the cluster of the nearest client that took part. So are clients that arrive
+later: theta is stored, and all clients train from it once more. Before round n all clients have one model.
 """
 
 import sys
@@ -55,14 +55,14 @@ COSINE_THRESHOLD = 0.8  # see above; a mean cosine of 0.2 is enough to merge
 
 
 class FLHCState(NamedTuple):
-    """Slots of models, of which clustering takes as many as it finds clusters."""
+    """Slots of models; clustering takes one for every cluster."""
 
     models: Params  # [K, ...]; the global model in slot 0, until there are clusters
     cluster: Array  # [N] int32, until then 0
     num_clusters: Array  # [] int32, until then 0
     round: Array  # [] int32
-    theta: Params  # that of round n; until then the initial one
-    placed: Array  # [N] bool, who has a cluster
+    theta: Params  # of round n; the initial one before it
+    placed: Array  # [N] bool, has a cluster
 
 
 @checked
@@ -87,19 +87,20 @@ def flhc(
     Args:
         task: what is learned.
         optimizer: the local optimiser.
-        warmup_rounds: n, rounds of FedAvg before the clustering; if nobody takes part in round n, it waits.
+        warmup_rounds: n, rounds of FedAvg before the clustering; it waits for a round with clients.
         metric: `"l1"`, `"l2"` or `"cosine"` (1 - cos).
         linkage: `"single"`, `"complete"`, `"average"`, `"weighted"` or, of l2, `"ward"`: see `clustering.linkage`.
         threshold: T, in units of the distances; clusters at exactly T merge. None is 0.8 for the cosine; l1 and l2
-            have no scale of their own and need one.
-        num_clusters: so many clusters instead of a threshold.
+            depend on the model's scale and need a value.
+        num_clusters: number of clusters, instead of a threshold.
         layers: patterns (see `tree.matching`) of the parameters that are compared; all by default.
-        sketch_size: numbers kept of each client's, if they are more: l2 is off by about 1 / sqrt(sketch_size) of
-            itself, a cosine by that. None keeps all, N models in round n; l1 needs it.
+        sketch_size: numbers stored of each client's update, if it is longer: the relative error of l2, and the error of
+            a cosine, is about `1 / sqrt(sketch_size)`. None stores all numbers, N models in round n; l1 needs None.
         local_epochs: E, also of the clustering.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m), of the models; every update has one vote.
-        slots: cluster models held at first; the simulator doubles them when they do not suffice.
+        weighting: weights of the models in a mean: `"rows"` (n_i / n) or `"uniform"` (1 / m); in the clustering all
+            updates count equally.
+        slots: cluster models at the start; the simulator doubles them when they run out.
 
     Raises:
         ValueError: an option is out of range, or options do not go together.
@@ -119,8 +120,8 @@ def flhc(
     def init(key: Key, data: FederatedData) -> FLHCState:
         base.check_clusters(num_clusters or 1, data)
         model = task.init(key_for(key, Stream.INIT))
-        nowhere, nobody = jnp.zeros(data.num_clients, jnp.int32), jnp.zeros(data.num_clients, bool)
-        return FLHCState(tree.repeat(model, slots), nowhere, jnp.int32(0), jnp.int32(0), model, nobody)
+        cluster, placed = jnp.zeros(data.num_clients, jnp.int32), jnp.zeros(data.num_clients, bool)
+        return FLHCState(tree.repeat(model, slots), cluster, jnp.int32(0), jnp.int32(0), model, placed)
 
     def vector_of(key: Key, model: Params) -> Array:
         return to_vector(key, tree.partition(model, chosen)[0], size=sketch_size or sys.maxsize)
@@ -128,8 +129,8 @@ def flhc(
     step = cluster_averaging(train, weighting)
 
     def train_all(key: Key, model: Params, data: FederatedData, cohort: Cohort) -> tuple[Array, Array, Array]:
-        """Returns what everybody sends `[N, d]`, who makes the clusters `[N]`, and whose D_i mean something `[N]`."""
-        # as many at a time as ever: a plan that takes the whole cohort at once need not have room for all clients
+        """Returns D_i `[N, d]`, bool `[N]` for clients that are clustered, and bool `[N]` for clients with a D_i."""
+        # no larger chunk than in training: a plan for a whole cohort at once may lack memory for all clients
         plan = cohort.plan._replace(chunk=cohort.plan.chunk or cohort.ids.shape[0])
         everybody = Cohort.of(jnp.arange(data.num_clients), plan)
         vectors, finite = train_once(key, model, data, train, vector_of, everybody, "updates")
@@ -151,13 +152,13 @@ def flhc(
         start = tree.where(due, tree.repeat(theta, places), state.models)
 
         numbers = {"num_clusters": jnp.maximum(number, 1), "overflow": base.doublings(number, places)}
-        models, seen = step(key, start, found, state.round, data, cohort, **numbers)
-        seen = add_exchange(seen, due, data, up=jax.eval_shape(vector_of, key, theta), down=theta)
+        models, info = step(key, start, found, state.round, data, cohort, **numbers)
+        info = add_exchange(info, due, data, up=jax.eval_shape(vector_of, key, theta), down=theta)
         kept = tree.where(due, theta, state.theta)
-        return FLHCState(models, found, number, state.round + 1, kept, state.placed | due), seen
+        return FLHCState(models, found, number, state.round + 1, kept, state.placed | due), info
 
     def assign(key: Key, state: FLHCState, data: FederatedData, cohort: Cohort) -> FLHCState:
-        """Puts clients who came after the clustering with the nearest of those who made the clusters."""
+        """Returns the state where clients without a cluster have that of the nearest clustered client."""
         new = cohort.mask & ~state.placed[cohort.ids] & (state.num_clusters > 0)
 
         def place() -> Array:
@@ -186,17 +187,17 @@ def _check_arguments(
     sketch_size: int | None,
     slots: int,
 ) -> None:
-    """Raises ValueError unless the options are in range and go together."""
+    """Raises ValueError if an argument is out of range, or arguments contradict each other."""
     least = {"warmup_rounds": (warmup_rounds, 0), "threshold": (threshold, 0), "num_clusters": (num_clusters, 1)}
     for name, (value, low) in {**least, "sketch_size": (sketch_size, 1), "slots": (slots, 1)}.items():
         if value is not None and not value >= low:
             raise ValueError(f"{name} must be at least {low}, got {value}.")
     if linkage == "ward" and metric != "l2":
-        raise ValueError(f"metric must be 'l2' with linkage='ward', got {metric!r}; take it, or another linkage.")
+        raise ValueError(f"metric must be 'l2' with linkage='ward', got {metric!r}; take l2, or another linkage.")
     if metric == "l1" and sketch_size is not None:
         raise ValueError(f"sketch_size must be None with metric='l1', got {sketch_size}: no sketch keeps L1 distances.")
     if threshold is not None and num_clusters is not None:
-        raise ValueError(f"threshold must be None with num_clusters={num_clusters}, got {threshold}; give one of them.")
+        raise ValueError(f"threshold must be None with num_clusters={num_clusters}, got {threshold}; give one of both.")
     if threshold is None and num_clusters is None and metric != "cosine":
         raise ValueError(
             f"threshold must be given with metric={metric!r}, whose scale depends on the model and its training, got "

@@ -10,10 +10,10 @@ It is Option II of IFCA (`jaxfl/methods/ifca.py`, which runs it) with the weight
 benchmark Motley (Wu et al., 2022) the server may take the step of each cluster with an optimiser of its own: there
 Adam of rate 1e-3, eps 1e-4, b2 0.99. A cluster that no client chose keeps its model and its optimiser's state.
 
-From random models usually all clients end up with the same one, so the codes start otherwise. Google's starts from K
-separate runs of FedAvg of 100 rounds (of 1,500 in all), each over all clients; here they run side by side, each over a
-random group of the clients that stays as it is, in the first `warmup_rounds` rounds (and the server's optimisers go on
-from there). FedJAX's starts from models of single clients far apart in loss, `start="kmeans++"`.
+With random initial models usually all clients choose the same one, so the codes start differently. Google's starts from
+K separate runs of FedAvg of 100 rounds (of 1,500 in all), each over all clients; here they run at the same time, each
+over a constant random group of the clients, in the first `warmup_rounds` rounds (and the server's optimisers continue
+from there). FedJAX's starts from models of single clients with high losses under each other, `start="kmeans++"`.
 """
 
 import optax
@@ -50,11 +50,11 @@ def hypcluster(
         batch_size: B; None takes all of a client's rows at once.
         weighting: `"rows"` (n_i, the paper) or `"uniform"`.
         start: `"groups"`: a warm start from K runs of FedAvg on random groups of the clients; `"kmeans++"`: from the
-            models of K single clients, each the next that all models so far serve worst; `"random"` (the paper) or
-            `"balanced"`, see `ifca`.
+            models of K single clients, each the client with the highest loss under the models so far; `"random"` (the
+            paper) or `"balanced"`, see `ifca`.
         min_share: for `"balanced"`, see `ifca`.
-        warmup_rounds: for `"groups"` the first rounds, in which nobody chooses; for `"kmeans++"` how many rounds a
-            single client trains.
+        warmup_rounds: for `"groups"` the first rounds, with constant groups; for `"kmeans++"` the rounds that a single
+            client trains.
         server_optimizer: takes the server's step, for each cluster with a state of its own, see `jaxfl.server`; None
             takes the mean.
 

@@ -10,8 +10,9 @@ The server holds K models. In a round, every sampled client i
 with m all sampled clients. A cluster without clients keeps its model; ties go to the lowest index. With shared layers
 (the paper's weight sharing) the mean of those is over all sampled clients, the mean of the others over the cluster's.
 
-Random initial models can let one of them win every client in the first rounds (collapse). `info.extra["clients"]` says
-how many clients every model won in a round; `start` has the ways out. Where the official code differs from the paper:
+With random initial models, one of them may win every client in the first rounds (collapse). `info.extra["clients"]` is
+the number of clients that every model won in a round; `start` has remedies. Where the official code differs from the
+paper:
 
     MNIST      choose="test": when it tests, a client's model is that of the lowest loss on its test rows (optimistic)
     CIFAR      the same, and start="balanced" (min_share 0.35 for two clusters, 0.1 for four), local_epochs=5,
@@ -50,7 +51,7 @@ Average = Literal["models", "gradients"]
 
 
 class IFCAState(NamedTuple):
-    """K models, and who was served which one last."""
+    """K models, and the last choice of each client."""
 
     models: Params  # [K, ...]
     server: optax.OptState  # [K, ...] of the server's optimiser
@@ -79,26 +80,26 @@ def ifca(
 
     Args:
         task: what is learned.
-        optimizer: the local optimiser of Option II; in Option I it turns the averaged gradient into the server's step.
+        optimizer: the local optimiser of Option II; in Option I it makes the server's step from the mean gradient.
         num_clusters: K, the number of models; more than there are true groups leaves some of them empty.
-        average: `"models"` (Option II) or `"gradients"` (Option I; `local_epochs` and `batch_size` are those of
+        average: `"models"` (Option II) or `"gradients"` (Option I; `local_epochs` and `batch_size` are then for
             `start="kmeans++"` alone).
         local_epochs: E; the paper's tau local steps where a step takes all rows.
         batch_size: B; None takes all of a client's rows at once, as on MNIST in the paper.
         weighting: `"uniform"` (the paper) or `"rows"` (HypCluster and the official FEMNIST code).
-        shared: patterns (see `tree.matching`) of the parameters that all clusters have in common, for example
-            `"Dense_0"`; nothing if empty. They start from the first model's.
-        choose: the rows by whose loss evaluation chooses a client's model: `"train"`, or `"test"` as in the official
-            MNIST and CIFAR code, which is optimistic. Training always chooses by training rows.
+        shared: patterns (see `tree.matching`) of the parameters that all clusters share, for example `"Dense_0"`; none
+            if empty. They start from those of the first model.
+        choose: rows with the loss by which an evaluation chooses a client's model: `"train"`, or `"test"` as in the
+            official MNIST and CIFAR code, which is optimistic. Training always chooses by training rows.
         start: `"random"` (the paper): K independent initial models. `"balanced"`: these, drawn again until every model
             wins `min_share` of the clients (of at most 1,000), or the most balanced of 100 draws.
-            `"groups"`: in the first `warmup_rounds` rounds a client trains the model of a random group that it stays
-            in, K runs of FedAvg (or FedSGD) side by side. `"kmeans++"`: the models of K single clients, see
-            `starts.far_apart`, each trained for `warmup_rounds` rounds by its client alone. The bytes of a start before
-            the first round (`"balanced"`, `"kmeans++"`) are not counted.
-        min_share: of the clients, for `"balanced"`: at most 1 / K.
-        warmup_rounds: for `"groups"` and `"kmeans++"`.
-        server_optimizer: takes the server's step of Option II, for each cluster with a state of its own, see
+            `"groups"`: in the first `warmup_rounds` rounds each client trains the model of its random group, K runs of
+            FedAvg (or FedSGD) at the same time. `"kmeans++"`: the models of K single clients, see
+            `competing.kmeans_start`, each trained for `warmup_rounds` rounds by its client alone. The bytes of a start
+            before the first round (`"balanced"`, `"kmeans++"`) are not counted.
+        min_share: share of the clients that every model has to win, for `"balanced"`: at most 1 / K.
+        warmup_rounds: rounds of `"groups"` and `"kmeans++"`.
+        server_optimizer: takes the server's step of Option II, with a separate state for each cluster, see
             `jaxfl.server`; None takes the mean.
 
     Raises:
@@ -146,11 +147,11 @@ def ifca(
         models, moments = update(state, total, data)
         cluster = base.write_clusters(state.cluster, cohort, found)
         one = base.shape_of(models)
-        seen = round_info(cohort, data, loss, found, cluster, total, one, pooled(models, one))
-        if start == "groups":  # each client is sent the model of its group alone
-            down = jnp.where(state.round < warmup_rounds, seen.bytes_up, seen.bytes_down)
-            seen = seen._replace(bytes_down=down)
-        return IFCAState(models, moments, cluster, state.round + 1), seen
+        info = round_info(cohort, data, loss, found, cluster, total, one, pooled(models, one))
+        if start == "groups":  # each client receives the model of its group alone
+            down = jnp.where(state.round < warmup_rounds, info.bytes_up, info.bytes_down)
+            info = info._replace(bytes_down=down)
+        return IFCAState(models, moments, cluster, state.round + 1), info
 
     assign = assigning(losses, choose)
 
@@ -162,22 +163,22 @@ def ifca(
 
 
 def layer_sharing(shared: str | Sequence[str]) -> Callable[[Params, Params], Params]:
-    """Returns `(separate, together) -> params`: the shared leaves of `together` and the other ones of `separate`."""
+    """Returns `(separate, common) -> params`: the shared leaves of `common` and the other leaves of `separate`."""
 
-    def pooled(separate: Params, together: Params) -> Params:
+    def pooled(separate: Params, common: Params) -> Params:
         is_shared = tree.matching(separate, shared)
-        return jax.tree.map(lambda yes, own, common: common if yes else own, is_shared, separate, together)
+        return jax.tree.map(lambda yes, own, both: both if yes else own, is_shared, separate, common)
 
     return pooled
 
 
 def model_contribution(train: Train) -> Train:
-    """Returns `(key, model, data, client) -> (model, loss)`, what a client sends in Option II."""
+    """Returns `(key, model, data, client) -> (model, loss)`, a client's contribution in Option II."""
     return lambda key, model, data, client: train(key, model, data, client, anchor=model)
 
 
 def gradient_contribution(task: Task) -> Train:
-    """Returns `(key, model, data, client) -> (gradient, loss)`, what a client sends in Option I."""
+    """Returns `(key, model, data, client) -> (gradient, loss)`, a client's contribution in Option I."""
     check_trains(task, 'average="gradients"')
     gradient_of = full_gradient(task)
 
@@ -216,9 +217,9 @@ def gradient_step(optimizer: optax.GradientTransformation, pooled: Callable[[Par
             return optax.apply_updates(model, conduct.scale_updates(updates, data.rate))
 
         moved, filled = jax.vmap(descend)(state.models, gradients), total.weight > 0
-        # weight decay alone must not move an empty cluster, but for layers that all share
-        own, common = (tree.where(seen, moved, state.models) for seen in (filled, filled.any()))
-        return pooled(own, common), state.server
+        # weight decay alone must not move an empty cluster, except for its shared layers
+        separate, common = (tree.where(moves, moved, state.models) for moves in (filled, filled.any()))
+        return pooled(separate, common), state.server
 
     return step
 
@@ -230,40 +231,38 @@ def round_info(
     found: Array,
     cluster: Array,
     total: aggregate.Total,
-    one: Params,
-    sent: Params,
+    up: Params,
+    down: Params,
 ) -> Info:
-    """Returns what is seen of a round.
+    """Returns the `Info` of a round.
 
     Args:
-        cohort: who took part.
+        cohort: the clients of the round.
         data: the federation.
         loss: of the clients `[C]`.
         found: their clusters `[C]`.
-        cluster: those of all clients `[N]`.
-        total: of what they have sent.
-        one: the shapes of one model.
-        sent: what each is sent to choose from: all K models, of shared layers one.
+        cluster: of all clients `[N]`.
+        total: the sums of the contributions.
+        up: the shapes of a contribution.
+        down: the shapes of the models that a client receives: all K models, with shared layers once.
     """
     counts = cohort.mask & (data.train.size[cohort.ids] > 0)
     slots = total.weight.shape[0]
-    won = jax.nn.one_hot(jnp.where(counts, found, -1), slots, dtype=jnp.int32)  # [C, K]; -1 is nowhere
+    won = jax.nn.one_hot(jnp.where(counts, found, -1), slots, dtype=jnp.int32)  # [C, K]; -1 is no model
     return base.info(
         cohort,
         loss,
         found,
-        num_clusters=(
-            count_members(cluster, data, slots) > 0
-        ).sum(),  # of a cohort alone it would be those that it chose
+        num_clusters=(count_members(cluster, data, slots) > 0).sum(),  # over all clients, not the cohort alone
         diverged=total.diverged,
-        up=one,
-        down=sent,
+        up=up,
+        down=down,
         clients=won.sum(0, dtype=jnp.int32),  # [K]
     )
 
 
 def sum_over_clusters(total: aggregate.Total) -> aggregate.Total:
-    """Returns the sums over all clusters, once for each of them: what shared layers are averaged from."""
+    """Returns the sums over all clusters, repeated for each cluster: shared layers are averaged from these."""
 
     def over_all(sums: Array) -> Array:
         return jnp.broadcast_to(sums.sum(0, keepdims=True), sums.shape)
@@ -277,9 +276,9 @@ def _check_arguments(
     shared: str | Sequence[str],
     server_optimizer: optax.GradientTransformation | None,
 ) -> None:
-    """Raises ValueError if an option is out of range, or two of them do not go together."""
+    """Raises ValueError if an argument is out of range, or arguments contradict each other."""
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
     if server_optimizer is not None and (average == "gradients" or shared):
         given = 'average="gradients"' if average == "gradients" else f"shared={shared!r}"
-        raise ValueError(f"server_optimizer must be None with {given}, whose step is another; leave one of them out.")
+        raise ValueError(f"server_optimizer must be None with {given}, which has another step; leave one of both out.")

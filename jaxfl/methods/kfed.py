@@ -102,12 +102,12 @@ def kfed(
         return KFedState(tree.repeat(model, num_clusters), cluster, occupied, jnp.int32(0))
 
     def round(key: Key, state: KFedState, data: FederatedData, cohort: Cohort) -> tuple[KFedState, Info]:
-        models, seen = step(
+        models, info = step(
             key, state.models, state.cluster, state.round, data, cohort, num_clusters=state.occupied.sum()
         )
         one = base.shape_of(state.models)
-        seen = add_exchange(seen, state.round == 0, data, up=jax.eval_shape(point_of, key, one), down=one)
-        return state._replace(models=models, round=state.round + 1), seen
+        info = add_exchange(info, state.round == 0, data, up=jax.eval_shape(point_of, key, one), down=one)
+        return state._replace(models=models, round=state.round + 1), info
 
     def client_params(state: KFedState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])

@@ -44,7 +44,7 @@ class LGState(NamedTuple):
     model: Params  # the shared layers, and what FedAvg made of the others
     local: Params  # [N, ...] a tree of the model with None for the shared leaves
     trained: Array  # [N] bool, False while a client has no layers of its own
-    cluster: Array  # [N] int32, everybody in a slot of its own
+    cluster: Array  # [N] int32, every client in a slot of its own
     round: Array  # [] int32
 
 
@@ -111,14 +111,14 @@ def lg_fedavg(
         (usual, others), (kept, _) = tree.partition(average, chosen), tree.partition(state.model, chosen)
         model = tree.combine(tree.where(warm, usual, kept), others)
 
-        seen = personal_info(passed, cohort, data.num_clients, others)
+        info = personal_info(passed, cohort, data.num_clients, others)
         begins = ~state.trained[cohort.ids] & (warmup_rounds > 0)  # with the server's average, also after the warm-up
         up, down = ((cohort.mask & one).sum() for one in (warm, warm | begins))
-        seen = seen._replace(
-            bytes_up=seen.bytes_up + base.traffic(up, usual), bytes_down=seen.bytes_down + base.traffic(down, usual)
+        info = info._replace(
+            bytes_up=info.bytes_up + base.traffic(up, usual), bytes_down=info.bytes_down + base.traffic(down, usual)
         )
         trained = state.trained | (mark_trained(state.trained, passed, data, cohort) & ~warm)
-        return LGState(model, passed.rows, trained, state.cluster, state.round + 1), seen
+        return LGState(model, passed.rows, trained, state.cluster, state.round + 1), info
 
     def client_params(state: LGState, ids: Array) -> Params:
         usual, others = tree.partition(tree.repeat(state.model, ids.shape[0]), chosen)

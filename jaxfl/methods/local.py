@@ -25,7 +25,7 @@ class LocalState(NamedTuple):
     """A model for each client."""
 
     models: Params  # [N, ...]
-    cluster: Array  # [N] int32, everybody in a slot of its own
+    cluster: Array  # [N] int32, every client in a slot of its own
     round: Array  # [] int32
 
 
@@ -62,7 +62,7 @@ def local(
 
     def round(key: Key, state: LocalState, data: FederatedData, cohort: Cohort) -> tuple[LocalState, Info]:
         passed = over_rows(client, (key, state.round, data), cohort, state.models)
-        seen = personal_info(passed, cohort, data.num_clients, ())
-        return LocalState(passed.rows, state.cluster, state.round + 1), seen
+        info = personal_info(passed, cohort, data.num_clients, ())
+        return LocalState(passed.rows, state.cluster, state.round + 1), info
 
     return Method(init, round, lambda state, ids: tree.take(state.models, ids), task, per_client="models")

@@ -94,8 +94,8 @@ def pacfl(
     Args:
         task: what is learned.
         optimizer: the local optimiser.
-        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. What is given besides
-            wins.
+        preset: `"paper"` or `"official"`; their values are in brackets below, in this order. Options that are
+            given replace the preset\'s values.
         threshold: in degrees; clusters at exactly the threshold merge. From 90 on (180 for `angle="entry"`) all
             are one (FedAvg); below 0 everybody is alone.
         num_clusters: so many clusters instead of a threshold.
@@ -106,7 +106,7 @@ def pacfl(
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
         weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m).
-        slots: cluster models held at first; the simulator doubles them when they do not suffice.
+        slots: cluster models at the start; the simulator doubles them when they run out.
 
     Raises:
         ValueError: an option is out of range, there are more clusters than clients, the inputs are tokens, or the
@@ -146,9 +146,9 @@ def pacfl(
     def round(key: Key, state: PACFLState, data: FederatedData, cohort: Cohort) -> tuple[PACFLState, Info]:
         overflow = base.doublings(state.num_clusters, base.slots_of(state.models))
         numbers = {"num_clusters": state.num_clusters, "overflow": overflow}
-        models, seen = step(key, state.models, state.cluster, state.round, data, cohort, **numbers)
-        seen = seen._replace(bytes_up=seen.bytes_up + basis_traffic(state, data))
-        return state._replace(models=models, round=state.round + 1), seen
+        models, info = step(key, state.models, state.cluster, state.round, data, cohort, **numbers)
+        info = info._replace(bytes_up=info.bytes_up + basis_traffic(state, data))
+        return state._replace(models=models, round=state.round + 1), info
 
     def client_params(state: PACFLState, ids: Array) -> Params:
         return cluster_models(state.models, state.cluster[ids], state.initial)

@@ -59,7 +59,7 @@ class PFedMeState(NamedTuple):
     models: Params  # [N, ...] theta
     trained: Array  # [N] bool, False while theta_i is w^0
     server: optax.OptState  # of the server's optimiser
-    cluster: Array  # [N] int32, everybody in a slot of its own
+    cluster: Array  # [N] int32, every client in a slot of its own
     round: Array  # [] int32
 
 
@@ -84,7 +84,7 @@ def pfedme(
     Args:
         task: what is learned.
         optimizer: of the K steps of theta_i, `optax.sgd(eta_p)` in the paper; its state starts fresh for every batch.
-        preset: `"paper"` or `"official"`, see above; options that are given win.
+        preset: `"paper"` or `"official"`, see above; given options replace its values.
         proximal_weight: lambda.
         outer_rate: eta, the learning rate of w_i.
         inner_steps: steps of theta_i on each batch, K in the paper.
@@ -134,9 +134,9 @@ def pfedme(
     def round(key: Key, state: PFedMeState, data: FederatedData, cohort: Cohort) -> tuple[PFedMeState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.models)
         model, moments = optimizers.step_to_mean(server_optimizer, state.server, state.model, passed.sums)
-        seen = personal_info(passed, cohort, data.num_clients, model)
+        info = personal_info(passed, cohort, data.num_clients, model)
         trained = mark_trained(state.trained, passed, data, cohort)
-        return PFedMeState(model, passed.rows, trained, moments, state.cluster, state.round + 1), seen
+        return PFedMeState(model, passed.rows, trained, moments, state.cluster, state.round + 1), info
 
     def client_params(state: PFedMeState, ids: Array) -> Params:
         return tree.where(state.trained[ids], tree.take(state.models, ids), base.serve_one(state.model, ids))
@@ -196,7 +196,7 @@ def envelope(
 
 
 def _check_arguments(outer_rate: float, inner_steps: int, decay: float) -> None:
-    """Raises ValueError if an option is out of range."""
+    """Raises ValueError if an argument is out of range."""
     if not 0 < outer_rate < math.inf:
         raise ValueError(f"outer_rate must be above 0 and finite, got {outer_rate}; the paper's is 0.005.")
     if inner_steps < 1:

@@ -139,7 +139,7 @@ def robust(
         counts = trained & jax.vmap(tree.is_finite)(sent)
         models = aggregate.trimmed_mean(sent, jnp.where(counts, found, -1), state.models, share=trim)
         one = base.shape_of(state.models)
-        seen = base.info(
+        info = base.info(
             cohort,
             loss,
             found,
@@ -148,9 +148,9 @@ def robust(
             up=one,
             down=one,
         )
-        seen = add_exchange(seen, state.round == 0, data, up=state.points[0], down=one)
+        info = add_exchange(info, state.round == 0, data, up=state.points[0], down=one)
         state = state._replace(models=models, round=state.round + 1)
-        return cluster_again(key, state, cohort, sent, counts) if iterative else state, seen
+        return cluster_again(key, state, cohort, sent, counts) if iterative else state, info
 
     def client_params(state: RobustState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
@@ -191,7 +191,7 @@ def reclustering(point_of: Callable[[Key, Params], Array], stage: dict[str, Any]
 
 
 def _check_arguments(sizes: dict[str, int], trim: float, outliers: float) -> None:
-    """Raises ValueError if an option is out of range."""
+    """Raises ValueError if an argument is out of range."""
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")

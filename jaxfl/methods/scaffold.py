@@ -137,7 +137,7 @@ def scaffold(
         new, moments = optimizers.step(server_optimizer, state.server, model, average, counted=anybody)
         change = tree.take(total.values[1], 0)
         together, counted = everybody.update_mean(control, change, state.counted, total, data, cohort, weighting)
-        seen = base.info(
+        info = base.info(
             cohort,
             loss,
             jnp.zeros(cohort.ids.shape, jnp.int32),
@@ -146,6 +146,6 @@ def scaffold(
             up=(model, control),
             down=(model, control),
         )
-        return ScaffoldState(new, together, counted, rows, moments, state.cluster, state.round + 1), seen
+        return ScaffoldState(new, together, counted, rows, moments, state.cluster, state.round + 1), info
 
     return Method(init, round, lambda state, ids: base.serve_one(state.model, ids), task, per_client="controls")

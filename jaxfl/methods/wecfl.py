@@ -84,7 +84,7 @@ def wecfl(
         optimizer: the local optimiser.
         num_clusters: K.
         preset: `"paper"` (`layers=".*"`, `recluster="step"`) or `"official"` (`layers="last kernel"`,
-            `recluster="scratch"`); what is given besides wins.
+            `recluster="scratch"`); given options replace its values.
         layers: patterns (see `tree.matching`) of the parameters that clients are clustered by, or `"last kernel"`: of
             the layer that the model made last.
         recluster: in every round, one `"step"` from the centres of the round before, or k-means from `"scratch"`: the
@@ -147,8 +147,8 @@ def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], 
         key, state, data = shared
         model, loss = learn(shared, client)
         finite = tree.is_finite(model)
-        seen = tree.where(finite, model, tree.take(state.centres, state.cluster[client]))
-        return (), (vector_of(key, seen), finite & (data.train.size[client] > 0), loss)
+        compared = tree.where(finite, model, tree.take(state.centres, state.cluster[client]))
+        return (), (vector_of(key, compared), finite & (data.train.size[client] > 0), loss)
 
     def add(shared, client: Array, found: Array):
         model, _ = learn(shared, client)
@@ -174,7 +174,7 @@ def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], 
 
         away = jnp.where(able, jnp.square(vectors - clustering.centres[jnp.maximum(label, 0)]).sum(1), 0)
         cluster, one = base.write_clusters(state.cluster, cohort, found), base.shape_of(state.centres)
-        seen = base.info(
+        info = base.info(
             cohort,
             loss,
             old,
@@ -186,8 +186,8 @@ def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], 
             objective=away.sum() / jnp.maximum(able.sum(), 1).astype(away.dtype),
             changed=(cohort.mask & (found != old)).sum(dtype=jnp.int32),
         )
-        seen = add_exchange(seen, state.round == 0, data, up=one, down=one)
-        return FeSEMState(aggregate.mean(total, empty=state.centres), cluster, state.round + 1), seen
+        info = add_exchange(info, state.round == 0, data, up=one, down=one)
+        return FeSEMState(aggregate.mean(total, empty=state.centres), cluster, state.round + 1), info
 
     return round
 

@@ -473,7 +473,7 @@ def test_joining_refuses(ids, data, message, key):
         ({"representation": "weights"}, ("representation", "weights")),
         ({"representation_size": 0}, ("representation_size", 0)),
         ({"slots": 0}, ("slots", 0)),
-        ({"threshold": "auto", "preset": "official"}, ("normalise", 'threshold="auto"', "off")),
+        ({"threshold": "auto", "preset": "official"}, ("normalise", 'threshold="auto"', "False")),
         ({"threshold": "best"}, ("threshold", "best")),
         ({"update": "ring"}, ("update", "ring")),
     ],

@@ -259,7 +259,7 @@ def count_members(cluster: Array, data: FederatedData, num_clusters: int) -> Arr
 
 
 def _check_arguments(num_clusters: int, proximal_weight: float, first_epochs: int | None) -> None:
-    """Raises ValueError if an option is out of range."""
+    """Raises ValueError if an argument is out of range."""
     if num_clusters < 1:
         raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
     if not 0 <= proximal_weight < math.inf:  # nor NaN
