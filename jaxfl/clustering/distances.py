@@ -155,6 +155,7 @@ def _manhattan(rows: Array, columns: Array) -> Array:
 
 
 def _as_matrices(x: Array, y: Array | None) -> tuple[Array, Array]:
+    """Returns `x [N, d]` and `y [M, d]`, or `x` twice if `y` is None, as float32."""
     other = x if y is None else y
     chex.assert_rank([x, other], 2)
     chex.assert_equal_shape_suffix([x, other], 1)

@@ -142,6 +142,7 @@ def bipartition(similarity: Array, mask: Array, *, linkage: Bipartition = "singl
 
 
 def _square_matrix(name: str, matrix: Array) -> Array:
+    """Returns a matrix `[N, N]` as float32 or float64; raises ValueError if N is 0."""
     chex.assert_rank(matrix, 2)
     count = matrix.shape[0]
     chex.assert_shape(matrix, (count, count))

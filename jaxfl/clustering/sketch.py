@@ -66,6 +66,7 @@ def sketch(key: Key, tree: Params, size: int) -> Array:
 
 
 def _sketch_leaf(key: Key, vector: Array, size: int) -> Array:
+    """Returns the sketch `[size]` of a vector, computed a step at a time."""
     step = max(1, STEP // size) * size
     num_steps, rest = divmod(vector.size, step)
     keys = jax.random.split(key, num_steps + 1)

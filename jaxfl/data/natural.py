@@ -57,7 +57,7 @@ def writers(
     all_rows = _choose_makers(source.name, parts, num_clients, min_rows, seed)
     parts = partition.at_most(all_rows, max_rows, min_rows, host_rng(seed, "writers", "rows"))
     if test_share is None:
-        parts = _keep_one_training_row(parts, all_rows, len(source.inputs))
+        parts = _ensure_training_row(parts, all_rows, len(source.inputs))
     group, held_out = _client_groups(source, parts) if by == "client" else None, None
     if test_share is None:
         count = len(source.inputs)
@@ -102,7 +102,7 @@ def _choose_makers(
     return parts
 
 
-def _keep_one_training_row(parts: partition.Parts, whole: partition.Parts, count: int) -> partition.Parts:
+def _ensure_training_row(parts: partition.Parts, whole: partition.Parts, count: int) -> partition.Parts:
     """Returns the rows that makers keep, with the first replaced by a training row where none of these was chosen.
 
     Args:

@@ -21,12 +21,7 @@ from jaxfl.data.clients import FederatedData, Split, replace_field
 from jaxfl.typing import AnyArray, Array
 
 Splits = Sequence[Literal["train", "test"]]
-SHARDED_FIELDS = (
-    "inputs",
-    "labels",
-    "train.rows",
-    "test.rows",
-)  # fields of a sharded window that are divided among devices
+SHARDED_FIELDS = ("inputs", "labels", "train.rows", "test.rows")  # of a window, divided among devices
 LOW = (1 << 32) - 1
 RANGE_BLOCK = 1 << 24  # numbers of an array that are read at once
 
@@ -97,8 +92,8 @@ class Windows:
         """Returns the window of some clients on the devices; a client may occur several times, but only once as real.
 
         Args:
-            ids: clients, at most as many as a window may hold; where rows are sharded, the same number
-                for each device, in order.
+            ids: clients, at most as many as a window may hold; with sharding, equally many for each device, in
+                order.
             real: bool `[M]`, whether the rows of an entry are needed; None is all True.
             round: round of the window, for data that drift.
         """

@@ -36,8 +36,8 @@ class Source:
         class_groups: group of each class `[L]`, ints from 0, or None; used by the skew `pathological`.
         class_group_names: one name per group of classes.
         mean, std: normalisation in units of `inputs`, a number or one per channel; None is none, for floats.
-        fit: `(inputs, labels, training rows) -> (inputs, labels)`, called after the partition, for scaling
-            that must not depend on test rows; None is no scaling.
+        fit: `(inputs, labels, training rows) -> (inputs, labels)`, called after the partition, for scaling that
+            must not depend on test rows; None is no scaling.
     """
 
     name: str
