@@ -591,10 +591,10 @@ def workloads_command(
 ) -> None:
     """Measures workloads of `experiments/speed`; the first one is the name of the command."""
     with reported_errors():
-        from jaxfl.cli.measure import bench_works
+        from jaxfl.cli.measure import bench_workloads
 
         given = {"clients": clients, "rounds": rounds, "chunk": chunk, "peers": peers, "environments": environments}
-        complete = bench_works([str(context.info_name), *(more or [])], **given, out=out, clone=clone)
+        complete = bench_workloads([str(context.info_name), *(more or [])], **given, out=out, clone=clone)
     if not complete:
         raise typer.Exit(1)
 

@@ -159,11 +159,9 @@ def compare_runs(
         if path is None:
             continue
         if path.is_dir():
-            raise ValueError(f"--{option} must be a file, got the folder {str(path)!r}; name a file in it.")
+            raise ValueError(f"--{option} must be a file, got the folder {str(path)!r}; give a file in it.")
         if not path.parent.is_dir():
-            raise ValueError(
-                f"--{option} must be a file in a folder that is there, got {str(path)!r}; make the folder."
-            )
+            raise ValueError(f"--{option} must be a file in an existing folder, got {str(path)!r}; create the folder.")
         if (other := asked.setdefault(path.resolve(), option)) != option:
             raise ValueError(f"--{option} must be another file than --{other}, got {str(path)!r}; rename one of them.")
     if plot is not None and plot.suffix.lower() not in PICTURE_SUFFIXES:
@@ -200,7 +198,7 @@ def print_comparison(
         write_page(settings, found, unfinished, html)
     if unfinished:
         left_out = ", ".join(map(str, unfinished))
-        stderr().print(f"note: left out, since they are not finished: {left_out}.", markup=False, soft_wrap=True)
+        stderr().print(f"note: left out because they are not finished: {left_out}.", markup=False, soft_wrap=True)
     return found
 
 
@@ -228,5 +226,5 @@ def row_labels(rows: Sequence[str], labels: Sequence[str]) -> list[str]:
         texts[name] = text
     called = [texts.get(row, texts.get(method, method) + row.removeprefix(method)) for row, method in methods.items()]
     if twice := {name for name in called if called.count(name) > 1}:
-        raise ValueError(f"--label must tell rows apart, got {sorted(twice)[0]!r} for several; write a label for each.")
+        raise ValueError(f"--label must give rows different names, got {sorted(twice)[0]!r} twice; label each row.")
     return called

@@ -24,7 +24,7 @@ from jaxfl.settings.removed import without_removed
 if TYPE_CHECKING:
     from rich.console import Console
 
-PICTURE, RECORD, PAGE = "scaling.png", "bench.json", "index.html"
+PICTURE, BARS_PICTURE, RECORD, PAGE = "scaling.png", "bench.png", "bench.json", "index.html"
 FOOTNOTE = (
     "Times are the median of the rounds, in ms. GFLOP/s counts the operations of local_epochs passes of training "
     "(forward pass and gradients); a method's other work (choosing clusters, inner steps, epochs of a head) takes time "
@@ -158,15 +158,15 @@ def rounded_duration(seconds: float) -> str:
 
 def write_scaling(results: Sequence[Scaling], command: str, out: Path) -> None:
     """Writes record, picture and page of scalings into a folder."""
-    made = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
-    record = {**made, "scalings": [result._asdict() for result in results]}
+    header = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
+    record = {**header, "scalings": [result._asdict() for result in results]}
     write_text(out / RECORD, json.dumps(record, indent=1) + "\n")
     drawn = [result for result in results if any("error" not in row for row in result.points)]
     if drawn:
         draw_scaling(*drawn).savefig(out / PICTURE, dpi=110)
     blocks: list[page.Block] = [
         page.Heading(1, "How jaxfl scales on this machine"),
-        page.Text(machine_sentence(results, made)),
+        page.Text(machine_sentence(results, header)),
     ]
     for result in results:
         blocks += [
@@ -180,7 +180,7 @@ def write_scaling(results: Sequence[Scaling], command: str, out: Path) -> None:
     write_text(out / PAGE, page.html("How jaxfl scales", blocks, out))
 
 
-def machine_sentence(results: Sequence[Scaling], made: dict[str, Any]) -> str:
+def machine_sentence(results: Sequence[Scaling], header: dict[str, Any]) -> str:
     """Returns a sentence with the machine, the versions and the speed of a matrix product."""
     machine = next((result.machine for result in results if result.machine), None)
     if machine is None:
@@ -190,15 +190,12 @@ def machine_sentence(results: Sequence[Scaling], made: dict[str, Any]) -> str:
         row["product_gflops"]["median"] for result in results for row in result.points if "product_gflops" in row
     ]
     return (
-        f"{tables.device_phrase(machine)}; jaxfl {made['jaxfl']}, {versions}; {made['made']}. "
+        f"{tables.device_phrase(machine)}; jaxfl {header['jaxfl']}, {versions}; {header['made']}. "
         f"A float32 matrix product ran at {statistics.median(products):,.0f} GFLOP/s in turn with the rounds."
     )
 
 
-BARS_PICTURE = "bench.png"
-
-
-def bench_works(
+def bench_workloads(
     names: Sequence[str],
     *,
     clients: str | None,
@@ -226,59 +223,59 @@ def bench_works(
     kit = experiments.import_experiments("speed.bench", clone)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    made = []
+    results = []
     for place, name in enumerate(dict.fromkeys(names), 1):
         beside = [] if peers == "none" else kit.peers_of(name, environments)
         with progress_message(
             stderr(), f"{place}/{len(set(names))} {name}, {_peers_phrase(beside)}: {WORKLOADS[name]}"
         ):
-            made.append(kit.run(name, given, environments))
-        print_parts(stdout(), f"{made[-1].text}\n")
-        if made[-1].error:
-            stderr().print(f"error: {made[-1].error}", style="red", soft_wrap=True, markup=False)
+            results.append(kit.run(name, given, environments))
+        print_parts(stdout(), f"{results[-1].text}\n")
+        if results[-1].error:
+            stderr().print(f"error: {results[-1].error}", style="red", soft_wrap=True, markup=False)
     if out is not None:
         command = ["jaxfl", "bench", *names, *given, *(["--environments", str(environments)] if environments else [])]
-        _write_workloads(made, shlex.join(command), out)
+        _write_workloads(results, shlex.join(command), out)
         print(f"written: {out / PAGE} and {out / RECORD}")
-    return not any(one.error for one in made)
+    return not any(result.error for result in results)
 
 
-def _write_workloads(made: Sequence[Any], command: str, out: Path) -> None:
+def _write_workloads(results: Sequence[Any], command: str, out: Path) -> None:
     """Writes the records, a picture where there are peers, and the page.
 
     Args:
-        made: results of `experiments.speed.bench.run`.
+        results: results of `experiments.speed.bench.run`.
         command: the command line.
         out: the folder.
     """
     header = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
-    write_text(out / RECORD, json.dumps({**header, "works": [one._asdict() for one in made]}, indent=1) + "\n")
+    write_text(out / RECORD, json.dumps({**header, "works": [result._asdict() for result in results]}, indent=1) + "\n")
     blocks: list[page.Block] = [page.Heading(1, "jaxfl's workloads on this machine")]
-    machines = [record for one in made for record in one.records]
+    machines = [record for result in results for record in result.records]
     if machines:
         versions = ", ".join(f"{name} {version}" for name, version in machines[0]["versions"].items())
         blocks.append(
             page.Text(f"{tables.device_phrase(machines[0])}; jaxfl {header['jaxfl']}, {versions}; {header['made']}.")
         )
-    times = peer_ratios(made)
+    times = peer_ratios(results)
     if any(value is not None for values in times.values() for value in values):
-        names = [record["workload"] for one in made for record in one.records if "summary" in record]
+        names = [record["workload"] for result in results for record in result.records if "summary" in record]
         bars(names, times, "times as long as jaxfl", xlabel="", never="not measured").savefig(
             out / BARS_PICTURE, dpi=110
         )
         blocks.append(page.Picture(BARS_PICTURE, "how many times as long the peers take"))
-    for one in made:
-        blocks += [page.Heading(2, f"{one.name}: {WORKLOADS[one.name]}"), page.Listing(one.text)]
-        blocks += [page.Text(f"Failed: {one.error}")] if one.error else []
-        blocks += [page.Table(["made by"], [[page.Code(one.command)]])]
+    for result in results:
+        blocks += [page.Heading(2, f"{result.name}: {WORKLOADS[result.name]}"), page.Listing(result.text)]
+        blocks += [page.Text(f"Failed: {result.error}")] if result.error else []
+        blocks += [page.Table(["made by"], [[page.Code(result.command)]])]
     write_text(out / PAGE, page.html("jaxfl's workloads", blocks, out))
 
 
-def peer_ratios(made: Sequence[Any]) -> dict[str, list[float | None]]:
+def peer_ratios(results: Sequence[Any]) -> dict[str, list[float | None]]:
     """Returns the time of each peer relative to jaxfl, for each comparison; None where it was not measured."""
-    found = [record["ratio"] for one in made for record in one.records if "summary" in record]
-    names = list(dict.fromkeys(name for ratio in found for name in ratio))
-    return {name: [ratio[name]["median"] if name in ratio else None for ratio in found] for name in names}
+    ratios = [record["ratio"] for result in results for record in result.records if "summary" in record]
+    names = list(dict.fromkeys(name for ratio in ratios for name in ratio))
+    return {name: [ratio[name]["median"] if name in ratio else None for ratio in ratios] for name in names}
 
 
 def _peers_phrase(names: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ class GridPoint(NamedTuple):
     name: str
 
 
-def grid_points(methods: Sequence[str], wanted: OptionValues) -> list[GridPoint]:
+def grid_points(methods: Sequence[str], given: OptionValues) -> list[GridPoint]:
     """Returns the settings of a sweep: for each method, all combinations of the values that apply to it.
 
     An option of a method applies to the methods that have it, and `METHOD.option` to that method alone, with priority.
@@ -56,7 +56,7 @@ def grid_points(methods: Sequence[str], wanted: OptionValues) -> list[GridPoint]
 
     Args:
         methods: their names.
-        wanted: values by option.
+        given: values by option.
 
     Raises:
         ValueError: a method is unknown or named twice, or there are too many settings.
@@ -69,21 +69,21 @@ def grid_points(methods: Sequence[str], wanted: OptionValues) -> list[GridPoint]
         known.row(method)
     if len(set(map(run_label, methods))) < len(methods) or not methods:
         raise ValueError(f"methods must be one or more different names, got {', '.join(methods) or 'none'}.")
-    found: dict[GridPoint, None] = {}
-    wanted = dict(sorted(wanted.items(), key=lambda item: known.is_method(_key_owner(item[0]))))  # the last wins
+    points: dict[GridPoint, None] = {}
+    given = dict(sorted(given.items(), key=lambda item: known.is_method(_key_owner(item[0]))))  # the last wins
     for method in methods:
-        own = {_routed_key(key): values for key, values in wanted.items() if _applies_to(key, method, methods)}
-        varied = [key for key, values in own.items() if len(values) > 1]
-        for chosen in itertools.product(*own.values()):
-            items = dict(zip(own, chosen, strict=True))
+        applicable = {_routed_key(key): values for key, values in given.items() if _applies_to(key, method, methods)}
+        varied = [key for key, values in applicable.items() if len(values) > 1]
+        for chosen in itertools.product(*applicable.values()):
+            items = dict(zip(applicable, chosen, strict=True))
             if items.get("server_optimizer") == "none":  # plain averaging has no options
                 items = {key: value for key, value in items.items() if _key_owner(key) != "server"}
             name = "-".join([run_label(method), *(f"{key}={items[key]}" for key in varied if key in items)])
             point = GridPoint(method, tuple(f"{key}={value}" for key, value in items.items()), _safe_file_name(name))
-            found[point] = None
-            if len(found) > MAX_SETTINGS:
+            points[point] = None
+            if len(points) > MAX_SETTINGS:
                 raise ValueError(f"a sweep must have at most {MAX_SETTINGS:,} settings; give fewer values.")
-    return list(found)
+    return list(points)
 
 
 def parse_values(items: Sequence[str]) -> dict[str, list[str]]:
@@ -159,7 +159,7 @@ def read_sweep_file(path: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
         elif key not in FILE_KEYS:
             raise ValueError(
                 f"unknown entry {quoted(key)} in {path}{did_you_mean(key, [*FILE_KEYS, *known.names()])} Known: "
-                f"{', '.join(FILE_KEYS)}, and a table for each method; options belong into the table [set]."
+                f"{', '.join(FILE_KEYS)}, and a table for each method; options belong in the table [set]."
             )
         elif isinstance(value, dict) or (isinstance(value, list) and (key not in LIST_KEYS or not value)):
             allowed = "a value or a list of values" if key in LIST_KEYS else "a value"
@@ -262,9 +262,9 @@ def sweep(
     Raises:
         ValueError: an argument is missing or not allowed.
     """
-    asked, wanted = read_sweep_file(Path(methods)) if methods.endswith(".toml") else ({"methods": methods}, {})
+    keys, values = read_sweep_file(Path(methods)) if methods.endswith(".toml") else ({"methods": methods}, {})
     given = {name: value for name, value in given.items() if value is not None}
-    settings = _jobs_by_setting(asked | given, merge_values(wanted, parse_values(items)), data_dir, out)
+    settings = _jobs_by_setting(keys | given, merge_values(values, parse_values(items)), data_dir, out)
     for jobs in settings.values():
         job.check_jobs(jobs)
     complete, refused = [], []
@@ -290,7 +290,7 @@ def _setting_folder(jobs: Sequence[job.Job]) -> Path:
 
 
 def _jobs_by_setting(
-    asked: dict[str, Any], wanted: OptionValues, data_dir: str | None, out: Path
+    keys: dict[str, Any], values: OptionValues, data_dir: str | None, out: Path
 ) -> dict[str, list[job.Job]]:
     """Returns the jobs of every setting, by the name of its folder.
 
@@ -298,49 +298,49 @@ def _jobs_by_setting(
         ValueError: an argument is missing or not allowed.
     """
     for name, remedy in {"methods": 'methods = ["fedavg", "ifca"]', "data": "--data rotated-digits"}.items():
-        if name not in asked:
+        if name not in keys:
             raise ValueError(f"{name} must be given; write {remedy}.")
     numbers = {
-        name: options.convert(name, asked[name], Option(name, REQUIRED, int)) if name in asked else None
+        name: options.convert(name, keys[name], Option(name, REQUIRED, int)) if name in keys else None
         for name in ("rounds", "eval_every")
     }
-    rounds, share = rounds_and_cohort(asked["data"], numbers["rounds"], asked.get("cohort"))
-    found, names = {}, {}
-    points = grid_points(asked["methods"].split(","), wanted)
-    own = {point.name for point in points}
-    others = [path for path in sorted(out.glob("*/seed-*")) if path.parent.name not in own]
+    rounds, share = rounds_and_cohort(keys["data"], numbers["rounds"], keys.get("cohort"))
+    jobs, names = {}, {}
+    points = grid_points(keys["methods"].split(","), values)
+    names_here = {point.name for point in points}
+    others = [path for path in sorted(out.glob("*/seed-*")) if path.parent.name not in names_here]
     for point in points:
-        settings = options.route(point.method, asked["data"], point.items)
+        settings = options.route(point.method, keys["data"], point.items)
         every = numbers["eval_every"]
         first = job.Job(settings, rounds, share, data_dir=data_dir, eval_every=every)
         folder = None if _has_runs_of(out / point.name, first) else _find_setting_folder(others, first)
         folder = out / point.name if folder is None else folder
-        runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in parse_seeds(asked.get("seeds", "0"))]
+        runs = [first._replace(seed=seed, out=folder / f"seed-{seed}") for seed in parse_seeds(keys.get("seeds", "0"))]
         first_name = names.setdefault(json.dumps(settings.complete(), sort_keys=True), point.name)
-        if first_name != point.name or point.name in found:
+        if first_name != point.name or point.name in jobs:
             raise ValueError(f"values must differ, got {first_name!r} and {point.name!r}; leave one out.")
-        found[point.name] = [one._replace(resume=True) for one in runs]  # continues what was started
-    return found
+        jobs[point.name] = [one._replace(resume=True) for one in runs]  # continues what was started
+    return jobs
 
 
-def _has_runs_of(folder: Path, asked: job.Job) -> bool:
+def _has_runs_of(folder: Path, first: job.Job) -> bool:
     """Returns whether a folder has a run of a setting."""
-    return _find_setting_folder(sorted(folder.glob("seed-*")), asked) is not None
+    return _find_setting_folder(sorted(folder.glob("seed-*")), first) is not None
 
 
-def _find_setting_folder(others: Sequence[Path], asked: job.Job) -> Path | None:
+def _find_setting_folder(others: Sequence[Path], first: job.Job) -> Path | None:
     """Returns the folder with runs of a setting, whatever its name: another sweep may have varied other options.
 
     Args:
         others: folders of runs.
-        asked: a job of the setting.
+        first: a job of the setting.
     """
     for path in others:
         seed = path.name.removeprefix("seed-")
         directory = RunDirectory(path)
         if seed.isdecimal() and directory.config() is not None:
-            wanted = asked._replace(seed=int(seed), out=path, resume=True)
-            if not directory.is_of_another(wanted.config()):
+            same = first._replace(seed=int(seed), out=path, resume=True)
+            if not directory.is_of_another(same.config()):
                 return path.parent
     return None
 

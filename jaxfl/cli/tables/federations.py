@@ -74,7 +74,7 @@ def data_lists(data_dir: str | None = None) -> "list[Table | str]":
         table.add_row(row["name"], _first_phrase(row["description"]), *cells)
     skews = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     skews.add_column("skew", no_wrap=True)
-    skews.add_column("who has what")
+    skews.add_column("data of the clients")
     for name, (_, words) in federations.SKEWS.items():
         skews.add_row(name, words)
     alone = [name for name in sources.SOURCES if name in federations.DATASETS]
@@ -153,8 +153,8 @@ def federation_text(found: Description) -> str:
     if len(found.groups) > MOST_GROUPS:
         lines.append(f"    and {len(found.groups) - MOST_GROUPS:,} more")
     if found.drift is not None:
-        whose = [f"{count_phrase(found.drift[name], 'client')} {name}" for name in ("change", "arrive", "leave")]
-        lines.append(f"  drift     after round {found.drift['round']:,}: {', '.join(whose)}")
+        parts = [f"{count_phrase(found.drift[name], 'client')} {name}" for name in ("change", "arrive", "leave")]
+        lines.append(f"  drift     after round {found.drift['round']:,}: {', '.join(parts)}")
     return "\n".join([*lines, "Clients by training rows:", *_histogram_lines(**found.histogram)])
 
 
