@@ -418,7 +418,7 @@ def parse_seeds(text: str) -> list[int]:
 
 def rounds_and_cohort(data: str, rounds: int | None, cohort: str | None) -> tuple[int, int | float]:
     """Returns the rounds and the cohort (a share as a float, a count as an int), with the defaults of the data."""
-    small = federations.dataset(data).source == "digits"
+    small = not federations.dataset(data).needs_files
     rounds = (20 if small else 100) if rounds is None else rounds
     if cohort is None:
         return rounds, 0.5 if small else 0.1

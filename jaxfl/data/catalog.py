@@ -103,6 +103,7 @@ def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
     """Returns the entry of one skew, with shifts, and one source."""
     origin = sources.entry(source)
     words = "; ".join([SKEWS[skew][1], *(SKEWS[shifted][1] for shifted in shifts)])
+    usual = USUAL if source in sources.SOURCES and origin.find else SMALL  # an installed or embedded one may be small
     return Dataset(
         name=f"{'+'.join([*shifts, skew])}-{source}",
         description=f"{origin.summary}; {words}",
@@ -110,8 +111,8 @@ def _dataset(skew: str, source: str, shifts: tuple[str, ...] = ()) -> Dataset:
         source=source,
         shifts=shifts,
         num_classes=origin.num_classes,
-        needs_files=source != "digits",
-        defaults=DEFAULTS.get(source, USUAL if source in sources.SOURCES else SMALL).get(skew, {"num_clients": 100}),
+        needs_files=origin.find is not None,
+        defaults=DEFAULTS.get(source, usual).get(skew, {"num_clients": 100}),
         model=origin.model,
     )
 

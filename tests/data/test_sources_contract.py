@@ -10,7 +10,7 @@ from jaxfl.data import catalog, sources
 from jaxfl.data.sources import npz
 from tests.messages import mentions
 
-FILES = [name for name, row in sources.SOURCES.items() if name != "digits"]
+FILES = [name for name, row in sources.SOURCES.items() if row.find]
 
 
 @pytest.mark.parametrize("name", sources.SOURCES)
@@ -32,6 +32,14 @@ def test_missing_files_are_named_and_nothing_is_found(name, tmp_path, monkeypatc
     with pytest.raises(FileNotFoundError, match=mentions(name.split("-")[0])) as caught:
         sources.load(name, tmp_path)
     assert str(tmp_path) in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_an_embedded_source_needs_no_files_and_is_small(monkeypatch):
+    monkeypatch.setitem(sources.SOURCES, "embedded", sources.SOURCES["digits"])
+    assert sources.located("embedded") == "embedded"
+    found = catalog.dataset("iid-embedded")
+    assert not found.needs_files and found.defaults["num_clients"] == 20
+    assert catalog.dataset("iid-mnist").needs_files
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -14,6 +14,7 @@ from jaxfl.client.passes import mean_loss
 from jaxfl.client.training import local_train
 from jaxfl.engine import over_clients
 from jaxfl.methods import base
+from jaxfl.methods.parts.multi_centre import count_members
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
 from jaxfl.server import aggregate
@@ -27,7 +28,7 @@ class ExampleState(NamedTuple):
     round: Array  # [] int32
 
 
-@checked  # the words of every Literal
+@checked  # refuses a value that no Literal annotation has
 def example(
     task: Task,
     optimizer: optax.GradientTransformation,
@@ -66,9 +67,11 @@ def example(
 
         total, (loss, found) = over_clients(client, (key, state, data), cohort)
         models = aggregate.mean(total, empty=state.models)  # an empty cluster keeps its model
-        alive, up, down = (total.weight > 0).sum(), base.shape_of(models), models
+        cluster = base.write_clusters(state.cluster, cohort, found)
+        alive = (count_members(cluster, data, num_clusters) > 0).sum()  # over all clients, not the cohort alone
+        up, down = base.shape_of(models), models
         info = base.info(cohort, loss, found, num_clusters=alive, diverged=total.diverged, up=up, down=down)
-        return ExampleState(models, base.write_clusters(state.cluster, cohort, found), state.round + 1), info
+        return ExampleState(models, cluster, state.round + 1), info
 
     def assign(key, state, data, cohort):  # serves clients that were never sampled, too
         _, found = over_clients(lambda shared, client: ((), choose(*shared, client)), (state.models, data), cohort)

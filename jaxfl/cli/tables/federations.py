@@ -222,7 +222,7 @@ def _missing_files(source: str, data_dir: str | None) -> str:
     row = sources.entry(source)
     if source.startswith("tfds:"):
         return f"{source} is read by tensorflow-datasets when it is asked for"
-    if row.find(data_dir) is not None:
+    if row.find and row.find(data_dir) is not None:
         return row.help  # the files are there, without the makers of the examples
     try:
         row.load(data_dir)

@@ -107,12 +107,12 @@ def load(name: str, data_dir: Folder = None, **options: Any) -> Source:
 
 def _has_makers_file(source_entry: SourceEntry, data_dir: Folder) -> bool:
     """Returns whether a source's files exist, together with the file that names the makers."""
-    place = source_entry.find(data_dir) if source_entry.makers_file else None
+    place = source_entry.find(data_dir) if source_entry.makers_file and source_entry.find else None
     return place is not None and any(place.glob(source_entry.makers_file))
 
 
 def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str | None:
-    """Returns the location that a source is read from, `"embedded"` for the digits, or None if files are missing.
+    """Returns the location that a source is read from, `"embedded"` without files, or None if they are missing.
 
     Args:
         name: name of the source.
@@ -122,9 +122,9 @@ def located(name: str, data_dir: Folder = None, *, makers: bool = False) -> str 
     >>> located("digits"), located("mnist", "no-such-folder")
     ('embedded', None)
     """
-    if name == "digits":
-        return "embedded"
     source_entry = entry(name)
+    if source_entry.find is None:
+        return "embedded"
     try:
         place = (
             npz.find_converted(name, data_dir, defaults(name)) if not (makers and source_entry.makers_file) else None

@@ -97,7 +97,8 @@ class SourceEntry(NamedTuple):
     Attributes:
         load: `load(data_dir, **options)` reads the files; its keyword-only arguments are options of every data set of
             the source.
-        find: `find(data_dir)` returns the folder of the files without reading them, or None if some are missing.
+        find: `find(data_dir)` returns the folder of the files without reading them, or None if some are missing. For
+            embedded data, which need no files, `find` itself is None.
         summary: description in one line.
         licence: licence as its authors state it.
         num_bytes: approximate size of the files; 0 where it is unknown.
@@ -113,7 +114,7 @@ class SourceEntry(NamedTuple):
     """
 
     load: Callable[..., Source]
-    find: Callable[[Folder], Path | None]
+    find: Callable[[Folder], Path | None] | None
     summary: str
     licence: str
     num_bytes: int

@@ -24,7 +24,7 @@ def load(data_dir: Folder = None) -> Source:
 
 ENTRY = SourceEntry(
     load,
-    find=lambda data_dir: None,
+    find=None,
     summary="scikit-learn's 1,797 digits of 8 x 8 pixels, embedded",
     licence="CC BY 4.0 (UCI)",
     num_bytes=0,

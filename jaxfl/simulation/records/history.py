@@ -27,7 +27,7 @@ MAX_FOLLOWED = 10_000  # clients whose clusters are kept at every evaluation; of
 class History:
     """The records of a run, one per evaluation, each a dictionary of plain numbers.
 
-    A record holds the round, the metrics of `simulation.metrics`, and of the rounds since the record before:
+    A record holds the round, the metrics of `simulation.evaluation.metrics`, and of the rounds since the record before:
     `train_loss` (mean over clients and rounds, None if no client took part or no loss was finite), `diverged` (clients
     left out), `seconds_per_round`; `seconds` (of rounds, without compiling and evaluating), `bytes_up` and `bytes_down`
     count from the start of the run, with what is exchanged once before the first round (but not by the starts
