@@ -108,23 +108,24 @@ class Event(NamedTuple):
     """The argument of a callback, about once a second and after every evaluation.
 
     Attributes:
-        round, rounds: that are done, and that are wanted.
-        num_clusters: of the last round.
+        round: rounds done.
+        rounds: of the run in all.
+        num_clusters: after the last round.
         train_loss: of the last round in which clients took part; NaN if no loss was finite.
         seconds_per_round: of the last rounds.
-        record: of the evaluation that was just made; None if none was.
-        seconds: since the run was started or resumed, with everything.
-        seconds_left: about, evaluations and checkpoints included.
-        compile_seconds: of these seconds; compiling the evaluation is part of the first one.
-        evaluation_seconds: of these seconds.
-        saving_seconds: of these seconds, which went into checkpoints.
-        seed: of the run, where there are several seeds; else None.
-        keep: writes a checkpoint of this moment into a folder.
-        lower: metrics of the task that are better where they are lower, beside losses.
-        earlier: the records of the evaluations before, those of before a resume too.
-        again: whether `record` replaces an earlier record of this round: where a callback has ended a
-            run with `test_rows`, all rows are tested.
-        whole: whether it is of all rows, where those before were of some: the last one of a run with `test_rows`.
+        record: of a new evaluation; None without one.
+        seconds: since the run was started or resumed, in all.
+        seconds_left: an estimate, with evaluations and checkpoints.
+        compile_seconds: the part of `seconds` for compilation; that of the evaluation is in `evaluation_seconds`.
+        evaluation_seconds: the part of `seconds` for evaluations.
+        saving_seconds: the part of `seconds` for checkpoints.
+        seed: of the run, if there are several seeds; otherwise None.
+        keep: `(folder)`, which saves a checkpoint of this round into the folder.
+        lower: metrics of the task that are better where they are lower; losses always are.
+        earlier: the records of all evaluations before, with those before a resume.
+        again: whether `record` replaces an earlier record of this round: where a callback has ended a run with
+            `test_rows`, all rows are tested.
+        whole: whether `record` is of all test rows where earlier ones were not: the last one of a run with `test_rows`.
     """
 
     round: int

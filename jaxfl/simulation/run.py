@@ -62,78 +62,77 @@ def run(
     resident: Resident = "auto",
     config: dict[str, Any] | None = None,
 ) -> Result | list[Result]:
-    """Runs a method for a number of rounds.
+    """Runs a method on a federation for a number of rounds.
 
-    The result depends on the method, the data and the seed; not on how often it is evaluated or saved, nor on whether
-    it was interrupted. On one CPU, two runs agree in every bit of the state and of the history, seconds apart. On
-    another machine, or with another plan, they agree up to rounding: threads and chunks decide in which order numbers
-    are added. So they may on a GPU in another process, where XLA takes the kernels that it finds the fastest (see
-    https://openxla.org/xla/determinism).
+    The result depends on the method, the data and the seed; not on how often the run is evaluated or saved, nor on
+    whether it was interrupted. On one CPU, two runs agree in every bit of the state and of the history, except for
+    seconds. On another machine, with another plan, or on a GPU in another process, they agree up to rounding: the order
+    of sums differs, and XLA may choose other kernels (see https://openxla.org/xla/determinism).
 
-    Several processes make a run together where `jax.distributed.initialize` was called before: all call `run` with the
-    same arguments and get the same result; the first one alone reads and writes `checkpoint_dir` and calls callbacks. A
-    signal to one of them stops all. The summary says `processes`, and of all of them `devices`.
+    Several processes compute a run together after `jax.distributed.initialize`: all call `run` with the same arguments
+    and get the same result. The first process alone reads and writes `checkpoint_dir` and calls callbacks. A signal to
+    one of them stops all. The summary has `processes`, and the `devices` of all of them.
 
     Args:
         method: from a factory of `jaxfl.methods`.
-        data: the federation; or one for each of `seeds`, of the same shapes.
-        rounds: communication rounds in all, those of the run that is resumed included.
+        data: the federation; or a list with one for each of `seeds`, of the same shapes.
+        rounds: communication rounds in all, with those of a resumed run.
         cohort: clients sampled in a round: a share (float in (0, 1]) or a count (int).
         seed: of the initial models, the cohorts and the batches; None is 0.
-        seeds: several of them, a run for each: on an accelerator in one program, where the memory allows it; on a CPU,
-            which one run keeps busy, one after another, compiled once. Data that are the same are shared. The results
-            are those of runs apart, but for rounding, and but for callbacks that end a run: seeds of one program end
-            together. `checkpoint_dir` gets a folder `seed-S` for each; a resume goes on from all of them. The summaries
-            say `seeds_together`; seconds of rounds are then the seed's share.
+        seeds: several seeds, with a run for each: on an accelerator in one program, if the memory allows it; on a CPU
+            one after another, compiled once. Equal data are shared. The results are those of separate runs up to
+            rounding, except for callbacks that end a run: the seeds of one program end together. `checkpoint_dir` gets
+            a folder `seed-S` for each; a resume continues all of them. Summaries have `seeds_together`; the seconds of
+            a round are then the seed's share.
         sampler: draws the cohorts, see `jaxfl.sampling`: `dropouts(...)`, `availability(...)`, or your own, which is
-            told apart from others by its `__name__`.
+            identified by its `__name__`.
         eval_every: rounds between evaluations; None is a tenth of all, rounded down, or 1. The last round is always
             evaluated.
-        test_rows: the most rows that are tested of each client, taken evenly from its own, in the evaluations between;
-            the last round's tests all rows. None tests all every time.
-        eval_clients: the most clients that are tested: the same ones in every evaluation, drawn by the seed among those
-            with test rows. None tests all of up to 10,000 clients, and of more a sample of 10,000. Metrics are theirs,
-            and say `eval_clients` then.
-        finetune: evaluates every client a second time, after training its model on its own rows: the metrics
-            `finetuned_micro_accuracy` and others, beside the usual ones, see `FineTune`. Costs N trainings and N tests
-            an evaluation, and changes nothing else.
-        callbacks: called with an `Event` about once a second and after every evaluation. One that is a context manager
-            is left (its `__exit__` is called) when the run is over, however it ends.
-        checkpoint_dir: gets `history.jsonl`, a line per evaluation, `clusters.jsonl`, a line where clients have moved,
-            and `checkpoint.npz`; None keeps nothing on disk.
+        test_rows: the most test rows of a client in the evaluations before the last round, evenly spaced; the last
+            evaluation takes all rows. None always takes all.
+        eval_clients: the most clients in the evaluation sample, which is drawn by the seed from the clients with test
+            rows and stays the same. None tests all of up to 10,000 clients, and of more a sample of 10,000. All metrics
+            are those of the sample; `eval_clients` is then one of them.
+        finetune: tests every client a second time, after local training of its served model: the metrics
+            `finetuned_micro_accuracy` and others, see `FineTune`. An evaluation then costs N trainings and N tests
+            more; nothing else changes.
+        callbacks: called with an `Event` about once a second and after every evaluation. Context managers are exited
+            when the run is over, however it ends.
+        checkpoint_dir: folder for `history.jsonl` (a line per evaluation), `clusters.jsonl` (a line where clients have
+            moved) and `checkpoint.npz`; None writes nothing.
         checkpoint_every: rounds between checkpoints; None saves after every evaluation.
-        resume: go on from the checkpoint in `checkpoint_dir`, bit for bit; without one, start.
-        plan: a `Plan` (chunk and devices), or `"auto"`. Where the device runs out of memory while the run goes on, it
-            warns, halves the chunk once, and goes on from the last checkpoint, or from the start if there is none.
+        resume: continue from the checkpoint in `checkpoint_dir`, bit for bit; without a checkpoint, start.
+        plan: a `Plan` (chunk and devices), or `"auto"`. If the device runs out of memory during the run, the chunk is
+            halved once, with a warning, and the run continues from the last checkpoint, or from the start.
         devices: how many of each process's devices share a round's clients, or `"all"`. None takes all accelerators,
-            the cores that `jaxfl.use_cores` has made devices or one CPU, and those of a `Plan`. The same random choices
-            on any number; sums are rounded otherwise.
-        resident: whether what belongs to each client lies on the device: its rows of data, and what the method keeps
-            for it (`Method.per_client`: a model of its own). False keeps both on the host, and sends those of a round
-            ahead: the same results, bit for bit. Data stay in memory or in mapped files (see `jaxfl.data.stored`), and
-            what is kept goes to `rows.bin` in `checkpoint_dir`, or to a temporary file. `"auto"` does so with either
-            where it needs more than half of the memory that is free, and with what is kept where a cohort's takes less
-            than everybody's. The summary says `resident` of the data and
-            `resident_state` of the other; the state's field is then a `HostRows`, which `tree.take` takes rows of.
-        config: what the run is, ready for JSON: goes into the checkpoint, and a resume under another one is refused.
-            Give the method's options here: without them, methods with the same kind of state are not told apart, nor
-            optimisers of `finetune`.
+            the cores that `jaxfl.use_cores` has made devices or one CPU, and those of a `Plan`. Random choices are the
+            same on any number of devices; sums agree up to rounding.
+        resident: whether arrays with something for each client are on the device: the rows of data, and the method's
+            field `Method.per_client` (models of the clients). With False both are host rows, and those of a round are
+            sent ahead, with the same results, bit for bit: data stay in memory or in mapped files (see
+            `jaxfl.data.stored`), and the method's rows are in `rows.bin` in `checkpoint_dir`, or in a temporary file.
+            `"auto"` moves either to the host where it needs more than half of the free memory, and the method's rows
+            only where a cohort's are fewer than all. The summary has `resident` for the data and `resident_state` for
+            the method's rows; the state's field is then a `HostRows`, from which `tree.take` takes rows.
+        config: a description of the run, ready for JSON, which is saved in the checkpoint: a resume with another one is
+            refused. Give the method's options here: without them, methods with the same kind of state are not
+            distinguished, nor are optimisers of `finetune`.
 
     Returns:
-        The state, the history, the last evaluation and a summary; of several seeds a list, in their order.
+        State, history, last evaluation and summary; of several seeds a list, in their order.
 
     Raises:
-        TypeError: an argument is of another type.
+        TypeError: an argument has another type.
         ValueError: an argument is out of range, the method's task was made for other rows, `checkpoint_dir` holds
-            another run, a callback waits for test rows that nobody has, or rows cannot stay on the host for a method
-            that reads everybody's, or for `BestCheckpoint`.
-        KeyboardInterrupt: Ctrl-C was pressed, and after a whole round the state was saved if there is a
-            `checkpoint_dir`; see `jaxfl.simulation.interrupts`, for SIGTERM and a second Ctrl-C too. After the last
-            round there is nothing to stop: the result is returned, and a warning says so.
-        OSError: `checkpoint_dir` cannot be written to; the message says what is kept.
+            another run, a callback needs test rows and no client has any, or the rows must be resident (for a method
+            that reads the rows of all clients, or for `BestCheckpoint`) and are not.
+        KeyboardInterrupt: Ctrl-C was pressed; the state was saved after a whole round if there is a `checkpoint_dir`.
+            See `jaxfl.simulation.interrupts` for SIGTERM and a second Ctrl-C. After the last round the result is
+            returned with a warning.
+        OSError: `checkpoint_dir` cannot be written to; the message has the last round that was saved.
         MemoryError: the run needs more memory than the device has.
-        Diverged: clients send nothing finite any more. Found out when the run is evaluated, and nothing is written of
-            it: `checkpoint_dir` keeps what was good, the error has the state and the history. Of several seeds the
+        Diverged: no update of the clients is finite any more. An evaluation finds it, and nothing of it is saved:
+            `checkpoint_dir` has an earlier state, the error has the last state and the history. Of several seeds the
             others are run to their end; the error has all `outcomes`.
 
     >>> import jaxfl, optax

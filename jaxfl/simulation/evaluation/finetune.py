@@ -20,11 +20,11 @@ from jaxfl.typing import Array, Key, Params
 class FineTune:
     """Local training of every client's served model before a second test.
 
-    It trains the whole model on its own training rows with the task's loss, as in the first version of FeSEM ("one
-    extra local epoch"). Nothing of it is kept or sent: the run is the same with and without. Nobody is late or attacks.
-    Models are then one for each client, so an evaluation costs N trainings and N tests, where models and test sets that
-    clients share are otherwise tested once; with E local epochs on a tenth of the clients in a round, `epochs=1` on all
-    of them costs as much as 10 / E rounds, so evaluate seldom.
+    The whole model is trained on the client's own training rows with the task's loss, as in the first version of FeSEM
+    ("one extra local epoch"). The trained models are tested and discarded, so the run is the same with and without, and
+    conditions of clients (stragglers, attacks) do not apply. An evaluation costs N trainings and N tests, where shared
+    models and test rows are otherwise tested once: with E local epochs on a tenth of the clients in a round,
+    `epochs=1` costs as much as 10 / E rounds. Evaluate rarely.
 
     Attributes:
         optimizer: its state starts fresh.
