@@ -246,7 +246,7 @@ def test_refusals_come_before_anything_runs(change, message, monkeypatch):
 
 def test_a_sample_of_attackers_alone_is_refused():
     attacked = conditions.attack(DATA, "sign-flip", 0.9)
-    with pytest.raises(ValueError, match=mentions("num_clients", "1 sampled", "attack")):
+    with pytest.raises(ValueError, match=mentions("num_clients", "1 sampled", "attackers")):
         choose_num_clusters(fedavg, attacked, (1,), num_clients=1)
 
 

@@ -517,7 +517,7 @@ def test_a_folder_is_of_one_run_or_of_seeds(tmp_path, never_compiles):
 def test_seeds_share_a_program(tmp_path, monkeypatch):
     """As on an accelerator: each folder is that of a run apart, and the runs go on together."""
     for module in (run, loop):
-        monkeypatch.setattr(module, "together", lambda count: count)
+        monkeypatch.setattr(module, "seeds_per_program", lambda count: count)
     command = ["run", "fedavg", *SMALL, "--rounds", "1", "--out"]
     result = jaxfl(*command, tmp_path / "both", "--seeds", "0,3")
     assert result.exit_code == 0, result.output

@@ -57,7 +57,10 @@ def test_defaults_are_those_of_the_preset_and_others_are_beside_them():
 
 def test_options_as_in_another_method_have_its_line():
     shown = words(page("layercfl"))
-    assert "eps1 0.4 a mean update below it is stationary" in shown and "as in cfl" not in shown
+    assert (
+        "eps1 0.4 a cluster is stationary when the norm of its mean update is below it" in shown
+        and "as in cfl" not in shown
+    )
 
 
 def test_words_that_the_line_does_not_say_follow_it(monkeypatch):
@@ -102,7 +105,7 @@ def test_json_has_the_same():
         "words": [],
         "line": "",
     }
-    assert eps1["line"].startswith("a mean update below it is stationary")
+    assert eps1["line"].startswith("a cluster is stationary when the norm of its mean update is below it")
     assert row["options"]["local_epochs"]["presets"] == {}
 
 

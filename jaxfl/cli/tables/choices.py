@@ -92,35 +92,18 @@ def method_page(name: str) -> "list[Table | str]":
     server = own.pop("server_optimizer", None)
     entries = [_option_cells(option, row.presets) for option in own.values()]
     if server is not None:
-        line = _join_lines(
-            server.line, "Or one of these, with its options:", *_optimizer_lines(options.SERVERS, "server.")
-        )
-        entries.append(("server_optimizer", "none", line))
+        servers = ["Or one of these, with its options:", *_optimizer_lines(options.SERVERS, "server.")]
+        entries.append(("server_optimizer", "none", _join_lines(server.line, *servers)))
+    optimizers = ["the local optimiser, with these options:", *_optimizer_lines(options.OPTIMIZERS)]
+    models = ["a network; each data set has a default one. With their options:", *_network_lines()]
     of_run = [
-        (
-            "optimizer",
-            "sgd",
-            _join_lines("the local optimiser, with these options:", *_optimizer_lines(options.OPTIMIZERS)),
-        ),
-        (
-            "model",
-            "",
-            _join_lines("a network; each data set has one that suits it. With their options:", *_network_lines()),
-        ),
+        ("optimizer", "sgd", _join_lines(*optimizers)),
+        ("model", "", _join_lines(*models)),
         *(_option_cells(option, {}) for option in options.options_of_runs(name)),
     ]
     title = f"{name}: {row.summary} ({row.paper})"
-    return [
-        title,
-        "",
-        "As --set OPTION=VALUE:",
-        "",
-        _options_table(entries),
-        "",
-        "In every run:",
-        "",
-        _options_table(of_run),
-    ]
+    heads = {"Set by --set OPTION=VALUE:": entries, "Options of every run:": of_run}
+    return [title, *(part for head, rows in heads.items() for part in ("", head, "", _options_table(rows)))]
 
 
 def _network_lines() -> list[str]:
