@@ -1,17 +1,18 @@
-"""k-FED: the clients' clusters found in one exchange, then FedAvg in every one of them.
+"""k-FED: one-shot clustering of the clients in one exchange, then FedAvg in every cluster.
 
 Dennis, Li and Smith, "Heterogeneity for the Win: One-Shot Federated Clustering", ICML 2021, Algorithm 2. Every client i
 sends k' centres of its own points, once, and the server
 
     takes the k' centres of the first client; then, until there are K, the one farthest from those taken
-    moves these by Lloyd's iteration among all centres that it was sent
+    moves these by Lloyd's iteration among all received centres
 
-A client's point takes the label of its local centre. Here a client belongs to one cluster, and its only point is its
-update (k' = 1): what it has learned from the common initial model. Farthest-first seeds follow outliers; `robust` does
-not. The models of the K clusters then start from the common one and are averaged over the sampled members, as in
-FedAvg.
+A client's point takes the label of its local centre. Here a client belongs to one cluster, and its only point (k' = 1)
+is its model after local training from the common initial model. Farthest-first seeds are sensitive to outliers; those
+of `robust` are not. The models of the K clusters then start from the common one and are averaged over the sampled
+members, as in FedAvg.
 
-The updates are kept as sketches, see `clustering.sketch`: distances are off by about 1 / sqrt(sketch_size).
+The models are stored as sketches of 1,024 numbers, see `clustering.sketch`: the relative error of distances is about
+3 %.
 """
 
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ def kfed(
     first_epochs: int = 5,
     layers: str | Sequence[str] = ".*",
 ) -> Method:
-    """Returns k-FED on the clients' updates, and FedAvg by cluster.
+    """Returns k-FED on the clients' models, and FedAvg by cluster.
 
     Args:
         task: what is learned.
@@ -68,8 +69,9 @@ def kfed(
         num_clusters: K.
         local_epochs: E, of a round.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m), of the models; every update has one vote.
-        first_epochs: of the updates that clients are clustered by.
+        weighting: weights of the models in a mean: `"rows"` (n_i / n) or `"uniform"` (1 / m); in the clustering all
+            clients count equally.
+        first_epochs: epochs of the training before the clustering.
         layers: patterns (see `tree.matching`) of the parameters that clients are clustered by; all by default.
 
     Raises:
@@ -89,8 +91,8 @@ def kfed(
     first = local_train(task, optimizer, local_epochs=first_epochs, batch_size=batch_size)
     step = cluster_averaging(local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size), weighting)
 
-    def point_of(key: Key, sent: Params) -> Array:
-        return to_vector(key, tree.partition(sent, chosen)[0])
+    def point_of(key: Key, model: Params) -> Array:
+        return to_vector(key, tree.partition(model, chosen)[0])
 
     def init(key: Key, data: FederatedData) -> KFedState:
         base.check_clusters(num_clusters, data)
@@ -116,13 +118,13 @@ def kfed(
 
 
 def server_centres(points: Array, num_clusters: int, *, local: int = 1, mask: Array | None = None) -> Array:
-    """Returns the server's centres `[K, d]` of what the clients have sent.
+    """Returns the server's centres `[K, d]` of the clients' centres.
 
     Args:
         points: the clients' centres `[M, d]`, client after client.
         num_clusters: K, at most M.
-        local: k', how many of them the first client has sent.
-        mask: bool `[M]`, False for absent points; None for none.
+        local: k', number of centres of the first client.
+        mask: bool `[M]`, False for absent points; None if no point is absent.
 
     Raises:
         ValueError: there are fewer points than clusters.
@@ -134,8 +136,8 @@ def server_centres(points: Array, num_clusters: int, *, local: int = 1, mask: Ar
     """
     if num_clusters > points.shape[0]:
         raise ValueError(
-            f"num_clusters must be at most the number of centres sent ({points.shape[0]}), got {num_clusters}; "
-            "lower it or let the clients send more."
+            f"num_clusters must be at most the number of points ({points.shape[0]}), got {num_clusters}; lower "
+            "num_clusters or give more points."
         )
     mask = jnp.ones(points.shape[0], bool) if mask is None else mask
     first = jnp.argsort(~mask, stable=True)[: min(local, num_clusters)]  # the first that are present

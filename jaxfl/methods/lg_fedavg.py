@@ -1,20 +1,20 @@
-"""LG-FedAvg: local representations below, a shared network on top of them.
+"""LG-FedAvg: personal lower layers, and a shared network on top of them.
 
 Liang, Liu et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020. A
-model is (l, g): layers l_i of each client's own, and shared layers g above them. It is FedPer with the roles exchanged.
+model is (l, g): personal layers l_i, and shared layers g above them. It is FedPer with the roles exchanged.
 The first rounds are FedAvg of the whole model, and from then on every sampled client i
 
     (l_i, g_i) <- E epochs of SGD on f_i from (l_i, g), both together
-    g          <- (1 / m) sum_i g_i                                       # the l_i stay where they are
+    g          <- (1 / m) sum_i g_i                                       # the l_i stay at their clients
 
-A client whose first round is yet to come has the l of FedAvg's last model. Without the FedAvg rounds the l_i drift
-apart from the start, and g is a mean of unlike things.
+A client before its first round has the l of FedAvg's last model. Without the FedAvg rounds the l_i diverge from the
+start, and g is a mean of layers that have different inputs.
 
-Where the official code differs: the FedAvg model that it starts from is another run's, of 400 to 1800 rounds, and some
-hundred rounds follow (here `warmup_rounds` are counted among the run's). Its network for CIFAR-10 lists its layers in
-another order, so that the convolutions are shared and the dense layers are the clients' own, the opposite of the paper
-(`shared="Conv_.*"`). Reported is each client's best model by its test accuracy. Its settings: E = 1; on MNIST B = 10,
-SGD of rate 0.05 with momentum 0.5, three of five layers shared.
+Where the official code differs: it starts from the FedAvg model of another run, of 400 to 1800 rounds, and some hundred
+rounds follow (here `warmup_rounds` are part of the run). Its network for CIFAR-10 lists its layers in another order, so
+that the convolutions are shared and the dense layers are personal, the opposite of the paper (`shared="Conv_.*"`). It
+reports each client's best model by its test accuracy. Its settings: E = 1; on MNIST B = 10, SGD of rate 0.05 with
+momentum 0.5, three of five layers shared.
 """
 
 from typing import NamedTuple
@@ -39,11 +39,11 @@ from jaxfl.typing import Array, Key, Params
 
 
 class LGState(NamedTuple):
-    """A global model, and layers of each client's own that take the place of some of its."""
+    """A global model, and personal layers for each client that replace some of its layers."""
 
-    model: Params  # the shared layers, and what FedAvg made of the others
+    model: Params  # the shared layers, and FedAvg's last values of the others
     local: Params  # [N, ...] a tree of the model with None for the shared leaves
-    trained: Array  # [N] bool, False while a client has no layers of its own
+    trained: Array  # [N] bool, False while a client has no personal layers
     cluster: Array  # [N] int32, every client in a slot of its own
     round: Array  # [] int32
 
@@ -65,12 +65,12 @@ def lg_fedavg(
         task: what is learned.
         optimizer: the local optimiser of the whole model.
         shared: patterns of the shared layers or parameters, see `jaxfl.tree.matching`: `("Dense_1", "Dense_2")`. None
-            takes the layer that the model made last, which in a model of a single layer is all: FedAvg. `()` is none:
-            local training.
-        warmup_rounds: rounds of FedAvg before clients have layers of their own; 0 begins with the initial model.
+            takes the layer that the model creates last, which in a model of a single layer is all: FedAvg. `()` is
+            none: local training.
+        warmup_rounds: rounds of FedAvg before clients have personal layers; 0 begins with the initial model.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: of the averages: `"uniform"` (1 / m, the official code) or `"rows"` (n_i / n).
+        weighting: weights of the clients in the averages: `"uniform"` (1 / m, the official code) or `"rows"` (n_i / n).
 
     Raises:
         ValueError: an option is out of range, or a pattern matches no parameter.
@@ -86,7 +86,7 @@ def lg_fedavg(
     if warmup_rounds < 0:
         raise ValueError(f"warmup_rounds must be at least 0, got {warmup_rounds}; 10 is usual.")
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
-    chosen = jax.tree.map(lambda one: not one, chosen_leaves(task, shared, "shared"))
+    chosen = jax.tree.map(lambda shared_leaf: not shared_leaf, chosen_leaves(task, shared, "shared"))
 
     def init(key: Key, data: FederatedData) -> LGState:
         model = task.init(key_for(key, Stream.INIT))
@@ -96,32 +96,32 @@ def lg_fedavg(
 
     def client(shared, client: Array, own: Params):
         key, (model, trained, round), data = shared
-        usual, others = tree.partition(model, chosen)
-        start = tree.combine(tree.where(trained[client], own, usual), others)
-        made, loss = train(key_for(key, Stream.BATCHES, round, client), start, data, client)
-        finite, moves = tree.is_finite(made), (data.train.size[client] > 0) & (round >= warmup_rounds)
+        common, others = tree.partition(model, chosen)
+        start = tree.combine(tree.where(trained[client], own, common), others)
+        new, loss = train(key_for(key, Stream.BATCHES, round, client), start, data, client)
+        finite, moves = tree.is_finite(new), (data.train.size[client] > 0) & (round >= warmup_rounds)
         weight = jnp.where(finite, aggregate.client_weight(data, client, weighting), 0)
-        own = tree.where(moves, tree.partition(made, chosen)[0], own)
-        return aggregate.contribute(made, weight), own, loss, finite
+        own = tree.where(moves, tree.partition(new, chosen)[0], own)
+        return aggregate.contribute(new, weight), own, loss, finite
 
     def round(key: Key, state: LGState, data: FederatedData, cohort: Cohort) -> tuple[LGState, Info]:
         passed = over_rows(client, (key, (state.model, state.trained, state.round), data), cohort, state.local)
         warm = state.round < warmup_rounds
         average = tree.take(aggregate.mean(passed.sums, empty=tree.repeat(state.model, 1)), 0)
-        (usual, others), (kept, _) = tree.partition(average, chosen), tree.partition(state.model, chosen)
-        model = tree.combine(tree.where(warm, usual, kept), others)
+        (common, others), (before, _) = tree.partition(average, chosen), tree.partition(state.model, chosen)
+        model = tree.combine(tree.where(warm, common, before), others)
 
         info = personal_info(passed, cohort, data.num_clients, others)
         begins = ~state.trained[cohort.ids] & (warmup_rounds > 0)  # with the server's average, also after the warm-up
-        up, down = ((cohort.mask & one).sum() for one in (warm, warm | begins))
+        up, down = ((cohort.mask & exchanges).sum() for exchanges in (warm, warm | begins))
         info = info._replace(
-            bytes_up=info.bytes_up + base.traffic(up, usual), bytes_down=info.bytes_down + base.traffic(down, usual)
+            bytes_up=info.bytes_up + base.traffic(up, common), bytes_down=info.bytes_down + base.traffic(down, common)
         )
         trained = state.trained | (mark_trained(state.trained, passed, data, cohort) & ~warm)
         return LGState(model, passed.rows, trained, state.cluster, state.round + 1), info
 
     def client_params(state: LGState, ids: Array) -> Params:
-        usual, others = tree.partition(tree.repeat(state.model, ids.shape[0]), chosen)
-        return tree.combine(tree.where(state.trained[ids], tree.take(state.local, ids), usual), others)
+        common, others = tree.partition(tree.repeat(state.model, ids.shape[0]), chosen)
+        return tree.combine(tree.where(state.trained[ids], tree.take(state.local, ids), common), others)
 
     return Method(init, round, client_params, task, per_client="local")

@@ -1,7 +1,7 @@
-"""No federation: every client learns alone (NoFed in the FeSEM tables, "local" in IFCA's).
+"""Local training without federation (NoFed in the FeSEM tables, "local" in IFCA's).
 
-All clients start from one initial model and train on their own rows in the rounds they are sampled in; nothing is sent.
-IFCA's local baseline starts every client from a model of its own; FeSEM's from a common one, as here.
+All clients start from one initial model and train on their own rows in the rounds in which they are sampled; nothing is
+sent. IFCA's local baseline starts every client from its own initial model; FeSEM's from a common one, as here.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""PACFL, clusters by the principal angles between the clients' data.
+"""PACFL: clustering by the principal angles between the clients' data.
 
 Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah and Lin, "Efficient Distribution Similarity Identification in Clustered
 Federated Learning via Principal Angles Between Client Data Subspaces", AAAI 2023. Nothing is trained to find the
@@ -6,26 +6,27 @@ clusters. With the inputs of client i as columns of D_i,
 
     once        U_i = the p leading left singular vectors of D_i, sent to the server
                 A_ij = the smallest principal angle between the spans of U_i and U_j, in degrees
-                agglomerative clustering of A: the two nearest clusters merge, again and again, while their distance is
-                at most the threshold; what is left are the clusters, however many
+                agglomerative clustering of A: the two nearest clusters merge while their distance is at most the
+                threshold; their number is a result
     each round  FedAvg in every cluster, all from one initial model
 
-The inputs are those that a network is given, rotated and normalised. Labels are not looked at: clients whose labels
-differ on the same inputs are alike to it. Nothing is centred, so the first vector is the clients' mean input, which
-they often share; angles are small, and the threshold hangs on how inputs are scaled and shifted. On the rotated digits
-(40 clients of 80 rows, p = 3) two clients of one rotation are 4 to 11 degrees apart, of different ones 12 to 76. The
+The inputs are those of the network, rotated and normalised. Labels are not used: clients with different labels for the
+same inputs are equal to this method. Nothing is centred, so the first vector is the clients' mean input, which they
+often share; angles are small, and the threshold depends on the scale and shift of the inputs. On the rotated digits (40
+clients of 80 rows, p = 3) two clients of one rotation are 4 to 11 degrees apart, of different rotations 12 to 76. The
 official scripts have 4.9 and 9.88 (CIFAR-10 and -100) and 42 (four data sets).
 
 The official code (`preset="official"`) has another A: a client's U_i are the vectors of each of its labels, side by
 side (`vectors="label"`), and A_ij is the smallest arc cosine of an entry of U_i'U_j (`angle="entry"`): no singular
-values, and it hangs on the signs of the vectors, which are LAPACK's there and made alike here, see `clustering.angles`.
-On the digits above it is 6 to 22 and 13 to 66 degrees. Its average linkage is the mean of the two parts' distances
-(`linkage="weighted"`). The paper is said to have the trace of arccos(U_i'U_j) as a second A; its text could not be
-opened, and that is not here.
+values, and it depends on the signs of the vectors, which are LAPACK's there and normalised here, see
+`clustering.angles`. On the digits above it is 6 to 22 and 13 to 66 degrees. Its average linkage is the mean of the two
+parts' distances (`linkage="weighted"`). The paper is said to have the trace of arccos(U_i'U_j) as a second A; its text
+could not be opened, and this A is not included.
 
-Clients that are held out of training go to the cluster of the nearest client that is not. Who joins later (`join`) goes
-to the cluster at the smallest distance by the linkage, or where that is above the threshold opens one from the initial
-model; the others stay where they are. Who has no rows is in no cluster (-1) and is served the initial model.
+A held-out client gets the cluster of the nearest client that is not held out. A client that joins later (`join`) gets
+the cluster at the smallest distance by the linkage; where that is above the threshold, it opens a cluster from the
+initial model. The other clients do not move. A client without rows is in no cluster (-1) and is served the initial
+model.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,11 +63,11 @@ ClientBases = Callable[[FederatedData, Cohort], tuple[Array, Array]]
 
 
 class PACFLState(NamedTuple):
-    """Slots of models, of which clustering takes as many as it finds clusters."""
+    """Slots of models; clustering takes one for every cluster."""
 
     models: Params  # [K, ...]
-    initial: Params  # what every cluster starts from, and who is in none is served
-    bases: Array  # [N, F, p] U, 0 of those who have none: what newcomers are compared with
+    initial: Params  # the start of every cluster; served to clients in no cluster
+    bases: Array  # [N, F, p] U, 0 for clients without one; newcomers are compared with these
     cluster: Array  # [N] int32, -1 without rows
     num_clusters: Array  # [] int32
     round: Array  # [] int32
@@ -96,12 +97,12 @@ def pacfl(
         optimizer: the local optimiser.
         preset: `"paper"` or `"official"`; their values are in brackets below, in this order. Options that are
             given replace the preset\'s values.
-        threshold: in degrees; clusters at exactly the threshold merge. From 90 on (180 for `angle="entry"`) all
-            are one (FedAvg); below 0 everybody is alone.
-        num_clusters: so many clusters instead of a threshold.
-        rank: p, vectors sent.
-        vectors: that are sent: p for each `"client"`, or p for each `"label"` that it has (client, label).
-        angle: A, the `"smallest"` principal angle or the smallest one of an `"entry"` (smallest, entry).
+        threshold: in degrees; clusters at exactly the threshold merge. At 90 or more (180 for `angle="entry"`) all
+            clients are in one cluster (FedAvg); below 0 every client is alone.
+        num_clusters: number of clusters, instead of a threshold.
+        rank: p, number of singular vectors that a client sends.
+        vectors: vectors of a client: p for each `"client"`, or p for each `"label"` of its rows (client, label).
+        angle: A, the `"smallest"` principal angle, or the smallest angle of an `"entry"` of U_i'U_j (smallest, entry).
         linkage: `"single"`, `"complete"`, `"average"` or `"weighted"`, see `clustering.linkage` (average, weighted).
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
@@ -109,8 +110,8 @@ def pacfl(
         slots: cluster models at the start; the simulator doubles them when they run out.
 
     Raises:
-        ValueError: an option is out of range, there are more clusters than clients, the inputs are tokens, or the
-            labels no classes with `vectors="label"`.
+        ValueError: an option is out of range, there are more clusters than clients, the inputs are tokens, or
+            `vectors="label"` and the labels are no classes.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=80)
@@ -133,11 +134,11 @@ def pacfl(
         _check_inputs(data, chosen["vectors"])
         model = task.init(key_for(key, Stream.INIT))
         everybody = all_clients(_input_shape(data), data)
-        if jax.default_backend() == "cpu":  # LAPACK for several at once, on several devices, may wait for ever
+        if jax.default_backend() == "cpu":  # batched LAPACK calls on several devices may block each other for ever
             everybody = Cohort.of(everybody.ids, everybody.plan._replace(chunk=1))
         bases, able = sign(data, everybody)
         away = subspace_angles(bases, bases, chosen["angle"])
-        away = jnp.minimum(away, away.T)  # alike but for rounding
+        away = jnp.minimum(away, away.T)  # equal up to rounding
         known = able & base.takes_part(data)
         found, number = cluster_clients(away, known, able, chosen["linkage"], threshold, num_clusters)
         found = jnp.where(jnp.asarray(data.train.size) > 0, found, -1)
@@ -158,13 +159,13 @@ def pacfl(
 
 
 def client_bases(rank: int, vectors: VectorKind) -> ClientBases:
-    """Returns `sign(data, cohort) -> (bases [C, F, p], able [C])`: U of every client, and whose is any.
+    """Returns `sign(data, cohort) -> (bases [C, F, p], able [C])`: U of every client, and whether it has one.
 
-    Not that of a client without rows, or whose inputs have no finite squared length; it is 0.
+    A client without rows, or with inputs without a finite squared length, has none: its U is 0.
 
     Args:
         rank: p.
-        vectors: see `pacfl`; with `"label"` the bases have `p * num_classes` columns, 0 for labels that are not there.
+        vectors: see `pacfl`; with `"label"` the bases have `p * num_classes` columns, 0 for absent labels.
     """
 
     def client(data: FederatedData, client: Array):
@@ -177,10 +178,10 @@ def client_bases(rank: int, vectors: VectorKind) -> ClientBases:
             basis = principal_basis(rows, rank)
         else:
             labels = jnp.arange(data.num_classes, dtype=batch.y.dtype)
-            of_label = jax.lax.map(
+            label_bases = jax.lax.map(
                 lambda label: principal_basis(jnp.where((batch.y == label)[:, None], rows, 0), rank), labels
             )
-            basis = jnp.moveaxis(of_label, 0, 1).reshape(shape.shape[1], -1)  # [F, L p]
+            basis = jnp.moveaxis(label_bases, 0, 1).reshape(shape.shape[1], -1)  # [F, L p]
         return (), basis
 
     def sign(data: FederatedData, cohort: Cohort) -> tuple[Array, Array]:
@@ -191,29 +192,30 @@ def client_bases(rank: int, vectors: VectorKind) -> ClientBases:
 
 
 def basis_traffic(state: PACFLState, data: FederatedData) -> Array:
-    """Returns the bytes `[]` of the vectors that clients sent before the first round; 0 in any other."""
+    """Returns the bytes `[]` of the vectors that clients send before the first round; 0 in later rounds."""
     vector = jax.ShapeDtypeStruct(state.bases.shape[1:2], state.bases.dtype)
     vectors = (state.bases != 0).any(1).sum(1)  # [N]
-    told = vectors.sum() if data.held_out is None else jnp.where(data.held_out, 0, vectors).sum()
-    return base.traffic(jnp.where(state.round == 0, told, 0), vector)
+    count = vectors.sum() if data.held_out is None else jnp.where(data.held_out, 0, vectors).sum()
+    return base.traffic(jnp.where(state.round == 0, count, 0), vector)
 
 
 def joining(sign: ClientBases, angle: AngleKind, linkage: AngleLinkage, threshold: float | Array) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
-    Those who open clusters are clustered with each other. Who has no rows, or inputs that are not finite, is in none.
+    Clients that open clusters are clustered with each other. A client without rows, or with inputs that are not finite,
+    is in no cluster.
 
     Args:
-        sign: of `signing`.
+        sign: of `client_bases`.
         angle, linkage, threshold: see `pacfl`.
     """
 
     @jax.jit
     def enter(state: PACFLState, data: FederatedData, cohort: Cohort) -> tuple[PACFLState, Array, Array]:
-        """Returns the state, the clusters `[M]`, and how often the slots must double for them."""
+        """Returns the state, the clusters `[M]`, and the times that the slots must double to hold them `[]`."""
         ids, count = cohort.ids, base.slots_of(state.models)
         bases, able = sign(data, cohort)
-        # who is held out is served by a cluster and no member of it; members that have left still are
+        # a held-out client is served by a cluster but is no member of it; members that have left remain members
         served = False if data.held_out is None else jnp.asarray(data.held_out) & base.present(data)
         old = jnp.where((state.bases != 0).any((1, 2)) & ~jnp.asarray(served), state.cluster.at[ids].set(-1), -1)
         away = cluster_distances(subspace_angles(bases, state.bases, angle), old, count, linkage)  # [M, K]
@@ -255,10 +257,10 @@ def cluster_distances(away: Array, cluster: Array, count: int, linkage: AngleLin
         away: distances from clients `[M, N]`.
         cluster: of the clients `[N]`, -1 for those that do not count.
         count: K.
-        linkage: of the distances; weighted linkage's tree is forgotten by now: it takes the mean, as average does.
+        linkage: of the distances; `"weighted"` takes the mean like `"average"`, since its merge tree is not stored.
     """
 
-    def one(slot: Array) -> Array:
+    def distance(slot: Array) -> Array:
         member = (cluster == slot)[None]
         if linkage == "single":
             found = jnp.where(member, away, jnp.inf).min(1)
@@ -268,11 +270,11 @@ def cluster_distances(away: Array, cluster: Array, count: int, linkage: AngleLin
             found = jnp.where(member, away, 0).sum(1) / jnp.maximum(member.sum(), 1).astype(away.dtype)
         return jnp.where(member.any(), found, jnp.inf)
 
-    return jax.lax.map(one, jnp.arange(count, dtype=jnp.int32)).T
+    return jax.lax.map(distance, jnp.arange(count, dtype=jnp.int32)).T
 
 
 def _input_shape(data: FederatedData) -> jax.ShapeDtypeStruct:
-    """Returns shape and dtype of a client's inputs, one row each `[n, F]`; integers become float32."""
+    """Returns shape and dtype of a client's inputs `[n, F]`, flattened by row; integers become float32."""
     features = 1
     for length in data.input_shape:
         features *= length
@@ -282,11 +284,9 @@ def _input_shape(data: FederatedData) -> jax.ShapeDtypeStruct:
 
 
 def _check_inputs(data: FederatedData, vectors: VectorKind) -> None:
-    """Raises ValueError unless the rows span subspaces that mean something."""
+    """Raises ValueError if the inputs are tokens, or labels that are no classes are to be used."""
     if data.inputs.dtype == jnp.int32:
-        raise ValueError(
-            "data must have inputs that are numbers for pacfl, got tokens, which span no subspaces; take flhc."
-        )
+        raise ValueError("data must have numeric inputs for pacfl, got tokens, which span no subspaces; take flhc.")
     if vectors == "label" and data.kind != "classification":
         raise ValueError(
             f'vectors must be "client" where labels are no classes ({data.kind}), got "label"; leave it out.'

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model that is good for a client after one gradient step on its own rows.
+"""Per-FedAvg: a global model for adaptation by one gradient step on a client's rows.
 
 Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
 Meta-Learning Approach", NeurIPS 2020. It is FedAvg on the loss after a step of size alpha,
@@ -10,7 +10,7 @@ and in every local step a client takes, with separate rows D, D' and D'',
     w'  = w - alpha * grad f_i(w; D)
     w  <- w - beta * (I - alpha * Hess f_i(w; D'')) grad f_i(w'; D')
 
-where the `optimizer` makes the step beta; then w <- (1 / m) sum_i w_i. `order` says what becomes of the Hessian:
+where the `optimizer` makes the step beta; then w <- (1 / m) sum_i w_i. `order` is the treatment of the Hessian:
 "first" leaves it out (FO), "hessian-free" takes differences of gradients (HF),
 
     Hess f(w) v ~ (grad f(w + delta * v) - grad f(w - delta * v)) / (2 * delta)
@@ -20,21 +20,21 @@ gradients adds its jump over 2 delta: with the 0.001 of published codes that noi
 network (64 rows, 128 units), with 0.1, which is taken here, a twentieth of it.
 
 Every client is served w; **its personal model is w after its own step**, and its accuracy is
-`finetuned_micro_accuracy`. The command line tests it with one step of alpha on all training rows, unless it is told
-otherwise (`--set finetune=none`); in Python it is asked for:
+`finetuned_micro_accuracy`. The command line tests it with one step of alpha on all training rows by default
+(`--set finetune=none` switches this off); in Python it is an argument:
 
     jaxfl.run(method, data, ..., finetune=jaxfl.FineTune(optax.sgd(alpha)))
 
 Without the step w may be a poor model. `jaxfl run perfedavg --data pathological-digits` ends at 10 % right before
 it and 97 % after, `jaxfl run fedavg --data pathological-digits --set finetune=1` at 89 and 98 %.
 
-A mini-batch of B rows is dealt out to D, D' and, unless the order is first, D''; where it has too few, they share. With
-`batch_size=None` each is all of the client's rows. The loss of a round is that after the step, on D'.
+A mini-batch of B rows is divided into D, D' and, unless the order is first, D''; where it has too few rows, they share
+rows. With `batch_size=None` each is all of the client's rows. The loss of a round is that after the step, on D'.
 
 No official code was found. Of published ones, one (first order and Hessian-free) perturbs both gradients to the same
 side, so that its product with the Hessian is 0; one averages by rows, and adapts on test rows before it tests. The
-paper's text was not at hand: the rule is as known from these codes and from the literature, and the defaults of alpha
-and delta are ours.
+paper's text was not available: the rule is that of these codes and of the literature, and the defaults of alpha and
+delta are ours.
 """
 
 import math
@@ -78,12 +78,12 @@ def perfedavg(
     Args:
         task: what is learned.
         optimizer: the local optimiser; its learning rate is beta.
-        adaptation_rate: alpha, of the step that a client takes with the model that it is served, in training and, on
-            the command line, before it is tested a second time; 0 is FedAvg, of full batches.
-        order: `"first"`, `"exact"` or `"hessian-free"`, see above. A step costs about 2, 4 and 4 gradients of full
-            batches, and 1, 1.3 and 1.3 of mini-batches, of which each part takes a share.
+        adaptation_rate: alpha, the rate of a client's step on its served model, in training and, on the command line,
+            before a second test; 0 is FedAvg with full batches.
+        order: `"first"`, `"exact"` or `"hessian-free"`, see above. A step costs about 2, 4 and 4 gradients with full
+            batches, and 1, 1.3 and 1.3 with mini-batches, which are divided.
         local_epochs: E.
-        batch_size: B; they are dealt out to D, D' and D''. None takes all of a client's rows for each.
+        batch_size: B, rows that are divided into D, D' and D''. None takes all of a client's rows for each.
         weighting: `"uniform"` (1 / m) or `"rows"` (n_i / n).
         server_optimizer: takes the server's step, see `jaxfl.server`; None takes the average.
 
@@ -102,20 +102,20 @@ def perfedavg(
         raise ValueError(f"adaptation_rate must be at least 0 and finite, got {adaptation_rate}; 0 is FedAvg.")
     parts = 1 if batch_size is None else 2 if order == "first" else 3
     meta = meta_task(task, adaptation_rate, order, parts)
-    # a block of a client's rows would adapt to that block, see `adapted` too
+    # a block of a client's rows would adapt to that block, see `meta_task` too
     block = 2**31 if batch_size is None else BLOCK_ROWS
     train = local_train(meta, optimizer, local_epochs=local_epochs, batch_size=batch_size, block=block)
     return averaging(task, train, weighting=weighting, server_optimizer=server_optimizer)
 
 
 def meta_task(task: Task, rate: float, order: Order, parts: int, delta: float = DELTA) -> Task:
-    """Returns the task whose loss is that of the model after a step, and whose gradient is as `order` says.
+    """Returns the task of the loss after an adaptation step, with the gradient of `order`.
 
     Args:
-        task: what is learned. Its running averages, if it has any, move as in the batch D'.
+        task: what is learned. Its running averages, if it has any, are updated with the batch D'.
         rate: alpha, of the step.
         order: see above.
-        parts: that a batch is dealt out to: 1, 2 or 3.
+        parts: number of parts of a batch: 1, 2 or 3.
         delta: of the differences of gradients.
     """
 
@@ -158,7 +158,7 @@ def meta_task(task: Task, rate: float, order: Order, parts: int, delta: float = 
 
 
 def batch_part(batch: Batch, part: int, parts: int) -> Batch:
-    """Returns every `parts`-th row of a batch, from the row `part` on; as much of part 0 where none of them is real.
+    """Returns every `parts`-th row of a batch from row `part` on; rows of part 0 where all of these are padding.
 
     >>> batch = Batch(jnp.arange(5.0), jnp.arange(5), jnp.array([True, True, False, False, False]))
     >>> [batch_part(batch, part, 3).x.tolist() for part in range(3)]
@@ -174,7 +174,7 @@ def batch_part(batch: Batch, part: int, parts: int) -> Batch:
 
 @jax.custom_vjp
 def with_gradient(value: Array, model: Params, gradient: Params) -> Array:
-    """Returns the value; its gradient with respect to the model is the one that is given.
+    """Returns the value, with `gradient` as its gradient with respect to the model.
 
     >>> float(jax.grad(lambda w: with_gradient(w**2, w, jnp.float32(5.0)))(jnp.float32(3.0)))
     5.0

@@ -1,4 +1,4 @@
-"""pFedMe: every client's own model is a proximal point of the global one.
+"""pFedMe: personal models that are proximal points of the global one, by Moreau envelopes.
 
 T. Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1. The global
 w minimises the mean of the clients' envelopes min_theta f_i(theta) + lambda / 2 ||theta - w||^2, whose gradient is
@@ -7,20 +7,20 @@ lambda (w - theta_i). In a round, every sampled client i starts at w_i = w, and 
     theta_i <- w_i, then K times    theta_i <- theta_i - eta_p (grad f_i(theta_i; batch) + lambda (theta_i - w_i))
     w_i     <- w_i - eta lambda (w_i - theta_i)
 
-and then w <- (1 - beta) w + beta * mean of the w_i. A client is served its last theta_i, which no training reads
-again; those that have never trained are served w. With one full batch a round and eta lambda = 1 it is FedProx of K
+and then w <- (1 - beta) w + beta * mean of the w_i. A client is served its last theta_i, which training does not read
+again; clients that have never trained are served w. With one full batch a round and eta lambda = 1 it is FedProx with K
 steps; with K = 1 as well it is FedSGD. It is stable only while eta lambda is at most 1, and
-eta_p (lambda + curvature) below 2. With the defaults, which are the paper's, w moves slowly (it makes 800 rounds of 20
-batches): lambda = 1 and eta = 0.5 are a start for tens of rounds.
+eta_p (lambda + curvature) below 2. With the paper's values, the defaults, w moves slowly (the paper makes 800 rounds of
+20 batches): lambda = 1 and eta = 0.5 are suitable for tens of rounds.
 
 `preset="official"` is the rule of the official code: w_i are weighted by rows, theta_i starts at w only at the start of
-the round and then where the last batch has left it, and decays by 0.001 theta_i in every step. (That the paper weights
-all clients alike could not be checked.) A round of that code takes R batches in place of E passes over the rows, all
-clients train where only the sampled ones are averaged, and what it reports as the accuracy of theta_i is that of w_i,
-whose numbers have overwritten it.
+the round and continues from batch to batch, and decays by 0.001 theta_i in every step. (The paper's equal weights of
+all clients could not be checked.) A round of that code takes R batches in place of E passes over the rows, all clients
+train although only the sampled ones are averaged, and the accuracy that it reports for theta_i is that of w_i, which
+has overwritten it.
 
-The losses of a round are means over the K steps. A schedule multiplies eta, not eta_p. A full batch is taken at once,
-however many rows it has.
+The losses of a round are means over the K steps. A schedule multiplies eta, not eta_p. A full batch is never divided
+into blocks of rows.
 """
 
 import math
@@ -88,11 +88,11 @@ def pfedme(
         proximal_weight: lambda.
         outer_rate: eta, the learning rate of w_i.
         inner_steps: steps of theta_i on each batch, K in the paper.
-        warm_start: whether theta_i starts where the last batch has left it, instead of at w_i.
-        decay: of theta_i: so many times theta_i is added to its gradient.
+        warm_start: whether theta_i continues from the last batch, instead of starting at w_i.
+        decay: weight decay of theta_i.
         local_epochs: E. The paper counts batches, R = 20 of them.
         batch_size: B; None takes all of a client's rows at once, the official experiments take 20.
-        weighting: of the average: `"uniform"` (1 / m) or `"rows"` (n_i / n).
+        weighting: weights of the clients in the average: `"uniform"` (1 / m) or `"rows"` (n_i / n).
         server_optimizer: takes the server's step, see `jaxfl.server`: `optax.sgd(beta)`; None takes the average,
             beta = 1.
 
@@ -111,7 +111,7 @@ def pfedme(
     server_optimizer = optimizers.beside(server_optimizer, task.averages)
     inner = optax.chain(proximal_pull(proximal_weight), optax.add_decayed_weights(rule["decay"]), optimizer)
     enveloped = envelope(task, inner, proximal_weight, inner_steps, warm_start=rule["warm_start"])
-    # the proximal point of all rows is not a mean of those of some
+    # the proximal point of all rows is not a mean of proximal points of blocks
     block = 2**31 if batch_size is None else BLOCK_ROWS
     outer = optax.sgd(outer_rate)
     train = local_train(enveloped, outer, local_epochs=local_epochs, batch_size=batch_size, block=block)
@@ -124,12 +124,12 @@ def pfedme(
 
     def client(shared, client: Array, own: Params):
         key, (model, round), data = shared
-        made, loss = train(key_for(key, Stream.BATCHES, round, client), {"w": model, "theta": model}, data, client)
-        finite = tree.is_finite(made)
+        trained, loss = train(key_for(key, Stream.BATCHES, round, client), {"w": model, "theta": model}, data, client)
+        finite = tree.is_finite(trained)
         weight = jnp.where(finite, aggregate.client_weight(data, client, rule["weighting"]), 0)
-        # theta begins anew in each round; without rows there is none
-        theta = tree.where(data.train.size[client] > 0, made["theta"], own)
-        return aggregate.contribute(made["w"], weight), theta, loss, finite
+        # theta starts fresh in each round; without rows it is unchanged
+        theta = tree.where(data.train.size[client] > 0, trained["theta"], own)
+        return aggregate.contribute(trained["w"], weight), theta, loss, finite
 
     def round(key: Key, state: PFedMeState, data: FederatedData, cohort: Cohort) -> tuple[PFedMeState, Info]:
         passed = over_rows(client, (key, (state.model, state.round), data), cohort, state.models)
@@ -147,17 +147,17 @@ def pfedme(
 def envelope(
     task: Task, inner: optax.GradientTransformation, proximal_weight: float, steps: int, *, warm_start: bool
 ) -> Task:
-    """Returns the task of a tree of `w` and `theta` whose gradient in w is the envelope's, lambda (w - theta).
+    """Returns the task of a tree of `w` and `theta` with the envelope's gradient in w, lambda (w - theta).
 
-    Its loss is f's, the mean on the way from the start of theta to the proximal point; theta itself is brought up to
-    date as running averages are, see `jaxfl.tasks.Averages`.
+    Its loss is the mean of f over the steps from the start of theta to the proximal point; theta itself is updated as
+    running averages are, see `jaxfl.tasks.Averages`.
 
     Args:
         task: of one model, f.
         inner: takes the steps of theta, with w as `anchor`.
         proximal_weight: lambda.
         steps: K.
-        warm_start: whether theta starts where it is, instead of at w.
+        warm_start: whether theta continues from its value, instead of starting at w.
     """
     averages = averages_of(task)
     of_theta = task.loss if averages is None else averages.loss
@@ -177,10 +177,10 @@ def envelope(
         theta, _, total = jax.lax.fori_loop(0, steps, step, (start, inner.init(start), jnp.zeros((), dtype)))
         slope = jax.tree.map(lambda w, t: proximal_weight * (w - t), anchor, theta)
         if averages is not None:
-            slope = jax.tree.map(lambda one, t, s: t if one else s, averages.chosen(theta), theta, slope)
+            slope = jax.tree.map(lambda average, t, s: t if average else s, averages.chosen(theta), theta, slope)
         return total / steps, {"w": slope, "theta": theta}
 
-    @jax.custom_vjp  # nothing is differentiated through the steps
+    @jax.custom_vjp  # no differentiation through the steps
     def loss(model: Params, batch: Batch, key: Key | None = None) -> Array:
         return solve(model, batch, key)[0]
 

@@ -7,7 +7,7 @@ w, the sampled clients train w_i locally, as in FedAvg, and
     FedDist    w <- w + eps * sum_i (1 / m) (w_i - w)
     FedDWS     w <- w + eps * sum_i (n_i / n) (w_i - w)
 
-so eps = 1 is FedAvg, and any eps is FedAvg whose server takes SGD steps of rate eps, which is how it is built.
+so eps = 1 is FedAvg, and any eps is FedAvg with a server that takes SGD steps of rate eps, as it is computed here.
 
 Where the official code differs: it takes eps = 0.6 for FedDist; for FedDWS it takes 1 / m, a comment beside it says
 0.02, and neither function is called. The paper gives no value. Here eps is 0.6 in both.
@@ -65,7 +65,7 @@ def feddws(
     local_epochs: int = 5,
     batch_size: int | None = None,
 ) -> Method:
-    """Returns FedDWS: a step towards the average weighted by rows, FedDist where all clients have as many.
+    """Returns FedDWS: a step towards the average weighted by rows; FedDist where all clients have equally many.
 
     Args:
         task: what is learned.
@@ -89,10 +89,8 @@ def _reptile(
     *,
     weighting: Weighting,
 ) -> Method:
-    """Returns averaging with a server that goes `step_size` of the way."""
+    """Returns averaging with a server step of `step_size` times the distance to the average."""
     if not 0 <= step_size < math.inf:  # nor NaN
-        raise ValueError(
-            f"step_size must be at least 0 and finite, got {step_size}; 1 goes all the way to the clients' average."
-        )
+        raise ValueError(f"step_size must be at least 0 and finite, got {step_size}; 1 is the clients' average.")
     train = local_train(task, optimizer, local_epochs=local_epochs, batch_size=batch_size)
     return averaging(task, train, weighting=weighting, server_optimizer=optax.sgd(step_size))

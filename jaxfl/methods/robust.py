@@ -1,27 +1,27 @@
-"""Robust: clusters found once among all clients' own models, then trained against Byzantine clients.
+"""Robust: one-shot clustering of locally trained models by trimmed k-means, then trimmed means against attackers.
 
 Ghosh, Hong, Yin and Ramchandran, "Robust Federated Learning in a Heterogeneous Environment", 2019, in three stages:
 
-    I     every client learns alone, from one common model, and sends what it has learned:   w_i
-    II    the server clusters the w_i by k-means that outliers do not move, once for all      (`clustering.kmeans`)
+    I     every client trains alone, from one common model, and sends its model:              w_i
+    II    the server clusters the w_i once, by k-means that outliers do not move              (`clustering.kmeans`)
     III   in every round, the sampled clients of cluster k train theta_k as in FedAvg, and
               theta_k <- trimmed mean of their models, coordinate by coordinate: without the int(trim * m) smallest
                          and as many of the largest of m values; trim = 0.5 is the median
 
 The paper's stage III sends gradients: `local_epochs=1` with `optax.sgd` and full batches, since a trimmed mean of steps
 is a step of the trimmed mean. All theta_k start from the common model. Clients that stage II leaves out of the centres
-keep the label of the nearest one, and stage III has to tolerate them.
+get the label of the nearest centre, and stage III has to tolerate them.
 
 The paper's names for stage II: TKM is `trim_by="cluster"`, KGM `centre="geometric_median"`, KM `outliers=0.0`. The
-default is another, since attackers who agree with each other are no stray outliers: with a fifth of them, TKM gives
-them a centre of their own, while `trim_by="all"` leaves them out as a whole if `outliers` is above their share.
+default differs, since attackers with equal models are no single outliers: with a fifth of them, TKM gives them a centre
+of their own, while `trim_by="all"` leaves them out as a whole if `outliers` is above their share.
 
-`iterative=True` clusters again after every round (one step of k-means from the centres of the round before) by what the
-sampled clients have sent last. FeSEM's baseline of this name is that, with `layers` the last kernel, `centre="median"`,
+`iterative=True` clusters again after every round (one step of k-means from the centres of the round before) by the last
+models of the sampled clients. That is FeSEM's baseline of this name, with `layers` the last kernel, `centre="median"`,
 `outliers=0.0`, `trim=0.2` and `num_clusters=3`; in its code, though, all clients start at random points, not at w_i.
 
-The best of 20 k-means is kept. Memory: the w_i are kept as sketches of 1,024 numbers, which keep their distances (off
-by about 3 %); stage III keeps the models of one cohort, [C, ...], since no sum of them holds their ranks.
+The best of 20 k-means is taken. Memory: the w_i are stored as sketches of 1,024 numbers, which preserve their distances
+(up to about 3 %); stage III holds the models of one cohort, [C, ...], since their ranks cannot be computed from a sum.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,8 +53,8 @@ class RobustState(NamedTuple):
     """K models, and the points that the clients are clustered by."""
 
     models: Params  # [K, ...] theta
-    points: Array  # [N, d] of what each client has sent last; of the common model where that is nothing
-    known: Array  # [N] bool, whose points move the centres
+    points: Array  # [N, d] of each client's last model; of the common model where there is none
+    known: Array  # [N] bool, whether the client's point moves the centres
     centres: Array  # [K, d]
     cluster: Array  # [N] int32, the nearest centre
     round: Array  # [] int32
@@ -86,15 +86,15 @@ def robust(
             the attackers' share of a cluster in the unluckiest cohort.
         local_epochs: E, of stage III.
         batch_size: B; None takes all of a client's rows at once.
-        first_epochs: of stage I. The paper learns to the end; w_i need only be far enough from each other.
-        outliers: share of the clients that the centres are found without, in [0, 1). It must exceed the attackers'
-            share, and be below that of the smallest group, which may be left out as a whole otherwise.
-        trim_by: `"all"`: those farthest from their centres; `"cluster"`: in every cluster, those farthest from its
-            geometric median (TKM).
-        centre: of a cluster: `"mean"`, `"median"` (coordinate by coordinate) or `"geometric_median"`.
+        first_epochs: epochs of stage I. The paper trains to convergence; it suffices that the w_i differ enough.
+        outliers: share of the clients that is left out of the centres, in [0, 1). It must exceed the attackers' share,
+            and be below that of the smallest group, which may be left out as a whole otherwise.
+        trim_by: outliers: `"all"`: the clients farthest from their centres; `"cluster"`: in every cluster, those
+            farthest from its geometric median (TKM).
+        centre: centre of a cluster: `"mean"`, `"median"` (coordinate by coordinate) or `"geometric_median"`.
         layers: patterns (see `tree.matching`) of the parameters that clients are clustered by, or `"last kernel"`; all
             by default.
-        iterative: cluster again after every round.
+        iterative: whether clients are clustered again after every round.
 
     Raises:
         ValueError: an option is out of range, or there are more clusters than clients.
@@ -161,7 +161,7 @@ def robust(
 def train_cohort(
     train: Train, key: Key, state: RobustState, data: FederatedData, cohort: Cohort
 ) -> tuple[Params, Array]:
-    """Returns what each client of a cohort makes of its cluster's model `[C, ...]`, and the losses `[C]`."""
+    """Returns the models `[C, ...]` of a cohort, each trained from its cluster's model, and the losses `[C]`."""
 
     def client(shared, client: Array):
         key, models, cluster, round, data = shared

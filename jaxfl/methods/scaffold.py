@@ -1,8 +1,8 @@
-"""SCAFFOLD: every client's steps are corrected by what its gradient lacks of everybody's.
+"""SCAFFOLD: local steps corrected by control variates.
 
 Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020. The server keeps a control variate c, client i keeps c_i; all start at 0. In a round, client i of the cohort
-S makes K_i steps from y = x, and the server goes on from what they send:
+ICML 2020. The server stores a control variate c, client i stores c_i; all start at 0. In a round, client i of the
+cohort S makes K_i steps from y = x, and the server updates x and c:
 
     y   <- y - eta * (g_i(y) - c_i + c)
     c_i <- grad f_i(x)                      (option I)
@@ -10,14 +10,14 @@ S makes K_i steps from y = x, and the server goes on from what they send:
     x   <- x + (eta_g / |S|) * sum_S (y_i - x)
     c   <- c + (1 / N) * sum_S (change of c_i)
 
-So c is the mean of all c_i, whoever was asked. With option II, c_i is the mean of the gradients that client i met on
-its way; eta K_i is read off the optimiser (`jaxfl.client.steps.displacement`), so that with momentum it is a weighted
-mean. Where all c_i are the gradients at the optimum, nobody moves away from it; FedAvg's clients do. A client that is
-long away has an old c_i, and many local steps want a small eta.
+So c is the mean of all c_i for any cohorts. With option II, c_i is the mean of the gradients of client i's steps;
+eta K_i is computed from the optimiser (`jaxfl.client.steps.displacement`), so that with momentum it is a weighted mean.
+Where all c_i are the gradients at the optimum, no client moves away from it; in FedAvg clients do. The c_i of a client
+that is rarely sampled is old, and many local steps need a small eta.
 
-Words: K of the paper is K_i, a straggler's are fewer; eta_l is eta. N counts the clients with rows that are not held
-out; where some arrive or leave, see `methods.parts.everybody`. There is no official code. The equations are those that
-other implementations agree on (PFLlib, fluke, FLGo), with option II; option I and the server's rate were not compared
+Notation: K of the paper is K_i, stragglers make fewer steps; eta_l is eta. N counts the clients with rows that are not
+held out; for clients that arrive or leave, see `methods.parts.everybody`. There is no official code. The equations are
+those of several implementations (PFLlib, fluke, FLGo), with option II; option I and the server's rate were not compared
 with the paper's algorithm.
 """
 
@@ -52,7 +52,7 @@ class ScaffoldState(NamedTuple):
 
     model: Params  # x
     control: Params  # c
-    counted: everybody.Counted  # of whom it is the mean
+    counted: everybody.Counted  # the weights of the mean c
     controls: Params  # [N, ...] c_i
     server: optax.OptState  # of the server's optimiser
     cluster: Array  # [N] int32, all 0
@@ -75,11 +75,11 @@ def scaffold(
     Args:
         task: what is learned.
         optimizer: the local optimiser; the paper's is `optax.sgd(eta)`. Its state starts fresh in every round.
-        controls: what c_i becomes: `"steps"` (option II), the mean gradient of the steps; or `"gradient"` (option I),
-            that of all rows at x, one more pass over them.
+        controls: new c_i: `"steps"` (option II), the mean gradient of the steps; or `"gradient"` (option I), the
+            gradient of all rows at x, one more pass over them.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: `"uniform"` (the paper: every client counts as much) or `"rows"`; of models and of controls.
+        weighting: weights of models and control variates: `"uniform"` (the paper: equal weights) or `"rows"`.
         server_optimizer: takes the server's step, see `jaxfl.server`: `optax.sgd(eta_g)`; None is eta_g = 1.
 
     Raises:
@@ -117,8 +117,8 @@ def scaffold(
         correction = optax.tree.sub(control, own)
         trained, loss = train(client_key, model, data, client, anchor=model, correction=correction)
         if controls == "gradient":
-            apart = key_for(client_key, Stream.ATTACK)  # an attacker's noise is another than that of the model
-            new = gradient_of(model, data, client, apart)[1]
+            gradient_key = key_for(client_key, Stream.ATTACK)  # an attacker's noise differs from that of the model
+            new = gradient_of(model, data, client, gradient_key)[1]
         else:
             far = displaced(step_count(client_key, data, client, local_epochs, batch_size), data.rate)
             slope = mean_gradient(optax.tree.sub(model, trained), far)

@@ -1,9 +1,9 @@
-"""Learning rates that change from round to round, for any method.
+"""Learning-rate schedules over rounds, for any method.
 
-Optimisers of clients start fresh in every round and do not know which one it is. So the round tells them: what local
-training adds to a model is multiplied by a number that depends on the round, which is what another learning rate does,
-with momentum, Adam and weight decay too. (Only an optimiser that does something to its steps after they have their
-length, such as `optax.chain(optax.sgd(0.1), optax.clip(1.0))`, is another one at another learning rate.)
+The clients' optimisers start fresh in every round, so that a schedule of theirs cannot depend on the round. Instead,
+the updates of local training are multiplied by a learning-rate factor that depends on the round. That is equal to
+another learning rate, with momentum, Adam and weight decay too. (It is not for an optimiser that changes its steps
+after they have their length, such as `optax.chain(optax.sgd(0.1), optax.clip(1.0))`.)
 """
 
 from collections.abc import Callable
@@ -22,20 +22,20 @@ REMEDY = "optax.cosine_decay_schedule(1.0, 100) is one"
 
 
 def scheduled(method: Method, schedule: Callable[[Array], Array | float]) -> Method:
-    """Returns the method whose clients' learning rate is multiplied by a number that depends on the round.
+    """Returns the method with the clients' learning rate multiplied by a factor that depends on the round.
 
-    In rounds alone, and of clients alone: what a method trains before the first round has the whole learning rate, as
-    have a new client that is being assigned, fine-tuning, and a server's optimiser. FedSGD's step and IFCA's along
-    gradients are made by the clients' optimiser, and count as theirs.
+    The factor applies to clients in rounds alone: training before the first round, the assignment of new clients,
+    fine-tuning and a server's optimiser have the full learning rate. The steps of FedSGD and of IFCA with gradients are
+    made by the clients' optimiser, and are multiplied too.
 
     Args:
-        method: any whose local training is `jaxfl.client.training.local_train`, as that of all built-in ones is.
-        schedule: `round [] float32 -> factor []`, from round 0; one of optax suits, with 1 for the learning rate. Of
-            two that a method is given, the factors are multiplied.
+        method: with `jaxfl.client.training.local_train` as local training, like all built-in methods.
+        schedule: `round [] float32 -> factor []`, from round 0; for example an optax schedule with a learning rate of
+            1. The factors of two schedules of a method are multiplied.
 
     Raises:
-        TypeError: the schedule is no function.
-        ValueError: the schedule does not return one number.
+        TypeError: `schedule` is no function.
+        ValueError: `schedule` does not return one number.
 
     >>> import jaxfl, optax
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -46,9 +46,10 @@ def scheduled(method: Method, schedule: Callable[[Array], Array | float]) -> Met
     """
     if not callable(schedule):
         raise TypeError(f"schedule must be a function of the round, got {schedule!r}; {REMEDY}.")
-    told = jax.eval_shape(lambda number: jnp.asarray(schedule(number)), jax.ShapeDtypeStruct((), jnp.float32))
-    if told.shape != () or told.dtype == bool:
-        raise ValueError(f"schedule must return one number for a round, got {told.dtype}{list(told.shape)}; {REMEDY}.")
+    factor = jax.eval_shape(lambda number: jnp.asarray(schedule(number)), jax.ShapeDtypeStruct((), jnp.float32))
+    if factor.shape != () or factor.dtype == bool:
+        got = f"{factor.dtype}{list(factor.shape)}"
+        raise ValueError(f"schedule must return one number for a round, got {got}; {REMEDY}.")
 
     def round(key: Key, state: Any, data: FederatedData, cohort: Cohort) -> tuple[Any, Info]:
         rate = jnp.asarray(schedule(state.round.astype(jnp.float32)), jnp.float32)

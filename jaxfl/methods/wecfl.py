@@ -1,7 +1,7 @@
 """WeCFL, weighted clustered federated learning.
 
-Ma, Long, Zhou, Jiang and Zhang, "On the Convergence of Clustered Federated Learning", 2022. A client weighs as many
-rows as it has, in the clustering as in the averages. The server holds K centres Omega_k, which are models; with
+Ma, Long, Zhou, Jiang and Zhang, "On the Convergence of Clustered Federated Learning", 2022. Clients are weighted by
+rows, in the clustering and in the averages. The server holds K centres Omega_k, which are models; with
 lambda_i = n_i / n,
 
     sum_i lambda_i |w_i - Omega_{r_i}|^2
@@ -12,19 +12,19 @@ is minimised by turns of
     E       r_i <- argmin_k |w_i - Omega_k|^2
     M       Omega_k <- sum_i lambda_i w_i / sum_i lambda_i over {i: r_i = k}
 
-The paper's text could not be opened; this is its rule as the official code and others restate it. With
-`recluster="step"` a round is one such turn, streamed, so that no w_i is kept: FeSEM (see `fesem`) weighted by rows and
-without its pull, but for the start, a k-means of all clients' first updates, in which clients weigh lambda_i as well.
+The paper's text could not be opened; this is its rule in the official code and in other sources. With
+`recluster="step"` a round is one such turn in a single pass, so that no w_i is stored: FeSEM (see `fesem`) weighted by
+rows and without its pull. The start, a k-means of all clients' first updates, is weighted by lambda_i as well.
 
-The official code (`preset="official"`) compares the last kernel alone and, in every round, forgets the clusters and
-runs a weighted k-means of the w_i to its end (`recluster="scratch"`; here the best of 20). Sums by cluster can only be
-made once the clusters are known, so here the cohort trains twice: for sketches of the w_i of 1,024 numbers, and for the
-sums. The new clusters take the numbers of the old ones that they share the most weight with; in that code numbers
-change from round to round. It differs in more: its lambda_i counts batches, its momentum outlives the round, and it can
+The official code (`preset="official"`) compares the last kernel alone. In every round it discards the clusters and runs
+a weighted k-means of the w_i to convergence (`recluster="scratch"`; here the best of 20). Sums by cluster need the
+clusters first, so here the cohort trains twice: for sketches of the w_i of 1,024 numbers, and for the sums. The new
+clusters take the numbers of the old clusters with which they share the most weight; in that code numbers change from
+round to round. It has more differences: its lambda_i counts batches, its momentum continues over rounds, and it can
 pull clients to the mean of all models.
 
-Clients that are not sampled keep their r_i; a centre that no client is left with is kept. A client that joins later
-(`join`) trains from every centre, and is given the one that it moves away from the least.
+Clients that are not sampled keep their r_i; a centre without clients is unchanged. A client that joins later (`join`)
+trains from every centre, and gets the centre from which it moves the least.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ def wecfl(
     """Returns WeCFL.
 
     `info.extra` is FeSEM's: `distance [C]`, of every client's model from the nearest centre, their mean `objective []`,
-    and `changed []`, the clients whose cluster is another than before.
+    and `changed []`, the number of clients with a new cluster.
 
     Args:
         task: what is learned.
@@ -86,13 +86,14 @@ def wecfl(
         preset: `"paper"` (`layers=".*"`, `recluster="step"`) or `"official"` (`layers="last kernel"`,
             `recluster="scratch"`); given options replace its values.
         layers: patterns (see `tree.matching`) of the parameters that clients are clustered by, or `"last kernel"`: of
-            the layer that the model made last.
-        recluster: in every round, one `"step"` from the centres of the round before, or k-means from `"scratch"`: the
-            cohort then trains twice.
+            the layer that the model creates last.
+        recluster: clustering in every round: one `"step"` from the centres of the round before, or k-means from
+            `"scratch"`, for which the cohort trains twice.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: lambda_i, of clustering and averages: `"rows"` (n_i / n) or `"uniform"` (1 / m, FeSEM without pull).
-        first_epochs: of the updates that clients are first clustered by; None is `local_epochs`.
+        weighting: lambda_i, weights in clustering and averages: `"rows"` (n_i / n) or `"uniform"` (1 / m, FeSEM without
+            pull).
+        first_epochs: epochs of the updates for the first clustering; None is `local_epochs`.
 
     Raises:
         ValueError: an option is out of range, a pattern matches no parameter, or there are more clusters than clients.
@@ -134,7 +135,7 @@ def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], 
 
     Args:
         train: a client's local training.
-        vector_of: `(key, model) -> [d]`, what k-means is shown of a model.
+        vector_of: `(key, model) -> [d]`, the point of a model for k-means.
         weighting: lambda_i.
     """
 
@@ -160,12 +161,12 @@ def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], 
         _, (vectors, able, loss) = over_clients(show, shared, cohort)
         able &= cohort.mask
         old = state.cluster[cohort.ids]
-        # by id, and not by place in the cohort, whose order must not decide which seeds are drawn
+        # by id, and not by index in the cohort: its order must not decide which seeds are drawn
         ids, count = jnp.where(able, cohort.ids, data.num_clients), data.num_clients
         points = jnp.zeros((count, vectors.shape[1]), vectors.dtype).at[ids].set(vectors, mode="drop")
         known = jnp.zeros(count, bool).at[ids].set(True, mode="drop")
         weights = aggregate.client_weight(data, jnp.arange(count), weighting)
-        again = key_for(key, Stream.START, round=2 + state.round)  # 0 and 1 are those of the start
+        again = key_for(key, Stream.START, round=2 + state.round)  # rounds 0 and 1 of this stream are for the start
         clustering = kmeans.kmeans(again, points, slots, mask=known, weights=weights)
         name = match_numbers(clustering.labels, state.cluster, jnp.where(known, weights, 0), slots)
         label = clustering.labels[cohort.ids]
@@ -193,12 +194,12 @@ def reclustering_round(train: Train, vector_of: Callable[[Key, Params], Array], 
 
 
 def match_numbers(labels: Array, old: Array, weights: Array, num_clusters: int) -> Array:
-    """Returns which old cluster gives its number to each new one, `[K]` int32: the most weight keeps its number.
+    """Returns the number of the old cluster that each new cluster takes, `[K]` int32: the most weight keeps its number.
 
     Args:
         labels: new clusters `[N]`.
         old: clusters `[N]`.
-        weights: of the clients `[N]`; 0 for those who are not asked.
+        weights: of the clients `[N]`; 0 for those that are not in the cohort.
         num_clusters: K.
 
     >>> match_numbers(jnp.array([0, 0, 1, 1]), jnp.array([1, 1, 1, 0]), jnp.ones(4), 2).tolist()
@@ -214,11 +215,12 @@ def joining(train: Train, rule: CentreRule) -> Join:
     """Returns `join(key, state, data, ids) -> (state, clusters [M])`.
 
     A client's cluster is that of the smallest term of the objective, |w_i - Omega_k|^2 with w_i trained from Omega_k:
-    the centre that suits it moves it the least. Centres stay as they are. Who has no rows is served centre 0.
+    training moves the client least from a suitable centre. Centres are unchanged. A client without rows is served
+    centre 0.
 
     Args:
         train: a client's local training.
-        rule: how models are compared.
+        rule: comparison of models.
     """
 
     @engine.jit

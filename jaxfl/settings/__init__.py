@@ -1,1 +1,1 @@
-"""A run by names: what `METHOD`, `--data NAME` and `key=value` stand for, on the command line and in a kept run."""
+"""Runs by name: `METHOD`, `--data NAME` and `key=value` items as objects, for the command line and for saved runs."""

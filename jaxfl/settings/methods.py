@@ -19,34 +19,34 @@ REMEDY = "it must be a function (task, optimizer, *, options) that returns a jax
 
 
 def names() -> list[str]:
-    """Returns the names of all methods but those of files; a name of jaxfl stays jaxfl's."""
+    """Returns the names of all methods except those in files; a name of jaxfl cannot be replaced."""
     return [*METHODS, *(name for name in installed_entry_points(GROUP) if name not in METHODS)]
 
 
 def rows() -> dict[str, Row]:
-    """Returns the rows of `names`, but for those that cannot be imported, of which it warns."""
-    found = {}
+    """Returns the registry rows of `names`; a method that cannot be imported is left out with a warning."""
+    imported = {}
     for name in names():
         try:
-            found[name] = row(name)
+            imported[name] = row(name)
         except ValueError as error:
             warnings.warn(str(error), stacklevel=2)
-    return found
+    return imported
 
 
 def is_method(name: str) -> bool:
-    """Returns whether a name may be that of a method; a file need not exist."""
+    """Returns whether a name may be the name of a method; a file need not exist."""
     return name in METHODS or user_code.is_address(name) or name in installed_entry_points(GROUP)
 
 
 def row(name: str) -> Row:
-    """Returns the row of a method.
+    """Returns the registry row of a method.
 
     Args:
         name: a key of `jaxfl.methods.METHODS`, the name of an entry point, or `FILE.py:NAME`.
 
     Raises:
-        ValueError: there is no such method, or what stands there is none.
+        ValueError: there is no such method, or the object of this name is no method.
 
     >>> row("fedavg").paper
     'McMahan et al., AISTATS 2017'
@@ -58,15 +58,14 @@ def row(name: str) -> Row:
             raise ValueError(f"method must be FILE.py:NAME, got {name!r}; write {name}: and the name of its factory.")
         check_name("method", name, names())
     found = user_code.load(name) if user_code.is_address(name) else load_entry_point(GROUP, name)
-    made = found if isinstance(found, Row) else Row(found, _summary(found), "-")
-    if not callable(made.factory):
-        kind = type(found).__name__
-        raise ValueError(f"{name} must be a method, got a {kind}; {REMEDY}.")
+    result = found if isinstance(found, Row) else Row(found, _summary(found), "-")
+    if not callable(result.factory):
+        raise ValueError(f"{name} must be a method, got a {type(found).__name__}; {REMEDY}.")
     try:
-        function_options(made.factory)
+        function_options(result.factory)
     except Exception as error:
         raise ValueError(f"{name} has options that cannot be read: {type(error).__name__}: {error}.") from error
-    return made
+    return result
 
 
 def make(name: str, task: Task, optimizer: optax.GradientTransformation, **options: Any) -> Method:
@@ -79,7 +78,7 @@ def make(name: str, task: Task, optimizer: optax.GradientTransformation, **optio
         **options: of its factory.
 
     Raises:
-        ValueError: an option is refused, or a factory from outside raises, or returns something else.
+        ValueError: an option is refused, or a factory from outside jaxfl raises or returns no method.
     """
     factory = row(name).factory
     if name in METHODS:
@@ -93,6 +92,6 @@ def make(name: str, task: Task, optimizer: optax.GradientTransformation, **optio
 
 
 def _summary(found: Any) -> str:
-    """Returns what the module of a factory says first, or its own docstring."""
+    """Returns the first line of the docstring of a factory's module, or of the factory."""
     texts = (inspect.getdoc(inspect.getmodule(found)), inspect.getdoc(found), "a method from outside")
     return next(text for text in texts if text).splitlines()[0].rstrip(".")

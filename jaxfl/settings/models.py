@@ -1,8 +1,8 @@
 """Networks by name: those of `jaxfl.models`, of installed packages (entry points `jaxfl.models`), and a user's.
 
-A user's is a module of flax.linen, the class of one of flax.nnx, or a function that makes either; see `classification`.
-Its attributes, or what it takes beside `rngs`, are its options; `num_classes` is given to it if it takes that. One
-that is made already has no options.
+A user's network is a module of flax.linen, the class of one of flax.nnx, or a function that returns either; see
+`classification`. Its attributes, or its parameters without `rngs`, are its options; it gets `num_classes` if it has
+this parameter. An instance has no options.
 """
 
 import contextlib
@@ -29,41 +29,39 @@ def options(name: str) -> dict[str, Option]:
     Raises:
         ValueError: there is no such model.
     """
-    if (made := _load_user_network(name)) is None:
+    if (found := _load_user_network(name)) is None:
         return networks.options(name)
-    return (
-        {}
-        if _is_network(made)
-        else {option.name: option for option in _parameters_as_options(made) if option.name not in RESERVED}
-    )
+    if _is_network(found):
+        return {}
+    return {option.name: option for option in _parameters_as_options(found) if option.name not in RESERVED}
 
 
 def create(name: str, num_classes: int, **chosen: Any) -> Network:
-    """Returns a network with its options chosen."""
-    if (made := _load_user_network(name)) is None:
+    """Returns a network with the chosen options."""
+    if (found := _load_user_network(name)) is None:
         return networks.create(name, num_classes, **chosen)
-    if _is_network(made):
-        return made
-    takes = [option.name for option in _parameters_as_options(made)]
-    chosen |= {"num_classes": num_classes} if "num_classes" in takes else {}
-    if "rngs" not in takes:
+    if _is_network(found):
+        return found
+    parameters = [option.name for option in _parameters_as_options(found)]
+    chosen |= {"num_classes": num_classes} if "num_classes" in parameters else {}
+    if "rngs" not in parameters:
         with user_code.one_line_errors(name, REMEDY):
-            return made(**chosen)
-    return lambda rngs: made(**chosen, rngs=rngs)
+            return found(**chosen)
+    return lambda rngs: found(**chosen, rngs=rngs)
 
 
 def one_line_errors(name: str) -> contextlib.AbstractContextManager[None]:
-    """Says of an error while a network is looked at where it comes from, if the network is not of jaxfl."""
+    """Returns the context in which an error of a user's network becomes a one-line error with its source."""
     return contextlib.nullcontext() if name in networks.MODELS else user_code.one_line_errors(name, REMEDY)
 
 
 def _is_network(found: Any) -> bool:
-    """Returns whether it is a network, and not what makes one; one of flax.nnx is refused where it is used."""
+    """Returns whether an object is a network, and no factory of one; an nnx instance is refused where it is used."""
     return isinstance(found, (nn.Module, nnx.Module, Functions, Composed)) and not isinstance(found, type)
 
 
 def _load_user_network(name: str) -> Any:
-    """Returns a network that is not of jaxfl, or what makes one; None where it is."""
+    """Returns a user's network, or its class or factory; None for a network of jaxfl."""
     if user_code.is_address(name):
         found = user_code.load(name)
     elif name in networks.MODELS or name not in installed_entry_points(GROUP):
@@ -72,12 +70,12 @@ def _load_user_network(name: str) -> Any:
     else:
         found = load_entry_point(GROUP, name)
     if not callable(found) and not _is_network(found):
-        raise ValueError(f"{name} must be a class or a function that makes a network, got {quoted(found)}.")
+        raise ValueError(f"{name} must be a network, or a class or function that makes one, got {quoted(found)}.")
     return found
 
 
 def _parameters_as_options(made: Callable[..., Any]) -> list[Option]:
-    """Returns what a function takes, or a class when an instance is made."""
+    """Returns the parameters of a function, or of a class's `__init__`, as options."""
     function = made.__init__ if isinstance(made, type) else made  # flax.nnx hides the signature of its classes
     lines = docstring_lines(made)
     try:

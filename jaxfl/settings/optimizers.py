@@ -1,4 +1,4 @@
-"""The optimisers that options can name, of clients and of the server, and the check of their numbers."""
+"""Optimisers of clients and server by name, and the checks of their numbers."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +12,7 @@ OPTIMIZERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[st
     "adam": (optax.adam, {"learning_rate": 0.001}),
     "adamw": (optax.adamw, {"learning_rate": 0.001, "weight_decay": 0.01}),
 }
-# For methods whose factory takes a `server_optimizer`: the papers' defaults, but for rates, which they tune.
+# For methods with a `server_optimizer`: the papers' defaults, except for learning rates, which the papers tune.
 SERVERS: dict[str, tuple[Callable[..., optax.GradientTransformation], dict[str, float]]] = {
     "fedavgm": (optax.sgd, {"learning_rate": 1.0, "momentum": 0.9}),
     "fedadam": (optimizers.fedadam, {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99, "tau": 0.001}),
@@ -25,7 +25,7 @@ def client_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTra
 
     Args:
         name: a key of `OPTIMIZERS`.
-        given: the numbers that are not its defaults.
+        given: the numbers that differ from its defaults.
 
     Raises:
         ValueError: a number is out of range.
@@ -45,11 +45,11 @@ def client_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTra
 
 
 def server_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTransformation:
-    """Returns the server's optimiser; with a learning rate of 0 its model stays what it is.
+    """Returns the server's optimiser; with a learning rate of 0 the model is constant.
 
     Args:
         name: a key of `SERVERS`.
-        given: the numbers that are not its defaults.
+        given: the numbers that differ from its defaults.
 
     Raises:
         ValueError: a number is out of range.
@@ -63,6 +63,6 @@ def server_optimizer(name: str, given: Mapping[str, float]) -> optax.GradientTra
 
 
 def _check_momentum(name: str, numbers: Mapping[str, float]) -> None:
-    """Raises ValueError if there is momentum, and it does not fade."""
+    """Raises ValueError unless the momentum, if there is one, is at least 0 and below 1."""
     if not 0 <= numbers.get("momentum", 0) < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, got {numbers['momentum']}; 0.9 is usual.")

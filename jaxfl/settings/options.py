@@ -1,4 +1,4 @@
-"""Options by name: `key=value` text, routed to the data set, method, model, optimiser or run that knows the key.
+"""Options by name: `key=value` text, assigned to the data, method, model, optimiser or run that has the option.
 
 >>> settings = route("stocfl", "rotated-digits", ["threshold=0.6", "num_clients=8", "hidden=64", "learning_rate=0.05"])
 >>> settings.method, settings.model, settings.optimizer
@@ -36,7 +36,7 @@ OWNERS = ("data", "method", "model", "optimizer", "server", "run")
 
 
 class Settings(NamedTuple):
-    """What was chosen, by owner; options that were not given are not here."""
+    """The chosen names, and the given options by owner; options that were not given are left out."""
 
     method_name: str
     data_name: str
@@ -51,7 +51,7 @@ class Settings(NamedTuple):
     run: dict[str, Any]
 
     def complete(self) -> dict[str, Any]:
-        """Returns every option with its value, defaults filled in, flat and ready for JSON."""
+        """Returns the value of every option, defaults included, flat and ready for JSON."""
         flat: dict[str, Any] = {
             "method": user_code.run_label(self.method_name),
             "data": self.data_name,
@@ -79,7 +79,7 @@ class Settings(NamedTuple):
         """Returns the user's files that the run depends on: of method, model, task and weights.
 
         Raises:
-            ValueError: one is not there.
+            ValueError: a file is missing.
         """
         names = {"method": self.method_name, "model": self.model_name, "task": self.run.get("task")}
         found = {owner: user_code.address_file(name) for owner, name in names.items() if user_code.is_address(name)}
@@ -88,15 +88,15 @@ class Settings(NamedTuple):
 
 def known_options(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
     """Returns all options that apply to this choice of method, data, model and optimisers, with their defaults."""
-    of_method, of_model = function_options(methods.row(method).factory), models.options(model)
-    of_method.pop("server_optimizer", None)  # it has a name and options of its own
-    suits, suited = federations.dataset(data).model
-    for name, default in suited.items() if model == suits else ():
-        of_model[name] = of_model[name]._replace(default=default)
+    method_options, model_options = function_options(methods.row(method).factory), models.options(model)
+    method_options.pop("server_optimizer", None)  # it is chosen by name and has options itself
+    default_model, model_defaults = federations.dataset(data).model
+    for name, default in model_defaults.items() if model == default_model else ():
+        model_options[name] = model_options[name]._replace(default=default)
     owned: dict[str, Iterable[Option]] = {
         "data": federations.known_options(data).values(),
-        "method": of_method.values(),
-        "model": of_model.values(),
+        "method": method_options.values(),
+        "model": model_options.values(),
         "optimizer": _optimizer_options(OPTIMIZERS[optimizer][1]),
         "server": _optimizer_options(SERVERS[server][1]) if server else (),
         "run": options_of_runs(method),
@@ -111,7 +111,7 @@ def default_values(method: str, data: str, model: str, optimizer: str, server: s
 
 
 def options_of_runs(method: str) -> list[Option]:
-    """Returns the options that every run has; where clients adapt their model, it is tested after that step, too."""
+    """Returns the options of every run; for a method with adaptation, fine-tuning is on by default."""
     adapting = {"finetune": 1, "finetune_batch_size": None} if methods.row(method).adapts else {}
     return [option._replace(default=adapting.get(option.name, option.default)) for option in RUN]
 
@@ -122,7 +122,7 @@ def _optimizer_options(defaults: Mapping[str, float]) -> list[Option]:
 
 
 def option_owners(name: str) -> str:
-    """Returns what has an option, among all that could be chosen; "" where nothing has.
+    """Returns a phrase with all methods, data, models and optimisers that have an option of this name, or "".
 
     >>> option_owners("momentum"), option_owners("alpha"), option_owners("hidden")[:25]
     ('optimizer momentum, server_optimizer fedavgm', 'data dirichlet-...', 'model mlp, mlp-batch-norm')
@@ -144,13 +144,13 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     Args:
         method: a name that `jaxfl.settings.methods.row` knows.
         data: a name of the catalogue.
-        items: `key=value`, or `owner.key=value` where two owners know the key. `model`,
-            `optimizer` and `server_optimizer` choose those; everything else is an option of what was chosen.
-        **given: options that have their values already, such as `finetune=1`; they win over items.
+        items: `key=value`, or `owner.key=value` where two owners have an option of this name. `model`, `optimizer` and
+            `server_optimizer` choose these by name; all other keys are options of the chosen ones.
+        **given: options with values, such as `finetune=1`; they replace those of items.
 
     Raises:
-        ValueError: a name or an option that nobody knows, an ambiguous one, one that is set twice, a value of the
-            wrong type, or an option of before with a value that is not its old default, see `settings.removed`.
+        ValueError: a name or an option is unknown or ambiguous, an option is set twice, a value has the wrong type, or
+            a removed option has another value than its old default, see `settings.removed`.
     """
     methods.row(method)
     row = federations.dataset(data)
@@ -168,7 +168,8 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
         wanted, options, where, ("model", "optimizer", "server_optimizer"), option_owners
     ):
         if option.name in chosen[option.owner]:
-            raise ValueError(f"{option.name} must be set once, got it with and without {option.owner}; leave one out.")
+            both = f"{option.name} and {option.owner}.{option.name}"
+            raise ValueError(f"{option.name} must be set once, got both {both}; leave one out.")
         chosen[option.owner][option.name] = value
     tasks.check_task(chosen["run"].get("task", "auto"))
     for option in options:
@@ -203,13 +204,13 @@ def model(settings: Settings, num_classes: int) -> Network:
     Raises:
         ValueError: a number is out of range.
     """
-    suits, suited = federations.dataset(settings.data_name).model
-    options = (suited if settings.model_name == suits else {}) | settings.model
+    default_model, model_defaults = federations.dataset(settings.data_name).model
+    options = (model_defaults if settings.model_name == default_model else {}) | settings.model
     return models.create(settings.model_name, num_classes, **options)
 
 
 def plan(settings: Settings) -> PlanChoice:
-    """Returns the plan that the settings ask for."""
+    """Returns the plan of the settings."""
     chunk = settings.run.get("chunk", "auto")
     if isinstance(chunk, int) and chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}; none takes the whole cohort at once.")
@@ -217,7 +218,7 @@ def plan(settings: Settings) -> PlanChoice:
 
 
 def schedule(settings: Settings) -> Callable[[Array], Any] | None:
-    """Returns the schedule of the clients' learning rate, None where it stays.
+    """Returns the schedule of the clients' learning rate; None where it is constant.
 
     Raises:
         ValueError: a number is out of range.
@@ -229,28 +230,28 @@ def schedule(settings: Settings) -> Callable[[Array], Any] | None:
 
 
 def sampler(settings: Settings) -> sampling.Sampler:
-    """Returns the sampler that the settings ask for.
+    """Returns the sampler of the settings.
 
     Raises:
-        ValueError: a number is out of range, or of nothing.
+        ValueError: a number is out of range, or is not used by the chosen availability.
     """
     chosen = {option.name: settings.run.get(option.name, option.default) for option in RUN}
     available = sampling.availability(chosen["availability"], period=chosen["availability_period"])
     if "availability_period" in settings.run and (pattern := chosen["availability"]) != "diurnal":
         raise ValueError(
-            f"availability_period is of availability=diurnal, got {chosen['availability_period']} with {pattern}; add "
+            f"availability_period needs availability=diurnal, got {chosen['availability_period']} with {pattern}; add "
             "--set availability=diurnal, or leave it out."
         )
     return sampling.dropouts(chosen["dropouts"], available)
 
 
 def finetune(settings: Settings) -> FineTune | None:
-    """Returns the fine-tuning that the settings ask for: with the optimiser and batch size of local training.
+    """Returns the fine-tuning of the settings, with the optimiser and batch size of local training.
 
-    Where clients adapt the model that they are served, it is with plain steps of their rate, on all rows.
+    For a method with adaptation it is plain gradient steps of the method's rate, on all rows.
 
     Raises:
-        ValueError: less than one epoch, or batches of none.
+        ValueError: there is less than one epoch, or a batch size without epochs.
     """
     row, usual = (
         methods.row(settings.method_name),
@@ -280,7 +281,7 @@ def server_optimizer(settings: Settings) -> optax.GradientTransformation | None:
 
 
 def _choose_server(method: str, wanted: dict[str, Any]) -> str | None:
-    """Takes `server_optimizer` out of what is wanted and returns its name, None for plain averaging."""
+    """Returns the name of the server's optimiser, removed from `wanted`; None for plain averaging."""
     name = str(wanted.pop("server_optimizer", None)).lower()
     if name == "none":
         orphan = next((key for key in wanted if key.startswith("server.")), None)

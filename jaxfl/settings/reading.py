@@ -1,4 +1,4 @@
-"""Options as text: `key=value`, whose option it is, and the value in the option's type.
+"""Options as text: parsing of `key=value`, the option that a key names, and its value in the option's type.
 
 >>> fit_type(parse("64"), tuple[int, ...])
 (True, (64,))
@@ -13,7 +13,7 @@ from jaxfl.schema import REQUIRED, Option, describe, did_you_mean, literal_value
 
 
 def parse(text: str) -> Any:
-    """Returns the Python literal that the text is, or the text; `none`, `true` and `false` may be written small.
+    """Returns the text as a Python literal, or unchanged; `none`, `true` and `false` may be in lower case.
 
     >>> parse("1e-3"), parse("(1, 2)"), parse("none"), parse("uniform")
     (0.001, (1, 2), None, 'uniform')
@@ -28,30 +28,30 @@ def parse(text: str) -> Any:
 
 
 def json_value(value: Any) -> Any:
-    """Returns a value as JSON can say it; what JSON does not know by its name, or by that of its type.
+    """Returns a value in JSON's types; an object of another type becomes its name, or the name of its type.
 
-    Such are the defaults of a user's networks and methods (`act=nn.relu`), whose file has a checksum in the run.
+    Defaults of a user's networks and methods may be such objects (`act=nn.relu`); the run has a checksum of their file.
 
     >>> json_value({"sizes": (1, 2), "act": math.sqrt, "made": object()})
     {'sizes': (1, 2), 'act': 'sqrt', 'made': 'object'}
     """
     if isinstance(value, dict):
-        return {str(json_value(key)): json_value(one) for key, one in value.items()}
+        return {str(json_value(key)): json_value(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return (tuple if isinstance(value, tuple) else list)(map(json_value, value))
     if value is None or isinstance(value, (str, int, float)):
         return value
-    # never as repr has it: where something lies in memory is another place in every process
+    # not by repr, which has an address in memory that differs in every process
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def fit_type(value: Any, hint: Any) -> tuple[bool, Any]:
-    """Returns whether a value is of a type, and the value in it: an int as a float, a number as a tuple of one."""
+    """Returns whether a value fits a type, and the value in that type: an int as a float, a number as a 1-tuple."""
     kind, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return True, value
     if len(members := union_members(hint)) > 1:
-        # exact types first: 1 is an int, not a float or a tuple, where both are welcome
+        # exact types first: where several types are allowed, 1 is an int, not a float or a tuple
         exact = None if value is None else type(value)
         for part in sorted(members, key=lambda part: part is not exact):
             fits, fitted = fit_type(value, part)
@@ -73,13 +73,13 @@ def fit_type(value: Any, hint: Any) -> tuple[bool, Any]:
         inner = [part for part in parts if part is not Ellipsis] or [Any]
         if length is not None and len(many) != length:
             return False, value
-        fitted = [fit_type(one, inner[index] if length else inner[0]) for index, one in enumerate(many)]
-        return all(fits for fits, _ in fitted), tuple(one for _, one in fitted)
+        fitted = [fit_type(item, inner[index] if length else inner[0]) for index, item in enumerate(many)]
+        return all(fits for fits, _ in fitted), tuple(item for _, item in fitted)
     return isinstance(value, kind or hint), value
 
 
 def has_text_form(hint: Any) -> bool:
-    """Returns whether text can be of a type, beside none.
+    """Returns whether text can express a value of a type other than None.
 
     >>> has_text_form(float | None), has_text_form(tuple[float, ...]), has_text_form(Exception | None)
     (True, True, False)
@@ -88,16 +88,16 @@ def has_text_form(hint: Any) -> bool:
     return any(kind in (Any, Literal, int, float, str, bool, tuple, list, Sequence) for kind in kinds)
 
 
-# of a run, which have words of their own on the command line and in `run_named`
+# flags of the command line and arguments of `run_named`, which are no options
 RUN_ARGUMENTS = ("seed", "rounds", "cohort", "eval_every", "checkpoint_every", "out", "resume", "data_dir")
-LARGEST_NUMBERS = {int: 2**31 - 1, float: 3.4e38}  # what compiled programs compute with: int32 and float32
+LARGEST_NUMBERS = {int: 2**31 - 1, float: 3.4e38}  # of int32 and float32, the types of compiled programs
 
 
 def split_items(items: Iterable[str]) -> dict[str, str]:
     """Returns `key=value` items by key.
 
     Raises:
-        ValueError: an item that is not of this form, or a key that is there twice.
+        ValueError: an item is not of this form, or two items have the same key.
 
     >>> split_items(["local_epochs=5", " threshold = 0.6"])
     {'local_epochs': '5', 'threshold': '0.6'}
@@ -118,46 +118,46 @@ def read_options(
     options: Sequence[Option],
     where: str,
     others: Sequence[str] = (),
-    whose: Callable[[str], str] = lambda name: "",
+    owners_of: Callable[[str], str] = lambda name: "",
 ) -> list[tuple[Option, Any]]:
-    """Returns the options that are wanted, with their values.
+    """Returns the given options with their values.
 
     Args:
         wanted: text or values, by key.
-        options: those that there are.
-        where: whose they are, for messages.
-        others: names that choose something else, and may be meant by an unknown key.
-        whose: says what has an option that is not here, as `find` takes it.
+        options: that are available.
+        where: phrase for their owners, for messages.
+        others: further names for the correction of a misspelt key.
+        owners_of: see `find_option`.
 
     Raises:
-        ValueError: an option that is not there, or a value of the wrong type.
+        ValueError: there is no such option, or a value is of the wrong type or too large.
     """
-    found = {key: find_option(key, options, where, others, whose) for key in wanted}
+    found = {key: find_option(key, options, where, others, owners_of) for key in wanted}
     values = {key: convert(key, wanted[key], option) for key, option in found.items()}
     for key, value in values.items():
-        for one in value if isinstance(value, tuple) else (value,):
-            if (limit := LARGEST_NUMBERS.get(type(one))) is not None and abs(one) > limit:
+        for number in value if isinstance(value, tuple) else (value,):
+            if (limit := LARGEST_NUMBERS.get(type(number))) is not None and abs(number) > limit:
                 raise ValueError(f"{key} must be at most {limit}, got {value}.")
     return [(option, values[key]) for key, option in found.items()]
 
 
 def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
-    """Returns the value of an option in the option's type: the only place where text becomes one.
+    """Returns the value of an option in the option's type.
 
     Args:
-        key: what the option is called in messages.
-        given: text, or a value. One number is a tuple of one where there may be several.
-        option: whose type counts.
-        remedy: the end of the message; if empty, it tells the default.
+        key: name of the option in messages.
+        given: text, or a value. A single number becomes a 1-tuple where a tuple is expected.
+        option: with the type.
+        remedy: the end of the message; if empty, it is the default.
 
     Raises:
-        ValueError: it is not of the option's type.
+        ValueError: the value is not of the option's type.
 
     >>> convert("sizes", "64", Option("sizes", (128,), tuple[int, ...]))
     (64,)
     """
     fits, value = fit_type(parse(given) if isinstance(given, str) else given, option.hint)
-    if not fits and isinstance(given, str):  # where text is welcome, as it was written: target=2020
+    if not fits and isinstance(given, str):  # where text is allowed, unparsed: target=2020
         as_written = fit_type(given, option.hint)
         fits, value = as_written if as_written[1] == given else (False, value)
     if not fits:
@@ -168,7 +168,7 @@ def convert(key: str, given: Any, option: Option, remedy: str = "") -> Any:
         raise ValueError(f"{key} must be {describe(option.hint)}, got {quoted(given)}{end}")
     if not isinstance(option.default, tuple) or isinstance(value, tuple) or value is None:
         return value
-    return tuple(value) if isinstance(value, list) else (value,)  # a list is what a kept run has for a tuple
+    return tuple(value) if isinstance(value, list) else (value,)  # JSON of a saved run has a list for a tuple
 
 
 def find_option(
@@ -176,19 +176,19 @@ def find_option(
     options: Sequence[Option],
     where: str,
     others: Sequence[str] = (),
-    whose: Callable[[str], str] = lambda name: "",
+    owners_of: Callable[[str], str] = lambda name: "",
 ) -> Option:
-    """Returns the option that a key means, `name` or `owner.name`.
+    """Returns the option of a key, `name` or `owner.name`.
 
     Args:
-        key: what was written.
-        options: those that there are.
-        where: whose they are, for messages.
-        others: names that choose something else, and may be meant by an unknown key.
-        whose: says what has an option of this name that is not here; "" where nothing has.
+        key: as written.
+        options: that are available.
+        where: phrase for their owners, for messages.
+        others: further names for the correction of a misspelt key.
+        owners_of: `name -> phrase` with other owners of an option of this name, or "".
 
     Raises:
-        ValueError: there is none, or there are several.
+        ValueError: there is no such option, or there are several.
     """
     owner, dot, name = key.rpartition(".")
     found = [option for option in options if option.name == name and (not dot or option.owner == owner)]
@@ -198,13 +198,13 @@ def find_option(
     if found:
         return found[0]
     if name in RUN_ARGUMENTS:
-        raise ValueError(f"{name} is no option of {where}; it stands beside them: --{name.replace('_', '-')}.")
+        raise ValueError(f"{name} is no option of {where}; write --{name.replace('_', '-')} instead of --set {name}.")
     names = [option.name for option in options]
-    having = "" if name in names else whose(name)
-    near = f"; it belongs to {having}." if having else did_you_mean(name, [*names, *others])
+    owners = "" if name in names else owners_of(name)
+    near = f"; it belongs to {owners}." if owners else did_you_mean(name, [*names, *others])
     by_owner: dict[str, list[str]] = {}
     for option in options:
         by_owner.setdefault(option.owner, []).append(option.name)
     listing = "; ".join(f"{owner}: {', '.join(names)}".removeprefix(": ") for owner, names in by_owner.items())
-    also = f"; and {', '.join(others)} to choose those" if others else ""
+    also = f"; and the choices {', '.join(others)}" if others else ""
     raise ValueError(f"unknown option {quoted(key)} for {where}{near} Known: {listing}{also}.")

@@ -1,7 +1,7 @@
-"""Options that methods had before, each with the value that is a constant now.
+"""Removed options of methods, each with its old default, which is a constant now.
 
-A run that was made with this value is the same run without the option: its folder loads, resumes and compares, and a
-command line with it runs. Any other value is refused.
+A run with the old default is the same run without the option: its folder loads, resumes and compares, and a command
+line with it runs. Any other value is refused.
 
 >>> without_removed("stocfl", {"merged": "largest", "threshold": 0.6}, ["threshold"])
 {'threshold': 0.6}
@@ -18,11 +18,11 @@ from jaxfl.settings import reading
 
 
 class Removed(NamedTuple):
-    """One removed option.
+    """A removed option.
 
     Attributes:
-        default: its value where none was given, ready for JSON.
-        now: what is done in its place, or the option that does it.
+        default: its old default, ready for JSON.
+        now: the constant behaviour, or the method that has the other one.
     """
 
     default: Any
@@ -30,21 +30,23 @@ class Removed(NamedTuple):
 
 
 _SINGLE = Removed("single", "clusters are split by single linkage, as in CFL's paper")
-_RESTARTS = Removed(20, "the best of 20 k-means is kept, as in FeSEM's paper")
-_SKETCH = Removed(1024, "k-means is shown 1,024 numbers of each client")
-_EMPTY = Removed("keep", "a centre that no client is left with stays as it is")
-_DRAWS = Removed(100, "of random models 100 draws are tried")
+_RESTARTS = Removed(20, "the best of 20 k-means is taken, as in FeSEM's paper")
+_SKETCH = Removed(1024, "k-means runs on sketches of 1,024 numbers for each client")
+_EMPTY = Removed("keep", "a centre without clients is unchanged")
+_DRAWS = Removed(100, "random models are drawn at most 100 times")
 
 REMOVED: dict[str, dict[str, Removed]] = {
-    "ditto": {"validation_share": Removed(0.1, "a tenth of the training rows chooses lambda")},
-    "perfedavg": {"delta": Removed(0.1, "gradients are taken 0.1 apart, see jaxfl.methods.perfedavg")},
+    "ditto": {"validation_share": Removed(0.1, "lambda is chosen by a tenth of the training rows")},
+    "perfedavg": {"delta": Removed(0.1, "delta of the differences is constant, see jaxfl.methods.perfedavg")},
     "fedamp": {"start": Removed("own", "a client trains from its own model")},
     "ifca": {"max_draws": _DRAWS},
     "hypcluster": {"max_draws": _DRAWS},
     "fesem": {"empty": _EMPTY, "restarts": _RESTARTS, "sketch_size": _SKETCH},
     "fesem_ma": {"empty": _EMPTY, "restarts": _RESTARTS, "sketch_size": _SKETCH},
     "wecfl": {"restarts": _RESTARTS, "sketch_size": _SKETCH},
-    "feddrift": {"isolation": Removed(1, "who has drifted trains alone for one step, as in the official code")},
+    "feddrift": {
+        "isolation": Removed(1, "a client with drifted data trains alone for one step, as in the official code")
+    },
     "cfl": {
         "metric": Removed("cosine", "clients are compared by cosines; adacfl compares by Euclidean distances"),
         "compare": Removed("updates", "clients are compared by their updates; adacfl compares by weights"),
@@ -69,14 +71,14 @@ REMOVED: dict[str, dict[str, Removed]] = {
 
 def removed_defaults(method: str) -> dict[str, Any]:
     """Returns the old defaults of a method's removed options, by `method.name`."""
-    return {f"method.{name}": one.default for name, one in REMOVED.get(method, {}).items()}
+    return {f"method.{name}": removed.default for name, removed in REMOVED.get(method, {}).items()}
 
 
 def removed_in(method: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the removed options of a method that the config of a kept run has.
+    """Returns the removed options of a method that are in the config of a saved run.
 
     Raises:
-        ValueError: one of them has another value than its old default.
+        ValueError: a removed option has another value than its old default.
     """
     found = {name: config[name] for name in removed_defaults(method) if name in config}
     without_removed(method, found, ())
@@ -84,12 +86,12 @@ def removed_in(method: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_removed(method: str, wanted: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-    """Returns the options that are wanted, except the removed ones of the method.
+    """Returns the given options without the removed ones of the method.
 
     Args:
         method: its name.
         wanted: text or values, by `name` or `owner.name`.
-        known: names of the options that there are; a name without an owner means one of these first.
+        known: names of the present options; a name without an owner means one of these first.
 
     Raises:
         ValueError: a removed option has another value than its old default.

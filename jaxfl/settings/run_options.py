@@ -1,4 +1,4 @@
-"""The options that every run has, whatever its method, data, model and optimiser."""
+"""The options of every run, for any method, data, model and optimiser, and the learning-rate schedules."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,21 +11,21 @@ from jaxfl.schema import Option
 from jaxfl.typing import Array
 
 ScheduleName = Literal["constant", "cosine", "step", "exponential", "warmup"]
-# What the factor falls to within `rounds` (or, of `warmup`, rises from), where nothing is said of it.
+# Default of `factor`: the end of the fall within `rounds`, or the start of the warm-up.
 SCHEDULE_FACTORS = {"cosine": 0.0, "step": 0.1, "exponential": 0.1, "warmup": 0.0}
 
 
 def learning_rate_schedule(
     name: ScheduleName, rounds: int | None, factor: float | None
 ) -> Callable[[Array], Any] | None:
-    """Returns a schedule for `jaxfl.scheduled`; None where the learning rate stays.
+    """Returns a schedule for `jaxfl.scheduled`; None for a constant learning rate.
 
     Args:
-        name: `cosine` falls from 1 to `factor` along half a wave, and stays there; `step` multiplies by `factor` after
-            every `rounds`; `exponential` does so little by little; `warmup` rises from `factor` in equal steps, of
-            which the first round takes one, and is 1 from the last of `rounds` on.
-        rounds: how many.
-        factor: None is 0.1 of `step` and `exponential`, and 0 of the others.
+        name: `cosine` falls from 1 to `factor` along half a wave, and is constant after it; `step` multiplies by
+            `factor` after every `rounds`; `exponential` multiplies by `factor` over `rounds`, evenly in every round;
+            `warmup` rises from `factor` in equal steps, from the first round on, and is 1 from the last of `rounds` on.
+        rounds: length of the fall, the rise or a step.
+        factor: None is 0.1 for `step` and `exponential`, and 0 for the others.
 
     Raises:
         ValueError: a number is out of range, or given without a schedule.
@@ -42,18 +42,18 @@ def learning_rate_schedule(
                 raise ValueError(f"{option} needs a schedule, got {value} without it; add --set schedule=cosine.")
         return None
     if rounds is None:
-        raise ValueError(f"schedule_rounds must be given with schedule={name}: the rounds that it takes, such as 100.")
+        raise ValueError(f"schedule_rounds must be given with schedule={name}, got none; give a number such as 100.")
     if rounds < 1:
         raise ValueError(f"schedule_rounds must be at least 1, got {rounds}.")
     end = SCHEDULE_FACTORS[name] if factor is None else factor
     if not 0 <= end <= 1 or (end == 0 and name == "exponential"):
         raise ValueError(
-            f"schedule_factor must be from 0 to 1, and above 0 of schedule=exponential, got {end} of {name}; "
+            f"schedule_factor must be from 0 to 1, and above 0 for schedule=exponential, got {end} for {name}; "
             f"{SCHEDULE_FACTORS[name]} is usual."
         )
     shapes: dict[str, Callable[[Array], Any]] = {
         "cosine": lambda past: end + (1 - end) * (1 + jnp.cos(jnp.pi * jnp.minimum(past, 1))) / 2,
-        # a compiled program multiplies with 1 / rounds, and 41 times 1 / 41 is below 1
+        # half a round added: a compiled program multiplies with 1 / rounds, and 41 times 1 / 41 is below 1
         "step": lambda past: jnp.float32(end) ** jnp.floor(past + 0.5 / rounds),
         "exponential": lambda past: jnp.float32(end) ** past,
         "warmup": lambda past: end + (1 - end) * jnp.minimum(past + 1 / rounds, 1),
@@ -61,28 +61,43 @@ def learning_rate_schedule(
     return lambda number: shapes[name](number / rounds)
 
 
-# Of every run. `dropouts` and `availability` say who takes part, see `jaxfl.sampling`; see `jaxfl.FineTune` too.
+# `dropouts` and `availability` are of sampling, see `jaxfl.sampling`; for `finetune` see `jaxfl.FineTune`.
 RUN = (
     Option(
         "chunk",
         "auto",
         int | None | Literal["auto"],
-        "clients trained side by side; auto fits the device, none takes all of a cohort",
+        "clients trained at the same time on each device; auto fits the device, none takes the whole cohort",
     ),
     Option("devices", None, int | None | Literal["all"], "devices that share a round; none takes all GPUs, or cores"),
     Option("dropouts", 0.0, float, "share of the sampled clients that fail"),
-    Option("availability", "always", sampling.Pattern, "who can be sampled"),
-    Option("availability_period", 24.0, float, "rounds of a day, of availability=diurnal"),
-    Option("fast_forms", True, bool, "whether convolutions and poolings take the forms that are fast for many clients"),
-    Option("compute", "float32", Compute, "what the network computes in; parameters and losses are float32 anyway"),
-    Option("task", "auto", str, "what is learned; auto goes by the data's labels, FILE.py:NAME is your own"),
-    Option("test_rows", None, int | None, "the most rows tested of a client before the last round; none tests all"),
-    Option("eval_clients", None, int | None, "clients that are tested; none tests all of up to 10,000"),
+    Option("availability", "always", sampling.Pattern, "pattern of the rounds in which a client can be sampled"),
+    Option("availability_period", 24.0, float, "length of a day in rounds, for availability=diurnal"),
+    Option(
+        "fast_forms",
+        True,
+        bool,
+        "whether convolutions, poolings and products are rewritten in forms that are fast for many clients",
+    ),
+    Option("compute", "float32", Compute, "number type of the network's layers; parameters and losses are float32"),
+    Option("task", "auto", str, "task; auto is that of the data's labels, FILE.py:NAME is a function of yours"),
+    Option(
+        "test_rows",
+        None,
+        int | None,
+        "largest number of rows tested for each client before the last round; none tests all rows",
+    ),
+    Option(
+        "eval_clients",
+        None,
+        int | None,
+        "number of clients that are tested; none tests all clients, or 10,000 of them if there are more",
+    ),
     Option(
         "resident",
         "auto",
         bool | Literal["auto"],
-        "whether all clients' rows and models lie on the device, or a round's are sent ahead",
+        "whether the rows and models of all clients are in device memory; otherwise those of each round are sent",
     ),
     Option(
         "finetune",
@@ -92,10 +107,18 @@ RUN = (
         "run's optimiser and batch size: finetuned_micro_accuracy and so on",
     ),
     Option(
-        "finetune_batch_size", "local", int | None | Literal["local"], "of these epochs; none takes all rows at once"
+        "finetune_batch_size",
+        "local",
+        int | None | Literal["local"],
+        "batch size of fine-tuning; local is that of the method, none takes all rows at once",
     ),
-    Option("schedule", "constant", ScheduleName, "how the clients' learning rate changes from round to round"),
-    Option("schedule_rounds", None, int | None, "rounds that it falls or rises for, or between two steps"),
-    Option("schedule_factor", None, float | None, "of the learning rate: where it falls to, or rises from"),
-    Option("weights", None, str | None, "FILE.safetensors with the model that all start from, see jaxfl.start_from"),
+    Option("schedule", "constant", ScheduleName, "schedule of the clients' learning rate over the rounds"),
+    Option("schedule_rounds", None, int | None, "rounds of the schedule's fall or rise, or between two steps"),
+    Option(
+        "schedule_factor",
+        None,
+        float | None,
+        "learning-rate factor at the end of the schedule, or at the warm-up's start",
+    ),
+    Option("weights", None, str | None, "FILE.safetensors with the initial model, see jaxfl.start_from"),
 )

@@ -1,6 +1,6 @@
-"""Tasks by name: the one that the labels are for, another of `jaxfl.tasks`, and a user's.
+"""Tasks by name: the task of the labels, another one of `jaxfl.tasks`, or a user's.
 
-A user's is a function of network and federation that returns a task, see `jaxfl.supervised`.
+A user's task is a function of network and federation that returns a task, see `jaxfl.supervised`.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ def check_task(name: str) -> None:
 
 
 def create(name: str, network: Network, data: FederatedData, **how: Any) -> Task:
-    """Returns a task; `"auto"` is the one that the labels are for.
+    """Returns a task; `"auto"` is the task of the labels.
 
     Args:
         name: of a task, or an address in a file.
-        network: what learns.
+        network: that is trained.
         data: the federation.
-        **how: `fast_forms` and `compute`, see `jaxfl.classification`; a user's function says these itself.
+        **how: `fast_forms` and `compute`, see `jaxfl.classification`; a user's function sets these itself.
 
     Raises:
         ValueError: the labels are of another kind, or a user's function returns no task.
@@ -40,12 +40,13 @@ def create(name: str, network: Network, data: FederatedData, **how: Any) -> Task
         return known[name](network, data, **how)
     usual = {option.name: option.default for option in RUN}
     if changed := {key: value for key, value in how.items() if value != usual[key]}:
-        asked = ", ".join(f"{key}={str(value).lower()}" for key, value in changed.items())
+        given = ", ".join(f"{key}={str(value).lower()}" for key, value in changed.items())
         raise ValueError(
-            f"{asked} is for jaxfl's own tasks; leave it out, and say it in {name}: jaxfl.supervised takes it."
+            f"{given} is for the tasks of jaxfl, got the task {name}; leave it out, and give it to jaxfl.supervised in "
+            "that file."
         )
     with user_code.one_line_errors(name, "it must be a function (network, data) that returns a task"):
-        made = user_code.load(name)(network, data)
-    if not isinstance(made, Task):
-        raise ValueError(f"{name} must return a task, such as jaxfl.supervised(module, data, ...), got {made!r}.")
-    return made
+        task = user_code.load(name)(network, data)
+    if not isinstance(task, Task):
+        raise ValueError(f"{name} must return a task, such as jaxfl.supervised(module, data, ...), got {task!r}.")
+    return task

@@ -1,7 +1,7 @@
-"""What a user wrote: `FILE.py:NAME`, where the name of a method or of a model stands.
+"""User code by address: `FILE.py:NAME` in place of the name of a method, model or task.
 
-The file is executed as a module of its own; what lies beside it can be imported. A checksum of its content goes into
-the runs that use it, and a copy into their folders: a run is not gone on with under other code of the same name.
+The file is executed as a separate module; it can import the files beside it. Runs store a checksum of its content, and
+their folders a copy: a run does not continue with other code of the same name.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def is_address(name: Any) -> bool:
 
 
 def run_label(name: str) -> str:
-    """Returns what a run calls what it was given: of an address the file's name, wherever it lies.
+    """Returns the name that a run stores: an address without the folder of its file, or any other name unchanged.
 
     >>> run_label("../mine/my_method.py:factory"), run_label("ifca")
     ('my_method.py:factory', 'ifca')
@@ -40,14 +40,14 @@ def address_file(address: str) -> Path:
     Raises:
         ValueError: there is no such file.
     """
-    return existing_file(address.rpartition(":")[0], "write FILE.py:NAME, the path from where you are")
+    return existing_file(address.rpartition(":")[0], "write FILE.py:NAME, with the path from the current folder")
 
 
-def existing_file(name: str, remedy: str = "write its path from where you are") -> Path:
+def existing_file(name: str, remedy: str = "write its path from the current folder") -> Path:
     """Returns the path of a file.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such file.
     """
     path = Path(name).expanduser()
     if not path.is_file():
@@ -56,12 +56,12 @@ def existing_file(name: str, remedy: str = "write its path from where you are") 
 
 
 def file_checksum(path: Path) -> str:
-    """Returns that of a file's content."""
+    """Returns the checksum of a file's content."""
     return crc(path.read_bytes())
 
 
 def load(address: str) -> Any:
-    """Returns what stands in a file under a name. The file is executed, once while its content is the same.
+    """Returns the object of an address. The file is executed, once for the same content.
 
     Raises:
         ValueError: there is no such file, it cannot be executed, or it has no such name.
@@ -69,15 +69,15 @@ def load(address: str) -> Any:
     path, name = address_file(address), address.rpartition(":")[2]
     module = _module(path.resolve(), file_checksum(path))
     if not hasattr(module, name):
-        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{path} has no {quoted(name)}{did_you_mean(name, own)}")
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(f"{path} has no {quoted(name)}{did_you_mean(name, names)}")
     return getattr(module, name)
 
 
 def error_location(error: BaseException) -> str:
-    """Returns where in a user's file an error comes from, as the end of a message; empty where in none.
+    """Returns the line of a user's file where an error was raised, as the end of a message, or "".
 
-    The last line of the traceback that is in such a file is meant: what it called is not the user's.
+    It is the last line of the traceback that is in such a file.
     """
     found, trace = "", error.__traceback__
     while trace is not None:
@@ -90,30 +90,30 @@ def error_location(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def one_line_errors(name: str, remedy: str) -> Iterator[None]:
-    """Says of an error in what a user has written where it comes from, in place of a traceback.
+    """Raises a one-line ValueError with the source of an error in user code, in place of a traceback.
 
     Args:
-        name: of what was written.
+        name: address of the code.
         remedy: the end of the message.
 
     Raises:
-        ValueError: it refuses something, or anything else was raised.
+        ValueError: the code raised an error; its own ValueErrors are unchanged.
     """
     try:
         yield
-    except ValueError:  # what it refuses
+    except ValueError:  # the code refuses an argument
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error}{error_location(error)}"
-        raise ValueError(f"{name} cannot be made, it raised {told}; {remedy}.") from error
+        reason = f"{type(error).__name__}: {error}{error_location(error)}"
+        raise ValueError(f"{name} cannot be made, it raised {reason}; {remedy}.") from error
 
 
-_executed: set[str] = set()  # the files
+_executed: set[str] = set()  # paths of the executed files
 
 
 @functools.cache
 def _module(path: Path, content: str) -> ModuleType:
-    """Returns the module of a file, executed; another one where its content has another checksum."""
+    """Returns the executed module of a file; a new one for another checksum of its content."""
     name = f"{path.stem}_{content}"  # not the stem alone, which may be the name of an installed package
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the name ends in .py
