@@ -382,7 +382,7 @@ def test_a_kernel_that_is_multiplied_with_other_rows_trains_as_usual(module, bat
     monkeypatch.setattr(coordinates, "_inner_pays", lambda *sizes, kernels: True)
     data, optimizer = digits(), optax.sgd(0.1, momentum=0.9)
     fast, usual = (classification(module, data, fast_forms=fast) for fast in (True, False))
-    assert "kernel" not in fast.dense.first + fast.dense.inner
+    assert "kernel" not in fast.fast.dense.first + fast.fast.dense.inner
     found = []
     for task in (fast, usual):
         train = local_train(task, optimizer, local_epochs=3, batch_size=batch_size)
