@@ -129,9 +129,9 @@ def in_turn(
     def step(carry, part):
         model, total = carry
         mask, client = part
-        sent, loss = train_from(model, shared, client)
-        usable = mask & (sent.weight > 0) & tree.is_finite(sent.values)
-        return (tree.where(usable, sent.values, model), aggregate.add_one(total, sent, mask)), loss
+        contribution, loss = train_from(model, shared, client)
+        usable = mask & (contribution.weight > 0) & tree.is_finite(contribution.values)
+        return (tree.where(usable, contribution.values, model), aggregate.add_one(total, contribution, mask)), loss
 
     nothing = aggregate.empty_total(jax.eval_shape(train_from, model, shared, cohort.ids[0])[0])
     (_, total), loss = jax.lax.scan(step, (model, nothing), (cohort.mask[order], cohort.ids[order]))
@@ -156,9 +156,10 @@ def fedavg(
         optimizer: the local optimiser.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
+        weighting: weights of the models in the mean: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
         server_optimizer: takes the server's step, see `jaxfl.server`: FedAvgM, FedAdam, FedYogi; None is FedAvg.
-        update: `"parallel"`, or `"chain"`: one client after another, see above; on one device whatever the plan.
+        update: order of training: `"parallel"`, or `"chain"`: one client after another, see above, always on one
+            device.
 
     Raises:
         ValueError: an option is out of range.
@@ -196,7 +197,7 @@ def fedprox(
             `learning_rate * (mu + curvature) < 2`.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m).
+        weighting: weights of the models in the mean: `"rows"` (n_i / n) or `"uniform"` (1 / m).
         server_optimizer: takes the server's step, see `jaxfl.server`; None takes the average.
 
     Raises:
@@ -214,7 +215,7 @@ def fedsgd(task: Task, optimizer: optax.GradientTransformation, *, weighting: ag
     Args:
         task: what is learned.
         optimizer: gives the step: `optax.sgd(eta)` is the paper's. Its state starts fresh in every round.
-        weighting: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
+        weighting: weights of the gradients in the mean: `"rows"` (n_i / n, the paper) or `"uniform"` (1 / m).
 
     Raises:
         ValueError: an option is out of range.

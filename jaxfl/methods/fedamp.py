@@ -77,7 +77,7 @@ def fedamp(
     Args:
         task: what is learned.
         optimizer: the local optimiser.
-        similarity: `"distance"` (FedAMP) or `"cosine"` (HeurFedAMP).
+        similarity: similarity of two models: `"distance"` (FedAMP) or `"cosine"` (HeurFedAMP).
         sigma: with distances, the squared distance at which a model weighs 1 / e of an equal one; with cosines, the
             factor of the cosines: 0 gives all models equal weights.
         attraction: alpha, for distances; None is sigma / N, which gives equal models equal weights, where N counts the

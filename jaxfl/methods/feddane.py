@@ -71,7 +71,7 @@ def feddane(
             `learning_rate * (mu + curvature) < 2`.
         local_epochs: E; the official experiments use 20.
         batch_size: B; None takes all of a client's rows at once, the official experiments use 10.
-        weighting: `"rows"` (n_k / n, the official code) or `"uniform"` (1 / m), of gradients and of models.
+        weighting: weights of gradients and models: `"rows"` (n_k / n, the official code) or `"uniform"` (1 / m).
         server_optimizer: takes the server's step, see `jaxfl.server`; None takes the average.
 
     Raises:

@@ -133,12 +133,12 @@ def feddyn(
         terms = {"anchor": model, "correction": correction, "pull_scale": scale}
         trained, loss = train(key_for(key, Stream.BATCHES, round, client), model, data, client, **terms)
         change = optax.tree.sub(trained, model)
-        sent = change, optax.tree.sub(trained, own.last) if keeps_last else None
+        contribution = change, optax.tree.sub(trained, own.last) if keeps_last else None
         weight = aggregate.client_weight(data, client, "uniform")
         history = optax.tree.add(own.history, without_averages(task.averages, change))
-        counts = (weight > 0) & tree.is_finite(sent)
-        kept = tree.where(counts, ClientTerms(history, trained if keeps_last else None), own)
-        return aggregate.contribute(sent, weight), loss, kept
+        counts = (weight > 0) & tree.is_finite(contribution)
+        row = tree.where(counts, ClientTerms(history, trained if keeps_last else None), own)
+        return aggregate.contribute(contribution, weight), loss, row
 
     def round(key: Key, state: FedDynState, data: FederatedData, cohort: Cohort) -> tuple[FedDynState, Info]:
         model, part = state.model, base.takes_part(data)

@@ -130,8 +130,8 @@ def fedem(
         weights = jnp.where(
             finite, _learner_weights(data.train.size[client], after, by_rows), 0
         )  # all K count, or none
-        sent = [aggregate.contribute(tree.take(learners, k), weights[k]) for k in range(num_clusters)]
-        return sent, (loss, jnp.where(finite, after, before), finite)
+        contributions = [aggregate.contribute(tree.take(learners, k), weights[k]) for k in range(num_clusters)]
+        return contributions, (loss, jnp.where(finite, after, before), finite)
 
     def round(key: Key, state: FedEMState, data: FederatedData, cohort: Cohort) -> tuple[FedEMState, Info]:
         totals, (loss, found, finite) = over_clients(client, (key, state, data), cohort)

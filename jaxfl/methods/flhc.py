@@ -88,8 +88,9 @@ def flhc(
         task: what is learned.
         optimizer: the local optimiser.
         warmup_rounds: n, rounds of FedAvg before the clustering; it waits for a round with clients.
-        metric: `"l1"`, `"l2"` or `"cosine"` (1 - cos).
-        linkage: `"single"`, `"complete"`, `"average"`, `"weighted"` or, of l2, `"ward"`: see `clustering.linkage`.
+        metric: distance of two updates: `"l1"`, `"l2"` or `"cosine"` (1 - cos).
+        linkage: distance of two clusters: `"single"`, `"complete"`, `"average"`, `"weighted"` or, with l2, `"ward"`,
+            see `clustering.linkage`.
         threshold: T, in units of the distances; clusters at exactly T merge. None is 0.8 for the cosine; l1 and l2
             depend on the model's scale and need a value.
         num_clusters: number of clusters, instead of a threshold.
@@ -154,8 +155,8 @@ def flhc(
         numbers = {"num_clusters": jnp.maximum(number, 1), "overflow": base.doublings(number, places)}
         models, info = step(key, start, found, state.round, data, cohort, **numbers)
         info = add_exchange(info, due, data, up=jax.eval_shape(vector_of, key, theta), down=theta)
-        kept = tree.where(due, theta, state.theta)
-        return FLHCState(models, found, number, state.round + 1, kept, state.placed | due), info
+        theta_n = tree.where(due, theta, state.theta)
+        return FLHCState(models, found, number, state.round + 1, theta_n, state.placed | due), info
 
     def assign(key: Key, state: FLHCState, data: FederatedData, cohort: Cohort) -> FLHCState:
         """Returns the state where clients without a cluster have that of the nearest clustered client."""

@@ -48,7 +48,7 @@ def hypcluster(
         num_clusters: K, the number of models; Google's code chooses 2 among 2 to 5 on EMNIST.
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: `"rows"` (n_i, the paper) or `"uniform"`.
+        weighting: weights of the clients in a cluster's mean: `"rows"` (n_i, the paper) or `"uniform"`.
         start: `"groups"`: a warm start from K runs of FedAvg on random groups of the clients; `"kmeans++"`: from the
             models of K single clients, each the client with the highest loss under the models so far; `"random"` (the
             paper) or `"balanced"`, see `ifca`.

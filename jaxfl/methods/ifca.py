@@ -82,11 +82,12 @@ def ifca(
         task: what is learned.
         optimizer: the local optimiser of Option II; in Option I it makes the server's step from the mean gradient.
         num_clusters: K, the number of models; more than there are true groups leaves some of them empty.
-        average: `"models"` (Option II) or `"gradients"` (Option I; `local_epochs` and `batch_size` are then for
-            `start="kmeans++"` alone).
+        average: contributions that are averaged: `"models"` (Option II) or `"gradients"` (Option I; `local_epochs` and
+            `batch_size` are then for `start="kmeans++"` alone).
         local_epochs: E; the paper's tau local steps where a step takes all rows.
         batch_size: B; None takes all of a client's rows at once, as on MNIST in the paper.
-        weighting: `"uniform"` (the paper) or `"rows"` (HypCluster and the official FEMNIST code).
+        weighting: weights of the clients in a mean: `"uniform"` (the paper) or `"rows"` (HypCluster and the official
+            FEMNIST code).
         shared: patterns (see `tree.matching`) of the parameters that all clusters share, for example `"Dense_0"`; none
             if empty. They start from those of the first model.
         choose: rows with the loss by which an evaluation chooses a client's model: `"train"`, or `"test"` as in the
@@ -138,9 +139,9 @@ def ifca(
         key, state, data = shared
         cluster = find(state, data, client)
         client_key = key_for(key, Stream.BATCHES, state.round, client)
-        sent, loss = work(client_key, tree.take(state.models, cluster), data, client)
+        contribution, loss = work(client_key, tree.take(state.models, cluster), data, client)
         weight = aggregate.client_weight(data, client, weighting)
-        return aggregate.contribute(sent, weight, cluster, num_clusters), (loss, cluster)
+        return aggregate.contribute(contribution, weight, cluster, num_clusters), (loss, cluster)
 
     def round(key: Key, state: IFCAState, data: FederatedData, cohort: Cohort) -> tuple[IFCAState, Info]:
         total, (loss, found) = over_clients(client, (key, state, data), cohort)

@@ -97,16 +97,17 @@ def pacfl(
         optimizer: the local optimiser.
         preset: `"paper"` or `"official"`; their values are in brackets below, in this order. Options that are
             given replace the preset\'s values.
-        threshold: in degrees; clusters at exactly the threshold merge. At 90 or more (180 for `angle="entry"`) all
-            clients are in one cluster (FedAvg); below 0 every client is alone.
+        threshold: distance in degrees up to which clusters merge. At 90 or more (180 for `angle="entry"`) all clients
+            are in one cluster (FedAvg); below 0 every client is alone.
         num_clusters: number of clusters, instead of a threshold.
         rank: p, number of singular vectors that a client sends.
         vectors: vectors of a client: p for each `"client"`, or p for each `"label"` of its rows (client, label).
         angle: A, the `"smallest"` principal angle, or the smallest angle of an `"entry"` of U_i'U_j (smallest, entry).
-        linkage: `"single"`, `"complete"`, `"average"` or `"weighted"`, see `clustering.linkage` (average, weighted).
+        linkage: distance of two clusters: `"single"`, `"complete"`, `"average"` or `"weighted"`, see
+            `clustering.linkage` (average, weighted).
         local_epochs: E.
         batch_size: B; None takes all of a client's rows at once.
-        weighting: `"rows"` (n_i / n) or `"uniform"` (1 / m).
+        weighting: weights of the clients in a cluster's mean: `"rows"` (n_i / n) or `"uniform"` (1 / m).
         slots: cluster models at the start; the simulator doubles them when they run out.
 
     Raises:

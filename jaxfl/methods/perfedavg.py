@@ -84,7 +84,7 @@ def perfedavg(
             batches, and 1, 1.3 and 1.3 with mini-batches, which are divided.
         local_epochs: E.
         batch_size: B, rows that are divided into D, D' and D''. None takes all of a client's rows for each.
-        weighting: `"uniform"` (1 / m) or `"rows"` (n_i / n).
+        weighting: weights of the clients in the average: `"uniform"` (1 / m) or `"rows"` (n_i / n).
         server_optimizer: takes the server's step, see `jaxfl.server`; None takes the average.
 
     Raises:
@@ -152,7 +152,7 @@ def meta_task(task: Task, rate: float, order: Order, parts: int, delta: float = 
 
     averages = averages_of(task)
     averages = None if averages is None else averages._replace(loss=after_a_step(averages.loss))
-    # a task of rows that are wide has its gradients made of fewer at once
+    # otherwise a gradient of wide rows would be computed in blocks of fewer rows
     meta = with_loss(task, after_a_step(task.loss), averages)
     return meta._replace(fast=meta.fast._replace(widest=0))
 

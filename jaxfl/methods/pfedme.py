@@ -190,7 +190,7 @@ def envelope(
     loss.defvjp(solve, backwards)
     names = [f"theta/{name}" for name in tree.names(jax.eval_shape(task.init, jax.random.key(0)))]
     names += [] if averages is None else [f"w/{name}" for name in averages.names]
-    # a task of rows that are wide has its gradients made of fewer at once
+    # otherwise a gradient of wide rows would be computed in blocks of fewer rows
     meta = with_loss(task, loss, Averages(frozenset(names), loss))
     return meta._replace(fast=meta.fast._replace(widest=0))
 

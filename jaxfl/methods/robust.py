@@ -133,11 +133,12 @@ def robust(
         )
 
     def round(key: Key, state: RobustState, data: FederatedData, cohort: Cohort) -> tuple[RobustState, Info]:
-        sent, loss = train_cohort(train, key, state, data, cohort)  # [C, ...]: see the module's word on memory
+        # [C, ...]: no sum holds the ranks that a trimmed mean needs
+        trained_models, loss = train_cohort(train, key, state, data, cohort)
         found = state.cluster[cohort.ids]
         trained = cohort.mask & (data.train.size[cohort.ids] > 0)
-        counts = trained & jax.vmap(tree.is_finite)(sent)
-        models = aggregate.trimmed_mean(sent, jnp.where(counts, found, -1), state.models, share=trim)
+        counts = trained & jax.vmap(tree.is_finite)(trained_models)
+        models = aggregate.trimmed_mean(trained_models, jnp.where(counts, found, -1), state.models, share=trim)
         one = base.shape_of(state.models)
         info = base.info(
             cohort,
@@ -150,7 +151,7 @@ def robust(
         )
         info = add_exchange(info, state.round == 0, data, up=state.points[0], down=one)
         state = state._replace(models=models, round=state.round + 1)
-        return cluster_again(key, state, cohort, sent, counts) if iterative else state, info
+        return cluster_again(key, state, cohort, trained_models, counts) if iterative else state, info
 
     def client_params(state: RobustState, ids: Array) -> Params:
         return tree.take(state.models, state.cluster[ids])
@@ -172,16 +173,18 @@ def train_cohort(
 
 
 def reclustering(point_of: Callable[[Key, Params], Array], stage: dict[str, Any]) -> Callable[..., RobustState]:
-    """Returns `cluster_again(key, state, cohort, sent [C, ...], counts [C]) -> state`, by what the cohort has sent.
+    """Returns `cluster_again(key, state, cohort, trained_models [C, ...], counts [C]) -> state`.
 
     Args:
         point_of: `(key, model) -> [d]`.
         stage: options of k-means.
     """
 
-    def cluster_again(key: Key, state: RobustState, cohort: Cohort, sent: Params, counts: Array) -> RobustState:
+    def cluster_again(
+        key: Key, state: RobustState, cohort: Cohort, trained_models: Params, counts: Array
+    ) -> RobustState:
         ids = jnp.where(counts, cohort.ids, state.cluster.shape[0])  # out of range: written nowhere
-        points = state.points.at[ids].set(jax.vmap(lambda model: point_of(key, model))(sent), mode="drop")
+        points = state.points.at[ids].set(jax.vmap(lambda model: point_of(key, model))(trained_models), mode="drop")
         known = state.known.at[ids].set(True, mode="drop")
         centres = kmeans.lloyd(points, state.centres, mask=known, max_iterations=1, **stage).centres
         new = state._replace(points=points, known=known, centres=centres, cluster=nearest_centre(points, centres))

@@ -124,10 +124,10 @@ def scaffold(
             slope = mean_gradient(optax.tree.sub(model, trained), far)
             met = optax.tree.sub(slope, correction)
             new = jax.tree.map(lambda s, after, before: jnp.where(s > 0, after, before), far, met, own)
-        sent = trained, optax.tree.sub(new, own)
+        contribution = trained, optax.tree.sub(new, own)
         weight = aggregate.client_weight(data, client, weighting)
-        kept = tree.where((weight > 0) & tree.is_finite(sent), new, own)
-        return aggregate.contribute(sent, weight), loss, kept
+        row = tree.where((weight > 0) & tree.is_finite(contribution), new, own)
+        return aggregate.contribute(contribution, weight), loss, row
 
     def round(key: Key, state: ScaffoldState, data: FederatedData, cohort: Cohort) -> tuple[ScaffoldState, Info]:
         model, control = state.model, state.control

@@ -6,7 +6,7 @@ lambda_i = n_i / n,
 
     sum_i lambda_i |w_i - Omega_{r_i}|^2
 
-is minimised by turns of
+is minimised by alternating steps:
 
     local   w_i <- E epochs from Omega_{r_i} on f_i
     E       r_i <- argmin_k |w_i - Omega_k|^2

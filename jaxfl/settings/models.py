@@ -74,21 +74,22 @@ def _load_user_network(name: str) -> Any:
     return found
 
 
-def _parameters_as_options(made: Callable[..., Any]) -> list[Option]:
+def _parameters_as_options(factory: Callable[..., Any]) -> list[Option]:
     """Returns the parameters of a function, or of a class's `__init__`, as options."""
-    function = made.__init__ if isinstance(made, type) else made  # flax.nnx hides the signature of its classes
-    lines = docstring_lines(made)
+    function = factory.__init__ if isinstance(factory, type) else factory  # flax.nnx hides the signature of its classes
+    lines = docstring_lines(factory)
     try:
-        words = inspect.signature(function, eval_str=True).parameters.values()
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     except NameError:  # of a type that is imported for a type checker alone
-        words = [one.replace(annotation=one.empty) for one in inspect.signature(function).parameters.values()]
+        unread = inspect.signature(function).parameters.values()
+        parameters = [parameter.replace(annotation=parameter.empty) for parameter in unread]
     return [
         Option(
-            word.name,
-            REQUIRED if word.default is word.empty else word.default,
-            Any if word.annotation is word.empty else word.annotation,
-            lines.get(word.name, ""),
+            parameter.name,
+            REQUIRED if parameter.default is parameter.empty else parameter.default,
+            Any if parameter.annotation is parameter.empty else parameter.annotation,
+            lines.get(parameter.name, ""),
         )
-        for word in words
-        if word.kind in (word.POSITIONAL_OR_KEYWORD, word.KEYWORD_ONLY)
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]

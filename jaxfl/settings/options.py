@@ -142,7 +142,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     """Returns the settings of a run from its names and its options; nothing is loaded.
 
     Args:
-        method: a name that `jaxfl.settings.methods.row` knows.
+        method: a name, as for `jaxfl.settings.methods.row`.
         data: a name of the catalogue.
         items: `key=value`, or `owner.key=value` where two owners have an option of this name. `model`, `optimizer` and
             `server_optimizer` choose these by name; all other keys are options of the chosen ones.

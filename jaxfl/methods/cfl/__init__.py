@@ -137,7 +137,7 @@ def cfl(
         eps2: a cluster may be split when the norm of a client's update, of the compared layers, is above it (0.3, 1.6,
             0).
         gamma_max: bound that a split must exceed to be kept (1.1, 0, 0.13); 0 keeps every split.
-        linkage: `"single"`, `"complete"` or `"average"` (single, complete, average).
+        linkage: rule of the split: `"single"`, `"complete"` or `"average"` (single, complete, average).
         weighting: weights of the clients in a cluster's mean: `"rows"` or `"uniform"` (rows, uniform, rows).
         layers: patterns (see `tree.matching`) of the parameters that clients are compared by, or `"last kernel"` (all,
             all, the last kernel).

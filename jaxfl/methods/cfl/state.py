@@ -166,7 +166,7 @@ def initial_state(model: Params, vector: jax.ShapeDtypeStruct, data: FederatedDa
     )
 
 
-def record_reports(state: CFLState, sent: ClientReport, data: FederatedData, cohort: Cohort) -> CFLState:
+def record_reports(state: CFLState, reports: ClientReport, data: FederatedData, cohort: Cohort) -> CFLState:
     """Returns the state with the reports of a cohort's clients; clients without rows report nothing.
 
     The norms of clients that have left the federation become 0, so that they are not compared: an old update that is
@@ -174,12 +174,12 @@ def record_reports(state: CFLState, sent: ClientReport, data: FederatedData, coh
     """
     trained = cohort.mask & (data.train.size[cohort.ids] > 0)
     ids = jnp.where(trained, cohort.ids, data.num_clients)  # out of range: written nowhere
-    layers_norm = state.layers_norm.at[ids].set(sent.layers_norm, mode="drop")
-    update_norm = state.update_norm.at[ids].set(sent.update_norm, mode="drop")
+    layers_norm = state.layers_norm.at[ids].set(reports.layers_norm, mode="drop")
+    update_norm = state.update_norm.at[ids].set(reports.update_norm, mode="drop")
     there = takes_part(data)
     return state._replace(
         trained=state.trained.at[ids].set(True, mode="drop"),
-        vectors=state.vectors.at[ids].set(sent.vectors, mode="drop"),
+        vectors=state.vectors.at[ids].set(reports.vectors, mode="drop"),
         update_norm=jnp.where(there, update_norm, 0),
         layers_norm=jnp.where(there, layers_norm, 0),
         largest=jnp.maximum(state.largest, layers_norm.max()),

@@ -56,14 +56,15 @@ def update_mean(
     sizes = jnp.asarray(data.train.size)
     there = jnp.where(takes_part(data), weight(sizes), 0)
     left_out = jnp.where(cohort.mask, weight(sizes[cohort.ids]), 0).sum() - total.weight[0]
-    heard = jnp.maximum(there.sum() - left_out, 1)
+    weight_sum = jnp.maximum(there.sum() - left_out, 1)
     before, still = counted.there.sum(), jnp.where(there > 0, counted.there, 0).sum()
     stay = jnp.where(before > still, still / jnp.maximum(before, 1), 1)
-    kept, share = (part.astype(float) / heard.astype(float) for part in (counted.heard * stay, jnp.ones_like(heard)))
-    anybody = total.weight[0] > 0
+    numerators = counted.heard * stay, jnp.ones_like(weight_sum)
+    old_share, share = (part.astype(float) / weight_sum.astype(float) for part in numerators)
+    contributed = total.weight[0] > 0
 
     def add(leaf: Array, more: Array) -> Array:
-        return jnp.where(anybody, kept.astype(leaf.dtype) * leaf + share.astype(leaf.dtype) * more, leaf)
+        return jnp.where(contributed, old_share.astype(leaf.dtype) * leaf + share.astype(leaf.dtype) * more, leaf)
 
-    now = jax.tree.map(lambda new, old: jnp.where(anybody, new, old), Counted(there, heard), counted)
+    now = jax.tree.map(lambda new, old: jnp.where(contributed, new, old), Counted(there, weight_sum), counted)
     return jax.tree.map(add, mean, change), now

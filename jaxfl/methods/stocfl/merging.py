@@ -116,13 +116,13 @@ def merge(
     best = jnp.full(count, slots, jnp.int32).at[where[:slots]].min(rank, mode="drop")  # [K + C]
     keeper = jnp.where(best < slots, order[jnp.minimum(best, slots - 1)], -1)
 
-    kept = (size > 0) & ~compared
-    kept = kept.at[jnp.where(keeper >= 0, keeper, slots)].set(True, mode="drop")
+    taken = (size > 0) & ~compared
+    taken = taken.at[jnp.where(keeper >= 0, keeper, slots)].set(True, mode="drop")
     first = label == jnp.arange(count, dtype=jnp.int32)  # a group is named after its first node
     opens = alive & first & (keeper < 0)
     turn = jnp.cumsum(opens) - 1
-    free = jnp.argsort(kept, stable=True).astype(jnp.int32)  # free slots first, in ascending order
-    needed = kept.sum() + opens.sum()
+    free = jnp.argsort(taken, stable=True).astype(jnp.int32)  # free slots first, in ascending order
+    needed = taken.sum() + opens.sum()
     slot = jnp.where(opens, free[jnp.clip(turn, 0, slots - 1)], keeper).astype(jnp.int32)  # [K + C], by group
     opened = jnp.zeros(slots, bool).at[jnp.where(opens, slot, slots)].set(True, mode="drop")
 
@@ -130,7 +130,7 @@ def merge(
     to = jnp.where(alive, slot[jnp.minimum(where, count - 1)], stay)  # [K + C], each node's new slot
     old = jnp.where(cluster >= 0, to[jnp.maximum(cluster, 0)], -1)
     new = old.at[jnp.where(newcomer, ids, old.shape[0])].set(to[slots:], mode="drop")
-    return Merged(new, to, opened, (kept | opened).sum().astype(jnp.int32), doublings(needed, slots))
+    return Merged(new, to, opened, (taken | opened).sum().astype(jnp.int32), doublings(needed, slots))
 
 
 def sums_by_cluster(vectors: Array, cluster: Array, slots: int) -> Array:
