@@ -58,7 +58,9 @@ def line(seed: int, index: int, folder: Path) -> list[str]:
         return ["methods", *draw.choice([[], [_method(draw)]]), *as_json]
     if kind == "data":
         name, source = _data(draw, folder)
-        items = _items(draw, options.known_options("fedavg", name, "logistic", "sgd") if _known(name) else [], {"data"})
+        items = _items(
+            draw, options.applicable_options("fedavg", name, "logistic", "sgd") if _known(name) else [], {"data"}
+        )
         return ["data", *draw.choice([[], [name, *source], [name, *source, *items]]), *as_json]
     return draw.choice(
         [
@@ -85,7 +87,7 @@ def _run(draw: random.Random, folder: Path, command: str) -> list[str]:
     if method in METHODS and _known(data):
         model, optimizer = draw.choice([*networks.MODELS, *["logistic", "mlp"] * 9]), draw.choice([*options.OPTIMIZERS])
         server = draw.choice([None, None, *options.SERVERS]) if "server_optimizer" in METHODS[method].options else None
-        known = options.known_options(method, data, model, optimizer, server)
+        known = options.applicable_options(method, data, model, optimizer, server)
         names = {option.name for option in known if option.owner == "data"}
         chosen = {name: value for name, value in SMALL.items() if name in names}
         chosen |= {"model": model, **SLIM.get(model, {})}

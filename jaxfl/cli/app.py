@@ -40,7 +40,7 @@ CohortSize = Annotated[
 EvalEvery = Annotated[
     int | None, typer.Option(help="Rounds between evaluations. Default a tenth of all rounds.", metavar="R")
 ]
-Settings = Annotated[
+SetItems = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -135,7 +135,7 @@ def run_command(
             metavar=SEEDS,
         ),
     ] = None,
-    items: Settings = None,
+    items: SetItems = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for configuration, history, checkpoints, summary and pictures.", metavar="DIR"),
@@ -280,7 +280,7 @@ def plan_command(
     time: Annotated[
         bool, typer.Option("--time", help="Also train three rounds and print the seconds per round.")
     ] = False,
-    items: Settings = None,
+    items: SetItems = None,
 ) -> None:
     """Print the memory that a run needs, before it is started."""
     with reported_errors():
@@ -473,7 +473,7 @@ def reproduce_command(
         str | None,
         typer.Option(help="Add a row of this method, built in or your own, and run it alone; needs --out."),
     ] = None,
-    items: Settings = None,
+    items: SetItems = None,
     clone: Clone = None,
 ) -> None:
     """Compute the missing numbers of a paper's tables, and the report.

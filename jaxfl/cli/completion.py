@@ -65,7 +65,7 @@ def complete_setting(context: typer.Context, incomplete: str) -> Suggestions:
         if "method" in given:
             wanted, method = options.split_items(given.get("items") or ()), given.get("method") or first
             model = wanted.get("model", catalog.dataset(data).model[0])
-            found = options.known_options(method, data, model, wanted.get("optimizer", "sgd"))
+            found = options.applicable_options(method, data, model, wanted.get("optimizer", "sgd"))
             begun = [*((f"model={name}", "") for name in MODELS), *((f"optimizer={name}", "") for name in OPTIMIZERS)]
         else:
             found = list(catalog.known_options(data).values())

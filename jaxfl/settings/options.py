@@ -86,7 +86,7 @@ class Settings(NamedTuple):
         return found | ({"weights": user_code.existing_file(self.run["weights"])} if self.run.get("weights") else {})
 
 
-def known_options(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
+def applicable_options(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> list[Option]:
     """Returns all options that apply to this choice of method, data, model and optimisers, with their defaults."""
     method_options, model_options = function_options(methods.row(method).factory), models.options(model)
     method_options.pop("server_optimizer", None)  # it is chosen by name and has options itself
@@ -106,7 +106,7 @@ def known_options(method: str, data: str, model: str, optimizer: str, server: st
 
 def default_values(method: str, data: str, model: str, optimizer: str, server: str | None = None) -> dict[str, Any]:
     """Returns the defaults of `known` by `owner.name`, ready for JSON."""
-    choice = known_options(method, data, model, optimizer, server)
+    choice = applicable_options(method, data, model, optimizer, server)
     return {f"{one.owner}.{one.name}": reading.json_value(one.default) for one in choice}
 
 
@@ -160,7 +160,7 @@ def route(method: str, data: str, items: Iterable[str] = (), **given: Any) -> Se
     optimizer = wanted.pop("optimizer", "sgd")
     check_name("optimizer", optimizer, OPTIMIZERS)
     server = _choose_server(method, wanted)
-    options = known_options(method, data, model, optimizer, server)
+    options = applicable_options(method, data, model, optimizer, server)
     wanted = without_removed(method, wanted, {option.name for option in options})
     where = f"method {method}, data {data}, model {model}, optimizer {optimizer}"
     chosen: dict[str, dict[str, Any]] = {owner: {} for owner in OWNERS}

@@ -98,7 +98,7 @@ def test_an_option_without_default_must_be_given(monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_default_fits_its_own_type(method):
-    for option in options.known_options(method, "rotated-mnist", "stocfl-femnist-cnn", "momentum"):
+    for option in options.applicable_options(method, "rotated-mnist", "stocfl-femnist-cnn", "momentum"):
         if option.default is not options.REQUIRED:
             assert options.convert(option.name, str(option.default), option) == option.default
 
