@@ -203,7 +203,7 @@ def _process(*arguments: str) -> Iterator[dict[str, Any]]:
 def _failure(code: int, errors: str) -> str:
     """Returns the reason why a process has written no result.
 
-    >>> _why(-9, ""), _why(1, "Traceback ...\\nOSError: disk full\\n")
+    >>> _failure(-9, ""), _failure(1, "Traceback ...\\nOSError: disk full\\n")
     ('killed by the system (signal 9), which happens where memory runs out', 'OSError: disk full')
     """
     if code == -9:
