@@ -293,7 +293,7 @@ def user_files(name: str, data_dir: str | Path | None = None, other: str | None 
     """
     names = [dataset(name).source] + ([] if other in (None, "negative") else [other])
     entries = [saved.ENTRY] if name == SAVED.name else [sources.entry(source) for source in names]
-    places = [(entry.user_files, entry.find(data_dir)) for entry in entries if entry.user_files is not None]
+    places = [(entry.user_files, entry.find(data_dir)) for entry in entries if entry.user_files and entry.find]
     return sorted({file for list_files, place in places if place is not None for file in list_files(place)})
 
 
