@@ -104,7 +104,7 @@ def command(experiment: Experiment, scale: str, cell: Cell | Study) -> str:
 
 def _table_blocks(
     experiment: Experiment, scale: str, entries: Sequence[Entry], table: str, out: Path, drawn: set[frozenset[str]]
-) -> list[page.Block]:
+) -> list[page.PageBlock]:
     """Returns the blocks of a table, and draws its pictures into `out`; curves of the same runs are `drawn` once."""
     own = [entry for entry in entries if entry.cell.table == table]
     metrics = " and ".join(dict.fromkeys(f"{e.cell.metric.replace('_', ' ')} {e.cell.unit}".strip() for e in own))
@@ -113,7 +113,7 @@ def _table_blocks(
         f"{metrics}: mean ± standard deviation over the seeds; in brackets the paper's, and ours minus the paper's in "
         f"{unit}. {EMPTY} was not made."
     )
-    blocks: list[page.Block] = [page.Heading(2, table), page.Text(legend), comparison(entries, table)]
+    blocks: list[page.PageBlock] = [page.Heading(2, table), page.Text(legend), comparison(entries, table)]
     blocks += [
         page.Text(f"{entry.cell.row}, {entry.cell.column}: failed, {entry.failure}") for entry in own if entry.failure
     ]
@@ -141,13 +141,13 @@ def _table_blocks(
     return blocks
 
 
-def _study(experiment: Experiment, scale: str, study: Study, folder: Path) -> list[page.Block]:
+def _study(experiment: Experiment, scale: str, study: Study, folder: Path) -> list[page.PageBlock]:
     """Returns the blocks of a study."""
     found = studies.read(folder, study)
     how = page.Table(["how it is made"], [[page.Code(command(experiment, scale, study))]])
     if found is None:
         return [page.Heading(2, study.label), page.Text("Not made."), how]
-    blocks: list[page.Block] = [page.Heading(2, study.label), page.Text(found["text"])]
+    blocks: list[page.PageBlock] = [page.Heading(2, study.label), page.Text(found["text"])]
     if found["table"]:
         head = list(found["table"][0])
         blocks.append(page.Table(head, [[_word(row[name]) for name in head] for row in found["table"]]))
@@ -155,7 +155,7 @@ def _study(experiment: Experiment, scale: str, study: Study, folder: Path) -> li
     return [*blocks, how]
 
 
-def _claims(experiment: Experiment, entries: Sequence[Entry]) -> list[page.Block]:
+def _claims(experiment: Experiment, entries: Sequence[Entry]) -> list[page.PageBlock]:
     """Returns which of two rows is better, as far as the seeds say it."""
     found = claims.table(experiment, entries)
     return [] if found is None else [page.Heading(2, "Which is better"), page.Text(claims.WORDS), found]
@@ -178,7 +178,7 @@ def _notes(entries: Sequence[Entry]) -> list[str]:
     return [f"{', '.join(dict.fromkeys(rows))}: {note}" for note, rows in about.items()]
 
 
-def _elsewhere(experiment: Experiment, scale: str, entries: Sequence[Entry]) -> list[page.Block]:
+def _elsewhere(experiment: Experiment, scale: str, entries: Sequence[Entry]) -> list[page.PageBlock]:
     """Returns how many of the paper's numbers have no cell at this scale, by table, and where they are made."""
     here, paper = {entry.cell.label for entry in entries}, {cell.label for cell in experiment.scales["paper"].cells}
     counts: dict[tuple[str, str], int] = {}

@@ -28,7 +28,9 @@ DataName = Annotated[
 DataDir = Annotated[
     str | None, typer.Option("--data-dir", help="Folder with the files of the data, or its parent.", metavar="DIR")
 ]
-Rounds = Annotated[int | None, typer.Option(help="Total number of rounds. Default 100; 20 on the digits.", metavar="R")]
+RoundCount = Annotated[
+    int | None, typer.Option(help="Total number of rounds. Default 100; 20 on the digits.", metavar="R")
+]
 CohortSize = Annotated[
     str | None,
     typer.Option(
@@ -121,7 +123,7 @@ def run_command(
     method: MethodName,
     data: DataName,
     data_dir: DataDir = None,
-    rounds: Rounds = None,
+    rounds: RoundCount = None,
     cohort: CohortSize = None,
     seed: Annotated[
         int | None,
@@ -244,7 +246,7 @@ def sweep_command(
             metavar="KEY=VALUE,...",
         ),
     ] = None,
-    rounds: Rounds = None,
+    rounds: RoundCount = None,
     cohort: CohortSize = None,
     eval_every: EvalEvery = None,
     data_dir: DataDir = None,

@@ -43,7 +43,7 @@ def write_page(settings: RunsBySetting, found: Comparison, unfinished: Sequence[
     federations = dict.fromkeys(run.summary["data"] for run in runs)
     title = f"{style.count_phrase(len(found.lines), 'setting')} on {', '.join(federations)}"
     header, *rows = found.table(bold=page.Bold.MARKED)
-    blocks: list[page.Block] = [
+    blocks: list[page.PageBlock] = [
         page.Heading(1, title),
         page.Text(_runs_sentence(runs)),
         page.Heading(2, "Results"),

@@ -164,7 +164,7 @@ def write_scaling(results: Sequence[Scaling], command: str, out: Path) -> None:
     drawn = [result for result in results if any("error" not in row for row in result.points)]
     if drawn:
         draw_scaling(*drawn).savefig(out / PICTURE, dpi=110)
-    blocks: list[page.Block] = [
+    blocks: list[page.PageBlock] = [
         page.Heading(1, "How jaxfl scales on this machine"),
         page.Text(machine_sentence(results, header)),
     ]
@@ -250,7 +250,7 @@ def _write_workloads(results: Sequence[Any], command: str, out: Path) -> None:
     """
     header = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
     write_text(out / RECORD, json.dumps({**header, "works": [result._asdict() for result in results]}, indent=1) + "\n")
-    blocks: list[page.Block] = [page.Heading(1, "jaxfl's workloads on this machine")]
+    blocks: list[page.PageBlock] = [page.Heading(1, "jaxfl's workloads on this machine")]
     machines = [record for result in results for record in result.records]
     if machines:
         versions = ", ".join(f"{name} {version}" for name, version in machines[0]["versions"].items())

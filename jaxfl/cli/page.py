@@ -125,15 +125,15 @@ class Picture(NamedTuple):
     dpi: int | None = None
 
 
-Block = Heading | Text | Table | Listing | Picture
+PageBlock = Heading | Text | Table | Listing | Picture
 
 
-def markdown(blocks: Sequence[Block]) -> str:
+def markdown(blocks: Sequence[PageBlock]) -> str:
     """Returns the blocks as Markdown; pictures refer to their files."""
     return "\n\n".join(map(_markdown_block, blocks)) + "\n"
 
 
-def html(title: str, blocks: Sequence[Block], folder: Path) -> str:
+def html(title: str, blocks: Sequence[PageBlock], folder: Path) -> str:
     """Returns the blocks as one page.
 
     Args:
@@ -151,7 +151,7 @@ def html(title: str, blocks: Sequence[Block], folder: Path) -> str:
     )
 
 
-def _markdown_block(block: Block) -> str:
+def _markdown_block(block: PageBlock) -> str:
     match block:
         case Heading(level, text):
             return f"{'#' * level} {text}"
@@ -174,7 +174,7 @@ def _markdown_cell(word: str) -> str:
     return f"`{text}`" if isinstance(word, Code) else f"**{text}**" if isinstance(word, Bold) else text
 
 
-def _html_block(block: Block, folder: Path) -> str:
+def _html_block(block: PageBlock, folder: Path) -> str:
     match block:
         case Heading(level, text):
             return f"<h{level}>{escape(text)}</h{level}>"

@@ -45,7 +45,7 @@ def write_run_page(result: Result, job: jobs.Job) -> None:
         metrics = {name: value for name, value in result.evaluation.metrics.items() if name != "clusters"}
         title = f"{summary['method']} on {summary['data']}"
         head, cells = tables.result_row(summary)
-        blocks: list[page.Block] = [
+        blocks: list[page.PageBlock] = [
             page.Heading(1, title),
             page.Text(_run_sentence(summary)),
             page.Table(["command"], [[page.Code(command_line(job, summary["rounds"]))]]),
@@ -123,7 +123,7 @@ def _run_sentence(summary: dict[str, Any]) -> str:
     )
 
 
-def _client_blocks(result: Result) -> list[page.Block]:
+def _client_blocks(result: Result) -> list[page.PageBlock]:
     """Returns the table of the clients, with a sentence above it."""
     frame = result.clients()
     note = "Clusters have the same numbers as in the pictures. A click on a column's name sorts the table."

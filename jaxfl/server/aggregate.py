@@ -23,7 +23,7 @@ Weighting = Literal["rows", "uniform"]
 
 @struct.dataclass
 class Contribution:
-    """What one client adds to the server's sums."""
+    """The terms that one client adds to the server's sums."""
 
     values: Params  # one model
     weight: Array  # [] float; or [K], a weight in each of the sums

@@ -122,7 +122,7 @@ def beside(
 
 
 class AdaptiveState(NamedTuple):
-    """What FedAdam and FedYogi remember."""
+    """State of FedAdam and FedYogi between rounds."""
 
     mean: Params  # m, starts at 0
     square: Params  # v, starts at tau^2

@@ -18,7 +18,7 @@ from jaxfl.typing import Array
 
 
 class Metrics(NamedTuple):
-    """What is reported of test rows.
+    """Metrics of test rows.
 
     Attributes:
         counts: `(outputs [B, ...], batch) -> counts`, what each row contributes: a pytree of arrays `[B, ...]`, numbers

@@ -19,7 +19,7 @@ from jaxfl.typing import Params
 
 
 class ValueKind(enum.IntEnum):
-    """How a number or array in an optimiser's program depends on one leaf of the model."""
+    """Dependence of a number or array in an optimiser's program on one leaf of the model."""
 
     ZERO = 0
     UNIFORM = 1  # the same number everywhere, and independent of the leaf: rates, counts

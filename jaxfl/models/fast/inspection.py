@@ -10,7 +10,7 @@ from jaxfl.models.fast.rewriting import INLINE, inner_programs
 
 
 class ProgramResult(NamedTuple):
-    """How a leaf of a function's results depends on the leaves of its arguments.
+    """Dependence of a leaf of a function's results on the leaves of its arguments.
 
     Attributes:
         unchanged: whether it is one of the arguments.

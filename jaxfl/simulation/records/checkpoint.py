@@ -26,7 +26,7 @@ _HEADER, _DIGEST, _KINDS = "header", "sha256", "kinds"
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds, as it was when it was saved.
+    """Content of a checkpoint, as it was saved.
 
     Attributes:
         path: of the file.
