@@ -572,9 +572,7 @@ def test_help_and_lists_tell_of_the_conditions():
         "drift=swap",
     ):
         assert word in shown, word
-    assert re.search(
-        'availability +always +who .*\n +"always", "diurnal" or "random"', jaxfl("methods", "local").stdout
-    )
+    assert re.search('availability +always +\\w.*\n +"always", "diurnal" or "random"', jaxfl("methods", "local").stdout)
     assert "attack_scale=1.0" in jaxfl("data", "rotated-digits").stdout
 
 

@@ -271,10 +271,10 @@ def test_without_conditions_the_program_is_as_if_there_were_none(batch_size, key
 
     usual = program().as_text()
     for name, nothing in {
-        "epochs_of": lambda key, data, local_epochs: local_epochs,
-        "sent_model": lambda key, start, trained, data, client: trained,
-        "sent_gradient": lambda key, gradient, data, client: gradient,
-        "paced": lambda updates, rate: updates,
+        "epoch_count": lambda key, data, local_epochs: local_epochs,
+        "perturb_model": lambda key, start, trained, data, client: trained,
+        "perturb_gradient": lambda key, gradient, data, client: gradient,
+        "scale_updates": lambda updates, rate: updates,
     }.items():
         monkeypatch.setattr(training.conduct, name, nothing)
     assert program().as_text() == usual
