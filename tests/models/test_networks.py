@@ -119,7 +119,11 @@ def test_padding_rows_change_nothing_in_a_network_with_batch_norm(key):
     evaluate = jax.jit(jax.value_and_grad(loss))
     expected = evaluate(params, rows, None)
     found = evaluate(params, padded, mask)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, expected)
+
+    def close(a, b):  # rounding may turn a ReLU or the place of a maximum: up to 4e-4 of a leaf's largest number
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-3 * np.abs(b).max() + 1e-6)  # biases before a norm have 0
+
+    jax.tree.map(close, found, expected)
     unmasked, _ = evaluate(params, padded, jnp.ones(5, bool))
     assert abs(float(unmasked - expected[0])) > 1e-3  # the mask is what keeps the padding out
 
