@@ -453,9 +453,9 @@ def test_seeds_wait_apart_and_a_loss_should_fall():
         callbacks.TimeLimit(0)
 
 
-def test_all_rows_are_not_compared_with_some():
+def test_all_rows_are_not_compared_with_some(tmp_path):
     """The last evaluation of a run with `test_rows` is of all rows."""
-    best, kept = callbacks.BestCheckpoint("best", "loss"), []
+    best, kept = callbacks.BestCheckpoint(tmp_path / "best", "loss"), []
     events = [
         EVENTS[1]._replace(record={"loss": value}, earlier=[{"loss": 0.5}] * place, keep=kept.append, whole=place == 2)
         for place, value in enumerate((0.5, 0.4, 0.1))
