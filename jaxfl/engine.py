@@ -26,9 +26,8 @@ from jaxfl.server.aggregate import add_many, add_one
 from jaxfl.server.coordinate_sums import PRODUCT_CLIENTS, ClientWork
 from jaxfl.typing import Array, Params
 
-WRITE_BYTES = (
-    16 << 20
-)  # of rows that are written at once, by devices that wait for each other; or rows of PRODUCT_CLIENTS
+# Bytes of rows that are written at once, by devices that wait for each other; at least the rows of PRODUCT_CLIENTS.
+WRITE_BYTES = 16 << 20
 NO_ROW = np.iinfo(np.int32).max  # a row's place that nothing is written to
 # XLA's CPU backend gives products, sums and convolutions to a library, YNN. Nothing is as fast as its products, but its
 # convolutions take one core alone where there are few channels, and longer than XLA's own: those it is not given.
