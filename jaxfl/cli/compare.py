@@ -17,7 +17,7 @@ from jaxfl.cli.run_page import PAGE, command_line, format_cell
 from jaxfl.cli.tables.console import print_table, stderr, stdout
 from jaxfl.files import write_text
 from jaxfl.jobs.job import DPI
-from jaxfl.jobs.loaded import LoadedRun
+from jaxfl.jobs.loaded import written_job
 from jaxfl.plots import style
 from jaxfl.plots.curves import curves
 
@@ -121,7 +121,7 @@ def _command_rows(settings: RunsBySetting) -> list[list[str]]:
     rows = []
     for name, line in settings.items():
         with contextlib.suppress(ValueError, KeyError):
-            rows.append([name, page.Code(command_line(LoadedRun(line[0].path).job, line[0].summary["rounds"]))])
+            rows.append([name, page.Code(command_line(written_job(line[0].config), line[0].summary["rounds"]))])
     return rows
 
 

@@ -59,13 +59,15 @@ class Job(NamedTuple):
 
     def config(self) -> dict[str, Any]:
         """Returns what `config.json` holds."""
+        files = self.settings.files()
         return {
             **self.identity(),
             "rounds": self.rounds,
             "eval_every": self.eval_every,
             "checkpoint_every": self.checkpoint_every,
             "data_dir": None if self.data_dir is None else str(Path(self.data_dir).resolve()),
-            **{f"{owner}_file": str(path.resolve()) for owner, path in self.settings.files().items()},
+            **{f"{owner}_file": str(path.resolve()) for owner, path in files.items()},
+            **{f"{owner}_sha256": user_code.file_sha256(path) for owner, path in files.items() if owner != "weights"},
         }
 
     @property

@@ -41,6 +41,9 @@ OWNER_NAMES = (
 class LoadedRun(TrainedRun):
     """A run in a folder, finished or interrupted. Data, method, state and evaluation are computed at their first use.
 
+    Where its method, model or task is in a file of Python, these and all that needs them (`job`, `params`, `clients`,
+    `resume` ...) execute the file, and only if it is trusted, see `load`. The attributes below execute nothing.
+
     Attributes:
         path: the folder.
         config: names and options; None where `jaxfl.run` started the run, which takes objects and no names.
@@ -54,8 +57,10 @@ class LoadedRun(TrainedRun):
         method: Method | None = None,
         data: FederatedData | None = None,
         data_dir: str | os.PathLike | None = None,
+        trust: user_code.Trust = False,
     ):
         self.path, self._method, self._data, self._data_dir = Path(path), method, data, data_dir
+        self._trust = user_code.trusted_files(trust)
         directory = RunDirectory(self.path, "path")
         if not directory.own_files():
             below = sorted(one.parent.name for one in self.path.glob(f"*/{HISTORY}"))
@@ -72,20 +77,20 @@ class LoadedRun(TrainedRun):
         """The job of the run: its names and options.
 
         Raises:
-            ValueError: `jaxfl.run` began it.
+            ValueError: `jaxfl.run` began it, or its method, model or task is in a file that is not trusted or has
+                changed.
         """
         if self.config is None:
             raise ValueError(
                 f"{str(self.path)!r} has no {CONFIG}: jaxfl.run began the run; give load its method and its data, and "
                 "go on with jaxfl.run(..., resume=True)."
             )
-        wanted = {name: self.config[name] for name in ("rounds", "cohort", "seed", "eval_every", "checkpoint_every")}
         data_dir = self.config["data_dir"] if self._data_dir is None else str(self._data_dir)
-        settings = _settings_of_config(self.path, self.config)
+        settings = _settings_of_config(self.path, self.config, self._trust)
         devices = settings.run.get("devices")
         if isinstance(devices, int) and devices > jax.local_device_count():  # it began on another machine
             settings = settings._replace(run={**settings.run, "devices": None})
-        return jobs.Job(settings, **wanted, data_dir=data_dir, out=self.path, resume=True)
+        return jobs.Job(settings, **_numbers(self.config), data_dir=data_dir, out=self.path, resume=True)
 
     @functools.cached_property
     def data(self) -> FederatedData:
@@ -190,7 +195,7 @@ class LoadedRun(TrainedRun):
         check_type("rounds", rounds, int | None)
         job = self.job if rounds is None else self.job._replace(rounds=int(rounds))
         jobs.check(job)
-        given = self.path, self._method, self._data, self._data_dir
+        given = self.path, self._method, self._data, self._data_dir, self._trust
         try:
             return jobs.execute(job, self._whole, callbacks)
         finally:  # what is known of the folder is of before, also where the run was stopped on its way
@@ -213,14 +218,20 @@ def load(
     method: Method | None = None,
     data: FederatedData | None = None,
     data_dir: str | os.PathLike | None = None,
+    trust: user_code.Trust = False,
 ) -> LoadedRun:
     """Returns the run in a folder of `jaxfl run --out`, `jaxfl.run_named(out=...)` or `checkpoint_dir`.
+
+    Config, history and summary are read, and nothing that is in the folder is executed without `trust`.
 
     Args:
         path: its folder.
         method: of a run that `jaxfl.run` started, which saves no names; None builds it from the config.
         data: the same.
         data_dir: where the data's files lie, if not where they were.
+        trust: whether files of Python that hold the run's method, model or task are executed when these are used. True
+            executes their copies in the folder, and nothing outside it; a path, or several, executes these files of
+            your own instead, which may import what lies beside them. They must be as they were: SHA-256 in the config.
 
     Raises:
         ValueError: there is no run.
@@ -233,13 +244,57 @@ def load(
     ...     again.round, sorted(again.params(client=3)["Dense_0"]), again.resume(rounds=3).summary["rounds"]
     (2, ['bias', 'kernel'], 3)
     """
-    return LoadedRun(path, method, data, data_dir)
+    return LoadedRun(path, method, data, data_dir, trust)
 
 
-def _settings_of_config(folder: Path, config: dict[str, Any]) -> options.Settings:
-    """Returns the settings of a config, with the options that differ from their defaults."""
-    own_names = [name for name in ("method", "model", "run.task") if user_code.is_address(config.get(name))]
-    config = config | {name: _user_address(folder, config, name) for name in own_names}
+def written_job(config: dict[str, Any]) -> jobs.Job:
+    """Returns the job of a config, for texts about it: no file is opened, and nothing is executed.
+
+    All options of a method or a model in a file of Python are given: their defaults are in the file.
+
+    Raises:
+        ValueError: a name or an option is not known.
+        KeyError: an entry is missing.
+    """
+    code = _addresses(config)
+    own = {owner: _options_of(config, owner) for owner in code.keys() & {"method", "model"}}
+    rest = {name: value for name, value in config.items() if name.partition(".")[0] not in own}
+    settings = _route(rest | {name: STAND_INS[name] for name in code}, config.get("weights_file"))
+    for name, address in code.items():
+        owner = name.removeprefix("run.")
+        written = f"{config[f'{owner}_file']}:{address.rpartition(':')[2]}"
+        if owner == "task":
+            settings.run[owner] = written
+        else:
+            settings = settings._replace(**{f"{owner}_name": written, owner: own[owner]})
+    return jobs.Job(settings, **_numbers(config), data_dir=config["data_dir"])
+
+
+STAND_INS = {"method": "fedavg", "model": "mlp", "run.task": "auto"}  # for what is in a file, to read all other options
+
+
+def _addresses(config: dict[str, Any]) -> dict[str, str]:
+    """Returns the addresses `FILE.py:NAME` in a config, by name."""
+    return {name: config[name] for name in STAND_INS if user_code.is_address(config.get(name))}
+
+
+def _numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns rounds, cohort, seed and the rounds between evaluations and checkpoints."""
+    return {name: config[name] for name in ("rounds", "cohort", "seed", "eval_every", "checkpoint_every")}
+
+
+def _settings_of_config(folder: Path, config: dict[str, Any], trust: bool | list[Path]) -> options.Settings:
+    """Returns the settings of a config; those of a user's method, model or task execute its file if it is trusted."""
+    found = {}
+    for name, address in _addresses(config).items():
+        file = user_code.trusted_file(folder, name.removeprefix("run."), address, config, trust)
+        found[name] = f"{file}:{address.rpartition(':')[2]}"
+    weights = str(_weights_file(folder, config)) if "weights_file" in config else None
+    return _route(config | found, weights)
+
+
+def _route(config: dict[str, Any], weights: str | None) -> options.Settings:
+    """Returns the settings of a config with the options that differ from their defaults."""
     names: list[Any] = [config.get(name) for name in OWNER_NAMES]
     defaults = options.default_values(*names)
     given = {
@@ -247,28 +302,29 @@ def _settings_of_config(folder: Path, config: dict[str, Any]) -> options.Setting
         for key, value in config.items()
         if "." in key and (key not in defaults or value != read_back(defaults[key]))
     }
-    if "weights_file" in config:
-        given["run.weights"] = str(_user_file(folder, config, "weights"))
+    if weights is not None:
+        given["run.weights"] = weights
     chosen = {name: config[name] for name in OWNER_NAMES[2:] if config.get(name) is not None}
     return options.route(config["method"], config["data"], **chosen, **given)
 
 
-def _user_address(folder: Path, config: dict[str, Any], of: str) -> str:
-    """Returns the address `FILE.py:NAME` of a user's method, model or task."""
-    return f"{_user_file(folder, config, of.removeprefix('run.'))}:{config[of].rpartition(':')[2]}"
+def _options_of(config: dict[str, Any], owner: str) -> dict[str, Any]:
+    """Returns the options of an owner in a config, by name without the owner."""
+    first = f"{owner}."
+    return {name.removeprefix(first): value for name, value in config.items() if name.startswith(first)}
 
 
-def _user_file(folder: Path, config: dict[str, Any], owner: str) -> Path:
-    """Returns the path of a user's file if it is unchanged, otherwise of the run's copy.
+def _weights_file(folder: Path, config: dict[str, Any]) -> Path:
+    """Returns the path of the file of start weights if it is unchanged, otherwise of the run's copy.
 
     Raises:
         ValueError: neither is.
     """
-    file = Path(config[f"{owner}_file"])
+    file = Path(config["weights_file"])
     for path in (file, folder / file.name):
-        if path.is_file() and user_code.file_checksum(path) == config[f"{owner}_checksum"]:
+        if path.is_file() and user_code.file_checksum(path) == config["weights_checksum"]:
             return path
     raise ValueError(
-        f"{str(folder)!r} holds a run whose {owner} is in a file that has changed, {file}, and has no copy of it as it "
-        "was; put it back."
+        f"{str(folder)!r} holds a run whose weights are in a file that has changed, {file}, and has no copy of it as "
+        "it was; put it back."
     )

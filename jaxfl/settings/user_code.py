@@ -1,17 +1,23 @@
 """User code by address: `FILE.py:NAME` in place of the name of a method, model or task.
 
-The file is executed as a separate module; it can import the files beside it. Runs store a checksum of its content, and
+The file is executed as a separate module; it can import the files beside it. Runs store checksums of its content, and
 their folders a copy: a run does not continue with other code of the same name.
+
+A file is executed where the user's call names it. A file that the folder of a run names is executed only if the user
+trusts it, see `trusted_file`: the folder may be of somebody else.
 """
 
 import contextlib
 import functools
+import hashlib
+import importlib.machinery
 import importlib.util
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from jaxfl.files import crc
@@ -56,8 +62,67 @@ def existing_file(name: str, remedy: str = "write its path from the current fold
 
 
 def file_checksum(path: Path) -> str:
-    """Returns the checksum of a file's content."""
+    """Returns the CRC-32 of a file's content: the identity of a run, which anybody can forge."""
     return crc(path.read_bytes())
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+Trust = bool | str | os.PathLike | Sequence[str | os.PathLike]
+
+
+def trusted_files(trust: Trust) -> bool | list[Path]:
+    """Returns the paths of the files that a user trusts; True for the copies in the run's folder, False for none.
+
+    Raises:
+        ValueError: there is no such file.
+        TypeError: it is something else.
+    """
+    if isinstance(trust, bool):
+        return trust
+    paths = [trust] if isinstance(trust, str | os.PathLike) else trust
+    if not isinstance(paths, Sequence):
+        raise TypeError(f"trust must be True, False, or paths of your files, got {trust!r}.")
+    return [existing_file(os.fspath(path)).resolve() for path in paths]
+
+
+def trusted_file(folder: Path, owner: str, address: str, config: Mapping[str, Any], trust: bool | list[Path]) -> Path:
+    """Returns the file of Python that the folder of a run names, if the user trusts it and it is unchanged.
+
+    Args:
+        folder: of the run.
+        owner: what is in the file: `"method"`, `"model"` or `"task"`.
+        address: `FILE.py:NAME`, from the config.
+        config: of the run, with the checksums; those of older runs have no SHA-256.
+        trust: from `trusted_files`; of the user's own files the one of the same name counts.
+
+    Raises:
+        ValueError: it is not trusted, lies outside the folder, or has changed.
+    """
+    file = address.rpartition(":")[0]
+    run = f"{str(folder)!r} holds a run whose {owner} is in a file of Python, {file!r}"
+    path = next((path for path in trust if path.name == file), None) if isinstance(trust, list) else None
+    if path is None and trust is not True:
+        raise ValueError(
+            f"{run}, which is executed only if you trust it; read it, then give trust=True for the copy in the folder, "
+            "or trust=PATH for your own file."
+        )
+    if path is None:
+        path = folder / file
+        if file != Path(file).name or path.resolve().parent != folder.resolve():
+            raise ValueError(f"{run}, which is outside the folder; give trust=PATH for your own file.")
+    recorded, checksum = config.get(f"{owner}_sha256"), file_sha256
+    if recorded is None:  # of an older version
+        recorded, checksum = config.get(f"{owner}_checksum"), file_checksum
+    if not path.is_file() or checksum(path) != recorded:
+        raise ValueError(
+            f"{run}, which has changed, and {str(path)!r} is no copy of it as it was; put it back, or give trust=PATH "
+            "for your own file as it was."
+        )
+    return path
 
 
 def load(address: str) -> Any:
@@ -67,7 +132,7 @@ def load(address: str) -> Any:
         ValueError: there is no such file, it cannot be executed, or it has no such name.
     """
     path, name = address_file(address), address.rpartition(":")[2]
-    module = _module(path.resolve(), file_checksum(path))
+    module = _module(path.resolve(), path.read_bytes())
     if not hasattr(module, name):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"{path} has no {quoted(name)}{did_you_mean(name, names)}")
@@ -111,19 +176,31 @@ def one_line_errors(name: str, remedy: str) -> Iterator[None]:
 _executed: set[str] = set()  # paths of the executed files
 
 
+class _SourceLoader(importlib.machinery.SourceFileLoader):
+    """Loads a module from source that was read before: bytecode beside the file could be of another source."""
+
+    source: bytes
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Returns the code of the source."""
+        return self.source_to_code(self.source, self.path)
+
+
 @functools.cache
-def _module(path: Path, content: str) -> ModuleType:
-    """Returns the executed module of a file; a new one for another checksum of its content."""
-    name = f"{path.stem}_{content}"  # not the stem alone, which may be the name of an installed package
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
+def _module(path: Path, content: bytes) -> ModuleType:
+    """Returns the executed module of a file; a new one for other content."""
+    name = f"{path.stem}_{crc(content)}"  # not the stem alone, which may be the name of an installed package
+    loader = _SourceLoader(name, str(path))
+    loader.source = content
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     _executed.add(str(path))
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # as of a script, but behind what is installed
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise ValueError(

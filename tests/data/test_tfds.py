@@ -222,3 +222,10 @@ def test_coarse_labels_group_the_classes(monkeypatch):
         source = tfds.load("cifar100")
     assert len(source.class_names) == 100 and len(source.class_group_names) == 20
     assert (source.class_groups[source.labels] == groups[source.labels]).all()
+
+
+@pytest.mark.parametrize("name", ["kubric:movi_a", "huggingface:mnist", "kubric:movi_a/128x128:1.0.0"])
+def test_code_of_a_community_is_not_fetched(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(tfds, "_builder", lambda *_: pytest.fail("the library was called"))
+    with pytest.raises(ValueError, match=mentions(f"tfds:{name}", "namespace")):
+        tfds.load(name, tmp_path)

@@ -201,7 +201,7 @@ def test_defaults_that_are_no_json_go_by_their_names(mine):
         "model.initial": "variance_scaling.<locals>.init", "model.made": "partial",
     }  # fmt: skip
     assert jaxfl(*words, 2, "--resume").exit_code == 0
-    assert load("out").job.settings.model == {}
+    assert load("out", trust=True).job.settings.model == {}
     shown = jaxfl("methods", "mine.py:measured")
     assert "square" in shown.stdout and " at 0x" not in shown.stdout
 

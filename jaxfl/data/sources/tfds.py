@@ -1,6 +1,7 @@
 """Data sets prepared by tensorflow-datasets, with images of one shape and a class label; needs no TensorFlow."""
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,14 @@ def load(name: str, data_dir: Folder = None, *, client: str = "") -> Source:
         client: feature with the maker of an example, a number or a text; "" if there is none.
 
     Raises:
-        ValueError: the data set does not exist, is not prepared in a random-access format, is damaged, or does not have
-            images of one shape with a label.
+        ValueError: the data set does not exist, has a namespace, is not prepared in a random-access format, is damaged,
+            or does not have images of one shape with a label.
     """
+    if re.match(r"[^:/]+:(?![\d*])", name):  # of a namespace the library fetches code, and runs it
+        raise ValueError(
+            f"tfds:{name} must be a data set of tensorflow-datasets itself, without a namespace; write it to an npz "
+            "file."
+        )
     try:
         builder = _builder(name, data_dir)
         known = builder.info.splits or ("train",)

@@ -96,6 +96,7 @@ CHANGEABLE = (
     *MACHINE_OPTIONS,
 )  # of a config: may be others on resume
 FILE_SUFFIX = "_file"  # ends the name of what may be another, too: where a user's file lies; its content has a checksum
+SHA_SUFFIX = "_sha256"  # of a user's file of Python; the checksum, which older runs have as well, decides on resume
 
 
 class RunDirectory:
@@ -359,7 +360,8 @@ class RunDirectory:
 
 def _fixed_entries(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the entries of a `config.json` that must not change on resume: those that numbers depend on."""
-    return {name: value for name, value in config.items() if name not in CHANGEABLE and not name.endswith(FILE_SUFFIX)}
+    apart = (FILE_SUFFIX, SHA_SUFFIX)
+    return {name: value for name, value in config.items() if name not in CHANGEABLE and not name.endswith(apart)}
 
 
 def _differing_names(saved: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
