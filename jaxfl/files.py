@@ -1,27 +1,74 @@
-"""Atomic writes of files, checksums of files, and locks between processes."""
+"""Atomic writes of files, ownership of files, checksums of files, and locks between processes.
+
+No file is replaced that jaxfl has not written. In the folder of a run, `.jaxfl` lists the names of the files that jaxfl
+writes there. Any other file says so itself: a table, a page or a picture names the command that wrote it, and only that
+command replaces it.
+"""
 
 import contextlib
 import functools
+import json
 import os
+import secrets
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
 BLOCK, BLOCKS = 1 << 20, 64  # bytes of a block, and the number of blocks that are read of a long file
+PARTIAL = ".jaxfl-partial-"  # begins the names of files that are not complete
+MARKER = ".jaxfl"  # in a folder: the list of the files that jaxfl writes there
+MARKED = 1 << 16  # bytes at each end of a picture in which its metadata are searched
+PICTURES = (b"\x89PNG", b"%PDF", b"<?xml")  # beginnings of files whose metadata may be anywhere
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yields a new file, which replaces the one at `path` when the block ends without an error.
+
+    The file at `path` is complete or unchanged, even if the process is killed or the machine stops. The new one has a
+    name of its own until then: no link is followed, and no file of that name is overwritten. A link at `path` is
+    replaced, not what it leads to.
+
+    Args:
+        path: path of the file; its folder must exist.
+
+    Raises:
+        OSError: the file cannot be written, such as on a full disk; the old one is unchanged, and the error names it.
+    """
+    partial = path.with_name(f"{PARTIAL}{secrets.token_hex(8)}")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()  # the disk may be full because of it
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(partial)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    with contextlib.suppress(OSError):  # some systems cannot open a folder
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name itself
+        finally:
+            os.close(folder)
+
+
+def remove_partials(folder: Path) -> None:
+    """Removes the files that `replacing` has left in a folder where a process was killed; no other may write there."""
+    for path in folder.glob(f"{PARTIAL}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file atomically: it is complete or unchanged, even if the process is killed or the machine stops.
-
-    Args:
-        path: path of the file, which is replaced; its folder must exist.
-        content: bytes to write.
-
-    Raises:
-        OSError: the file cannot be written; it is unchanged.
+    """Writes a file atomically, see `replacing`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -29,17 +76,87 @@ def write_bytes(path: Path, content: bytes) -> None:
     ...     [(file.name, file.read_bytes()) for file in Path(folder).iterdir()]
     [('a', b'new')]
     """
-    partial = path.with_name(f"{path.name}.partial")
+    with replacing(path) as file:
+        file.write(content)
+
+
+def signature(command: str) -> str:
+    """Returns the text by which a command of jaxfl recognises the files that it wrote."""
+    return f"Written by jaxfl {command}"
+
+
+def check_output(path: Path, argument: str, mark: str) -> None:
+    """Checks, before anything is computed, that a file may be written: it is new, or was written by the same command.
+
+    Args:
+        path: path of the file.
+        argument: the caller's name for it, which errors begin with.
+        mark: text in the first two lines of a file of the command, or in the metadata of a picture: a `signature`, or
+            the first columns of a table.
+
+    Raises:
+        ValueError: it is a folder, its folder does not exist, or it is another file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "table.md")
+    ...     check_output(path, "--markdown", signature("compare"))
+    ...     write_text(path, f"<!-- {signature('compare')} -->")
+    ...     check_output(path, "--markdown", signature("compare"))
+    ...     check_output(path, "--latex", signature("bench"))
+    Traceback (most recent call last):
+    ValueError: --latex must be a new file, or one that the same command wrote, got '...table.md', which is another...
+    """
+    if path.is_dir():
+        raise ValueError(f"{argument} must be a file, got the folder {str(path)!r}; give a file in it.")
+    if not path.parent.is_dir():
+        raise ValueError(f"{argument} must be a file in an existing folder, got {str(path)!r}; create the folder.")
+    of_a_run = path.name in (own_names(path.parent) or ())
+    new = not os.path.lexists(path) or is_empty(path)
+    if of_a_run or not (new or (path.is_file() and _has_mark(path, mark.encode()))):
+        what = "is a file of a run" if of_a_run else "is another"
+        raise ValueError(
+            f"{argument} must be a new file, or one that the same command wrote, got {str(path)!r}, which {what}; "
+            "choose another name, or move that file away."
+        )
+
+
+def _has_mark(path: Path, mark: bytes) -> bool:
+    """Returns whether a text is in the first two lines of a file, or in the metadata of a picture."""
+    with path.open("rb") as file:
+        head = file.read(MARKED)
+        file.seek(max(0, path.stat().st_size - MARKED))
+        tail = file.read()
+    return mark in (head + tail if head.startswith(PICTURES) else b"\n".join(head.split(b"\n")[:2]))
+
+
+def is_empty(path: Path) -> bool:
+    """Returns whether there is an empty file, such as of a program that was stopped; nothing is lost with it."""
+    return path.is_file() and not path.is_symlink() and not path.stat().st_size
+
+
+def own_names(folder: Path) -> set[str] | None:
+    """Returns the names of the files that jaxfl writes in a folder, by its list; None where there is no list.
+
+    Raises:
+        ValueError: there is a file of that name, and it is no such list.
+    """
+    path = folder / MARKER
+    if not os.path.lexists(path):
+        return None
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()  # the disk may be full because of it
-        raise
+        return {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["files"]}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{path} must be the list of the files that jaxfl writes in this folder, and is not; choose another "
+            "folder, or move that file away."
+        ) from error
+
+
+def write_own_names(folder: Path, names: Iterable[str]) -> None:
+    """Writes the list of the files that jaxfl writes in a folder."""
+    about = "jaxfl writes these files of this folder, and replaces no other."
+    write_text(folder / MARKER, json.dumps({"about": about, "files": sorted(names)}, indent=1) + "\n")
 
 
 def checksum(paths: Sequence[Path]) -> str:

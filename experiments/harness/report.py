@@ -18,6 +18,7 @@ from experiments.harness import base, claims, figures, others, results, studies
 from experiments.harness.base import Cell, Experiment, Study
 from experiments.harness.entries import EMPTY, Entry, collect, runs, tables
 from jaxfl.cli import page
+from jaxfl.files import write_text
 
 FOLDER, MARKDOWN, HTML = "report", "report.md", "report.html"
 
@@ -47,8 +48,8 @@ def write(experiment: Experiment, scale: str, folder: Path) -> Path:
         *_claims(experiment, entries),
         *_elsewhere(experiment, scale, entries),
     ]
-    (out / MARKDOWN).write_text(page.markdown(blocks), encoding="utf-8")
-    (out / HTML).write_text(page.html(f"{experiment.name}, {scale}", blocks, out), encoding="utf-8")
+    write_text(out / MARKDOWN, page.markdown(blocks))
+    write_text(out / HTML, page.html(f"{experiment.name}, {scale}", blocks, out, "report"))
     return out / MARKDOWN
 
 

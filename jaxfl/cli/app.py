@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from jaxfl.cli import completion, experiments, signals
-from jaxfl.cli.errors import refuse_setting, reported_errors
+from jaxfl.cli.errors import refuse_empty_words, refuse_setting, reported_errors
 
 SEEDS = "S,S,S-S"
 METHOD_HELP = "Name of a method ([bold]jaxfl methods[/] lists them), or [bold]FILE.py:FACTORY[/]."
@@ -80,7 +80,22 @@ class SettingsCommand(TyperCommand):
             raise
 
 
+class CommandGroup(TyperGroup):
+    """All commands; a word without letters, as of a shell's variable that is not set, is refused: it is no path."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Returns the words of a command line that no argument takes.
+
+        Raises:
+            typer.Exit: with 2, where a word is empty.
+        """
+        with reported_errors():
+            refuse_empty_words(args)
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -15,12 +15,13 @@ from jaxfl.analysis.finished import FinishedRun
 from jaxfl.cli import page
 from jaxfl.cli.run_page import PAGE, command_line, format_cell
 from jaxfl.cli.tables.console import print_table, stderr, stdout
-from jaxfl.files import write_text
+from jaxfl.files import check_output, signature, write_text
 from jaxfl.jobs.job import DPI
 from jaxfl.jobs.loaded import written_job
 from jaxfl.plots import style
 from jaxfl.plots.curves import curves
 
+COMMAND = "compare"  # in what is written
 CURVE_METRICS = ("loss", "num_clusters", "ari")  # drawn beside the compared metric, where all runs have them
 TABLE_NOTE = (
     "Mean and standard deviation over the seeds; the best mean is bold. Differences are from the first row, of runs of "
@@ -61,7 +62,7 @@ def write_page(settings: RunsBySetting, found: Comparison, unfinished: Sequence[
         ]
         if commands := _command_rows(settings):
             blocks += [page.Heading(2, "Commands"), page.Table(["setting", "command of its first run"], commands)]
-        write_text(path, page.html(title, blocks, Path(folder)))
+        write_text(path, page.html(title, blocks, Path(folder), COMMAND))
 
 
 def _runs_sentence(runs: Sequence[FinishedRun]) -> str:
@@ -126,6 +127,8 @@ def _command_rows(settings: RunsBySetting) -> list[list[str]]:
 
 
 PICTURE_SUFFIXES = (".png", ".pdf", ".svg")  # endings of their files
+CSV_START = "setting,seeds,"  # of the names of its columns
+HEADS = {"markdown": f"<!-- {signature(COMMAND)} -->\n\n", "latex": f"% {signature(COMMAND)}\n", "csv": ""}
 
 
 def compare_runs(
@@ -151,17 +154,14 @@ def compare_runs(
         columns: of the table, `NAME,NAME,...`; None shows all.
 
     Raises:
-        ValueError: a file cannot be written, or is of two of them; or as `jaxfl.analysis.finished.read_runs`, `compare`
-            and `row_labels`.
+        ValueError: a file cannot be written, is another one, or is of two of them; or as
+            `jaxfl.analysis.finished.read_runs`, `compare` and `row_labels`.
     """
     asked: dict[Path, str] = {}
     for option, path in {**files, "plot": plot, "html": html}.items():
         if path is None:
             continue
-        if path.is_dir():
-            raise ValueError(f"--{option} must be a file, got the folder {str(path)!r}; give a file in it.")
-        if not path.parent.is_dir():
-            raise ValueError(f"--{option} must be a file in an existing folder, got {str(path)!r}; create the folder.")
+        check_output(path, f"--{option}", CSV_START if option == "csv" else signature(COMMAND))
         if (other := asked.setdefault(path.resolve(), option)) != option:
             raise ValueError(f"--{option} must be another file than --{other}, got {str(path)!r}; rename one of them.")
     if plot is not None and plot.suffix.lower() not in PICTURE_SUFFIXES:
@@ -172,9 +172,9 @@ def compare_runs(
     texts = {"markdown": found.to_markdown, "latex": found.to_latex, "csv": found.to_csv}
     for form, path in files.items():
         if path is not None:
-            write_text(path, texts[form]())
+            write_text(path, HEADS[form] + texts[form]())
     if plot is not None:
-        curves(found).savefig(plot, dpi=150)
+        style.write_picture(curves(found), plot, dpi=150, command=COMMAND)
     if written := [str(path) for path in (*files.values(), plot, html) if path is not None]:
         print(f"written: {', '.join(written)}")
 

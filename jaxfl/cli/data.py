@@ -11,8 +11,11 @@ from jaxfl import plots
 from jaxfl.cli import tables
 from jaxfl.cli.tables.console import TransferBars, print_parts, progress_message
 from jaxfl.data import sources
+from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.describe import describe
+from jaxfl.files import check_output, signature
+from jaxfl.plots.style import write_picture
 from jaxfl.schema import Option
 from jaxfl.settings import options
 
@@ -73,6 +76,11 @@ def show_data(request: DataRequest, out: "Console", err: "Console") -> None:
         raise ValueError(
             f"--save must be a folder for data saved, which has no examples of a source, got {request.save}."
         )
+    if request.pictures is not None and request.pictures.is_dir():
+        for path in picture_paths(name, request.pictures).values():
+            check_output(path, "--plot", signature("data"))
+    if request.save is not None and folder is None:
+        check_save(name, chosen, data_dir, request.save)
     if request.download:
         for source in source_names(name, chosen):
             _download_source(source, data_dir, err)
@@ -207,15 +215,44 @@ def fetch_files(source: str, data_dir: str | None, progress: Callable[[str, int,
     return download(source, sources.entry(source).remotes, data_dir, progress=progress)
 
 
+def check_save(name: str, chosen: dict[str, Any], data_dir: str | None, path: Path) -> None:
+    """Checks that the examples of a data set's source may be written into an .npz file.
+
+    Raises:
+        ValueError: they are read from that file, or it is another one.
+    """
+    from jaxfl.data.sources import npz
+
+    origin = source_origin(name, chosen)
+    if path.resolve() in [file.resolve() for file in user_files(f"iid-{origin['source']}", data_dir)]:
+        raise ValueError(f"--save must be another file than the one that is read, got {str(path)!r} for both.")
+    npz.check_target(path, origin)
+
+
+def source_origin(name: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Returns name and options of a data set's source, as a saved file states them."""
+    source = name if is_source(name) else federations.dataset(name).source
+    own = {key: chosen.get(key, one.default) for key, one in options_of_name(name).items() if one.owner == "source"}
+    return {"source": source, "options": own}
+
+
 def save_source(name: str, chosen: dict[str, Any], data_dir: str | None, path: Path) -> sources.Source:
     """Writes the examples of a data set's source, before any skew, into one .npz file, and returns them."""
     from jaxfl.data.sources import npz
 
-    source = name if is_source(name) else federations.dataset(name).source
-    own = {key: chosen.get(key, one.default) for key, one in options_of_name(name).items() if one.owner == "source"}
-    loaded = sources.load(source, data_dir, **own)
-    npz.save(loaded, path, origin={"source": source, "options": own})
+    origin = source_origin(name, chosen)
+    loaded = sources.load(origin["source"], data_dir, **origin["options"])
+    npz.save(loaded, path, origin=origin)
     return loaded
+
+
+def picture_paths(name: str, out: Path) -> dict[str, Path]:
+    """Returns the paths of the pictures of a data set that may be drawn.
+
+    >>> picture_paths("iid-digits", Path("a"))["labels"].as_posix()
+    'a/iid-digits-labels.png'
+    """
+    return {what: out / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{what}.png" for what in ("labels", "montage")}
 
 
 def draw_pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> list[Path]:
@@ -236,7 +273,7 @@ def draw_pictures(name: str, data: FederatedData, out: Path, seed: int = 0) -> l
     drawn = {"labels": plots.labels(data)} if data.kind == "classification" else {}
     if plots.is_image(data.input_shape):
         drawn["montage"] = plots.montage(data, seed=seed)
-    paths = [out / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{what}.png" for what in drawn]
-    for path, figure in zip(paths, drawn.values(), strict=True):
-        figure.savefig(path, dpi=150)
-    return paths
+    paths = picture_paths(name, out)
+    for what, figure in drawn.items():
+        write_picture(figure, paths[what], dpi=150, command="data")
+    return [paths[what] for what in drawn]

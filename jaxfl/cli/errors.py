@@ -1,6 +1,7 @@
 """Errors and warnings of the command line: one line each, and the exit status."""
 
 import contextlib
+import re
 import shlex
 import traceback
 import warnings
@@ -60,6 +61,25 @@ def _exit_if_distributed(code: int, error: Exception | None = None) -> None:
         if error is not None:
             traceback.print_exception(error)
         exit_process(code)
+
+
+def refuse_empty_words(words: Sequence[str]) -> None:
+    """Refuses an empty argument, which would be the current folder where a path is expected.
+
+    Raises:
+        ValueError: a word is empty, or ends with the `=` of a flag.
+
+    >>> refuse_empty_words(["run", "fedavg", "--out", ""])
+    Traceback (most recent call last):
+    ValueError: --out must not be empty, got ""; give a value ("." is the current folder), or leave --out out.
+    """
+    for before, word in zip(["", *words], words, strict=False):
+        if not word or re.fullmatch("--[a-z-]+=", word):
+            flag = (word or before).rstrip("=")
+            if flag.startswith("-"):
+                remedy = f'give a value ("." is the current folder), or leave {flag} out'
+                raise ValueError(f'{flag} must not be empty, got ""; {remedy}.')
+            raise ValueError(f'an argument must not be empty, got "" after {shlex.quote(flag)}; leave it out.')
 
 
 def refuse_setting(flag: str, words: Sequence[str]) -> None:

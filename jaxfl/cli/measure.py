@@ -14,9 +14,10 @@ from jaxfl.bench import AXES, Scaling, Step, scaling
 from jaxfl.cli import experiments, page, tables
 from jaxfl.cli.experiments import WORKLOADS
 from jaxfl.cli.tables.console import print_parts, progress_message, stderr, stdout
-from jaxfl.files import write_text
+from jaxfl.files import check_output, signature, write_text
 from jaxfl.plots.curves import scaling as draw_scaling
 from jaxfl.plots.gaps import bars
+from jaxfl.plots.style import write_picture
 from jaxfl.schema import check_name, function_options
 from jaxfl.settings import methods, options
 from jaxfl.settings.removed import without_removed
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PICTURE, BARS_PICTURE, RECORD, PAGE = "scaling.png", "bench.png", "bench.json", "index.html"
+COMMAND = "bench"  # in what is written
 FOOTNOTE = (
     "Times are the median of the rounds, in ms. GFLOP/s counts the operations of local_epochs passes of training "
     "(forward pass and gradients); a method's other work (choosing clusters, inner steps, epochs of a head) takes time "
@@ -59,7 +61,7 @@ def bench_scaling(
     items_of = options.read_options(wanted, list(of_method.values()), f"method {method}")
     given = {option.name: value for option, value in items_of}
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # raises for a path that cannot be written, before the measurement
+        _prepare_folder(out, PICTURE)
     results = []
     for axis in over:
         with MeasurementBar(stderr()) as bar:
@@ -147,6 +149,18 @@ def plan_sentence(step: Step) -> str:
     )
 
 
+def _prepare_folder(out: Path, picture: str) -> None:
+    """Creates a folder before anything is measured.
+
+    Raises:
+        OSError: it cannot be created.
+        ValueError: it has another file of a name that will be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (RECORD, picture, PAGE):
+        check_output(out / name, "out", signature(COMMAND))
+
+
 def rounded_duration(seconds: float) -> str:
     """Returns a rounded duration.
 
@@ -156,14 +170,20 @@ def rounded_duration(seconds: float) -> str:
     return f"{10 * max(1, round(seconds / 10))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
+def _record_header(command: str) -> dict[str, str]:
+    """Returns the first entries of a record: which command wrote it, with which version, when."""
+    now = datetime.now().isoformat(timespec="minutes")
+    return {"written": signature(COMMAND), "jaxfl": jaxfl.__version__, "made": now, "command": command}
+
+
 def write_scaling(results: Sequence[Scaling], command: str, out: Path) -> None:
     """Writes record, picture and page of scalings into a folder."""
-    header = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
+    header = _record_header(command)
     record = {**header, "scalings": [result._asdict() for result in results]}
     write_text(out / RECORD, json.dumps(record, indent=1) + "\n")
     drawn = [result for result in results if any("error" not in row for row in result.points)]
     if drawn:
-        draw_scaling(*drawn).savefig(out / PICTURE, dpi=110)
+        write_picture(draw_scaling(*drawn), out / PICTURE, dpi=110, command=COMMAND)
     blocks: list[page.PageBlock] = [
         page.Heading(1, "How jaxfl scales on this machine"),
         page.Text(machine_sentence(results, header)),
@@ -177,7 +197,7 @@ def write_scaling(results: Sequence[Scaling], command: str, out: Path) -> None:
         ]
     blocks += [page.Picture(PICTURE, "seconds, memory and share of the machine's limit")] if drawn else []
     blocks += [page.Text(FOOTNOTE), page.Table(["made by"], [[page.Code(command)]])]
-    write_text(out / PAGE, page.html("How jaxfl scales", blocks, out))
+    write_text(out / PAGE, page.html("How jaxfl scales", blocks, out, COMMAND))
 
 
 def machine_sentence(results: Sequence[Scaling], header: dict[str, Any]) -> str:
@@ -222,7 +242,7 @@ def bench_workloads(
     given += [] if peers is None else ["--peers", peers]
     kit = experiments.import_experiments("speed.bench", clone)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        _prepare_folder(out, BARS_PICTURE)
     results = []
     for place, name in enumerate(dict.fromkeys(names), 1):
         beside = [] if peers == "none" else kit.peers_of(name, environments)
@@ -248,7 +268,7 @@ def _write_workloads(results: Sequence[Any], command: str, out: Path) -> None:
         command: the command line.
         out: the folder.
     """
-    header = {"jaxfl": jaxfl.__version__, "made": datetime.now().isoformat(timespec="minutes"), "command": command}
+    header = _record_header(command)
     write_text(out / RECORD, json.dumps({**header, "works": [result._asdict() for result in results]}, indent=1) + "\n")
     blocks: list[page.PageBlock] = [page.Heading(1, "jaxfl's workloads on this machine")]
     machines = [record for result in results for record in result.records]
@@ -260,15 +280,14 @@ def _write_workloads(results: Sequence[Any], command: str, out: Path) -> None:
     times = peer_ratios(results)
     if any(value is not None for values in times.values() for value in values):
         names = [record["workload"] for result in results for record in result.records if "summary" in record]
-        bars(names, times, "times as long as jaxfl", xlabel="", never="not measured").savefig(
-            out / BARS_PICTURE, dpi=110
-        )
+        figure = bars(names, times, "times as long as jaxfl", xlabel="", never="not measured")
+        write_picture(figure, out / BARS_PICTURE, dpi=110, command=COMMAND)
         blocks.append(page.Picture(BARS_PICTURE, "how many times as long the peers take"))
     for result in results:
         blocks += [page.Heading(2, f"{result.name}: {WORKLOADS[result.name]}"), page.Listing(result.text)]
         blocks += [page.Text(f"Failed: {result.error}")] if result.error else []
         blocks += [page.Table(["made by"], [[page.Code(result.command)]])]
-    write_text(out / PAGE, page.html("jaxfl's workloads", blocks, out))
+    write_text(out / PAGE, page.html("jaxfl's workloads", blocks, out, COMMAND))
 
 
 def peer_ratios(results: Sequence[Any]) -> dict[str, list[float | None]]:

@@ -9,7 +9,8 @@
 | IFCA | `jaxfl run ifca` |
 | a\\|b |  |
 <BLANKLINE>
->>> "<td><code>jaxfl run ifca</code></td>" in html("Tables", blocks, Path()), "<script>" in html("", blocks, Path())
+>>> page = html("Tables", blocks, Path(), "run")
+>>> "<td><code>jaxfl run ifca</code></td>" in page, "<script>" in page
 (True, False)
 """
 
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
+
+from jaxfl.files import signature
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
@@ -133,19 +136,20 @@ def markdown(blocks: Sequence[PageBlock]) -> str:
     return "\n\n".join(map(_markdown_block, blocks)) + "\n"
 
 
-def html(title: str, blocks: Sequence[PageBlock], folder: Path) -> str:
+def html(title: str, blocks: Sequence[PageBlock], folder: Path, command: str) -> str:
     """Returns the blocks as one page.
 
     Args:
         title: of the browser's window.
         blocks: of the report.
         folder: of the pictures, which are embedded in the page.
+        command: of jaxfl, which may replace the page later, see `jaxfl.files.check_output`.
     """
     body, style = "\n".join(_html_block(block, folder) for block in blocks), STYLE
     if any(isinstance(block, Table) and block.sorted for block in blocks):
         body, style = f"{body}\n<script>{SCRIPT}</script>", STYLE + SORTING
     return (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
+        f'<!doctype html>\n<!-- {signature(command)} -->\n<html lang="en">\n<head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
     )

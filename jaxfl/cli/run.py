@@ -28,9 +28,10 @@ from jaxfl.simulation.spec import share_equal_arrays
 
 CallbackFactory = Callable[[Sequence[Job]], list[Callback]]
 
+LOG = "log.csv"
 LOGGERS: dict[str, Callable[[Job], Callback]] = {
     # the folder of the run is not there before the first event
-    "csv": lambda job: _created_at_first_event(lambda: loggers.csv(f"{job.out}/log.csv")),
+    "csv": lambda job: _created_at_first_event(lambda: loggers.csv(f"{job.out}/{LOG}")),
     "tensorboard": lambda job: loggers.tensorboard(f"{job.out}/tensorboard"),
     "wandb": lambda job: loggers.wandb(project="jaxfl", name=_run_label(job), config=job.config(), reinit="create_new"),
     "mlflow": lambda job: loggers.mlflow(run_name=_run_label(job)),
@@ -87,7 +88,8 @@ def run(
     settings = options.route(method, data, items)
     rounds, share = rounds_and_cohort(data, rounds, cohort)
     check_seed_or_seeds(seed, seeds)
-    jobs = [Job(settings, rounds, share, seed or 0, data_dir, eval_every, checkpoint_every, out, resume)]
+    beside = ((LOG,) if "csv" in log else ()) + (run_page.FILES if html else ())
+    jobs = [Job(settings, rounds, share, seed or 0, data_dir, eval_every, checkpoint_every, out, resume, beside)]
     several = seeds is not None
     if seeds is not None:
         folders = {number: None if out is None else out / f"seed-{number}" for number in parse_seeds(seeds)}
@@ -187,6 +189,7 @@ def run_jobs(
     quiet: bool = False,
     make_callbacks: CallbackFactory | None = None,
     html: bool = False,
+    shared: list[job.Tools] | None = None,
 ) -> list[dict[str, Any] | None]:
     """Runs jobs that differ in their seed only, several in one program where that is fast and their data allow it.
 
@@ -196,6 +199,7 @@ def run_jobs(
         quiet: whether progress and notes are left out.
         make_callbacks: creates the callbacks of the jobs of one program, beside the progress bar.
         html: whether a page is written into the folder of each job.
+        shared: the tools of other seeds' runs, or an empty list, which is updated in place; None shares none.
 
     Returns:
         The summary of each job, None if the run has diverged, which is printed. States and data are freed after each
@@ -207,7 +211,8 @@ def run_jobs(
     """
     if html and any(one.out is None for one in jobs):
         raise ValueError("html is a page in the folder of the run; add --out DIR.")
-    shared, summaries, most = [], [], seeds_per_program(len(jobs))
+    shared = [] if shared is None else shared
+    summaries, most = [], seeds_per_program(len(jobs))
     for first in range(0, len(jobs), most):
         group = jobs[first : first + most]
         data = [_load_federation(one, quiet) for one in group]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "index.html"
+FILES = (PAGE, "alluvial.png", "confusion.png", "personalisation.png", "classes.png", "similarity.png")
 MAX_LISTED = 10_000  # clients in the table; of more, the first
 MAX_COMPARED = 200  # clients whose data are compared; of more, a random sample
 
@@ -60,7 +61,7 @@ def write_run_page(result: Result, job: jobs.Job) -> None:
             page.Heading(2, "Options"),
             page.Table(["option", "value"], [[name, str(value)] for name, value in summary["options"].items()]),
         ]
-        write_text(job.out / PAGE, page.html(title, blocks, job.out))
+        write_text(job.out / PAGE, page.html(title, blocks, job.out, "run"))
 
 
 def command_line(job: jobs.Job, rounds: int) -> str:
@@ -93,7 +94,7 @@ def _run_pictures(result: Result, folder: Path) -> list[page.Picture]:
     ]
 
     def add(draw: Callable[[Result], "Figure"], name: str, text: str) -> None:
-        draw(result).savefig(folder / name, dpi=jobs.DPI)
+        style.write_picture(draw(result), folder / name, dpi=jobs.DPI, command="run")
         pictures.append(page.Picture(name, text, jobs.DPI))
 
     history, evaluation = result.history.clusters, result.evaluation

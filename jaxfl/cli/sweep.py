@@ -1,23 +1,28 @@
 """`jaxfl sweep`: several methods, values of options and seeds on the same clients; finished runs are not repeated."""
 
+import contextlib
 import itertools
 import json
 import re
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxfl.cli.compare import print_comparison
+from jaxfl.cli import run_page
+from jaxfl.cli.compare import COMMAND, print_comparison
 from jaxfl.cli.run import parse_seeds, rounds_and_cohort, run_jobs
 from jaxfl.cli.run_page import PAGE
 from jaxfl.cli.tables.console import stderr
+from jaxfl.files import check_output, signature
 from jaxfl.jobs import job
 from jaxfl.schema import REQUIRED, Option, did_you_mean, quoted
 from jaxfl.settings import methods as known
 from jaxfl.settings import options
 from jaxfl.settings.user_code import run_label
-from jaxfl.simulation.records.directory import RunDirectory
+from jaxfl.simulation.records.directory import FolderInUse, RunDirectory, lock_folder
+from jaxfl.simulation.seeds import seeds_per_program
 
 FILE_KEYS = (
     "methods",
@@ -30,6 +35,7 @@ FILE_KEYS = (
 )  # of a file, beside the tables of methods
 LIST_KEYS = ("methods", "seeds")  # keys that may have several values
 MAX_SETTINGS = 10_000
+POLL = 0.5  # seconds between looks at runs that other processes hold
 OptionValues = Mapping[str, Sequence[str]]
 
 
@@ -265,22 +271,25 @@ def sweep(
     keys, values = read_sweep_file(Path(methods)) if methods.endswith(".toml") else ({"methods": methods}, {})
     given = {name: value for name, value in given.items() if value is not None}
     settings = _jobs_by_setting(keys | given, merge_values(values, parse_values(items)), data_dir, out)
+    beside = run_page.FILES if html else ()
+    settings = {name: [one._replace(beside=beside) for one in jobs] for name, jobs in settings.items()}
+    if html and out.is_dir():
+        check_output(out / PAGE, "--html", signature(COMMAND))
     for jobs in settings.values():
-        job.check_jobs(jobs)
-    complete, refused = [], []
-    for name, jobs in settings.items():
-        try:
-            complete.append(_run_missing(name, jobs, quiet, html))
-        except ValueError as error:  # the other settings are run
-            refused.append(error)
-            stderr().print(f"{name}: error: {error}", highlight=False, markup=False)
-    if refused and not complete:
+        job.check_jobs(jobs, in_use=True)
+    missing = [name for name, jobs in settings.items() if not all(_has_all_files(one, html) for one in jobs)]
+    refused = _run_settings(settings, quiet, html)
+    if len(refused) == len(settings):
         raise refused[0]
+    for name, jobs in settings.items():
+        # without new runs the summary may be missing, where the process was killed before it was written
+        if name in missing or RunDirectory(_setting_folder(jobs)).summary() is None:
+            _write_spread(jobs)
     if finished := [_setting_folder(jobs) for jobs in settings.values() if any(one.done() for one in jobs)]:
         print_comparison(finished, html=out / PAGE if html else None)
         if html and not quiet:
             print(f"page: {out / PAGE}")
-    return all(complete) and not refused
+    return all(_has_all_files(one, html) for jobs in settings.values() for one in jobs)
 
 
 def _setting_folder(jobs: Sequence[job.Job]) -> Path:
@@ -345,28 +354,122 @@ def _find_setting_folder(others: Sequence[Path], first: job.Job) -> Path | None:
     return None
 
 
-def _run_missing(name: str, jobs: Sequence[job.Job], quiet: bool, html: bool) -> bool:
-    """Runs the jobs of a setting that are not finished; returns whether all are finished then.
+def _lacking(one: job.Job, html: bool) -> list[str]:
+    """Returns the names of the files that the folder of a finished run lacks, such as after a full disk."""
+    assert one.out is not None
+    names = (job.CLIENTS, *job.PICTURES, *((PAGE,) if html else ()))
+    return [name for name in names if not (one.out / name).is_file() or not (one.out / name).stat().st_size]
+
+
+def _has_all_files(one: job.Job, html: bool) -> bool:
+    """Returns whether a run is finished, and all its files are there."""
+    return one.done() is not None and not _lacking(one, html)
+
+
+def _run_settings(settings: Mapping[str, Sequence[job.Job]], quiet: bool, html: bool) -> list[ValueError]:
+    """Runs what is missing of all settings; returns the errors of those that were refused, which it prints.
+
+    Runs that other processes hold are skipped; in the end, those that they have not completed are run.
+    """
+    waiting, refused, told = dict(settings), [], False
+    tools: dict[str, list[job.Tools]] = {}
+    while waiting:
+        for name, jobs in list(waiting.items()):
+            try:
+                waiting[name] = _run_missing(name, jobs, tools.setdefault(name, []), quiet, html)
+            except ValueError as error:  # the other settings are run
+                refused.append(error)
+                waiting[name] = []
+                stderr().print(f"{name}: error: {error}", highlight=False, markup=False)
+            if not waiting[name]:
+                del waiting[name], tools[name]
+        held = [one for jobs in waiting.values() for one in jobs]
+        if held and not told:
+            told = True
+            stderr(quiet=quiet).print(f"{len(held)} runs are made by other processes; this one waits for them")
+        while held and all(map(_is_held, held)):
+            time.sleep(POLL)
+    return refused
+
+
+def _is_held(one: job.Job) -> bool:
+    """Returns whether another process holds the folder of a run."""
+    assert one.out is not None
+    try:
+        with lock_folder(one.out, "out"):
+            return False
+    except FolderInUse:
+        return True
+
+
+def _run_missing(name: str, jobs: Sequence[job.Job], tools: list[job.Tools], quiet: bool, html: bool) -> list[job.Job]:
+    """Runs the jobs of a setting that are not complete; returns those that other processes hold.
 
     Args:
         name: of the setting.
         jobs: of each seed, checked.
+        tools: of the setting, as `run_jobs` takes them.
         quiet: whether progress and notes are left out.
-        html: whether a page is written for each new run.
+        html: whether a page is written for each run.
     """
-    missing, console = [one for one in jobs if one.done() is None], stderr(quiet=quiet)
+    missing, console = [one for one in jobs if not _has_all_files(one, html)], stderr(quiet=quiet)
     note = f"{len(missing)} of {len(jobs)} runs to make" if missing else "done"
     intervals = (one.evaluated() for one in jobs if one.done() is not None)
     other = [every for every in intervals if every is not None and every != jobs[0].eval_every]
     if jobs[0].eval_every is not None and other:
         note += f"; finished runs were evaluated every {min(other)} rounds, another --out evaluates them anew"
     console.print(f"{name}: {note}", highlight=False, markup=False)
+    held: list[job.Job] = []
+    most = seeds_per_program(len(jobs))
     for begun in (True, False):  # runs that were started before come first
-        if some := [one for one in missing if one.begun() is begun]:
-            run_jobs(some, several=True, quiet=quiet, html=html)
+        some = [one for one in missing if one.begun() is begun]
+        for first in range(0, len(some), most):
+            with contextlib.ExitStack() as stack:
+                group = [_hold(one, stack, html, held) for one in some[first : first + most]]
+                if free := [one for one in group if one is not None]:
+                    run_jobs(free, several=True, quiet=quiet, html=html, shared=tools)
+    return held
+
+
+def _hold(one: job.Job, stack: contextlib.ExitStack, html: bool, held: list[job.Job]) -> job.Job | None:
+    """Locks the folder of a run that is to be made; returns the job, or None if there is nothing to do here.
+
+    A finished run that lacks files is evaluated again, after the rounds and by the interval of its own config.
+
+    Args:
+        one: the job.
+        stack: gets the lock.
+        html: whether a page is written.
+        held: gets the job, if another process holds the folder.
+    """
+    directory = RunDirectory(one.out or "", "out")
+    try:
+        stack.enter_context(directory.locked(one.outputs()))
+    except FolderInUse:
+        held.append(one)
+        return None
+    if _has_all_files(one, html):  # another process has made it meanwhile
+        return None
+    if one.done() is None:
+        job.check(one)
+        return one
+    if not directory.done():
+        stderr().print(
+            f"warning: {one.out} lacks {', '.join(_lacking(one, html))}, and its checkpoint is gone; remove the folder "
+            "to make the run again.",
+            style="yellow",
+            soft_wrap=True,
+            markup=False,
+        )
+        return None
+    config = directory.config() or {}
+    again = one._replace(eval_every=config.get("eval_every"), checkpoint_every=config.get("checkpoint_every"))
+    job.check(again)
+    return again
+
+
+def _write_spread(jobs: Sequence[job.Job]) -> None:
+    """Writes the means over the seeds of a setting."""
     summaries = [summary for one in jobs if (summary := one.done()) is not None]
-    folder = _setting_folder(jobs)
-    # without new runs the summary may be missing, where the process was killed before it was written
-    if summaries and (missing or RunDirectory(folder).summary() is None):
-        job.summarise_seeds(job.add_saved_summaries(jobs, summaries), folder)
-    return len(summaries) == len(jobs)
+    if summaries:
+        job.summarise_seeds(job.add_saved_summaries(jobs, summaries), _setting_folder(jobs))

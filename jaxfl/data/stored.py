@@ -7,8 +7,8 @@ Floats are not checked for NaN and infinity, which would read the whole pool; a 
 diverged.
 """
 
+import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -29,7 +29,7 @@ from jaxfl.data.building import (
 from jaxfl.data.clients import SPLITS, Attack, FederatedData, Split, array_fields, replace_field
 from jaxfl.data.sources import saved
 from jaxfl.data.windows import release_pages, value_range
-from jaxfl.files import write_text
+from jaxfl.files import replacing, write_text
 
 HEADER, SCHEMA = saved.HEADER, 1
 MAPPED = (
@@ -73,13 +73,17 @@ def save(data: FederatedData, folder: str | Path) -> None:
         raise ValueError(f"save must be a new or empty folder, got {folder}; choose another.")
     folder.mkdir(parents=True, exist_ok=True)
     arrays = _named_arrays(data)
-    for name, array in arrays.items():
-        with (folder / f"{name}.npy").open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        release_pages(array)
-    write_header(folder, data, {name: (array.dtype, array.shape) for name, array in arrays.items()})
+    try:
+        for name, array in arrays.items():
+            with replacing(folder / f"{name}.npy") as file:
+                np.save(file, array, allow_pickle=False)
+            release_pages(array)
+        write_header(folder, data, {name: (array.dtype, array.shape) for name, array in arrays.items()})
+    except BaseException:
+        for name in arrays:  # the folder is empty again, so that the same call can be repeated
+            with contextlib.suppress(OSError):
+                (folder / f"{name}.npy").unlink()
+        raise
 
 
 def write_header(folder: Path, data: FederatedData, arrays: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:

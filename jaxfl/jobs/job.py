@@ -21,6 +21,7 @@ from jaxfl.data.catalog import user_files
 from jaxfl.data.clients import FederatedData
 from jaxfl.files import checksum, keep_copy, write_text
 from jaxfl.methods.base import Method
+from jaxfl.plots.style import write_picture
 from jaxfl.random import check_seed
 from jaxfl.sampling import Sampler
 from jaxfl.schema import check_type
@@ -30,7 +31,7 @@ from jaxfl.simulation import processes
 from jaxfl.simulation.evaluation.finetune import FineTune
 from jaxfl.simulation.program import shapes_of
 from jaxfl.simulation.progress import Diverged
-from jaxfl.simulation.records.directory import HISTORY, RunDirectory
+from jaxfl.simulation.records.directory import CONFIG, HISTORY, SUMMARY, FolderInUse, RunDirectory
 from jaxfl.simulation.records.shared import directory_at
 from jaxfl.simulation.result import Callback, Result
 from jaxfl.simulation.run import run
@@ -45,7 +46,7 @@ DPI = 150  # of these
 
 
 class Job(NamedTuple):
-    """A run by names: settings, rounds, cohort, seed and folder."""
+    """A run by names: settings, rounds, cohort, seed and folder; `beside` names files that the caller adds there."""
 
     settings: options.Settings
     rounds: int
@@ -56,6 +57,7 @@ class Job(NamedTuple):
     checkpoint_every: int | None = None
     out: Path | None = None
     resume: bool = False
+    beside: tuple[str, ...] = ()
 
     def config(self) -> dict[str, Any]:
         """Returns what `config.json` holds."""
@@ -78,6 +80,15 @@ class Job(NamedTuple):
     def directory(self) -> RunDirectory | None:
         """Returns the folder of the run, None without one."""
         return directory_at(self.out, resume=self.resume, argument="out")
+
+    def outputs(self) -> tuple[str, ...]:
+        """Returns the names of the files that are written into the folder, beside those of every run."""
+        copies = [path.name for path in self.settings.files().values() if not self._is_copy(path)]
+        return (CONFIG, SUMMARY, CLIENTS, *PICTURES, *copies, *self.beside)
+
+    def _is_copy(self, path: Path) -> bool:
+        """Returns whether a user's file is in the folder of the run already."""
+        return self.out is not None and path.resolve().parent == self.out.resolve()
 
     def begun(self) -> bool:
         """Returns whether the folder has files of the run."""
@@ -147,7 +158,15 @@ def check(job: Job) -> None:
                 f"out must be the folder of one run, got {str(job.out)!r}, in which are {', '.join(below[:5])}; give "
                 "one of these, go on with all by --seeds, or choose another directory."
             )
-        directory.check(job.config(), resume=job.resume)
+        names = job.outputs()
+        directory.check(job.config(), resume=job.resume, names=names)
+        written = {(directory.path / name).resolve() for name in names}
+        for path in user_files(job.settings.data_name, job.data_dir, job.settings.data.get("other")):
+            if path.resolve() in written:
+                raise ValueError(
+                    f"out must be a folder in which no data are replaced, got {str(job.out)!r} with {path.name!r}, "
+                    "which is read; choose another directory."
+                )
         schedule.check_done(directory.done())
 
 
@@ -266,7 +285,7 @@ def _write_configs(jobs: Sequence[Job]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for job in jobs:
             if directory := job.directory():
-                stack.enter_context(directory.locked())
+                stack.enter_context(directory.locked(job.outputs()))
                 stack.enter_context(directory.configured(job.config()))
                 for path in job.settings.files().values() if processes.first() else ():
                     with directory.name_disk_errors("nothing was begun"):
@@ -293,7 +312,7 @@ def _write_result(job: Job, result: Result) -> Result:
                 write_text(directory.path / CLIENTS, result.clients().to_csv(index=False))
             for name, draw in zip(PICTURES, (plots.convergence, plots.clusters), strict=True):
                 with directory.name_disk_errors("all but the pictures is kept"):
-                    draw(result).savefig(directory.path / name, dpi=DPI)
+                    write_picture(draw(result), directory.path / name, dpi=DPI, command="run")
     except Exception:  # what cannot be drawn takes nothing of the run
         directory.write_summary(summary)
         raise
@@ -364,11 +383,12 @@ def _as_python(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def check_jobs(jobs: Sequence[Job]) -> None:
+def check_jobs(jobs: Sequence[Job], *, in_use: bool = False) -> None:
     """Checks all that can be checked before anything is loaded.
 
     Args:
         jobs: of different seeds; their directories, if any, are `seed-S` of one.
+        in_use: whether other processes may hold some of the folders; these have been checked by them.
 
     Raises:
         ValueError: as `jaxfl.jobs.job.check`, or the folder of all is that of a single run.
@@ -379,8 +399,11 @@ def check_jobs(jobs: Sequence[Job]) -> None:
             f"out must be a folder for the runs of several seeds, got {str(out)!r}, which holds a single run "
             f"({held[0]}); leave --seeds out and resume it, or choose another directory."
         )
+    if out is not None:
+        processes.by_first(lambda: RunDirectory(out, "out").check_names([SUMMARY]))
     for one in jobs:
-        check(one)
+        with contextlib.suppress(*([FolderInUse] if in_use else [])):
+            check(one)
 
 
 def add_saved_summaries(jobs: Sequence[Job], made: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -426,5 +449,8 @@ def summarise_seeds(summaries: Sequence[dict[str, Any]], out: Path | None = None
         if name != "seed" and len(numbers) == len(values):
             spread[name] = {"mean": statistics.fmean(numbers), "std": deviation(numbers)}
     if out is not None and processes.first():
-        RunDirectory(out).write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})
+        directory = RunDirectory(out, "out")
+        with directory.name_disk_errors("the runs of all seeds are kept"):
+            directory.claim([SUMMARY])
+        directory.write_summary({"seeds": [summary["seed"] for summary in summaries], **spread})
     return spread

@@ -11,9 +11,11 @@ import jax
 import numpy as np
 
 from jaxfl import tree
-from jaxfl.files import write_bytes
+from jaxfl.files import check_output, signature, write_bytes
 from jaxfl.schema import did_you_mean
 from jaxfl.typing import Params
+
+COMMAND = "export"  # in what is written
 
 
 def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str] | None = None) -> None:
@@ -25,7 +27,7 @@ def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str
         about: text that the file carries.
 
     Raises:
-        ValueError: the file's folder is not there.
+        ValueError: the file's folder is not there, or there is a file that was not written by this function.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -35,11 +37,11 @@ def save_weights(path: str | os.PathLike, model: Params, about: Mapping[str, str
     """
     from safetensors.numpy import save
 
-    if not Path(path).parent.is_dir():
-        raise ValueError(f"path must be in an existing folder, got {str(path)!r}; create the folder first.")
+    check_output(Path(path), "path", signature(COMMAND))
     # ascontiguousarray would give a scalar an axis
     arrays = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(model)]
-    content = save(dict(zip(tree.names(model), arrays, strict=True)), metadata=dict(about or {}))
+    metadata = {"written": signature(COMMAND), **(about or {})}
+    content = save(dict(zip(tree.names(model), arrays, strict=True)), metadata=metadata)
     write_bytes(Path(path), content)
 
 

@@ -2,10 +2,12 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from jaxfl import files
 from jaxfl.data.clients import FederatedData
 from jaxfl.schema import checked
 
@@ -153,6 +155,21 @@ def figure(size: tuple[float, float], layout: Literal["constrained"] | None = "c
         layout: of matplotlib.
     """
     return _figure_type()(figsize=size, layout=layout)
+
+
+def write_picture(figure: "Figure", path: Path, *, dpi: int, command: str) -> None:
+    """Writes a figure atomically, see `jaxfl.files.replacing`; its metadata say which command wrote it.
+
+    Args:
+        figure: the figure.
+        path: of the file, whose ending says what it is: `.png`, `.pdf` or `.svg`.
+        dpi: dots per inch.
+        command: of jaxfl.
+    """
+    form = path.suffix[1:].lower()
+    metadata = {"Software" if form == "png" else "Creator": files.signature(command)}
+    with files.replacing(path) as file:
+        figure.savefig(file, format=form, dpi=dpi, metadata=metadata)
 
 
 @functools.cache

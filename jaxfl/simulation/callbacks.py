@@ -15,7 +15,6 @@ import importlib
 import math
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from jaxfl.data.clients import FederatedData
-from jaxfl.files import keep_copy
+from jaxfl.files import keep_copy, write_bytes
 from jaxfl.schema import check_type
 from jaxfl.simulation.evaluation.metrics import counted_clients, is_lower_better, main_metric
 from jaxfl.simulation.loggers import GROUP_METRICS
@@ -35,7 +34,7 @@ from jaxfl.simulation.loggers import scalars as scalars
 from jaxfl.simulation.loggers import tensorboard as tensorboard
 from jaxfl.simulation.loggers import wandb as wandb
 from jaxfl.simulation.records import checkpoint
-from jaxfl.simulation.records.directory import CONFIG, FILE_SUFFIX, RunDirectory
+from jaxfl.simulation.records.directory import CONFIG, FILE_SUFFIX, RUN_FILES, RunDirectory
 from jaxfl.simulation.result import Callback, Event
 
 
@@ -205,9 +204,18 @@ class BestCheckpoint:
     def __init__(self, folder: str | os.PathLike, metric: str | None = None):
         self.folder, self._best = Path(folder), _BestValues(metric)
 
+    def check_folders(self, seeds: Sequence[int | None]) -> None:
+        """Raises ValueError if a folder has a file that no run has written; None is that of a single run."""
+        for seed in seeds:
+            RunDirectory(self._folder(seed), "folder").check_names((*RUN_FILES, CONFIG))
+
+    def _folder(self, seed: int | None) -> Path:
+        """Returns the folder of a seed; None is that of a single run."""
+        return self.folder if seed is None else self.folder / f"seed-{seed}"
+
     def __call__(self, event: Event) -> None:
         """Saves the state if its metric is the best so far."""
-        folder = self.folder if event.seed is None else self.folder / f"seed-{event.seed}"
+        folder = self._folder(event.seed)
         if event.record is None or event.keep is None or (event.whole and event.earlier):
             return
         # the round of which a checkpoint is there: a run may have been stopped before it was written
@@ -218,9 +226,11 @@ class BestCheckpoint:
         event.keep(folder)
         above = self.folder.parent if event.seed is None else self.folder.parent / f"seed-{event.seed}"
         if (config := RunDirectory(above).config()) is not None:
-            shutil.copyfile(above / CONFIG, folder / CONFIG)
             copies = {above / Path(place).name for name, place in config.items() if name.endswith(FILE_SUFFIX)}
-            for copy in filter(Path.is_file, copies):  # the user's files that the run depends on
+            copies = {copy for copy in copies if copy.is_file()}  # the user's files that the run depends on
+            RunDirectory(folder, "folder").claim([CONFIG, *(copy.name for copy in copies)])
+            write_bytes(folder / CONFIG, (above / CONFIG).read_bytes())
+            for copy in copies:
                 keep_copy(copy, folder)
 
     def __exit__(self, *reason: object) -> None:

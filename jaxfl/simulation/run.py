@@ -164,7 +164,9 @@ def run(
         check_named(sampler)
     size = cohort_size(cohort, first)
     prepared = Prepared.of(method, first, size, plan=plan, devices=devices, resident=resident, seeds=len(numbers))
-    check_complete(prepared.host_state and any(isinstance(one, BestCheckpoint) for one in callbacks))
+    best = [one for one in callbacks if isinstance(one, BestCheckpoint)]
+    check_complete(prepared.host_state and bool(best))
+    processes.by_first(lambda: [one.check_folders(numbers if several else [None]) for one in best])
 
     def of_seed(number: int, federation: FederatedData) -> SeedSpec:
         identity = identity_of(config or {}, federation, seed=number, size=size, sampler=sampler, finetune=finetune)

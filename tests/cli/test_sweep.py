@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import threading
+import time
 from urllib.parse import unquote
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from jaxfl.cli import run, run_page
 from jaxfl.cli import sweep as cli_sweep
 from jaxfl.cli.app import main
+from jaxfl.simulation.records.directory import RunDirectory
 from tests.messages import mentions
 
 DIGITS = ["--data", "rotated-digits", "--rounds", "2", "--set", "num_clients=8", "--set", "rows_per_client=20"]
@@ -101,6 +105,7 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, monkey
     words = ["fedavg,ifca", *DIGITS, "--out", out, "--set"]
     assert sweep(*words, "num_clusters=2", "--seeds", "0") == 0
     first = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+    history = (out / "fedavg" / "seed-0" / "history.jsonl").read_text()
     assert {str(path.relative_to(out)) for path in first} == {
         f"{name}/{summary}" for name in ("fedavg", "ifca") for summary in ("summary.json", "seed-0/summary.json")
     }
@@ -118,12 +123,10 @@ def test_what_is_done_is_not_made_again(tmp_path, capsys, empty_pictures, monkey
     assert sweep(*words, "num_clusters=2", "--seeds", "0,1", "--html") == 0
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "jaxfl run ifca --data rotated-digits --rounds 2" in page and str(out / "fedavg" / "seed-0") in page
-    led = re.findall('<a href="(.*?)">', page)  # of runs that have a page: the new ones
-    assert sorted(led) == [f"{name}/index.html" for name in ("fedavg/seed-1", "ifca/seed-1")]
+    led = re.findall('<a href="(.*?)">', page)  # to the page of each run, those that were made without one as well
+    assert sorted(led) == [f"{name}/seed-{seed}/index.html" for name in ("fedavg", "ifca") for seed in (0, 1)]
     assert all((out / unquote(link)).exists() for link in led)
-    assert (out / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == first[
-        out / "fedavg" / "seed-0" / "summary.json"
-    ]
+    assert (out / "fedavg" / "seed-0" / "history.jsonl").read_text() == history
     spread = out / "fedavg" / "summary.json"
     assert json.loads(spread.read_text())["seeds"] == [0, 1]
     spread.unlink()  # as if it had been killed before it wrote the mean over seeds
@@ -199,3 +202,63 @@ def test_a_setting_that_is_refused_takes_no_other_with_it(tmp_path, capsys, empt
     assert re.search(mentions("fedavg-local_epochs=0: error: ", "local_epochs", 0), said)
     assert (out / "fedavg-local_epochs=1" / "seed-0" / "summary.json").exists()
     assert sweep("fedavg", *DIGITS, "--out", tmp_path / "none", "--set", "local_epochs=0,-1") == 2
+
+
+def test_what_a_full_disk_has_left_out_is_completed(tmp_path, capsys, empty_pictures, monkeypatch):
+    """No round is made again, and nothing else is touched."""
+    out = tmp_path / "runs"
+    words = ["fedavg,local", *DIGITS, "--out", out, "--seeds", "0,1"]
+    monkeypatch.setattr(run_page, "_run_pictures", lambda *_: [])  # have tests of their own
+    assert sweep(*words, "--eval-every", "2") == 0
+    cell = out / "fedavg" / "seed-1"
+    (cell / "clients.csv").unlink()
+    (cell / "clusters.png").write_bytes(b"")
+    history, summary = ((cell / name).read_text() for name in ("history.jsonl", "summary.json"))
+    other = (out / "fedavg" / "seed-0" / "clients.csv").stat().st_mtime_ns
+    capsys.readouterr()
+    assert sweep(*words) == 0
+    told = capsys.readouterr().err
+    assert "fedavg: 1 of 2 runs to make" in told and "local: done" in told
+    assert (cell / "clients.csv").exists() and (cell / "clusters.png").stat().st_size
+    assert (cell / "history.jsonl").read_text() == history
+    assert json.loads((cell / "config.json").read_text())["eval_every"] == 2  # its own, not this command's
+    now, before = json.loads((cell / "summary.json").read_text()), json.loads(summary)
+    assert all(now[name] == before[name] for name in ("micro_accuracy", "seconds_per_round", "rounds"))
+    assert (out / "fedavg" / "seed-0" / "clients.csv").stat().st_mtime_ns == other
+    assert sweep(*words, "--html") == 0  # pages of runs that were made without
+    assert len(list(out.glob("*/*/index.html"))) == 4
+    for name in ("checkpoint.npz", "checkpoint-before.npz"):
+        (cell / name).unlink(missing_ok=True)
+    (cell / "index.html").unlink()
+    capsys.readouterr()
+    assert sweep(*words, "--html") == 1  # not made anew: what is there would be lost, if that failed
+    assert re.search(mentions("index.html", str(cell), "checkpoint"), " ".join(capsys.readouterr().err.split()))
+    assert (cell / "history.jsonl").read_text() == history
+
+
+def test_runs_of_another_process_are_skipped_and_returned_to(tmp_path, capsys, empty_pictures, monkeypatch):
+    """Be they made meanwhile, or given up."""
+    out = tmp_path / "runs"
+    words = ["fedavg,local", *DIGITS, "--out", out]
+    assert sweep("fedavg", *DIGITS, "--out", tmp_path / "other") == 0
+    monkeypatch.setattr(cli_sweep, "POLL", 0.01)
+    ready, moments = threading.Event(), []
+
+    def other():
+        with RunDirectory(out / "fedavg" / "seed-0").locked(), RunDirectory(out / "local" / "seed-0").locked():
+            ready.set()
+            while not (out / "local" / "seed-1" / "summary.json").exists():
+                time.sleep(0.01)
+            moments.append({str(path.relative_to(out)) for path in out.rglob("seed-*/summary.json")})
+            shutil.copytree(tmp_path / "other" / "fedavg" / "seed-0", out / "fedavg" / "seed-0", dirs_exist_ok=True)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert ready.wait(10)
+    assert sweep(*words, "--seeds", "0,1") == 0
+    thread.join()
+    assert moments == [{"fedavg/seed-1/summary.json", "local/seed-1/summary.json"}]
+    told = capsys.readouterr().err
+    assert "2 runs" in told and "other processes" in told
+    for name in ("fedavg", "local"):
+        assert json.loads((out / name / "summary.json").read_text())["seeds"] == [0, 1]

@@ -522,7 +522,10 @@ def test_nothing_is_kept_of_a_run_that_never_was_good(method, tmp_path):
         words = mentions(f"round {last} of {last}", "nothing")
         with pytest.raises(jaxfl.Diverged, match=words) as stopped:
             jaxfl.run(sick, DATA, rounds=last, checkpoint_dir=tmp_path, **OPTIONS | {"eval_every": last})
-        assert len(stopped.value.history) == 0 and [path.name for path in tmp_path.iterdir()] == [".lock"]
+        assert len(stopped.value.history) == 0 and {path.name for path in tmp_path.iterdir()} == {
+            ".jaxfl",
+            ".jaxfl.lock",
+        }
 
 
 def test_a_run_that_has_come_to_nothing_is_none_where_a_callback_ends_it(tmp_path):
@@ -536,7 +539,7 @@ def test_a_run_that_has_come_to_nothing_is_none_where_a_callback_ends_it(tmp_pat
             checkpoint_dir=tmp_path,
             **OPTIONS,
         )
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert {path.name for path in tmp_path.iterdir()} == {".jaxfl", ".jaxfl.lock"}
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 4])

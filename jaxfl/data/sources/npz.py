@@ -1,5 +1,6 @@
 """Sources in one `.npz` file: arrays of the user, or a complete `Source` written by `save`."""
 
+import contextlib
 import json
 import os
 import zipfile
@@ -12,6 +13,7 @@ import numpy as np
 from jaxfl.data import bounded
 from jaxfl.data.sources import checks
 from jaxfl.data.sources.base import Folder, Source, SourceEntry, folders
+from jaxfl.files import replacing
 
 NAMES = ("class", "group", "domain", "class_group")
 # Optional arrays in addition to the four with options, and their `test_` variants.
@@ -208,6 +210,7 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
             f"{source.name} cannot be written, because it is scaled by the training rows of a federation; save a "
             "federation into a folder instead."
         )
+    check_target(path, origin)
     if source.name != origin["source"]:
         origin = origin | {"name": source.name}
     fields = {key: getattr(source, field) for key, field in FIELDS.items()}
@@ -219,13 +222,33 @@ def save(source: Source, path: str | Path, *, origin: dict[str, Any] | None = No
             raise ValueError(f"{key} of {source.name} must be numbers or strings, got {array.dtype}; convert it first.")
     _source_from_arrays(path, arrays, {})  # raises an error for a file that could not be loaded
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, **arrays)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as stream:
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
+
+
+def check_target(path: Path, origin: Mapping[str, Any]) -> None:
+    """Checks that a file may be written: it is new, or one that `save` wrote with the same origin.
+
+    Args:
+        path: of the file.
+        origin: with the keys `source` and `options`.
+
+    Raises:
+        ValueError: it is another file, or a folder.
+    """
+    if not os.path.lexists(path):
+        return
+    if path.is_dir():
+        raise ValueError(f"save must be a file, got the folder {str(path)!r}; give a file in it.")
+    found: Mapping[str, Any] = {}
+    with contextlib.suppress(ValueError, OSError):
+        arrays = read(path, ("origin",))[0] if path.is_file() else {}
+        found = _parse_origin(path, arrays["origin"]) if arrays else {}
+    if {key: found.get(key) for key in ("source", "options")} != json.loads(json.dumps(dict(origin))):
+        raise ValueError(
+            f"save must be a new file, or one with the same examples, got {str(path)!r}, which is another; choose "
+            "another name, or move that file away."
+        )
 
 
 def find_converted(name: str, data_dir: Folder, options: Mapping[str, Any]) -> Path | None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.data import bounded
+from jaxfl.files import replacing
 from jaxfl.typing import Params
 
 NAME, BEFORE, DAMAGED = "checkpoint.npz", "checkpoint-before.npz", "checkpoint-damaged.npz"
@@ -80,24 +82,12 @@ def save(folder: Path, state: Params, header: dict[str, Any]) -> None:
     arrays |= {name: arrays[name].view(f"u{arrays[name].dtype.itemsize}") for name in kinds}
     arrays[_HEADER] = _bytes(json.dumps({"schema": SCHEMA} | header | ({_KINDS: kinds} if kinds else {})))
     path = folder / NAME
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays, **{_DIGEST: _bytes(_digest(arrays))})
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()  # the disk may be full of it
-        raise
-    if path.exists():
-        os.replace(path, folder / BEFORE)
-    os.replace(partial, path)
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)  # the renames themselves
-    finally:
-        os.close(opened)
+    with replacing(path) as file:
+        np.savez(file, allow_pickle=False, **arrays, **{_DIGEST: _bytes(_digest(arrays))})
+        file.flush()
+        os.fsync(file.fileno())  # before the newest so far is moved
+        if path.exists():
+            os.replace(path, folder / BEFORE)
 
 
 def newest(folder: Path) -> Saved | None:
@@ -123,6 +113,15 @@ def newest(folder: Path) -> Saved | None:
     if refused is not None:
         raise refused
     return None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Returns whether a file has the entries of a checkpoint, be they damaged or not."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return {f"{name}.npy" for name in (_HEADER, _DIGEST)} <= set(file.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def set_aside(saved: Saved) -> None:

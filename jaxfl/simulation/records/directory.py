@@ -2,8 +2,11 @@
 
 `config.json` has the job of the run. While the run goes on, `history.jsonl` and `clusters.jsonl` grow,
 `checkpoint.npz` changes, with `checkpoint-before.npz` and maybe `rows.bin` (see `jaxfl.simulation.host.rows`) beside
-it, and `.lock` keeps other runs away. `summary.json` says what came of it. JSON files and checkpoints are whole or not
-there: they are written beside the old one and renamed over it.
+it, and `.jaxfl.lock` keeps other runs away. `summary.json` says what came of it. JSON files and checkpoints are whole
+or not there: they are written beside the old one and renamed over it.
+
+`.jaxfl` lists the files of the run before any of them is written, see `jaxfl.files`: a directory that has another file
+of such a name is refused. Runs of version 0.1.0 have no list; they are recognised by their config or their checkpoint.
 """
 
 import contextlib
@@ -13,20 +16,25 @@ import os
 import shutil
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from jaxfl.files import crc
+from jaxfl.files import crc, is_empty, own_names, remove_partials, write_own_names
+from jaxfl.simulation.host.rows import NAME as ROWS
 from jaxfl.simulation.records import checkpoint
 from jaxfl.simulation.records.checkpoint import Saved
-from jaxfl.simulation.records.history import History, read_back, read_json, read_records, write_json
+from jaxfl.simulation.records.history import CLUSTERS, History, read_back, read_json, read_records, write_json
 from jaxfl.simulation.records.identity import FIELDS
 from jaxfl.typing import Params
 
-LOCK = ".lock"
+LOCK = ".jaxfl.lock"
+
+
+class FolderInUse(ValueError):
+    """Error of a directory in which another process runs."""
 
 
 @contextlib.contextmanager
@@ -40,7 +48,7 @@ def lock_folder(folder: Path, argument: str) -> Iterator[None]:
         argument: the caller's name for it, which the error begins with.
 
     Raises:
-        ValueError: another run holds it; the message says which.
+        FolderInUse: another run holds it; the message says which.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name, lock_folder(Path(name), "out"), lock_folder(Path(name), "out"):
@@ -52,7 +60,7 @@ def lock_folder(folder: Path, argument: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise ValueError(
+        raise FolderInUse(
             f"{argument} {str(folder)!r} is in use by another run{_holder_phrase(path)}; wait for its end, or choose "
             "another directory."
         ) from None
@@ -85,6 +93,11 @@ def _holder_phrase(path: Path) -> str:
 
 
 CONFIG, HISTORY, SUMMARY = "config.json", "history.jsonl", "summary.json"
+RUN_FILES = (HISTORY, CLUSTERS, checkpoint.NAME, checkpoint.BEFORE, checkpoint.DAMAGED, ROWS)  # of every run
+OLDER_FILES = (  # of the jobs of versions that did not list their files
+    *RUN_FILES, CONFIG, SUMMARY, "clients.csv", "log.csv", "index.html", "convergence.png", "clusters.png",
+    "alluvial.png", "confusion.png", "personalisation.png", "classes.png", "similarity.png",
+)  # fmt: skip
 HEADER_TYPES = {"identity": dict, "round": int, "tally": dict, "records": int}  # of a run's checkpoint
 # Of a config and of an identity: where rows lie, on which devices clients are trained, and how many side by side.
 MACHINE_OPTIONS = ("run.resident", "run.devices", "run.chunk")
@@ -142,38 +155,94 @@ class RunDirectory:
         """Returns the names of `files` without the summary, which may be of the seeds below this directory."""
         return [name for name in self.files() if name != SUMMARY]
 
-    def check(self, config: dict[str, Any], *, resume: bool) -> None:
+    def check(self, config: dict[str, Any], *, resume: bool, names: Sequence[str] = ()) -> None:
         """Checks by its config that a run may start here or be resumed, before anything is loaded or written.
 
         Args:
             config: what the run is, as `write_config` would write it.
             resume: whether to go on with the run that is there.
+            names: of files that the run will write, beside those of every run.
 
         Raises:
-            ValueError: the path is a file, or the directory is in use, or holds a run that is not to be resumed, or
-                another run.
+            FolderInUse: another run holds the directory.
+            ValueError: the path is a file, or the directory holds a run that is not to be resumed, another run, or a
+                file that no run has written.
         """
-        if (self.path / LOCK).exists():
-            with self.locked():
-                pass
-        self._refuse_unless_free(resume)
-        if self.files():
-            self._refuse_another(_fixed_entries(self.config() or config), _fixed_entries(config))
+        with contextlib.ExitStack() as stack:
+            if (self.path / LOCK).exists():
+                stack.enter_context(lock_folder(self.path, self.argument))
+            self._refuse_file()
+            self.check_names((*RUN_FILES, *names))
+            self._refuse_unless_free(resume)
+            if self.files():
+                self._refuse_another(_fixed_entries(self.config() or config), _fixed_entries(config))
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Creates and locks the directory.
+    def locked(self, names: Sequence[str] = ()) -> Iterator[None]:
+        """Creates and locks the directory, and lists the files of the run.
+
+        Args:
+            names: of files that the run will write, beside those of every run.
 
         Raises:
-            ValueError: the path is a file, or another run is there.
+            FolderInUse: another run holds the directory.
+            ValueError: the path is a file, or the directory holds a file that no run has written.
             OSError: the directory cannot be made or written to.
         """
         self._refuse_file()
+        self.check_names((*RUN_FILES, *names))  # a refused directory gets no lock
         with contextlib.ExitStack() as stack:
             with self.name_disk_errors("nothing was begun"):
                 self.path.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(lock_folder(self.path, self.argument))
+                remove_partials(self.path)
+                self.claim((*RUN_FILES, *names))
             yield
+
+    def claim(self, names: Iterable[str]) -> None:
+        """Lists files as those of the run, which may be replaced from then on.
+
+        Raises:
+            ValueError: as in `check_names`.
+            OSError: the list cannot be written.
+        """
+        self.check_names(names := set(names))
+        listed = own_names(self.path)
+        if listed is None or not names <= listed:
+            write_own_names(self.path, names | self._own_names())
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Checks that files of these names are not there, are empty, or are those of the run.
+
+        Raises:
+            ValueError: there is another file; the message names it.
+        """
+        there = [name for name in names if os.path.lexists(self.path / name) and not is_empty(self.path / name)]
+        own = self._own_names() if there else set()  # read after the files, which another process lists before
+        for name in there:
+            if name not in own:
+                raise ValueError(
+                    f"{self.argument} {str(self.path)!r} has a file {name!r} that no run of jaxfl has written, and it "
+                    "would be replaced; choose another directory, or move that file away."
+                )
+
+    def _own_names(self) -> set[str]:
+        """Returns the names of the files of the run: those listed, or those of a run of an older version."""
+        if (listed := own_names(self.path)) is not None:
+            return listed
+        config, summary = {}, {}
+        with contextlib.suppress(ValueError, OSError):  # a damaged file is none of ours
+            config = self.config() or {}
+        with contextlib.suppress(ValueError, OSError):
+            summary = self.summary() or {}
+        names: set[str] = set()
+        if any(checkpoint.is_checkpoint(self.path / name) for name in (checkpoint.NAME, checkpoint.BEFORE)):
+            names |= {*RUN_FILES}
+        if {"method", "seed"} <= config.keys() or {"rounds", "seed"} <= summary.keys():
+            names |= {*OLDER_FILES, *(Path(str(one)).name for key, one in config.items() if key.endswith(FILE_SUFFIX))}
+        if "seeds" in summary:
+            names |= {SUMMARY}
+        return {name for name in names if os.path.lexists(self.path / name)}
 
     @contextlib.contextmanager
     def name_disk_errors(self, kept: str) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,17 @@ def directory_at(
 class SharedDirectory(RunDirectory):
     """A run's directory that only the first process can access, see `RunDirectory`."""
 
-    def check(self, config: dict[str, Any], *, resume: bool) -> None:
+    def check(self, config: dict[str, Any], *, resume: bool, names: Sequence[str] = ()) -> None:
         """Raises at every process the error of the first one."""
         refuse = super().check
-        processes.by_first(lambda: refuse(config, resume=resume))
+        processes.by_first(lambda: refuse(config, resume=resume, names=names))
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, names: Sequence[str] = ()) -> Iterator[None]:
         """Locks the directory."""
         locked = super().locked
         with contextlib.ExitStack() as stack:
-            processes.by_first(lambda: stack.enter_context(locked()))
+            processes.by_first(lambda: stack.enter_context(locked(names)))
             yield
 
     def open(self, identity: dict[str, Any], *, resume: bool) -> Saved | None:

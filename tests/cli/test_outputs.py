@@ -1,0 +1,189 @@
+"""No file of the user's is replaced: every command refuses, by name and before anything is computed."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import optax
+import pytest
+from typer.testing import CliRunner
+
+import jaxfl
+from jaxfl.cli.app import app
+from jaxfl.simulation import callbacks, program, rounds
+from jaxfl.simulation.records.directory import LOCK, RunDirectory
+from tests.messages import mentions
+
+pytestmark = pytest.mark.usefixtures("empty_pictures")
+
+SMALL = ["--data", "rotated-digits", "--set", "num_clients=8", "--set", "rows_per_client=20", "--set", "model=logistic"]
+SMALL += ["--rounds", "1", "--cohort", "4"]
+OWN = "from jaxfl.methods import fedavg as factory\n"
+
+
+def command(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(*words):
+    """Returns the one line of an error."""
+    result = command(*words)
+    assert result.exit_code == 2, (result.output, result.exception)
+    return " ".join(result.stderr.split())
+
+
+@pytest.fixture
+def never_compiles(monkeypatch):
+    def compile_rounds(*arguments, **options):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(program, "compile_rounds", compile_rounds)
+    monkeypatch.setattr(rounds, "compile_rounds", compile_rounds)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run."""
+    out = tmp_path_factory.mktemp("runs") / "a"
+    assert command("run", "fedavg", *SMALL, "--out", out).exit_code == 0
+    return out
+
+
+def test_the_data_of_a_run_are_not_replaced_by_its_list_of_clients(tmp_path, monkeypatch, never_compiles):
+    monkeypatch.chdir(tmp_path)
+    rows = "client,a,y\n" + "".join(f"{i % 4},{i % 7},{i % 2}\n" for i in range(40))
+    (tmp_path / "clients.csv").write_text(rows)
+    words = ["run", "fedavg", "--data", "table", "--data-dir", "clients.csv", "--set", "target=y", "--rounds", "1"]
+    assert re.search(mentions("out", "clients.csv"), refused(*words, "--out", "."))
+    (tmp_path / ".jaxfl").write_text(json.dumps({"files": ["clients.csv"]}))  # not even where it was written by a run
+    assert re.search(mentions("out", "clients.csv", "read"), refused(*words, "--out", "."))
+    assert (tmp_path / "clients.csv").read_text() == rows
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "history.jsonl", "clusters.jsonl", "checkpoint.npz", "checkpoint-before.npz", "rows.bin",
+     "summary.json", "clients.csv", "convergence.png", "index.html", "similarity.png", "log.csv", "own.py"],
+)  # fmt: skip
+def test_no_file_of_a_folder_is_replaced(name, tmp_path, never_compiles):
+    out, method = tmp_path / "out", tmp_path / "own.py"
+    out.mkdir()
+    method.write_text(OWN)
+    (out / name).write_text("{}")
+    words = ["run", f"{method}:factory", *SMALL, "--log", "csv", "--html", "--out", out]
+    for more in ([], ["--resume"]):
+        assert re.search(mentions("out", name), refused(*words, *more))
+    assert [path.name for path in out.iterdir()] == [name] and (out / name).read_text() == "{}"
+
+
+def test_a_file_that_is_put_into_the_folder_of_a_run_is_the_users(finished, tmp_path):
+    out = tmp_path / "a"
+    shutil.copytree(finished, out)
+    for name in ("index.html", "log.csv"):
+        (out / name).write_text("mine")
+    words = ["run", "fedavg", *SMALL, "--out", out, "--resume"]
+    assert re.search(mentions("out", "index.html"), refused(*words, "--html"))
+    assert re.search(mentions("out", "log.csv"), refused(*words, "--log", "csv"))
+    assert command(*words).exit_code == 0
+    assert all((out / name).read_text() == "mine" for name in ("index.html", "log.csv"))
+
+
+def test_runs_of_an_older_version_are_recognised(finished, tmp_path):
+    """Their folders have no list of files."""
+    out = tmp_path / "a"
+    shutil.copytree(finished, out)
+    for name in (".jaxfl", LOCK, "clients.csv"):
+        (out / name).unlink()
+    (out / ".lock").write_text("")
+    assert command("run", "fedavg", *SMALL, "--out", out, "--resume").exit_code == 0
+    assert (out / "clients.csv").exists()
+    assert {"config.json", "history.jsonl", "clients.csv"} <= set(json.loads((out / ".jaxfl").read_text())["files"])
+
+
+def test_folders_of_several_seeds(tmp_path, never_compiles):
+    (tmp_path / "summary.json").write_text('{"mine": 1}')
+    assert re.search(mentions("out", "summary.json"), refused("run", "fedavg", *SMALL, "--seeds", 0, "--out", tmp_path))
+    (tmp_path / "fedavg").mkdir()
+    (tmp_path / "fedavg" / "summary.json").write_text("mine")
+    assert re.search(mentions("out", "summary.json"), refused("sweep", "fedavg", *SMALL, "--out", tmp_path))
+    (tmp_path / "index.html").write_text("mine")
+    words = ["sweep", "local", *SMALL, "--out", tmp_path, "--html"]
+    assert re.search(mentions("--html", "index.html"), refused(*words))
+    assert (tmp_path / "index.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("--csv", "history.jsonl"), ("--csv", "clients.csv"), ("--html", "index.html"), ("--latex", "config.json")],
+)
+def test_a_comparison_is_not_written_over_a_run(option, name, finished):
+    before = (finished / name).read_bytes() if (finished / name).exists() else None
+    RunDirectory(finished).claim(["index.html"])  # whose page is yet to be written
+    assert re.search(mentions(option, name), refused("compare", finished, option, finished / name))
+    assert before == ((finished / name).read_bytes() if before is not None else None)
+
+
+@pytest.mark.parametrize(
+    "option", ["--csv", "--markdown", "--latex", "--plot=png", "--plot=svg", "--plot=pdf", "--html"]
+)
+def test_a_comparison_replaces_its_own_files_alone(option, finished, tmp_path):
+    option, _, suffix = option.partition("=")
+    path = tmp_path / f"a.{suffix or 'x'}"
+    path.write_text("setting\n1\n")  # a file that is empty has nothing to be lost
+    assert re.search(mentions(option, str(path)), refused("compare", finished, option, path))
+    assert path.read_text() == "setting\n1\n"
+    path.write_text("")
+    for _ in range(2):
+        result = command("compare", finished, option, path)
+        assert result.exit_code == 0, result.output
+    for other in ("bench", "data"):
+        path.write_text(f"<!-- Written by jaxfl {other} -->")
+        assert re.search(mentions(option, str(path)), refused("compare", finished, option, path))
+
+
+def test_saved_examples_and_pictures_of_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", x=np.zeros((8, 3), np.float32), y=np.arange(8) % 2)
+    before = (tmp_path / "x.npz").read_bytes()
+    for words in (["digits"], ["npz", "--data-dir", "x.npz"], ["iid-npz", "--data-dir", "x.npz"]):
+        assert re.search(mentions("save", "x.npz"), refused("data", *words, "--save", "x.npz"))
+    assert (tmp_path / "x.npz").read_bytes() == before
+    for _ in range(2):
+        assert command("data", "digits", "--save", "d.npz").exit_code == 0
+    assert re.search(mentions("save", "d.npz"), refused("data", "npz", "--data-dir", "x.npz", "--save", "d.npz"))
+    (tmp_path / "iid-digits-montage.png").write_text("mine")
+    assert re.search(mentions("--plot", "iid-digits-montage.png"), refused("data", "iid-digits", "--plot"))
+    (tmp_path / "iid-digits-montage.png").unlink()
+    for _ in range(2):
+        assert command("data", "iid-digits", "--set", "num_clients=4", "--plot").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["bench.json", "index.html", "scaling.png"])
+def test_measurements(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    words = ["bench", "scaling", "--values", "1", "--out", tmp_path]
+    assert re.search(mentions("out", name), refused(*words)) and (tmp_path / name).read_text() == "{}"
+
+
+def test_no_argument_is_empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in (["--out", ""], ["--out="], ["--data-dir", ""]):
+        assert re.search(mentions(words[0].rstrip("="), '""'), refused("run", "fedavg", *SMALL, *words))
+    assert re.search(mentions("compare", '""'), refused("compare", ""))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "checkpoint.npz", "rows.bin"])
+def test_runs_and_callbacks_of_python(name, tmp_path, never_compiles):
+    (tmp_path / name).write_text("mine")
+    data = jaxfl.data.load("rotated-digits", num_clients=4, rows_per_client=20)
+    method = jaxfl.methods.fedavg(jaxfl.classification(jaxfl.models.Logistic(num_classes=10), data), optax.sgd(0.1))
+    for argument, given in {
+        "checkpoint_dir": {"checkpoint_dir": tmp_path, "resume": True},
+        "folder": {"callbacks": [callbacks.BestCheckpoint(tmp_path)]},
+    }.items():
+        with pytest.raises(ValueError, match=mentions(argument, name)):
+            jaxfl.run(method, data, rounds=1, cohort=2, **given)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
