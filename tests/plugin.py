@@ -98,6 +98,7 @@ _QUICK = {"bench", "cli", "data", "docs", "experiments", "jobs", "plots", "setti
 # Single tests that take up to a minute: last, one worker would wait for the other.
 _FIRST = {"test_notebooks", "test_resume"}
 _TESTS = Path(__file__).parent
+_EXAMPLES = _TESTS.parent / "jaxfl/methods"  # whose doctests are runs: those of a quarter of the files, another each week
 
 
 def pytest_collection_finish():
@@ -119,6 +120,8 @@ def pytest_collection_modifyitems(config, items):
             case = item.originalname if by == "function" else str(params[by]) if by else item.name
             period = mark.kwargs.get("weeks", PERIOD)
             rotating.setdefault((item.path, name, period), {}).setdefault(case, []).append(item)
+        elif isinstance(item, pytest.DoctestItem) and item.path.is_relative_to(_EXAMPLES):
+            rotating.setdefault((_EXAMPLES, "examples", 4), {}).setdefault(item.path, []).append(item)
     for (_, name, period), cases in rotating.items():
         period = min(period, len(cases))
         for number, tests in enumerate(cases.values()):
