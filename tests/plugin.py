@@ -98,7 +98,8 @@ _QUICK = {"bench", "cli", "data", "docs", "experiments", "jobs", "plots", "setti
 # Single tests that take up to a minute: last, one worker would wait for the other.
 _FIRST = {"test_notebooks", "test_resume"}
 _TESTS = Path(__file__).parent
-_EXAMPLES = _TESTS.parent / "jaxfl/methods"  # whose doctests are runs: those of a quarter of the files, another each week
+# Rooms whose doctests are runs: those of a quarter of the files are in the default run, others each week.
+_EXAMPLES = ("jaxfl/methods/", "jaxfl/analysis/")
 
 
 def pytest_collection_finish():
@@ -120,7 +121,7 @@ def pytest_collection_modifyitems(config, items):
             case = item.originalname if by == "function" else str(params[by]) if by else item.name
             period = mark.kwargs.get("weeks", PERIOD)
             rotating.setdefault((item.path, name, period), {}).setdefault(case, []).append(item)
-        elif isinstance(item, pytest.DoctestItem) and item.path.is_relative_to(_EXAMPLES):
+        elif isinstance(item, pytest.DoctestItem) and item.nodeid.startswith(_EXAMPLES):
             rotating.setdefault((_EXAMPLES, "examples", 4), {}).setdefault(item.path, []).append(item)
     for (_, name, period), cases in rotating.items():
         period = min(period, len(cases))

@@ -81,6 +81,7 @@ def test_processes_have_as_many_devices(monkeypatch):
         resolve_plan(Plan(1), {}, 9, devices="all")
 
 
+@pytest.mark.slow
 def test_cores_are_devices_where_jax_has_not_started():
     environment = os.environ | notebooks.ENVIRONMENT  # compiled quickly, and nothing said of devices
     subprocess.run([sys.executable, "-c", CORES], check=True, env=environment)

@@ -169,6 +169,7 @@ def library_takes(program):
     return {kind for kind in ("dot_general", "conv_general_dilated") for line in lines if kind in line}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the library is the CPU's")
 def test_the_library_is_given_products_and_no_convolutions():
     """They take one core there, where XLA's own take all."""

@@ -46,7 +46,7 @@ def kernel(tmp_path_factory):
             yield client
 
 
-@pytest.mark.rotating
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, kernel):
     """The first one twice, as people do: cells must not depend on what is left of before."""

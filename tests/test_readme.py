@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -18,6 +20,7 @@ def test_first_command_is_the_main_job():
     assert first[3] == "jaxfl run stocfl --data rotated-digits --out runs/first"
 
 
+@pytest.mark.slow
 def test_example_runs(tmp_path, monkeypatch, capsys):
     code = blocks("python")[0]
     assert len(code.strip().splitlines()) == 12

@@ -22,6 +22,8 @@ from jaxfl.random import Stream, key_for
 from jaxfl.sampling import availability, cohort_size, draw_cohort, dropouts, sampler_name, uniform
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 DATA = clustered_linear(10, rows=2)
 HELD_OUT = replace(DATA, held_out=np.arange(10) >= 7)
 

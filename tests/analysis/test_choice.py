@@ -19,6 +19,8 @@ from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 from tests.problems import batch_of
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 DATA = clustered_linear(16, rows=40, features=4)
 OPTIONS: dict[str, Any] = {"num_clients": 10, "validation": 0.5, "seed": 1}
 
@@ -80,6 +82,7 @@ def sampled(monkeypatch):
     return sample
 
 
+@pytest.mark.slow
 def test_two_planted_groups_are_two_by_accuracy(chosen):
     assert chosen.num_clusters == 2 and chosen.criterion == "accuracy"
     one, two = (chosen.table[place]["accuracy"] for place in (0, 1))

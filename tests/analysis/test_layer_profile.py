@@ -17,6 +17,8 @@ from jaxfl.tasks import Task, masked_mean
 from tests import problems, reference
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 DATA = problems.linear_federation()  # client 1 has no rows
 TASK = problems.softmax_task()  # the layers are "bias" and "kernel"
 RATE, ROUNDS = 0.3, 3

@@ -18,6 +18,7 @@ def jaxfl(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_a_page_of_two_points(tmp_path, monkeypatch):
     """The one test that starts processes: each point has one."""
     for name, value in notebooks.ENVIRONMENT.items():  # they compile quickly

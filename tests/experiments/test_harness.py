@@ -564,6 +564,7 @@ def test_labels_of_studies_and_cells_differ():
         Scale("", (cell(),), (Study("T / FedAvg / C", lambda data_dir: Made("")),))
 
 
+@pytest.mark.slow
 def test_smoke_of_fesem(tmp_path, monkeypatch):
     """One row, whose run makes all its numbers and figure 3, and the studies; choosing K compiles six programs."""
     with monkeypatch.context() as before:
@@ -605,6 +606,7 @@ def test_smoke_of_cfl(tmp_path):
     assert len(list((tmp_path / "studies").glob("*.png"))) == 3
 
 
+@pytest.mark.slow
 def test_smoke_of_layercfl(tmp_path):
     """Figures of layers and of rows: every layer has its gap, every amount of rows its round, l2 twice."""
     for only in ("Figures 8 and 9", "Figures 6 and 7"):

@@ -19,6 +19,8 @@ from jaxfl.schema import function_options
 from jaxfl.settings import options
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 
 @pytest.mark.parametrize("module", [federations, pictures, play, rows, table], ids=lambda one: one.__name__)
 def test_doctests(module):

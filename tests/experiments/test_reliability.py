@@ -12,6 +12,8 @@ import pytest
 from experiments.reliability import fuzz_files, kills, order, poison, settings, soak
 from experiments.reliability.campaign import heed_signals, until
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 
 @pytest.mark.parametrize("name", ["feddane", "ifca"])
 def test_sick_clients_change_nothing_for_the_others(name):

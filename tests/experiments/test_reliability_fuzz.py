@@ -20,6 +20,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_random_lines_run_or_are_refused_in_one_line(folder, monkeypatch):
     monkeypatch.chdir(folder)  # as the campaign does: a line may write into the folder that it is called in
     outcomes = [fuzz.run(index, fuzz.line(SEED, index, folder), full=False) for index in range(LINES)]

@@ -20,6 +20,8 @@ from jaxfl.data.synthetic import clustered_linear
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 W3 = ["w3-logistic", "w3-mlp"]
 KEYS = {
     *("workload", "what", "clients", "chunk", "compile_seconds", "after_round_1", "seconds", "summary", "ratio"),
@@ -105,6 +107,7 @@ def test_operations_are_counted_as_by_hand():
     assert rounds.gflop(rounds.WORKS["w2"], model, 3) == 2 * 100 * (2 * first + 3 * rest) * 3 / 1e9
 
 
+@pytest.mark.slow
 def test_population_costs_no_compilation_after_the_first(tmp_path, capsys, monkeypatch):
     """The kit's part, of more rounds: with the automatic chunk, and with one."""
     workloads = importlib.import_module("experiments.speed.accelerator_workloads")

@@ -21,7 +21,10 @@ from jaxfl.simulation.records import checkpoint
 from tests.messages import mentions
 from tests.settings.test_methods import MINE
 
-pytestmark = pytest.mark.usefixtures("empty_pictures")  # but for those of `finished`
+pytestmark = [
+    pytest.mark.usefixtures("empty_pictures"),  # but for those of `finished`
+    pytest.mark.rotating("function", weeks=3),
+]
 
 SMALL = {"num_clients": 8, "rows_per_client": 20, "model": "logistic", "num_clusters": 2}
 GOES_ON = ["--rounds", 4, "--cohort", 4, "--eval-every", 2, "--resume"]

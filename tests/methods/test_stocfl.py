@@ -258,6 +258,7 @@ def digits():
         return compiled(methods.stocfl(task, optax.sgd(0.1), threshold="auto", local_epochs=1)), data
 
 
+@pytest.mark.slow
 def test_auto_finds_the_rotations_and_lets_clients_join(digits):
     """Forty clients of 80 rows, half of them in a round; those held out join where they belong."""
     with jax.enable_x64(False):

@@ -28,6 +28,8 @@ from jaxfl.testing.compare import assert_close
 from tests.messages import mentions
 from tests.problems import compiled
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 
 class Linen(nn.Module):
     rate: float = 0.0

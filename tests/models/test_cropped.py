@@ -9,6 +9,8 @@ from jaxfl.models import cropped
 from jaxfl.tasks import classification
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 
 def test_responses_are_divided_by_those_of_their_neighbours():
     inputs = np.random.default_rng(0).normal(size=(2, 3, 7)).astype(np.float32)

@@ -9,6 +9,8 @@ from jaxfl import models
 from jaxfl.models import networks
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 
 def vgg16(channels, width, hidden, classes):
     widths = [channels, *(width * times for times in (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8))]

@@ -23,6 +23,8 @@ from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 STILL = clustered_linear(8, rows=8, features=4)
 DATA = drift.drift(STILL, 3, kind="swap", share=0.5)
 MOVING = drift.drift(STILL, 3, kind="swap", share=0.5, arrive=0.25, leave=0.1)
@@ -117,6 +119,7 @@ def test_arrivals_are_let_in_by_join_or_else_like_unseen_clients(ifca):
     np.testing.assert_array_equal(cluster(ifca._replace(assign=keep_clusters)), 0)
 
 
+@pytest.mark.slow
 def test_the_solver_of_ditto_lets_in_as_it_does_alone():
     task, late = linear_task(), drift.drift(clustered_linear(12, 2, 20, 4, 3), 6, arrive=0.34, seed=1)
     cfl = methods.cfl(

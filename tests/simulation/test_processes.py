@@ -120,6 +120,7 @@ make_all(int(sys.argv[1]), *sys.argv[2:])
     return [json.loads(out.splitlines()[-1]) for out, _ in said], [out + err for out, err in said], folder
 
 
+@pytest.mark.slow
 def test_two_processes_make_what_one_makes(pair):
     told, _, folder = pair
     alone = run()

@@ -9,6 +9,7 @@ import pytest
 from jaxfl.simulation.program import CACHED_METHODS, CACHED_SHAPES, cached_program
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems tell less")
 def test_the_peak_is_of_this_process_alone():
     """Not of the one that started it, which holds more here than Python and JAX take."""

@@ -92,6 +92,7 @@ def runs(tmp_path_factory):
         parent.stdin.close()
 
 
+@pytest.mark.slow
 def test_ended_runs_resume_bit_for_bit(runs):
     run, folder = runs
     reached = []

@@ -35,6 +35,8 @@ from jaxfl.testing.compare import assert_close, assert_equal, leaves
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 DATA = clustered_linear(8, rows=8, features=4, ragged=True)
 OPTIONS = {"cohort": 3, "seed": 2, "plan": Plan()}
 TIMES = {"seconds", "seconds_per_round"}
@@ -430,6 +432,7 @@ def started_by(name):
     return getattr(methods, name)(linear_task(), optax.sgd(0.3), local_epochs=1, **first)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", ["flhc", "kfed", "fesem"])
 def test_what_comes_before_the_first_round_is_where_the_rounds_are(name):
     method = started_by(name)
@@ -626,6 +629,7 @@ def test_without_training_rows_nothing_is_started():
             jaxfl.run(fedavg(), data, rounds=2)
 
 
+@pytest.mark.slow
 def test_slots_that_double_on_the_way_change_nothing(tmp_path):
     """From two slots to as many as it takes, and once more with an interruption after the first doubling."""
     enough = jaxfl.run(stocfl(8), DATA, rounds=6, eval_every=2, **OPTIONS)
@@ -702,6 +706,7 @@ def test_what_cannot_be_hashed_is_built_anew():
     assert build(1) is build(1)
 
 
+@pytest.mark.slow
 def test_footprint_says_what_state_data_and_model_take():
     method = stocfl(slots=5)
     taken = jaxfl.footprint(method, DATA, cohort=3)

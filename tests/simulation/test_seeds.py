@@ -25,6 +25,8 @@ from jaxfl.testing.compare import assert_close, assert_equal
 from jaxfl.testing.small import linear_task
 from tests.messages import mentions
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 DATA = clustered_linear(8, rows=8, features=4, ragged=True)
 TASK, OPTIMIZER = linear_task(), optax.sgd(0.3)
 OPTIONS = {"rounds": 4, "cohort": 4, "eval_every": 2}
@@ -93,6 +95,7 @@ def test_seeds_in_one_program_are_the_runs_apart(name, devices, side_by_side):
         assert slots_of(found[0]) == slots_of(found[1]) > 2, "all grow when one has to"
 
 
+@pytest.mark.slow
 def test_states_whose_slots_grew_apart_go_on_together(side_by_side, tmp_path):
     method, options, slots = MADE["stocfl"], OPTIONS | {"eval_every": 1}, []
     for seed in SEEDS:

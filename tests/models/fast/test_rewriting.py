@@ -13,6 +13,8 @@ from jaxfl.data.clients import Batch
 from jaxfl.models.fast import convolution
 from jaxfl.models.fast.rewriting import in_fast_forms, replaceable
 
+pytestmark = pytest.mark.rotating("function", weeks=3)
+
 
 def images(number, *shape):
     return np.random.default_rng(number).normal(size=shape).astype(np.float32)
@@ -43,6 +45,7 @@ def primitives(fn, *args):
     return str(jax.make_jaxpr(fn)(*args))
 
 
+@pytest.mark.slow
 @settings(max_examples=8)  # each compiles
 @given(
     kernel=st.tuples(st.integers(1, 5), st.integers(1, 3)),
