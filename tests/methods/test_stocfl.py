@@ -536,6 +536,19 @@ def test_newcomers_send_the_agreement_of_their_halves_where_it_is_asked_for(thre
     assert first.bytes_up - second.bytes_up == 2 * once
 
 
+@pytest.mark.parametrize("anchor", [None, TASK], ids=["omega", "apart"])
+def test_newcomers_receive_the_anchor_unless_it_is_the_model_of_the_round(anchor, key):
+    """Omega_0 is what all receive in the first round; later, and of another task, the anchor is one model more."""
+    method = compiled(methods.stocfl(TASK, optax.sgd(RATE), anchor_task=anchor, local_epochs=1))
+    state, first = method.round(key, method.init(key, DATA), DATA, Cohort.of([0, 2]))
+    state, later = method.round(key, state, DATA, Cohort.of([2, 3, 4]))
+    _, again = method.round(key, state, DATA, Cohort.of([2, 3, 4]))
+    model = 8 * 8  # eight parameters, float64
+    assert first.bytes_down == (4 if anchor is None else 6) * model, "theta and omega for each of two"
+    assert again.bytes_down == 6 * model
+    assert later.bytes_down - again.bytes_down == 2 * model
+
+
 def test_a_chain_passes_over_those_who_send_nothing_usable(key):
     """Client 1 has no rows; client 3 diverges: both are as if they were not there."""
     data = problems.linear_federation()

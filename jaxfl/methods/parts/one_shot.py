@@ -128,7 +128,7 @@ def all_clients(model: Params, data: FederatedData) -> Cohort:
 
 
 def add_exchange(info: Info, due: Array, data: FederatedData, *, up: Params, down: Params) -> Info:
-    """Returns `info` with the bytes of an exchange with all clients that are not held out, if it was due.
+    """Returns `info` with the bytes of an exchange with all clients that have rows and are not held out, if it was due.
 
     An exchange of `init` is counted in the first round: `due` is then `state.round == 0`.
 
@@ -139,8 +139,7 @@ def add_exchange(info: Info, due: Array, data: FederatedData, *, up: Params, dow
         up: pytree of arrays or shapes that one client sends.
         down: pytree of arrays or shapes that one client receives.
     """
-    clients = data.num_clients if data.held_out is None else (~jnp.asarray(data.held_out)).sum()
-    times = jnp.where(due, clients, 0)
+    times = jnp.where(due, takes_part(data).sum(), 0)
     return info._replace(bytes_up=info.bytes_up + traffic(times, up), bytes_down=info.bytes_down + traffic(times, down))
 
 

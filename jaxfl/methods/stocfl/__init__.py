@@ -207,7 +207,10 @@ def assemble(
         # line 21, on the batches of the solver
         total, loss = learn(key, start.models, start.cluster, state.round, data, cohort, anchor=omega(state))
         message = observation if rule.threshold == "auto" else observation.psi
-        once = base.traffic(newcomer.sum(), tree.take(message, 0))  # bytes of a client's first round
+        sent = base.traffic(newcomer.sum(), tree.take(message, 0))
+        # in the first round the anchor is omega_0, which every client receives
+        apart = jnp.where(state.round > 0, newcomer.sum(), 0) if anchor_task is None else newcomer.sum()
+        once = sent, base.traffic(apart, state.anchor)
         info = round_info(cohort, start, merged, total, loss, omega_info, once)
         models = aggregate.mean(total, empty=start.models)
         return start._replace(solver=solved, models=models, round=state.round + 1), info
@@ -242,7 +245,7 @@ def round_info(
     total: aggregate.Total,
     loss: Array,
     omega_info: Info,
-    once: Array,
+    once: tuple[Array, Array],
 ) -> Info:
     """Returns the `Info` of a round.
 
@@ -253,7 +256,7 @@ def round_info(
         total: sums of the training of theta.
         loss: of the training of theta `[C]`.
         omega_info: of the solver's round.
-        once: bytes of the newcomers' representations `[]`.
+        once: bytes that newcomers send and receive once: their representations, and the anchor `[]`.
     """
     theta_info = base.info(
         cohort,
@@ -267,6 +270,6 @@ def round_info(
         objective=merging.objective(state.sums(), state.sizes()),
     )
     return theta_info._replace(
-        bytes_up=theta_info.bytes_up + omega_info.bytes_up + once,
-        bytes_down=theta_info.bytes_down + omega_info.bytes_down,
+        bytes_up=theta_info.bytes_up + omega_info.bytes_up + once[0],
+        bytes_down=theta_info.bytes_down + omega_info.bytes_down + once[1],
     )
