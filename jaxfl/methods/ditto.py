@@ -17,8 +17,12 @@ Where the official code differs: clients that were never sampled are served thei
 unless `newcomers="initial"`); the batches of a round continue through the client's rows instead of passing over all,
 and an epoch drops its last, partial batch. Clients of one training row, and so without validation rows, take the first
 lambda.
+
+Clients that arrive enter the solver by its own `join`, if it has one. Their v_k starts at w^0 like those of the others,
+and until they train they are served what the solver serves them.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -27,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxfl import tree
+from jaxfl import engine, tree
 from jaxfl.client import conduct
 from jaxfl.client.corrections import proximal_pull
 from jaxfl.client.passes import mean_loss
@@ -36,7 +40,8 @@ from jaxfl.cohort import Cohort
 from jaxfl.data.clients import FederatedData
 from jaxfl.data.divide import divide_rows
 from jaxfl.methods.averaging import fedavg
-from jaxfl.methods.base import Info, Method, keep_clusters
+from jaxfl.methods.base import Info, Join, Method, keep_clusters
+from jaxfl.methods.parts.newcomers import count_new, pad_clients
 from jaxfl.methods.parts.personal import RowsPass, mark_trained, over_rows
 from jaxfl.random import Stream, key_for
 from jaxfl.schema import checked
@@ -46,6 +51,7 @@ from jaxfl.typing import Array, Key, Params
 
 VALIDATION_SHARE = 0.1  # share of a client's training rows that choose lambda
 Judge = Callable[[Params], Array]
+SplitRows = Callable[[Key, FederatedData], tuple[FederatedData, FederatedData]]
 
 
 class DittoState(NamedTuple):
@@ -157,7 +163,41 @@ def ditto(
     per_client = "models" if shared_part.reads == "cohort" else None
     grown = grow if shared_part.grow else None
     assigned = keep_clusters if shared_part.assign is keep_clusters else assign
-    return Method(init, round, client_params, task, assigned, grown, reads=reads, per_client=per_client)
+    join = None if shared_part.join is None else joining(shared_part, shared_part.join, split_rows)
+    return Method(init, round, client_params, task, assigned, grown, join, reads, per_client)
+
+
+def joining(solver: Method, enter: Join, split_rows: SplitRows) -> Join:
+    """Returns `join(key, state, data, ids) -> (state, clusters [M])`: the solver's `join`; each client is a cluster.
+
+    `data` is the federation with the new clients in it: as many as before, or more, the new ones last. The personal
+    models of new clients start at the first model that the solver serves them, of the key of the run.
+
+    Args:
+        solver: trains the global part.
+        enter: its `join`.
+        split_rows: `(key, data) -> (training, validation)`, the federation with the rows of each part.
+    """
+
+    @functools.partial(engine.jit, static_argnames="new")
+    def first_models(key: Key, data: FederatedData, new: int) -> Params:
+        """Returns v_k of the last `new` clients `[M, ...]`."""
+        start = solver.init(key, split_rows(key, data)[0])
+        return solver.client_params(start, jnp.arange(data.num_clients - new, data.num_clients, dtype=jnp.int32))
+
+    def join(key: Key, state: DittoState, data: FederatedData, ids: Sequence[int]) -> tuple[DittoState, Array]:
+        new = count_new(state.cluster, data.num_clients)
+        entered, _ = enter(key, state.solver, split_rows(key, data)[0], ids)
+        if new:
+            added = first_models(key, data.on_device(), new)
+            state = state._replace(
+                models=jax.tree.map(lambda old, more: jnp.concatenate([old, more]), state.models, added),
+                trained=pad_clients(state.trained, data.num_clients),
+                cluster=jnp.arange(data.num_clients, dtype=jnp.int32),
+            )
+        return state._replace(solver=entered), jnp.asarray(ids, jnp.int32)
+
+    return join
 
 
 def personal_round_info(info: Info, cohort: Cohort, passed: RowsPass, num_clients: int) -> Info:

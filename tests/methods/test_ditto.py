@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from jaxfl import methods, tree
 from jaxfl.client.passes import full_gradient
-from jaxfl.cohort import Cohort
-from jaxfl.data.clients import Split
+from jaxfl.cohort import Cohort, Plan
+from jaxfl.data.clients import Drift, Split
 from jaxfl.data.divide import divide_rows
 from jaxfl.methods.ditto import VALIDATION_SHARE
+from jaxfl.simulation.rounds import add_newcomers
 from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
@@ -216,6 +217,41 @@ def test_who_has_no_model_is_served_what_the_solver_serves_the_unseen(key):
     assert len(set(chosen.cluster[never].tolist())) > 1, "they do not all choose the same model"
     served = method.client_params(method.assign(key, state, data, everybody), never)
     equal(served, solver.client_params(chosen, never))
+
+
+def test_clients_that_arrive_enter_the_solver_by_its_own_join(key):
+    """StoCFL beside Ditto is StoCFL alone: an arriving group opens a cluster, which `assign` never does."""
+    still = problems.linear_federation((5, 4, 6, 8, 5, 6, 4), (0, 0, 1, 1, 0, 1, 0))
+    late, nobody = np.asarray(still.group) == 1, np.zeros(7, bool)
+    moving = replace(still, held_out=late, absent=late, drift=Drift(np.int32(1), held_out=nobody, absent=nobody))
+    stocfl = methods.stocfl(TASK, sgd(), threshold=0.9, local_epochs=1)
+    method = compiled(methods.ditto(TASK, sgd(), solver=stocfl, local_epochs=1))
+    state, _ = method.round(key, method.init(key, moving), moving, Cohort.of([0, 1, 4]))
+    after, alone = (
+        add_newcomers(one, key, own, moving, Plan()) for one, own in ((method, state), (stocfl, state.solver))
+    )
+    equal(after.solver, alone)
+    assert {*alone.cluster[late].tolist()} - {*alone.cluster[~late].tolist()}, "no cluster that was there before"
+    equal(after._replace(solver=None), state._replace(solver=None))
+
+
+def test_a_federation_may_grow_beside_a_solver_that_lets_clients_join(key):
+    data, small = problems.linear_federation(), problems.linear_federation().subset(range(5))
+    stocfl = methods.stocfl(TASK, sgd(), local_epochs=1)
+    method = methods.ditto(TASK, sgd(), solver=stocfl, **EPOCHS)
+    state, _ = compiled(method).round(key, method.init(key, small), small, Cohort.of([0, 2, 4]))
+    assert method.join is not None
+    after, clusters = method.join(key, state, data, [5, 6])
+    equal(after.solver, stocfl.join(key, state.solver, data, [5, 6])[0])
+    assert clusters.tolist() == [5, 6] and after.cluster.tolist() == list(range(7))
+    assert after.trained.tolist() == [*state.trained.tolist(), False, False]
+    first = method.init(key, data).models
+    close(after.models, jax.tree.map(lambda old, new: jnp.concatenate([old, new[5:]]), state.models, first))
+    new = jnp.array([5, 6])
+    equal(method.client_params(after, new), stocfl.client_params(after.solver, new))
+    trained, _ = compiled(method).round(key, after, data, Cohort.of([5, 6]))
+    assert trained.trained.tolist() == [*state.trained.tolist(), True, True]
+    assert ditto(**EPOCHS).join is None
 
 
 @settings(deadline=None, max_examples=15)
