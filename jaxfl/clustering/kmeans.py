@@ -25,7 +25,6 @@ import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -91,8 +90,9 @@ def kmeans(
     >>> sorted(clustering.centres.ravel().tolist()), float(clustering.inertia)
     ([0.5, 8.5], 1.0)
     """
-    if restarts < 1 or num_clusters < 1:
-        raise ValueError(f"restarts and num_clusters must be at least 1, got {restarts} and {num_clusters}.")
+    if restarts < 1:
+        raise ValueError(f"restarts must be at least 1, got {restarts}.")
+    _check_count(num_clusters)
     points, mask = _present_points(points, mask, weights)
 
     def start(key: Key) -> KMeans:
@@ -149,7 +149,10 @@ def lloyd(
         raise ValueError(f"weights must be None with trimmed={trimmed} and centre={centre!r}; only means are weighted.")
     points, mask = _present_points(points, mask, weights)
     centres = _float_matrix("centres", centres)
-    chex.assert_equal_shape_suffix([points, centres], 1)
+    if centres.shape[1] != points.shape[1]:
+        raise ValueError(
+            f"centres must have as many columns as the points ({points.shape[1]}), got shape {centres.shape}."
+        )
 
     def measure(centres: Array) -> tuple[Array, Array, Array]:
         """Returns labels, squared distances to the nearest centre, and a mask of the kept points."""
@@ -207,6 +210,7 @@ def plus_plus(
         trimmed: share of the points, the farthest from the seeds so far, from which the next seed is not drawn.
     """
     _check_trimmed(trimmed)
+    _check_count(num_clusters)
     points, mask = _present_points(points, mask, weights)
 
     def draw(key: Key, nearest: Array) -> Array:
@@ -231,11 +235,19 @@ def farthest_first(points: Array, first: Array, num_clusters: int, *, mask: Arra
         num_clusters: K.
         mask: bool `[N]`, see `kmeans`.
 
+    Raises:
+        ValueError: there are more first seeds than seeds, or none, or no points.
+
     References: Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985.
 
     >>> farthest_first(jnp.array([[0.0], [5.0], [9.0]]), jnp.array([0]), 3).ravel().tolist()
     [0.0, 9.0, 5.0]
     """
+    _check_count(num_clusters)
+    if len(jnp.shape(first)) != 1 or not 1 <= jnp.shape(first)[0] <= num_clusters:
+        raise ValueError(
+            f"first must be the indices of 1 to num_clusters={num_clusters} points, got shape {jnp.shape(first)}."
+        )
     points, mask = _present_points(points, mask)
     return _choose_seeds(
         points, mask, first, num_clusters, lambda nearest, turn: jnp.argmax(jnp.where(mask, nearest, -1))
@@ -250,22 +262,37 @@ def squared_distances(points: Array, centres: Array) -> Array:
 def _present_points(points: Array, mask: Array | None, weights: Array | None = None) -> tuple[Array, Array]:
     """Returns the points, with zeros for absent ones so that sums stay finite, and a mask of the present ones `[N]`."""
     points = _float_matrix("points", points)
+    for name, values in {"mask": mask, "weights": weights}.items():
+        if values is not None and jnp.shape(values) != points.shape[:1]:
+            raise ValueError(
+                f"{name} must have a value for each of the {points.shape[0]} points, got shape {jnp.shape(values)}."
+            )
     finite = jnp.isfinite(jnp.square(points).sum(1))
     mask = finite if mask is None else finite & jnp.asarray(mask, bool)
     if weights is not None:
-        chex.assert_shape(weights, points.shape[:1])
+        weights = jnp.asarray(weights)
         mask &= (weights > 0) & jnp.isfinite(weights)
     return jnp.where(mask[:, None], points, 0), mask
 
 
 def _float_matrix(name: str, points: Array) -> Array:
-    """Returns points as floats; raises ValueError unless they are an array of two axes with a row or more."""
+    """Returns points as floats; raises ValueError unless they are an array of two axes, real and not empty."""
     shape = getattr(points, "shape", None)
-    if shape is None or len(shape) != 2 or not shape[0]:
+    if shape is None or len(shape) != 2 or not all(shape):
         got = f"a {type(points).__name__}" if shape is None else f"shape {shape}"
-        raise ValueError(f"{name} must be an array of two axes, with a row or more, got {got}; use np.array(rows).")
+        raise ValueError(
+            f"{name} must be an array of two axes, with a row and a column or more, got {got}; use np.array(rows)."
+        )
+    if jnp.issubdtype(points.dtype, jnp.complexfloating):
+        raise ValueError(f"{name} must be real numbers, got {points.dtype}; give a complex number as two columns.")
     whole = not jnp.issubdtype(points.dtype, jnp.floating)  # a mean of integers is not an integer
     return points.astype(jax.dtypes.canonicalize_dtype(float)) if whole else points
+
+
+def _check_count(num_clusters: int) -> None:
+    """Raises ValueError for less than one cluster."""
+    if num_clusters < 1:
+        raise ValueError(f"num_clusters must be at least 1, got {num_clusters}.")
 
 
 def _check_trimmed(trimmed: float) -> None:

@@ -178,6 +178,8 @@ def test_whole_numbers_are_points_as_floats_are(dtype):
         ([[0.0], [1.0]], "list"),
         (np.zeros(3), "(3,)"),
         (np.zeros((0, 2)), "(0, 2)"),
+        (np.zeros((2, 0)), "(2, 0)"),
+        (np.zeros((2, 1), complex), "complex"),
         (None, "NoneType"),
     ],
 )
@@ -333,13 +335,30 @@ def test_farthest_first_is_greedy(seed):
         ({"centre": "mode"}, ("centre", "mode")),
         ({"max_iterations": -1}, ("max_iterations", -1)),
         ({"weights": jnp.ones(3), "centre": "median"}, ("weights", "trimmed=0.0", "centre='median'")),
-        ({"restarts": 0}, ("restarts", "num_clusters", "0 and 2")),
+        ({"restarts": 0}, ("restarts", 0)),
+        ({"mask": np.ones(2, bool)}, ("mask", 3, "(2,)")),
+        ({"weights": np.ones((3, 1))}, ("weights", 3, "(3, 1)")),
         ({"trimmed": np.nan}, ("trimmed", "nan")),
     ],
 )
 def test_refusals(options, complaint):
     with pytest.raises(ValueError, match=mentions(*complaint)):
         cluster(KEY, jnp.zeros((3, 1)), 2, **options)
+
+
+@pytest.mark.parametrize("start", [cluster, plus_plus])
+def test_there_is_a_cluster(start):
+    with pytest.raises(ValueError, match=mentions("num_clusters", 0)):
+        start(KEY, jnp.zeros((3, 1)), 0)
+
+
+def test_centres_and_first_seeds_fit_the_points():
+    points = jnp.zeros((3, 2))
+    with pytest.raises(ValueError, match=mentions("centres", 2, "(2, 1)")):
+        lloyd(points, jnp.zeros((2, 1)))
+    for first, count in (([0, 1, 2], 2), ([], 2), ([[0]], 2), ([0], 0)):
+        with pytest.raises(ValueError, match=mentions("num_clusters" if not count else "first")):
+            farthest_first(points, jnp.array(first, int), count)
 
 
 def test_farthest_points_are_those_of_somebody():
