@@ -95,6 +95,7 @@ def _reads_padding(averages: Callable[..., list[Array]], init: Callable[[Key], P
 CallObserver = Callable[[Callable[..., Any], Any, Any, Any], Any]
 OBSERVED_LAYERS = (nnx.Dropout, nnx.Embed, nnx.MultiHeadAttention)
 _OBSERVER: ContextVar[CallObserver | None] = ContextVar("observer", default=None)
+_MODULES: ContextVar[dict[tuple[str, ...], type] | None] = ContextVar("modules", default=None)
 
 
 @contextlib.contextmanager
@@ -106,6 +107,25 @@ def observed_calls(observer: CallObserver) -> Iterator[None]:
             yield
     finally:
         _OBSERVER.reset(token)
+
+
+@contextlib.contextmanager
+def observed_modules() -> Iterator[dict[tuple[str, ...], type]]:
+    """Collects the class of every module that a network of flax initialises meanwhile, by its path in the model."""
+    found: dict[tuple[str, ...], type] = {}
+
+    def observer(usual: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if context.module.scope is not None:
+            # the first at a path: nn.RNN calls its cell again under a path that is not the cell's own
+            found.setdefault(context.module.path, type(context.module))
+        return usual(*args, **kwargs)
+
+    token = _MODULES.set(found)
+    try:
+        with nn.intercept_methods(observer):
+            yield found
+    finally:
+        _MODULES.reset(token)
 
 
 def observe_layers(module: nnx.Module) -> None:
@@ -360,6 +380,9 @@ def _nnx_functions(make: ModuleFactory, example: NetworkInputs) -> Functions:
 
     def init(key: Key) -> Params:
         module, _, model, _ = parts(key)
+        if (found := _MODULES.get()) is not None:  # flax.nnx makes its layers without a call of theirs
+            layers = [(path, one) for path, one in nnx.iter_graph(module) if isinstance(one, nnx.Module)]
+            found |= {tuple(map(str, path)): type(one) for path, one in layers}
         return _in_order(module, nnx.to_pure_dict(model))
 
     def look() -> Params:

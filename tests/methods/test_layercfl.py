@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 import jaxfl
 from jaxfl import methods, models, tree
@@ -17,8 +18,9 @@ from jaxfl.data import federate
 from jaxfl.methods.cfl import preset_rule, splitting_clusters
 from jaxfl.methods.cfl import rule as split_rule
 from jaxfl.methods.cfl import state as split_state
-from jaxfl.methods.cfl.layercfl import dense_layers, environment_layers, exact_patterns, layer_kernels
+from jaxfl.methods.cfl.layercfl import dense_layers, environment_layers, exact_patterns
 from jaxfl.methods.cfl.rule import SplitRule
+from jaxfl.models.layer_kinds import kernel_layers
 from tests import problems, reference
 from tests.messages import mentions
 from tests.problems import compiled
@@ -109,14 +111,66 @@ def test_the_environment_says_which_layer(model, feature, label):
 @pytest.mark.usefixtures("float32")
 def test_layers_are_in_the_order_of_the_network():
     """Not in that of the alphabet, which a model's keys are in elsewhere."""
-    assert [name for name, _ in layer_kernels(task_of("vgg"))] == [
+    assert [layer.name for layer in kernel_layers(task_of("vgg").init)] == [
         *(f"Conv_{index}" for index in range(13)),
         *(f"Dense_{index}" for index in range(3)),
     ]
     inner = [f"Dense_{index}" for index in range(12)]
     inner.insert(1, "Inner_0/Dense_0")
     assert dense_layers(task_of("stack")) == inner
-    assert layer_kernels(TASK) == [("kernel", 2)], "a model of one layer"
+    assert kernel_layers(TASK.init) == [("kernel", "dense")], "a model of one layer"
+
+
+@functools.cache
+def token_task(name):
+    """Returns the task of a network of tokens; nothing is trained."""
+    tokens = np.zeros((2, 5), np.int32)
+    data = federate(tokens, np.array([0, 1]), [np.arange(2)], [np.arange(2)], num_classes=2)
+    size = {"num_classes": 2, "last": True}
+    return jaxfl.classification(
+        {
+            "lstm": models.CharRNN(hidden=(4, 3), embedding=4, **size),
+            "gru": models.CharRNN(hidden=4, embedding=3, cell="gru", **size),
+            "transformer": models.Transformer(width=4, heads=2, layers=1, **size),
+            "nnx": Recurrent,
+        }[name],
+        data,
+    )
+
+
+class Recurrent(nnx.Module):
+    """An LSTM, an attention and two dense layers of flax.nnx."""
+
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(2, 4, rngs=rngs)
+        self.cells = nnx.RNN(nnx.LSTMCell(4, 4, rngs=rngs))
+        self.attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+        self.head = nnx.List([nnx.LinearGeneral((5, 4), 3, axis=(-2, -1), rngs=rngs), nnx.Linear(3, 2, rngs=rngs)])
+
+    def __call__(self, tokens):
+        outputs = self.attention(jnp.asarray(self.cells(self.embed(tokens))))
+        return self.head[1](self.head[0](outputs))
+
+
+@pytest.mark.usefixtures("float32")
+@pytest.mark.parametrize(
+    ("network", "dense"),
+    [
+        ("lstm", ["Dense_0"]),
+        ("gru", ["Dense_0"]),
+        ("transformer", ["Dense_0", "Dense_1", "Dense_2"]),
+        ("nnx", ["head/0", "head/1"]),
+    ],
+)
+def test_gates_are_no_dense_layers_and_projections_no_convolutions(network, dense):
+    """By the axes of kernels, gates `[d, h]` would be dense layers and projections `[d, heads, h]` convolutions."""
+    task = token_task(network)
+    layers = kernel_layers(task.init)
+    assert dense_layers(task) == dense
+    assert {layer.kind for layer in layers if layer.name not in dense} <= {"recurrent", "attention"} and len(layers) > 4
+    assert environment_layers(task, "label") == environment_layers(task, "feature") == exact_patterns(dense[:1])
+    names = tree.names(jax.eval_shape(task.init, jax.random.key(0)))
+    assert len(names) == len(set(names)) and {f"{layer.name}/kernel" for layer in layers} <= {*names}
 
 
 @pytest.mark.usefixtures("float32")

@@ -14,9 +14,9 @@ with D_i = theta_i - theta, the update of client i. eps2 applies to |D_i^p|, eps
 one start, |theta_i^p - theta_j^p| = |D_i^p - D_j^p|. `jaxfl.layer_profile` measures which layer separates the groups;
 `layers=profile.recommended()` takes it.
 
-The kind of a layer is read from the shape of its kernel: `[inputs, outputs]` is dense, more axes are a convolution. So
-the gates of a recurrent cell count as dense layers, and the projections of flax's attention as convolutions: give
-`layers` for such networks.
+Which layers are dense and which are convolutions is decided by their modules (`jaxfl.models.layer_kinds`): the gates of
+a recurrent cell are no dense layers, and the projections of an attention are no convolutions. Neither paper has such
+networks; of LSTMs and transformers, the dense layers beside these parts are taken.
 
 In the printed Algorithm 2 the update is that of the global model, and the condition of the feature-skewed branch is
 missing; it must be the clients' updates, and a convolution.
@@ -34,10 +34,10 @@ from jaxfl.client.training import local_train
 from jaxfl.methods.base import Method
 from jaxfl.methods.cfl import PRESETS as CFL_PRESETS
 from jaxfl.methods.cfl import cfl, preset_rule, splitting_clusters
+from jaxfl.models.layer_kinds import kernel_layers
 from jaxfl.schema import checked
 from jaxfl.server.aggregate import Weighting
 from jaxfl.tasks import Task
-from jaxfl.typing import Key, Params
 
 FEATURE_LAYER = 3  # index of the convolution that the paper takes under feature skew
 Environment = Literal["feature", "label", "unknown"]
@@ -66,8 +66,8 @@ def layercfl(
     Args:
         task: what is learned.
         optimizer: the local optimiser; the paper has Adam and does not state its rate.
-        environment: `"feature"`: the fourth convolution, as in the paper, or the last of fewer, or the first layer of a
-            network without any; `"label"`: the first dense layer; `"unknown"`: all layers.
+        environment: `"feature"`: the fourth convolution, as in the paper, or the last of fewer, or the first dense
+            layer of a network without any; `"label"`: the first dense layer; `"unknown"`: all layers.
         layers: patterns (see `tree.matching`) of the parameters compared, instead of the environment's.
         relative: whether eps1, eps2 and gamma_max are multiples of observed values, see `cfl`; absolute ones must be
             given.
@@ -145,7 +145,7 @@ def environment_layers(task: Task, environment: Environment) -> str | list[str]:
         return ".*"
     if environment == "label":
         return exact_patterns(dense_layers(task)[:1])
-    convolutions = [name for name, rank in layer_kernels(task) if rank > 2]
+    convolutions = [layer.name for layer in kernel_layers(task.init) if layer.kind == "convolution"]
     return exact_patterns(convolutions[: FEATURE_LAYER + 1][-1:] or dense_layers(task)[:1])
 
 
@@ -155,11 +155,11 @@ def dense_layers(task: Task) -> list[str]:
     Raises:
         ValueError: the model has none.
     """
-    found = [name for name, rank in layer_kernels(task) if rank == 2]
+    found = [layer.name for layer in kernel_layers(task.init) if layer.kind == "dense"]
     if not found:
         model = jax.eval_shape(task.init, jax.random.key(0))
         raise ValueError(
-            "layers must be given for a model without a kernel [inputs, outputs]; its parameters are "
+            "layers must be given for a model without the kernel of a dense layer; its parameters are "
             f"{', '.join(tree.names(model))}."
         )
     return found
@@ -168,22 +168,3 @@ def dense_layers(task: Task) -> list[str]:
 def exact_patterns(names: Sequence[str]) -> list[str]:
     """Returns patterns that match these layers and no others."""
     return [f"^{re.escape(name)}" for name in names]  # from the top: nested layers may have the same names
-
-
-def layer_kernels(task: Task) -> list[tuple[str, int]]:
-    """Returns the name of every layer with a kernel, and the rank of the kernel, in the order of the network."""
-    found: list[tuple[str, int]] = []
-
-    def walk(node: Params, path: tuple[str, ...]) -> None:
-        for name, below in node.items() if isinstance(node, dict) else ():
-            if name == "kernel":
-                found.append(("/".join(path or (name,)), below.ndim))  # a model of one layer may be flat
-            walk(below, (*path, name))
-
-    def record_kernels(key: Key) -> Params:
-        model = task.init(key)
-        walk(model, ())  # inside `init` the keys are in the order of creation
-        return model
-
-    jax.eval_shape(record_kernels, jax.random.key(0))
-    return found

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from optax.assignment import hungarian_algorithm
 
 from jaxfl import tree
+from jaxfl.models.layer_kinds import kernel_layers
 from jaxfl.tasks import Task
 from jaxfl.typing import Array, Key, Params
 
@@ -50,7 +51,7 @@ def chain(task: Task) -> tuple[Layer, ...]:
     detected from shapes; models that have them must not be matched.
 
     Raises:
-        ValueError: a shape does not fit.
+        ValueError: a shape does not fit, or there is a recurrent cell or an attention.
 
     >>> import jaxfl
     >>> data = jaxfl.data.load("rotated-digits", num_clients=8, rows_per_client=20)
@@ -68,6 +69,9 @@ def chain(task: Task) -> tuple[Layer, ...]:
 
     model = jax.eval_shape(record_names, jax.random.key(0))
     names, shapes = tree.names(model), [leaf.shape for leaf in jax.tree.leaves(model)]
+    for name, kind in ((f"{layer.name}/kernel", layer.kind) for layer in kernel_layers(task.init)):
+        if kind in ("recurrent", "attention"):
+            raise _chain_error(name, shapes[names.index(name)], f"its layer is {kind}")
     layers: list[Layer] = []
     for place in map(names.index, created):
         shape = shapes[place]

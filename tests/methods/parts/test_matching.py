@@ -211,6 +211,19 @@ def test_what_is_no_chain_is_refused(module, complaint):
         matching.chain(classification(module, images(2)))
 
 
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        (models.CharRNN(num_classes=2, hidden=4, embedding=4, cell="gru", last=True), "recurrent"),
+        (models.Transformer(num_classes=2, width=4, heads=1, layers=1, last=True), "attention"),
+    ],
+)
+def test_cells_and_attentions_are_no_chain_though_their_shapes_may_fit(module, kind):
+    data = federate(np.zeros((2, 5), np.int32), np.arange(2), [np.arange(2)], [np.arange(2)], num_classes=2)
+    with pytest.raises(ValueError, match=mentions(kind)):
+        matching.chain(classification(module, data))
+
+
 def test_a_model_of_one_layer_is_left_alone():
     task = problems.softmax_task()
     model, other = task.init(jax.random.key(0)), task.init(jax.random.key(1))
